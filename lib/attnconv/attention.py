@@ -1,0 +1,325 @@
+"""The attention layers of the paper, channels last: (B, H, W, C) in, (B, H, W, D) out.
+
+Every layer is the paper's multi-head self-attention (eq. 3 and section 1 of its reformulation)
+
+    MHSA(X)_q = sum_h sum_k P_h(q, k) X_k W^h + b,
+
+where P_h(q, .) is a softmax over all key pixels k. `probabilities` is that P; forward, figures and widgets all use
+it, or an equal form that never builds it. Shape letters, here and in the notebooks: B images, H x W pixels,
+N = H W, C and D channels in and out, h heads; q is a query pixel, k a key pixel and k - q their shift.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Mixing = Literal["auto", "dense", "separable"]
+
+SMALL_GRID = 100
+"""``mixing="auto"`` is dense up to this many pixels: one large matrix product then beats many small ones."""
+
+
+def shifts(length: int, device: torch.device | None = None) -> Tensor:
+    """Shift k - q along one axis for every query q (rows) and key k (columns): (length, length), whole pixels."""
+    position = torch.arange(length, device=device)
+    return position[None, :] - position[:, None]
+
+
+def mix_dense(x: Tensor, probabilities: Tensor) -> Tensor:
+    """Average pixels by P: x (B, H, W, C), P (h, H, W, H, W) -> (B, H, W, h C). Costs 2 h N^2 C FLOPs an image."""
+    batch, height, width, channels = x.shape
+    heads, pixels = probabilities.shape[0], height * width
+    # Rows ordered (query, head), so that the product is already channels last: no copy.
+    rows = probabilities.reshape(heads, pixels, pixels).transpose(0, 1).reshape(pixels * heads, pixels)
+    mixed = torch.bmm(rows.expand(batch, -1, -1), x.reshape(batch, pixels, channels))  # (B, N h, C)
+    return mixed.view(batch, height, width, heads * channels)
+
+
+def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Average pixels by P = P_row (x) P_col, rows first, then columns; costs 2 h N (H + W) C FLOPs an image.
+
+    x (B, H, W, C), P_row (h, H, H), P_col (h, W, W) -> (B, H, W, h C), equal to `mix_dense` of the outer product.
+    """
+    batch, height, width, channels = x.shape
+    heads = row.shape[0]
+    rows = row.transpose(0, 1).reshape(height * heads, height)  # ordered (query row, head)
+    mixed = torch.bmm(rows.expand(batch, -1, -1), x.reshape(batch, height, width * channels))
+    mixed = mixed.view(batch * height, heads, width, channels)
+    columns = column.expand(batch * height, -1, -1, -1)
+    mixed = torch.matmul(columns, mixed)  # (B H, h, W, C)
+    return mixed.transpose(1, 2).reshape(batch, height, width, heads * channels)
+
+
+class PositionalAttention(nn.Module):
+    """Attention that looks at positions only: P has no batch axis. A subclass says what the scores are.
+
+    Args:
+        channels: C, of the input.
+        out_channels: D, of the output.
+        heads: h; each averages all C channels and owns a value matrix C x D, a block of rows of ``value``.
+        mixing: ``dense`` builds P (h, H, W, H, W); ``separable`` mixes rows, then columns, where the encoding factors
+            (an error where it does not); ``auto`` takes the faster one.
+        dropout: on the probabilities, one mask shared by the batch as in the paper. It breaks the product of rows and
+            columns, so training then goes through the dense path.
+    """
+
+    separable = True
+    """Whether P_h = P_row (x) P_col exactly, at any image size and at the borders too."""
+
+    def __init__(self, channels: int, out_channels: int, heads: int, mixing: Mixing = "auto", dropout: float = 0.0):
+        super().__init__()
+        if mixing not in ("auto", "dense", "separable"):
+            raise ValueError(f"mixing = {mixing!r} is not one of 'auto', 'dense', 'separable'.")
+        if mixing == "separable" and not self.separable:
+            raise ValueError(f"{self._title()} does not factor into rows x columns; use mixing='auto' or 'dense'.")
+        if mixing == "separable" and dropout > 0:
+            raise ValueError("Dropout on the probabilities breaks rows x columns; use mixing='auto' or dropout=0.")
+        self.channels, self.out_channels, self.heads = channels, out_channels, heads
+        self.mixing, self.dropout = mixing, dropout
+        self.value = nn.Linear(heads * channels, out_channels)
+
+    def _title(self) -> str:
+        return type(self).__name__
+
+    def axis_logits(self, length: int, axis: int) -> Tensor:
+        """Score of each shift along one axis (0 rows, 1 columns): (h, length, length), query x key."""
+        raise NotImplementedError
+
+    def logits(self, height: int, width: int) -> Tensor:
+        """Scores before the softmax over keys: (h, H, W, H, W), query pixel then key pixel."""
+        rows, columns = self.axis_logits(height, 0), self.axis_logits(width, 1)
+        return rows[:, :, None, :, None] + columns[:, None, :, None, :]
+
+    def axis_probabilities(self, length: int, axis: int) -> Tensor:
+        """Softmax over keys along one axis (0 rows, 1 columns): (h, length, length); P is the product of both axes."""
+        if not self.separable:
+            raise ValueError(f"{self._title()} does not factor into rows x columns; use probabilities().")
+        return self.axis_logits(length, axis).softmax(-1)
+
+    def probabilities(self, height: int, width: int) -> Tensor:
+        """P: (h, H, W, H, W); ``P[h, i, j]`` is how head h, at query pixel (i, j), weighs all key pixels (sums to 1)."""
+        logits = self.logits(height, width)
+        return logits.flatten(-2).softmax(-1).view_as(logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, D), for any H and W."""
+        _check_input(x, self.channels, self._title())
+        height, width = x.shape[1:3]
+        small = height * width <= SMALL_GRID and self.mixing == "auto"
+        dropping = self.training and self.dropout > 0
+        if self.separable and not (self.mixing == "dense" or small or dropping):
+            row, column = self.axis_probabilities(height, 0), self.axis_probabilities(width, 1)
+            return self.value(mix_separable(x, row.to(x.dtype), column.to(x.dtype)))
+        probabilities = F.dropout(self.probabilities(height, width), self.dropout, self.training)
+        return self.value(mix_dense(x, probabilities.to(x.dtype)))
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, {self.out_channels}, heads={self.heads}, mixing={self.mixing!r}"
+
+
+class QuadraticAttention(PositionalAttention):
+    """The quadratic encoding (Lemma 2; appendix for a full covariance): each head is a Gaussian over shifts.
+
+    score_h(q, k) = -1/2 | S_h (k - q - centre_h) |^2, with S_h = Sigma_h^{-1/2}
+
+    Parameters, in pixels of the grid: ``centres`` (h, 2), rows then columns, and ``spreads``, the paper's name for
+    Sigma^{-1/2}: (h,) when isotropic (S = spread I, so Lemma 2's alpha = spread^2 / 2), (h, 2, 2) when full. A larger
+    spread is a sharper head; the standard deviation is 1 / spread.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int,
+        heads: int,
+        covariance: Literal["isotropic", "full"] = "isotropic",
+        mixing: Mixing = "auto",
+        dropout: float = 0.0,
+        centre_std: float = 2.0,
+        spread_start: float = 1.0,
+    ):
+        if covariance not in ("isotropic", "full"):
+            raise ValueError(f"covariance = {covariance!r} is not one of 'isotropic', 'full'.")
+        self.separable = covariance == "isotropic"
+        self.covariance = covariance
+        super().__init__(channels, out_channels, heads, mixing, dropout)
+        self.centres = nn.Parameter(centre_std * torch.randn(heads, 2))
+        noise = 0.01 * torch.randn(heads, *(() if self.separable else (2, 2)))
+        self.spreads = nn.Parameter(spread_start * (1 if self.separable else torch.eye(2)) + noise)
+
+    def _title(self) -> str:
+        return f"QuadraticAttention(covariance={self.covariance!r})"
+
+    def precision(self) -> Tensor:
+        """Sigma^{-1} = S^T S of every head: (h, 2, 2), per squared pixel, rows then columns."""
+        if self.separable:
+            return self.spreads.square()[:, None, None] * torch.eye(2).to(self.spreads)
+        return self.spreads.mT @ self.spreads
+
+    def axis_logits(self, length: int, axis: int) -> Tensor:
+        if not self.separable:
+            raise ValueError(f"{self._title()} does not factor into rows x columns; use logits().")
+        offset = shifts(length, self.centres.device) - self.centres[:, axis, None, None]
+        return -0.5 * self.spreads.square()[:, None, None] * offset.square()
+
+    def logits(self, height: int, width: int) -> Tensor:
+        if self.separable:
+            return super().logits(height, width)
+        device = self.centres.device
+        rows = shifts(height, device) - self.centres[:, 0, None, None]  # (h, H, H)
+        columns = shifts(width, device) - self.centres[:, 1, None, None]  # (h, W, W)
+        p = self.precision()[:, :, :, None, None]
+        # The square of S (shift - centre), term by term: only the cross term needs the product of rows and columns.
+        along = (p[:, 0, 0] * rows.square())[:, :, None, :, None] + (p[:, 1, 1] * columns.square())[:, None, :, None]
+        across = (2 * p[:, 0, 1] * rows)[:, :, None, :, None] * columns[:, None, :, None]
+        return -0.5 * (along + across)
+
+
+class LearnedAttention(PositionalAttention):
+    """The learned relative encoding (section 4): score = v_row . r_row[shift] + v_col . r_col[shift] for each head.
+
+    ``row_embedding`` and ``column_embedding`` hold one vector per shift -(max_size-1) .. max_size-1, shared by the
+    heads: (2 max_size - 1, embedding_size); ``row_scores`` and ``column_scores`` one vector per head.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int,
+        heads: int,
+        max_size: int,
+        embedding_size: int | None = None,
+        mixing: Mixing = "auto",
+        dropout: float = 0.0,
+    ):
+        super().__init__(channels, out_channels, heads, mixing, dropout)
+        size = channels if embedding_size is None else embedding_size
+        self.max_size = max_size
+        self.row_embedding = nn.Parameter(torch.randn(2 * max_size - 1, size))
+        self.column_embedding = nn.Parameter(torch.randn(2 * max_size - 1, size))
+        bound = 1 / math.sqrt(size)  # as nn.Linear, so that scores start with a variance of 1/3
+        self.row_scores = nn.Parameter(torch.empty(heads, size).uniform_(-bound, bound))
+        self.column_scores = nn.Parameter(torch.empty(heads, size).uniform_(-bound, bound))
+
+    def axis_logits(self, length: int, axis: int) -> Tensor:
+        _check_size(length, self.max_size)
+        scores = (self.row_scores, self.column_scores)[axis]
+        embedding = (self.row_embedding, self.column_embedding)[axis]
+        by_shift = scores @ embedding.T  # (h, 2 max_size - 1)
+        return by_shift[:, shifts(length, scores.device) + self.max_size - 1]
+
+
+class ContentAttention(nn.Module):
+    """Learned relative encoding with content (section 4): score = (q . k + q . r_shift) / sqrt(K), q and k linear in X.
+
+    r_shift joins a row embedding (its first half) and a column embedding (its second half), shared by the heads. P
+    depends on the images: it has a leading batch axis, and does not factor. ``mixing="auto"`` computes the same through
+    `scaled_dot_product_attention`, ``"dense"`` through `probabilities`.
+    """
+
+    separable = False
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int,
+        heads: int,
+        max_size: int,
+        key_size: int | None = None,
+        mixing: Mixing = "auto",
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        if mixing not in ("auto", "dense"):
+            raise ValueError(f"mixing = {mixing!r}: content does not factor into rows x columns; use 'auto' or 'dense'.")
+        key_size = channels if key_size is None else key_size
+        if key_size % 2:
+            raise ValueError(f"key_size = {key_size} must be even: half for rows, half for columns.")
+        self.channels, self.out_channels, self.heads = channels, out_channels, heads
+        self.max_size, self.key_size, self.mixing, self.dropout = max_size, key_size, mixing, dropout
+        self.query = nn.Linear(channels, heads * key_size)
+        self.key = nn.Linear(channels, heads * key_size)
+        self.row_embedding = nn.Parameter(torch.randn(2 * max_size - 1, key_size // 2))
+        self.column_embedding = nn.Parameter(torch.randn(2 * max_size - 1, key_size // 2))
+        self.value = nn.Linear(heads * channels, out_channels)
+
+    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, H, W, C) -> q and k, each (B, h, H, W, K)."""
+        split = (self.heads, self.key_size)
+        return tuple(linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4) for linear in (self.query, self.key))
+
+    def _position_logits(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """q . r_row (B, h, H, W, H) and q . r_col (B, h, H, W, W): a score for each key row and each key column."""
+        height, width = q.shape[2:4]
+        _check_size(max(height, width), self.max_size)
+        rows = self.row_embedding[shifts(height, q.device) + self.max_size - 1]  # (H, H, K/2), query x key
+        columns = self.column_embedding[shifts(width, q.device) + self.max_size - 1]  # (W, W, K/2)
+        q_row, q_column = q.chunk(2, dim=-1)
+        return (
+            torch.einsum("bhijd,ikd->bhijk", q_row, rows),
+            torch.einsum("bhijd,jld->bhijl", q_column, columns),
+        )
+
+    def score_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W). Their sum is `logits`."""
+        _check_input(x, self.channels, type(self).__name__)
+        q, k = self._queries_and_keys(x)
+        rows, columns = self._position_logits(q)
+        scale = 1 / math.sqrt(self.key_size)
+        content = torch.einsum("bhijd,bhkld->bhijkl", q, k)
+        return scale * content, scale * (rows[..., :, None] + columns[..., None, :])
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Scores before the softmax: (B, h, H, W, H, W), query pixel then key pixel."""
+        content, position = self.score_parts(x)
+        return content + position
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """P for these images, x (B, H, W, C): (B, h, H, W, H, W); the last two axes sum to 1."""
+        logits = self.logits(x)
+        return logits.flatten(-2).softmax(-1).view_as(logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, D), for any H and W up to ``max_size``."""
+        _check_input(x, self.channels, type(self).__name__)
+        batch, height, width, channels = x.shape
+        if self.mixing == "dense":
+            p = F.dropout(self.probabilities(x), self.dropout, self.training).to(x.dtype)
+            mixed = torch.einsum("bhijkl,bklc->bijhc", p, x)
+            return self.value(mixed.reshape(batch, height, width, self.heads * channels))
+        q, k = self._queries_and_keys(x)
+        rows, columns = self._position_logits(q)
+        # [q, q.r_row, q.r_col] . [k, one-hot row, one-hot column] = q.k + q.r: an ordinary dot product.
+        eye_h, eye_w = torch.eye(height).to(q), torch.eye(width).to(q)
+        where = torch.cat(
+            [eye_h[:, None].expand(-1, width, -1), eye_w[None].expand(height, -1, -1)], dim=-1
+        )  # (H, W, H + W)
+        where = where.expand(batch, self.heads, -1, -1, -1)
+        q = torch.cat([q, rows.to(q.dtype), columns.to(q.dtype)], dim=-1).flatten(2, 3)  # (B, h, N, K + H + W)
+        k = torch.cat([k, where], dim=-1).flatten(2, 3)
+        x = x.reshape(batch, 1, height * width, channels).expand(-1, self.heads, -1, -1).to(q.dtype)
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, x, dropout_p=dropout, scale=1 / math.sqrt(self.key_size))
+        mixed = mixed.transpose(1, 2).reshape(batch, height, width, self.heads * channels)  # (B, N, h, C) -> ...
+        return self.value(mixed)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, {self.out_channels}, heads={self.heads}, key_size={self.key_size}"
+
+
+def _check_input(x: Tensor, channels: int, title: str) -> None:
+    if x.dim() != 4 or x.shape[-1] != channels:
+        raise ValueError(f"{title} takes (B, H, W, {channels}), channels last; it was given {tuple(x.shape)}.")
+
+
+def _check_size(length: int, max_size: int) -> None:
+    if length > max_size:
+        raise ValueError(
+            f"The learned encoding knows shifts up to {max_size - 1}; an image side of {length} needs "
+            f"max_size >= {length}, not {max_size}."
+        )
