@@ -1,0 +1,133 @@
+"""The networks of the paper (section 4): attention-only networks and the ResNet18 they are held against.
+
+All take images as torchvision's models do, (B, channels, H, W), already normalised, and give logits (B, classes).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
+
+from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+from attnconv.config import ModelConfig
+
+
+def build_attention(config: ModelConfig, heads: int) -> QuadraticAttention | LearnedAttention | ContentAttention:
+    """One attention layer of the network: ``hidden`` channels in and out."""
+    sizes = (config.hidden, config.hidden, heads)
+    dropout = config.attention_dropout
+    if config.kind == "quadratic":
+        start = dict(centre_std=config.centre_std, spread_start=config.spread_start)
+        return QuadraticAttention(*sizes, covariance=config.covariance, dropout=dropout, **start)
+    if config.kind == "learned":
+        return LearnedAttention(*sizes, max_size=max(config.grid), dropout=dropout)
+    if config.kind == "learned_content":
+        return ContentAttention(*sizes, max_size=max(config.grid), key_size=config.key_size, dropout=dropout)
+    raise ValueError(f"A model of kind {config.kind!r} has no attention layers.")
+
+
+class Block(nn.Module):
+    """One layer: attention, then a perceptron of two linear maps; each with dropout, a residual and LayerNorm after."""
+
+    def __init__(self, config: ModelConfig, heads: int):
+        super().__init__()
+        hidden = config.hidden
+        self.attention = build_attention(config, heads)
+        self.output = nn.Linear(hidden, hidden)
+        self.norm1 = nn.LayerNorm(hidden, eps=1e-12)
+        self.mlp = nn.Sequential(nn.Linear(hidden, config.mlp), nn.GELU(), nn.Linear(config.mlp, hidden))
+        self.norm2 = nn.LayerNorm(hidden, eps=1e-12)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, hidden) -> (B, H, W, hidden)."""
+        x = self.norm1(x + self.dropout(self.output(self.attention(x))))
+        return self.norm2(x + self.dropout(self.mlp(x)))
+
+
+class AttentionNet(nn.Module):
+    """Attention only: space-to-depth, a linear map, ``layers`` blocks, the average over pixels, a linear classifier."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        _ = config.grid  # refuses a down-sampling that does not divide the image
+        self.embed = nn.Linear(config.image_channels * config.downsampling**2, config.hidden)
+        self.blocks = nn.ModuleList(Block(config, heads) for heads in config.heads_per_layer)
+        self.classifier = nn.Linear(config.hidden, config.classes)
+
+    @property
+    def attention_layers(self) -> list[nn.Module]:
+        """The attention layers, first to last."""
+        return [block.attention for block in self.blocks]
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Images (B, channels, H, W) -> what the first layer sees, (B, H / s, W / s, hidden), s the down-sampling."""
+        patches = F.pixel_unshuffle(images, self.config.downsampling)  # invertible: no pixel is lost
+        return self.embed(patches.permute(0, 2, 3, 1))
+
+    def layer_inputs(self, images: Tensor) -> list[Tensor]:
+        """What each attention layer sees, first to last: each (B, H / s, W / s, hidden)."""
+        inputs = [self.pixels(images)]
+        for block in self.blocks[:-1]:
+            inputs.append(block(inputs[-1]))
+        return inputs
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) -> logits (B, classes)."""
+        x = self.pixels(images)
+        for block in self.blocks:
+            x = block(x)
+        return self.classifier(x.mean(dim=(1, 2)))
+
+
+class ResNet18(nn.Module):
+    """ResNet18 for small images: torchvision's blocks behind a 3x3 stem without pooling (paper's baseline)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        width = config.resnet_width
+        self.stem = nn.Sequential(
+            nn.Conv2d(config.image_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+        stages, channels = [], width
+        for stage in range(4):
+            out, stride = width * 2**stage, 1 if stage == 0 else 2
+            shortcut = None
+            if stride != 1:
+                shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+            stages.append(nn.Sequential(BasicBlock(channels, out, stride, shortcut), BasicBlock(out, out)))
+            channels = out
+        self.stages = nn.Sequential(*stages)
+        self.classifier = nn.Linear(channels, config.classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) -> logits (B, classes)."""
+        return self.classifier(self.stages(self.stem(images)).mean(dim=(2, 3)))
+
+
+def build_model(config: ModelConfig) -> AttentionNet | ResNet18:
+    """The network that a configuration describes, freshly initialised from torch's global generator."""
+    return ResNet18(config) if config.kind == "resnet" else AttentionNet(config)
+
+
+def position_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Centres and spreads of all quadratic layers: they get no weight decay, and a learning rate of their own."""
+    layers = [m for m in model.modules() if isinstance(m, QuadraticAttention)]
+    return [parameter for layer in layers for parameter in (layer.centres, layer.spreads)]
+
+
+@torch.no_grad()
+def predict(model: nn.Module, images: Tensor) -> Tensor:
+    """Logits in evaluation mode, without gradients; the model's mode is left as it was."""
+    training = model.training
+    try:
+        return model.eval()(images)
+    finally:
+        model.train(training)

@@ -1,0 +1,405 @@
+"""One training loop. It writes a run folder, survives being stopped at any moment, and never repeats finished work.
+
+All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and dropout. A run that
+was stopped and resumed therefore ends with the same bits, on a CPU, as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import random
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from attnconv import heads
+from attnconv.config import ModelConfig, TrainConfig, for_images, replace, to_dict
+from attnconv.data import Dataset, batches, epoch_plan
+from attnconv.models import AttentionNet, build_model, position_parameters, predict
+from attnconv.runs import Run, RunError, identity, locked, writing
+
+GEOMETRY_IMAGES = 32
+"""Test images over which the attention of content heads is averaged when their geometry is recorded."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says at which step, why, and what to do."""
+
+
+def set_seed(seed: int) -> None:
+    """Seed Python, NumPy and torch (all devices)."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def best_device() -> torch.device:
+    """CUDA where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean cross-entropy (nats) and share of right answers, in [0, 1]."""
+
+    loss: float
+    accuracy: float
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Dataset, images: Tensor | None = None, labels: Tensor | None = None) -> Evaluation:
+    """Evaluation mode, no augmentation, every image once; the test split unless images and labels are given."""
+    images, labels = (data.test_images, data.test_labels) if images is None else (images, labels)
+    device = next(model.parameters()).device
+    loss, correct = torch.zeros(2, dtype=torch.float64, device=device)
+    for x, y in batches(images.to(device), labels.to(device), None, 500, data.mean, data.std):
+        logits = predict(model, x)
+        loss += F.cross_entropy(logits.float(), y, reduction="sum")
+        correct += (logits.argmax(1) == y).sum()
+    return Evaluation(loss.item() / len(labels), correct.item() / len(labels))
+
+
+def lr_factor(step: int, steps: int, warmup: float) -> float:
+    """Share of the peak learning rate at a step: linear warm-up, then a cosine to zero (paper's recipe)."""
+    rising = max(1, round(warmup * steps))
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """SGD or AdamW in groups: no decay on centres and spreads, nor (AdamW) on biases and norms.
+
+    The order of the groups is fixed; each keeps its ``peak_lr``.
+    """
+    positions = position_parameters(model)
+    special = {id(p) for p in positions}
+    rest = [p for p in model.parameters() if id(p) not in special]
+    adamw = config.optimizer == "adamw"
+    decayed = [p for p in rest if p.dim() > 1 or not adamw]
+    plain = [p for p in rest if p.dim() <= 1 and adamw]
+    groups = [
+        dict(params=decayed, peak_lr=config.lr, weight_decay=config.weight_decay),
+        dict(params=plain, peak_lr=config.lr, weight_decay=0.0),
+        dict(params=positions, peak_lr=config.position_lr or config.lr, weight_decay=0.0),
+    ]
+    groups = [group for group in groups if group["params"]]
+    if adamw:
+        return torch.optim.AdamW(groups, lr=config.lr, betas=(config.momentum, config.beta2), fused=True)
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
+
+
+def train(
+    model_config: ModelConfig,
+    train_config: TrainConfig,
+    data: Dataset,
+    run_dir: str | Path,
+    *,
+    preset: str = "custom",
+    start: Run | None = None,
+    device: torch.device | None = None,
+    progress: bool = True,
+) -> Run:
+    """Train a model and leave a run folder; resume it if it was stopped, return it as it is if it is finished.
+
+    Args:
+        model_config: its image size, channels and classes are taken from ``data``.
+        run_dir: the run folder. One that holds a run of another configuration or data is refused, never overwritten.
+        preset: a name for tables and figures.
+        start: the finished run whose weights come first and whose degenerate heads are dropped, where
+            ``train_config.start_from`` asks for one.
+
+    Raises:
+        RunError: the folder belongs to another run, or another process is training it.
+        TrainingError: the loss is not finite.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is written; the same call resumes.
+    """
+    run = Run(Path(run_dir))
+    model_config = for_images(model_config, data.image_size, data.image_channels, len(data.classes))
+    if (train_config.start_from is None) != (start is None):
+        raise RunError(f"start_from = {train_config.start_from!r}, but the run to start from is {start}.")
+    name = identity(model_config, train_config, data.key, start and start.config["hash"])
+    if (run.path / "config.json").is_file() and run.config["hash"] != name:
+        raise RunError(
+            f"{run.path} holds a run of another configuration or data set ({run.config['hash']}, not {name}); "
+            "give this run a folder of its own."
+        )
+    if run.finished:
+        return run
+    device = device or best_device()
+    with locked(run.path):
+        set_seed(train_config.seed)
+        model = build_model(model_config) if start is None else _pruned(start)
+        info = dict(name=data.name, form=data.form, key=data.key, classes=list(data.classes))
+        info |= dict(train_images=len(data.train_labels), test_images=len(data.test_labels))
+        info |= dict(mean=list(data.mean), std=list(data.std))
+        config = dict(preset=preset, hash=name, model=to_dict(model.config), train=to_dict(train_config), data=info)
+        _write_json(run.path / "config.json", config | dict(environment=environment(device)))
+        _Trainer(model.to(device), train_config, data.to(device), run.path, progress).fit()
+    return Run(run.path)
+
+
+def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[nn.Module, Run]:
+    """The trained model of a run folder, in evaluation mode, and the run itself."""
+    run = Run(Path(run_dir))
+    model = build_model(run.model)
+    if not run.finished:
+        raise RunError(f"{run.path} is not finished: {len(run.metrics)} of {run.train.epochs} epochs. Train it first.")
+    safetensors.torch.load_model(model, run.path / "model.safetensors")
+    return model.to(device or best_device()).eval(), run
+
+
+def environment(device: torch.device) -> dict[str, str | int]:
+    """Where a run was made: versions, device, threads."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return dict(
+        attnconv=importlib.metadata.version("attnconv"),
+        torch=torch.__version__,
+        python=platform.python_version(),
+        device=gpu or f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        threads=torch.get_num_threads(),
+    )
+
+
+def _pruned(start: Run) -> nn.Module:
+    """The trained model of a run without its degenerate heads."""
+    model, _ = load_run(start.path, torch.device("cpu"))
+    for block in model.blocks:
+        block.attention = heads.prune(block.attention)
+    model.config = replace(model.config, {"heads": tuple(layer.heads for layer in model.attention_layers)})
+    return model
+
+
+def _write_json(path: Path, value: dict) -> None:
+    with writing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def _asked_to_stop() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM set an event instead of breaking a step in the middle; a second Ctrl-C breaks at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Trainer:
+    """The state of a run under way, all of which a checkpoint holds, and the loop over it."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Dataset, folder: Path, progress: bool):
+        self.model, self.config, self.folder, self.progress = model, config, folder, progress
+        self.device = next(model.parameters()).device
+        self.validation = None
+        if config.validation:
+            data, *self.validation = data.hold_out(config.validation, config.seed)
+        self.data = data
+        self.optimizer = build_optimizer(model, config)
+        positions = {id(p) for p in position_parameters(model)}
+        self.clipped = [p for p in model.parameters() if id(p) not in positions]
+        cuda = self.device.type == "cuda"
+        self.bfloat16 = config.precision == "bfloat16" or (config.precision == "auto" and cuda)
+        compiled = cuda if config.compile is None else config.compile
+        self.forward = torch.compile(model) if compiled else model
+        self.epoch_steps = math.ceil(len(data.train_labels) / config.batch_size)
+        self.epoch, self.step = 0, 0  # the next step to take
+        self.seconds = 0.0  # of this epoch, in all tries
+        self.sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # this epoch's loss and right answers
+        self.metrics: list[dict] = []
+        self.geometry: dict[str, list[np.ndarray]] = {}
+
+    # Checkpoints: the one source of truth. metrics.jsonl and heads.npz are rewritten from it, never read back.
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint" / "state.pt"
+
+    def save(self) -> None:
+        """Write everything that resuming needs, whole or not at all."""
+        state = dict(
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            epoch=self.epoch,
+            step=self.step,
+            seconds=self.seconds,
+            sums=self.sums,
+            metrics=json.dumps(self.metrics),
+            geometry={name: torch.from_numpy(np.stack(values)) for name, values in self.geometry.items()},
+            rng=torch.get_rng_state(),
+            cuda_rng=torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        )
+        with writing(self.checkpoint) as temporary:
+            torch.save(state, temporary)
+
+    def resume(self) -> bool:
+        """Take the state of the last checkpoint, if there is one."""
+        if not self.checkpoint.is_file():
+            return False
+        try:
+            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many kinds for a damaged file
+            raise RunError(f"{self.checkpoint} is damaged ({error}); remove {self.folder} to start again.") from error
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
+        self.sums = state["sums"].to(self.device)
+        self.metrics = json.loads(state["metrics"])
+        self.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+        return True
+
+    def record(self) -> None:
+        """Write the parts of the run folder that others read."""
+        with writing(self.folder / "metrics.jsonl") as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in self.metrics))
+        if self.geometry:
+            with writing(self.folder / "heads.npz") as temporary:
+                np.savez_compressed(temporary, **{name: np.stack(v) for name, v in self.geometry.items()})
+
+    def measure_heads(self) -> None:
+        """Add what every head does now to the history."""
+        if not isinstance(self.model, AttentionNet):
+            return
+        images = self.data.test_images[:GEOMETRY_IMAGES]
+        ((x, _),) = batches(images, images[:, 0, 0, 0], None, GEOMETRY_IMAGES, self.data.mean, self.data.std)
+        with torch.no_grad():
+            features = self.model.layer_inputs(x) if self.model.config.kind == "learned_content" else None
+            measured = heads.geometry(self.model.attention_layers, *self.model.config.grid, features)
+        for name, value in measured.items():
+            self.geometry.setdefault(name, []).append(value)
+
+    # The loop.
+
+    def fit(self) -> None:
+        """Train from wherever the run is to its end."""
+        if not self.resume():
+            self.measure_heads()
+        images, config = len(self.data.train_labels), self.config
+        done = self.epoch * images + min(self.step * config.batch_size, images)
+        quiet = not self.progress or os.environ.get("ATTNCONV_QUIET") == "1"
+        bar = tqdm(total=config.epochs * images, initial=done, unit=" images", disable=quiet, dynamic_ncols=True)
+        with bar, _asked_to_stop() as stop:
+            while self.epoch < config.epochs:
+                bar.set_description(f"{self.folder.name}: epoch {self.epoch + 1}/{config.epochs}")
+                self.run_epoch(bar, stop)
+                self.finish_epoch(bar)
+        with writing(self.folder / "model.safetensors") as temporary:
+            safetensors.torch.save_model(self.model, str(temporary))
+        shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
+
+    def run_epoch(self, bar: tqdm, stop: threading.Event) -> None:
+        """The rest of an epoch, from `step`. On a GPU nothing here waits for the device."""
+        config, data = self.config, self.data
+        if self.step == 0:
+            set_seed(config.seed * 1_000_003 + self.epoch)  # dropout
+        plan = epoch_plan(
+            len(data.train_labels), seed=config.seed, epoch=self.epoch, augment=config.augment, device=self.device
+        )
+        self.model.train()
+        before, saved = self.seconds, time.monotonic()
+        started = saved
+        feed = batches(
+            data.train_images, data.train_labels, plan, config.batch_size, data.mean, data.std, start=self.step
+        )
+        for x, y in feed:
+            loss = self.take_step(x, y)
+            self.step += 1
+            self.seconds = before + time.monotonic() - started
+            bar.update(len(y))
+            if self.device.type == "cpu":
+                value = loss.item()
+                self.refuse_non_finite(value)
+                bar.set_postfix(loss=f"{value:.3f}", **self.last_accuracy(), refresh=False)
+            if stop.is_set() or time.monotonic() - saved > config.checkpoint_seconds:
+                self.refuse_non_finite(self.sums[0].item())
+                self.save()
+                saved = time.monotonic()
+            if stop.is_set():
+                raise KeyboardInterrupt(
+                    f"stopped in epoch {self.epoch + 1} of {config.epochs}; {self.folder} resumes by the same command"
+                )
+
+    def take_step(self, x: Tensor, y: Tensor) -> Tensor:
+        """One step of the optimizer on images x and labels y; the loss, on the device."""
+        steps = self.config.epochs * self.epoch_steps
+        factor = lr_factor(self.epoch * self.epoch_steps + self.step, steps, self.config.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = factor * group["peak_lr"]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+            logits = self.forward(x)
+            loss = F.cross_entropy(logits.float(), y)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.config.clip is not None:
+            nn.utils.clip_grad_norm_(self.clipped, self.config.clip)
+        self.optimizer.step()
+        with torch.no_grad():
+            self.sums += torch.stack([loss.detach() * len(y), (logits.argmax(1) == y).sum()])
+        return loss.detach()
+
+    def finish_epoch(self, bar: tqdm) -> None:
+        """Evaluate, measure the heads, write the record and a checkpoint."""
+        loss, right = self.sums.tolist()
+        self.refuse_non_finite(loss)
+        images = len(self.data.train_labels)
+        test = evaluate(self.model, self.data)
+        line = dict(epoch=self.epoch + 1, train_loss=loss / images, train_accuracy=right / images)
+        line |= dict(test_loss=test.loss, test_accuracy=test.accuracy)
+        if self.validation:
+            held_out = evaluate(self.model, self.data, *self.validation)
+            line |= dict(validation_loss=held_out.loss, validation_accuracy=held_out.accuracy)
+        line |= dict(lr=self.optimizer.param_groups[0]["lr"])
+        line |= dict(seconds=round(self.seconds, 3), images_per_second=round(images / max(self.seconds, 1e-9), 1))
+        self.metrics.append(line)
+        self.measure_heads()
+        self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
+        self.sums.zero_()
+        bar.set_postfix(loss=f"{line['train_loss']:.3f}", **self.last_accuracy())
+        self.save()
+        self.record()
+
+    def last_accuracy(self) -> dict[str, str]:
+        return {"test accuracy": f"{100 * self.metrics[-1]['test_accuracy']:.1f}%"} if self.metrics else {}
+
+    def refuse_non_finite(self, loss: float) -> None:
+        """Stop a run that diverged, before its state reaches a checkpoint."""
+        if math.isfinite(loss):
+            return
+        lr = self.optimizer.param_groups[0]["lr"]
+        kept = "no checkpoint was written yet"
+        if self.checkpoint.is_file():
+            kept = f"the last good checkpoint is {self.checkpoint}"
+        raise TrainingError(
+            f"The loss is {loss} at epoch {self.epoch + 1}, step {self.step} of {self.epoch_steps} "
+            f"(learning rate {lr:.3g}); {kept}. Lower lr or position_lr, or set clip."
+        )
