@@ -1,0 +1,502 @@
+"""What attention heads do, in one vocabulary for all encodings: centre, spread, reach, grid, content.
+
+Everything is measured on probabilities, so quadratic, learned and content heads are described alike. A *map* is what
+heads attend to at one query pixel: (..., H, W), each summing to 1, with its query (row, column). A *shift* is key minus
+query, in pixels of the grid that the layer works on, rows then columns, rows pointing down. Functions take and return
+numpy arrays; a head that is not there (layers with fewer heads are padded) is NaN in and NaN out.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
+from torch import Tensor, nn
+
+from .attention import ContentAttention, PositionalAttention, QuadraticAttention
+
+Query = tuple[int, int]
+"""A query pixel: (row, column)."""
+
+MAX_CONDITION = 1000.0
+MIN_EIGENVALUE = 1e-5
+"""The paper's rule for degenerate heads, on Sigma^{-1} (section 4, generalized quadratic encoding)."""
+
+
+# --- one head at one query ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What each map of `describe` shows. Lengths are in pixels; arrays have the maps' leading axes (...)."""
+
+    centre: NDArray
+    """Mean shift, sum_k P(k) (k - q): (..., 2)."""
+    covariance: NDArray
+    """Of the shift around the centre, squared pixels: (..., 2, 2)."""
+    nearest_shift: NDArray
+    """Whole shift nearest to the centre (a half rounds to the even side): (..., 2)."""
+    mass: NDArray
+    """Probability on ``nearest_shift``: 1 for a head that is one tap of a kernel."""
+    peak_shift: NDArray
+    """Whole shift with the most probability, the first in reading order of equal ones: (..., 2)."""
+    peak_mass: NDArray
+    """Probability on ``peak_shift``."""
+    entropy: NDArray
+    """-sum_k P log P in nats: 0 for one pixel, log(H W) for a uniform map."""
+    reach: NDArray
+    """Mean distance from the query, sum_k P(k) |k - q|: how far the head looks."""
+    radius50: NDArray
+    """Radius around the centre of the smallest disc that holds half of the probability."""
+    radius90: NDArray
+    """The same for 90%."""
+
+
+def describe(maps: ArrayLike, query: Query) -> Description:
+    """Describe what heads attend to at one query pixel: maps (..., H, W), each summing to 1.
+
+    The paper reads centres and 50% / 90% circles off the parameters of its Gaussian heads (section 4, figures 3 and 4);
+    this measures the same on the probabilities of any head, borders included, so a centre that lies outside the image
+    shows up where the head really looks.
+
+    Raises:
+        ValueError: the query lies outside the maps.
+    """
+    p, rows, columns = _maps_and_shifts(maps, query)
+    shift = np.stack(np.broadcast_arrays(rows[:, None], columns[None, :]), axis=-1).reshape(-1, 2)  # (N, 2)
+    shape, p = p.shape[:-2], p.reshape(*p.shape[:-2], len(shift))
+    missing = np.isnan(p).any(-1)
+    p = np.where(missing[..., None], 0.0, p)
+
+    centre = p @ shift
+    offset = shift - centre[..., None, :]  # (..., N, 2)
+    covariance = np.einsum("...n,...nd,...ne->...de", p, offset, offset)
+    nearest = np.clip(np.rint(centre), shift[0], shift[-1])
+    index = ((nearest - shift[0]) @ (len(columns), 1)).astype(int)
+    peak = p.argmax(-1)
+    entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0).sum(-1)
+    distance = np.linalg.norm(offset, axis=-1)
+    order = distance.argsort(-1, kind="stable")
+    held = np.take_along_axis(p, order, -1).cumsum(-1)
+
+    def radius(share: float) -> NDArray:
+        first = (held >= share - 1e-6).argmax(-1)  # float32 probabilities sum to 1 only that closely
+        return np.take_along_axis(distance, np.take_along_axis(order, first[..., None], -1), -1)[..., 0]
+
+    def known(values: NDArray) -> NDArray:
+        return np.where(missing.reshape(*shape, *(1,) * (values.ndim - len(shape))), np.nan, values)
+
+    return Description(
+        centre=known(centre),
+        covariance=known(covariance),
+        nearest_shift=known(nearest),
+        mass=known(np.take_along_axis(p, index[..., None], -1)[..., 0]),
+        peak_shift=known(shift[peak]),
+        peak_mass=known(np.take_along_axis(p, peak[..., None], -1)[..., 0]),
+        entropy=known(entropy),
+        reach=known(p @ np.linalg.norm(shift, axis=-1)),
+        radius50=known(radius(0.5)),
+        radius90=known(radius(0.9)),
+    )
+
+
+def gaussian_radius(spread: ArrayLike, share: float) -> NDArray:
+    """Radius in pixels around its centre within which an isotropic Gaussian head holds that share of its mass.
+
+    The shift's density is spread^2 / (2 pi) exp(-spread^2 r^2 / 2) with the paper's spread = Sigma^{-1/2}, so the share
+    within r is 1 - exp(-spread^2 r^2 / 2) and r = sqrt(-2 log(1 - share)) / |spread| (the circles of figure 4). It
+    holds for a head that is wide against a pixel and away from the borders; `describe` measures all others. At spread 0
+    it is infinite. The same number over sqrt(eigenvalue of Sigma^{-1}) gives the half axes of an ellipse.
+
+    Raises:
+        ValueError: share is not in [0, 1).
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"share = {share} must be in [0, 1).")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.sqrt(-2 * np.log1p(-share)) / np.abs(np.asarray(spread, dtype=float))
+
+
+def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
+    """The window of maps (..., H, W) around the query: (..., 2 radius + 1, 2 radius + 1), NaN outside the image.
+
+    Radius 3 gives the 7 x 7 pixels of the paper's figures 5 to 10.
+
+    Raises:
+        ValueError: the query lies outside the maps, or the radius is negative.
+    """
+    if radius < 0:
+        raise ValueError(f"radius = {radius} must be at least 0.")
+    p, _, _ = _maps_and_shifts(maps, query)
+    pad = [(0, 0)] * (p.ndim - 2) + [(radius, radius)] * 2
+    padded = np.pad(p, pad, constant_values=np.nan)
+    row, column = query
+    return padded[..., row : row + 2 * radius + 1, column : column + 2 * radius + 1]
+
+
+def kernel_mass(maps: ArrayLike, query: Query, sizes: Sequence[int] = (1, 3, 5, 7)) -> NDArray:
+    """Probability inside the k x k window around the query, for odd k: (..., len(sizes)).
+
+    What a k x k convolution can keep of a head (section 3: a kernel's taps are the shifts of its window).
+
+    Raises:
+        ValueError: a size is even or below 1.
+    """
+    for size in sizes:
+        if size < 1 or size % 2 == 0:
+            raise ValueError(f"sizes = {tuple(sizes)}: {size} is not odd; a window is centred on its query pixel.")
+    p, rows, columns = _maps_and_shifts(maps, query)
+    reach = np.maximum(np.abs(rows)[:, None], np.abs(columns)[None, :])  # (H, W)
+    return np.stack([(p * (reach <= size // 2)).sum((-2, -1)) for size in sizes], axis=-1)
+
+
+def _maps_and_shifts(maps: ArrayLike, query: Query) -> tuple[NDArray, NDArray, NDArray]:
+    """Maps in float64, and the shift of every row (H,) and column (W,) from the query."""
+    p = np.asarray(maps, dtype=float)
+    if p.ndim < 2 or not (0 <= query[0] < p.shape[-2] and 0 <= query[1] < p.shape[-1]):
+        raise ValueError(f"query = {tuple(query)} is no pixel of maps of shape {p.shape}, the last two being H x W.")
+    return p, np.arange(p.shape[-2]) - float(query[0]), np.arange(p.shape[-1]) - float(query[1])
+
+
+# --- layers -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def query_maps(layer: nn.Module, query: Query, height: int, width: int, features: Tensor | None = None) -> NDArray:
+    """P of one layer at one query pixel, float32, without building P for the others: (h, H, W).
+
+    With content, P depends on the images: ``features`` (B, H, W, C), the layer's input, is then needed, and the result
+    is (B, h, H, W). The same numbers as the layer's ``probabilities`` at that query.
+
+    Raises:
+        ValueError: the query lies outside H x W, or a layer with content is given no features.
+        TypeError: not an attention layer of this library.
+    """
+    return _query_maps(layer, query, height, width, features).cpu().numpy()
+
+
+def _query_maps(layer: nn.Module, query: Query, height: int, width: int, features: Tensor | None) -> Tensor:
+    (row, column), device = query, next(layer.parameters()).device
+    if not (0 <= row < height and 0 <= column < width):
+        raise ValueError(f"query = {tuple(query)} is no pixel of a {height} x {width} grid.")
+    with torch.autocast(device.type, enabled=False):
+        if isinstance(layer, ContentAttention):
+            if features is None:
+                raise ValueError("ContentAttention needs features (B, H, W, C), its input: P depends on the images.")
+            if features.shape[1:3] != (height, width):
+                raise ValueError(f"features of shape {tuple(features.shape)} are not of {height} x {width} pixels.")
+            logits = _content_logits(layer, query, features.to(device, layer.query.weight.dtype))
+        elif isinstance(layer, QuadraticAttention) and not layer.separable:
+            rows = torch.arange(height, device=device) - row - layer.centres[:, 0, None]  # (h, H)
+            columns = torch.arange(width, device=device) - column - layer.centres[:, 1, None]  # (h, W)
+            p = layer.precision()[:, :, :, None, None]  # (h, 2, 2, 1, 1)
+            rows, columns = rows[:, :, None], columns[:, None, :]
+            logits = -0.5 * (p[:, 0, 0] * rows**2 + p[:, 1, 1] * columns**2 + 2 * p[:, 0, 1] * rows * columns)
+        elif isinstance(layer, PositionalAttention) and layer.separable:
+            rows = layer.axis_probabilities(height, 0)[:, row]
+            columns = layer.axis_probabilities(width, 1)[:, column]
+            return (rows[:, :, None] * columns[:, None, :]).float()
+        elif isinstance(layer, PositionalAttention):
+            return layer.probabilities(height, width)[:, row, column].float()
+        else:
+            raise TypeError(f"{type(layer).__name__} is not an attention layer of attnconv.attention.")
+        return logits.flatten(-2).softmax(-1).view_as(logits).float()
+
+
+def _content_logits(layer: ContentAttention, query: Query, x: Tensor) -> Tensor:
+    """`ContentAttention.logits` at one query: x (B, H, W, C) -> (B, h, H, W)."""
+    (row, column), (_, height, width, _) = query, x.shape
+    split = (layer.heads, layer.key_size)
+    q = layer.query(x[:, row, column]).unflatten(-1, split)  # (B, h, K)
+    k = layer.key(x).unflatten(-1, split)  # (B, H, W, h, K)
+    zero = layer.max_size - 1  # the place of shift 0
+    if max(height, width) > layer.max_size:
+        raise ValueError(f"An image side of {max(height, width)} needs max_size >= that, not {layer.max_size}.")
+    rows = layer.row_embedding[zero - row : zero - row + height]  # (H, K/2)
+    columns = layer.column_embedding[zero - column : zero - column + width]  # (W, K/2)
+    q_row, q_column = q.chunk(2, dim=-1)
+    position = (q_row @ rows.T)[..., :, None] + (q_column @ columns.T)[..., None, :]
+    return (torch.einsum("bhd,bijhd->bhij", q, k) + position) / layer.key_size**0.5
+
+
+@torch.no_grad()
+def geometry(
+    layers: Sequence[nn.Module], height: int, width: int, features: Sequence[Tensor | None] | None = None
+) -> dict[str, NDArray]:
+    """The geometry of all heads of a network, cheap enough to record after every epoch (figures 3, 4).
+
+    Measured at the central query (H // 2, W // 2) of the H x W grid. With content, ``features[l]`` (B, H, W, C) is layer
+    l's input, and what is described is its map averaged over these B images, as in the paper's figure 6.
+
+    Returns:
+        float32 arrays (layers, most heads of a layer, ...), NaN where a layer has fewer heads. In pixels: ``centre``
+        (.., 2), ``covariance`` (.., 2, 2), ``reach``; ``mass`` on the whole shift nearest to the centre; ``entropy`` in
+        nats (see `Description`). For quadratic layers (NaN for others) also the parameters: ``parameter_centre``
+        (.., 2) and ``precision`` (.., 2, 2), Sigma^{-1}.
+
+    Raises:
+        ValueError: a layer with content has no features.
+    """
+    heads = max((layer.heads for layer in layers), default=0)
+    shapes = {"centre": (2,), "covariance": (2, 2), "mass": (), "entropy": (), "reach": ()}
+    shapes |= {"parameter_centre": (2,), "precision": (2, 2)}
+    result = {name: np.full((len(layers), heads, *shape), np.nan, np.float32) for name, shape in shapes.items()}
+    query = height // 2, width // 2
+    for index, layer in enumerate(layers):
+        maps = _query_maps(layer, query, height, width, None if features is None else features[index])
+        maps = maps.mean(0) if maps.dim() == 4 else maps  # (h, H, W)
+        described = describe(maps.cpu().numpy(), query)
+        for name in ("centre", "covariance", "mass", "entropy", "reach"):
+            result[name][index, : layer.heads] = getattr(described, name)
+        if isinstance(layer, QuadraticAttention):
+            result["parameter_centre"][index, : layer.heads] = layer.centres.float().cpu().numpy()
+            result["precision"][index, : layer.heads] = layer.precision().float().cpu().numpy()
+    return result
+
+
+def degenerate(layer: QuadraticAttention) -> NDArray:
+    """Which heads the paper's rule drops: (heads,) bool (section 4, generalized quadratic encoding).
+
+    Full covariance: the condition number of Sigma^{-1} exceeds 1000 (the head smears over a line), or its largest
+    eigenvalue is below 1e-5 (it averages everything). Isotropic: spread^2 < 1e-5. A head that is not finite counts too.
+
+    Raises:
+        TypeError: the rule speaks of Sigma^{-1}, which only quadratic layers have.
+    """
+    if not isinstance(layer, QuadraticAttention):
+        raise TypeError(f"The rule for degenerate heads is one for QuadraticAttention, not {type(layer).__name__}.")
+    spreads = layer.spreads.detach().double().cpu().numpy()
+    spreads = spreads[:, None, None] * np.eye(2) if spreads.ndim == 1 else spreads
+    finite = np.isfinite(spreads).all((-2, -1)) & np.isfinite(layer.centres.detach().cpu().numpy()).all(-1)
+    singular = np.linalg.svd(np.where(finite[:, None, None], spreads, 0.0), compute_uv=False)  # largest first
+    largest, smallest = singular[:, 0] ** 2, singular[:, 1] ** 2  # eigenvalues of Sigma^{-1} = S^T S
+    return ~finite | (largest > MAX_CONDITION * smallest) | (largest < MIN_EIGENVALUE)
+
+
+def prune(layer: QuadraticAttention) -> QuadraticAttention:
+    """A copy of the layer without its `degenerate` heads; the heads that stay contribute exactly what they did.
+
+    Head h's part of the output is its average of the pixels times the columns [h C, (h + 1) C) of ``value.weight``, so
+    dropping its centre, spread and columns removes that part and nothing else (section 1: MHSA is a sum over heads). The
+    bias stays; with no head left the layer answers with its bias alone. Mode, device and mixing are kept.
+
+    Raises:
+        TypeError: not a quadratic layer (see `degenerate`).
+    """
+    keep = torch.from_numpy(~degenerate(layer)).to(layer.centres.device)
+    pruned = copy.deepcopy(layer)
+    pruned.heads = int(keep.sum())
+    pruned.centres = _parameter(layer.centres, layer.centres[keep])
+    pruned.spreads = _parameter(layer.spreads, layer.spreads[keep])
+    blocks = layer.value.weight.unflatten(1, (layer.heads, layer.channels))[:, keep]  # (D, h, C)
+    pruned.value.weight = _parameter(layer.value.weight, blocks.flatten(1))
+    pruned.value.in_features = pruned.heads * layer.channels
+    return pruned
+
+
+def _parameter(old: nn.Parameter, values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values.detach().clone(), requires_grad=old.requires_grad)
+
+
+# --- the heads of a layer together --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """How the heads of each layer fill the k x k grid around the query; see `coverage`. Arrays (...)."""
+
+    covered: NDArray
+    """Share of the k^2 cells with a head's centre within half a pixel: 1 is Lemma 1's bijection (if k^2 heads)."""
+    distance: NDArray
+    """Mean distance of head and cell in the best assignment, pixels; NaN without heads."""
+    cells: NDArray
+    """Number of cells that are the nearest whole shift of at least one head."""
+
+
+def coverage(centres: ArrayLike, kernel_size: int) -> Coverage:
+    """How closely heads' centres (..., h, 2), in pixels, form the k x k grid around the query.
+
+    Lemma 1 wants a bijection between heads and the taps of a kernel; section 4 finds such grids in early layers. Heads
+    are assigned to different cells at the least total Euclidean distance (`scipy.optimize.linear_sum_assignment`; with
+    more heads than cells, or fewer, min(h, k^2) of them). Discs of radius 0.5 around cells do not overlap, so the
+    covered share counts cells with any head inside: no assignment covers more. Heads that are NaN are left out.
+
+    Raises:
+        ValueError: kernel_size is even or below 1.
+    """
+    if kernel_size < 1 or kernel_size % 2 == 0:
+        raise ValueError(f"kernel_size = {kernel_size} must be odd and at least 1: the grid is centred on the query.")
+    half = kernel_size // 2
+    grid = np.stack(np.meshgrid(*[np.arange(-half, half + 1)] * 2, indexing="ij"), -1).reshape(-1, 2)
+
+    def one(layer: NDArray) -> tuple[float, float, float]:
+        distances = cdist(layer, grid)  # (h, k^2)
+        if not len(layer):
+            return 0.0, np.nan, 0
+        rounded = {tuple(cell) for cell in np.rint(layer).astype(int) if np.abs(cell).max() <= half}
+        covered = (distances.min(0) <= 0.5).mean()
+        return covered, distances[linear_sum_assignment(distances)].mean(), len(rounded)
+
+    covered, distance, cells = _for_each_layer(centres, one)
+    return Coverage(covered, distance, cells.astype(int))
+
+
+def free_cell_distance(centres: ArrayLike) -> NDArray:
+    """Distance in pixels from each head's centre (..., h, 2) to the nearest free cell of the pixel grid: (..., h).
+
+    Every head takes a cell (a whole shift) of its own, at the least total distance. Each then sits on the nearest cell
+    that no other head has taken, or moving there would shorten the total. 0 for heads on different whole shifts, as
+    Lemma 1 wants them; two heads on the same shift cost one of them the way to a neighbour. NaN heads stay NaN.
+    """
+    centres = np.asarray(centres, dtype=float)
+    result = np.full(centres.shape[:-1], np.nan)
+    for index in np.ndindex(centres.shape[:-2]):
+        there = np.isfinite(centres[index]).all(-1)
+        layer = centres[index][there]
+        # The h cells nearest to a head hold one that h - 1 others left free, and lie within sqrt(h / pi) + 1.3.
+        side = int(np.ceil(np.sqrt(len(layer)))) + 1
+        around = np.stack(np.meshgrid(*[np.arange(-side, side + 1)] * 2, indexing="ij"), -1).reshape(-1, 2)
+        cells = np.unique((np.rint(layer)[:, None] + around).reshape(-1, 2), axis=0)
+        distances = cdist(layer, cells)
+        heads, taken = linear_sum_assignment(distances)
+        own = np.full(len(layer), np.nan)
+        own[heads] = distances[heads, taken]
+        result[(*index, there)] = own
+    return result
+
+
+def _for_each_layer(centres: ArrayLike, one) -> list[NDArray]:
+    """Apply ``one`` to the finite centres (h, 2) of every leading index; its results, each with the leading axes."""
+    centres = np.asarray(centres, dtype=float)
+    rows = []
+    for index in np.ndindex(centres.shape[:-2]):
+        rows.append(one(centres[index][np.isfinite(centres[index]).all(-1)]))
+    return [np.array(values, dtype=float).reshape(centres.shape[:-2]) for values in zip(*rows, strict=True)]
+
+
+def overlap(maps: ArrayLike) -> NDArray:
+    """How much of their attention two heads share: maps (..., h, H, W) -> (..., h, h), in [0, 1].
+
+    sum_k min(P_a(k), P_b(k)), which is 1 minus the total variation distance: 1 for equal maps, 0 for disjoint ones.
+    Section 4 finds that heads attend to different pixels. NaN in the rows and columns of heads that are NaN.
+    """
+    p = np.asarray(maps, dtype=float)
+    result = np.empty((*p.shape[:-2], p.shape[-3]))
+    for head in range(p.shape[-3]):  # all pairs at once would hold h^2 H W numbers
+        result[..., head] = np.minimum(p, p[..., head : head + 1, :, :]).sum((-2, -1))
+    return result
+
+
+def reach_order(reach: ArrayLike) -> NDArray:
+    """The order of a layer's heads from near to far: indices (..., h) for `numpy.take_along_axis`; NaN comes last.
+
+    Figure 5 shows its heads reordered without saying how; this library orders them by reach (see `Description`), and
+    equal ones stay in their order.
+    """
+    return np.argsort(np.asarray(reach, dtype=float), axis=-1, kind="stable")
+
+
+# --- moving the query ---------------------------------------------------------------------------------------------
+
+
+def mean_shifts(probabilities: ArrayLike) -> NDArray:
+    """Each head's centre at every query pixel, in pixels: P (..., H, W, H, W) -> (..., H, W, 2)."""
+    p = np.asarray(probabilities)
+    height, width = p.shape[-2:]
+    rows = p.sum(-1, dtype=float) @ np.arange(height) - np.arange(height)[:, None]
+    columns = p.sum(-2, dtype=float) @ np.arange(width) - np.arange(width)
+    return np.stack([rows, columns], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Consistency:
+    """How constant heads stay as the query moves; see `translation_consistency`. Arrays (...)."""
+
+    agreement: NDArray
+    """Mean overlap, in [0, 1], of a head's map over shifts with that at the central query; 1 for any positional head."""
+    deviation: NDArray
+    """Root mean square change of its mean shift against the central query, pixels; 0 for any positional head."""
+
+
+def translation_consistency(probabilities: ArrayLike) -> Consistency:
+    """Whether heads keep their shift as the query moves, as a convolution would: P (..., H, W, H, W) -> (...).
+
+    Section 4 (figures 6, 7) sees it in layers 2 and 3 of the model with content. The map at each query is compared with
+    the one at the central query (H // 2, W // 2), as maps over shifts. Near a border some shifts leave the image, so
+    both are first cut to the shifts that both queries have and renormalized: a positional softmax then agrees exactly.
+    Queries count by the product of the probabilities that the two cuts keep, so that an empty cut does not speak.
+    `Consistency.agreement` is then the mean of sum min(P, P_0), as in `overlap`. NaN where no query can be compared.
+    """
+    p = np.asarray(probabilities)
+    height, width = p.shape[-2:]
+    middle = height // 2, width // 2
+    weights = np.zeros(p.shape[:-4])
+    agreement, square = np.zeros(p.shape[:-4]), np.zeros(p.shape[:-4])
+    for query in np.ndindex(height, width):
+        if query == middle:
+            continue
+        here, there = [], []  # the keys of the shifts that both queries have
+        for position, centre, length in zip(query, middle, (height, width), strict=True):
+            low, high = -min(position, centre), length - max(position, centre)  # shifts low .. high - 1
+            here.append(slice(position + low, position + high))
+            there.append(slice(centre + low, centre + high))
+        a = p[(..., *query, *here)].astype(float)
+        b = p[(..., *middle, *there)].astype(float)
+        mass_a, mass_b = a.sum((-2, -1)), b.sum((-2, -1))
+        weight = mass_a * mass_b
+        a, b = (m / np.where(s > 0, s, 1)[..., None, None] for m, s in ((a, mass_a), (b, mass_b)))
+        apart = [(a - b).sum(-1) @ np.arange(a.shape[-2]), (a - b).sum(-2) @ np.arange(a.shape[-1])]
+        weights += weight
+        agreement += weight * np.minimum(a, b).sum((-2, -1))
+        square += weight * (apart[0] ** 2 + apart[1] ** 2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return Consistency(agreement / weights, np.sqrt(square / weights))
+
+
+# --- content versus position --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreShares:
+    """What makes a head's score vary over the keys: three shares (h,) that sum to 1; see `score_shares`."""
+
+    content: NDArray
+    """var(q . k) / var(score)."""
+    position: NDArray
+    """var(q . r) / var(score)."""
+    covariance: NDArray
+    """2 cov(q . k, q . r) / var(score): negative where the two parts work against each other."""
+
+    @property
+    def content_share(self) -> NDArray:
+        """Content's share with the covariance split in equal halves; below 0 or above 1 where the parts cancel."""
+        return self.content + self.covariance / 2
+
+
+def score_shares(content: ArrayLike, position: ArrayLike) -> ScoreShares:
+    """How much of the score is content and how much position, for each head: parts (B, h, H, W, H, W) -> (h,).
+
+    The parts are those of `ContentAttention.score_parts` (section 4, learned encoding with content). The softmax ignores
+    what is constant over the keys, so each query's mean over keys is removed first; what is left are variances over
+    keys, var(score) = var(content) + var(position) + 2 cov, each averaged over queries and images. The covariance is
+    a share of its own. The position part is q . r: it varies over keys by their position alone, though q is content.
+    NaN for a head whose score is constant.
+
+    Raises:
+        ValueError: the two parts differ in shape.
+    """
+    if np.shape(content) != np.shape(position) or np.ndim(content) != 6:
+        raise ValueError(f"parts of shapes {np.shape(content)}, {np.shape(position)} must both be (B, h, H, W, H, W).")
+    moments = np.zeros((3, np.shape(content)[1]))
+    for c, p in zip(content, position, strict=True):  # image by image: in float64 a batch could fill the memory
+        c, p = (np.asarray(part, dtype=float).reshape(*part.shape[:3], -1) for part in (c, p))
+        c, p = (part - part.mean(-1, keepdims=True) for part in (c, p))
+        moments += [(c * c).mean((1, 2, 3)), (p * p).mean((1, 2, 3)), 2 * (c * p).mean((1, 2, 3))]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return ScoreShares(*(moments / moments.sum(0)))
