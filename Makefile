@@ -1,0 +1,73 @@
+# make reproduce   run every notebook and leave figures, tables and executed notebooks in outputs/<profile>
+#                  PROFILE=smoke|quick|paper  DATA=/path/to/images  ONLY="03 04"  JOBS=2  FORCE=1  OUTPUT=/path
+# make paper       the same at the paper's size (for a GPU)
+# make lab         JupyterLab on the notebooks
+# make explore     the interactive head explorer
+# make test        everything that continuous integration runs
+# make lint        style of code and notebooks only
+# make doctor      what this machine has, which data and runs there are, and what is missing
+# make lock        write requirements.lock anew: the newest versions that work together
+# make clean       remove the environment and caches; outputs and data stay
+#
+# Each sets up .venv first if needed. PYTHON=python3.12 picks the interpreter. On a machine that already has torch,
+# VENV_FLAGS=--system-site-packages uses it rather than downloading another (said once: .venv remembers it).
+
+PYTHON ?= python3
+PROFILE ?= quick
+JOBS ?= 1
+VENV := .venv
+VENV_FLAGS ?= $(shell cat $(VENV)/flags 2>/dev/null)
+RUN := $(VENV)/bin/python -m
+READY := $(VENV)/ready
+
+.DEFAULT_GOAL := help
+.PHONY: help reproduce paper lab explore test lint doctor lock clean flags
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+reproduce: $(READY)
+	@$(RUN) attnconv reproduce --profile '$(PROFILE)' --jobs '$(JOBS)' \
+		$(if $(DATA),--data '$(DATA)') $(if $(OUTPUT),--output '$(OUTPUT)') \
+		$(if $(ONLY),--only $(ONLY)) $(if $(filter-out 0,$(FORCE)),--force)
+
+paper: PROFILE := paper
+paper: reproduce
+
+lab: $(READY)
+	$(RUN) jupyter lab notebooks
+
+explore: $(READY)
+	@if ls notebooks/08_*.ipynb >/dev/null 2>&1; then $(RUN) jupyter lab notebooks/08_*.ipynb; \
+	else echo "There is no notebook 08 (the head explorer) in notebooks/ yet; 'make lab' opens those that are there."; exit 1; fi
+
+test: lint
+	$(RUN) pytest
+
+lint: $(READY)
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+
+doctor: $(READY)
+	@$(RUN) attnconv doctor
+
+lock: $(READY)
+	$(RUN) pip install --quiet --dry-run --ignore-installed --report $(VENV)/report.json --editable '.[test]'
+	PYTHONPATH=lib $(RUN) attnconv.constraints $(VENV)/report.json > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis lib/*.egg-info
+
+$(READY): requirements.lock pyproject.toml $(if $(filter-out $(shell cat $(VENV)/flags 2>/dev/null),$(VENV_FLAGS)),flags)
+	@command -v '$(PYTHON)' >/dev/null || { echo "There is no '$(PYTHON)' on this machine. Install Python 3.11 or newer, or name it: make PYTHON=/path/to/python"; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "attnconv needs Python 3.11 or newer; '$(PYTHON)' is $$('$(PYTHON)' -V 2>&1 | cut -d' ' -f2). Name a newer one: make PYTHON=python3.12"; exit 1; }
+	@'$(PYTHON)' -c 'import venv, ensurepip' 2>/dev/null || { echo "'$(PYTHON)' cannot make virtual environments. On Debian or Ubuntu: sudo apt-get install python3-venv"; exit 1; }
+	@echo "Setting up $(VENV) with $$('$(PYTHON)' -V 2>&1): once, a few minutes; without a torch of its own up to 3 GB to download, 6 GB on disk."
+	@'$(PYTHON)' -m venv $(VENV_FLAGS) $(VENV)
+	@echo '$(VENV_FLAGS)' > $(VENV)/flags
+	@PYTHONPATH=lib $(RUN) attnconv.constraints > $(VENV)/constraints.txt
+	@$(RUN) pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[test]' \
+		|| { echo "pip could not install the dependencies (above: why). The package index must be reachable; then run the same command again."; exit 1; }
+	@touch $(READY)
+	@echo "$(VENV) is ready."
