@@ -102,7 +102,7 @@ class PositionalAttention(nn.Module):
         return self.axis_logits(length, axis).softmax(-1)
 
     def probabilities(self, height: int, width: int) -> Tensor:
-        """P: (h, H, W, H, W); ``P[h, i, j]`` is how head h, at query pixel (i, j), weighs all key pixels (sums to 1)."""
+        """P: (h, H, W, H, W); ``P[h, i, j]`` is how head h, at query pixel (i, j), weighs the key pixels (sum 1)."""
         logits = self.logits(height, width)
         return logits.flatten(-2).softmax(-1).view_as(logits)
 
@@ -236,7 +236,7 @@ class ContentAttention(nn.Module):
     ):
         super().__init__()
         if mixing not in ("auto", "dense"):
-            raise ValueError(f"mixing = {mixing!r}: content does not factor into rows x columns; use 'auto' or 'dense'.")
+            raise ValueError(f"mixing = {mixing!r} is not 'auto' or 'dense': with content, P does not factor.")
         key_size = channels if key_size is None else key_size
         if key_size % 2:
             raise ValueError(f"key_size = {key_size} must be even: half for rows, half for columns.")

@@ -7,6 +7,7 @@ before anything runs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
@@ -153,8 +154,11 @@ def _check_types(config: Any) -> None:
         if isinstance(value, int) and not isinstance(value, bool) and _fits(0.5, hint) and not _fits(value, hint):
             value = float(value)
         if not _fits(value, hint):
+            remedy = ""
+            with contextlib.suppress(ValueError, TypeError):  # YAML reads 1e-3 as text, 1.0e-3 as a number
+                remedy = f" In YAML, write {float(value):f}." if isinstance(value, str) else ""
             raise ConfigError(
-                f"{type(config).__name__}.{name} = {value!r} ({type(value).__name__}) is not {_describe(hint)}."
+                f"{type(config).__name__}.{name} = {value!r} ({type(value).__name__}) is not {_describe(hint)}.{remedy}"
             )
         object.__setattr__(config, name, value)
 

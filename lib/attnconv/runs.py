@@ -47,7 +47,9 @@ class Run:
         except FileNotFoundError:
             raise RunError(f"{self.path} is no run folder: it has no config.json.") from None
         except json.JSONDecodeError as error:
-            raise RunError(f"{self.path / 'config.json'} is damaged ({error}); remove the folder and train again.") from None
+            raise RunError(
+                f"{self.path / 'config.json'} is damaged ({error}); remove the folder and train again."
+            ) from None
 
     @property
     def preset(self) -> str:

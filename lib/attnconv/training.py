@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 
 from attnconv import heads
 from attnconv.config import ModelConfig, TrainConfig, for_images, replace, to_dict
-from attnconv.data import Dataset, batches, epoch_plan
+from attnconv.data import Dataset, batches, epoch_plan, normalize
 from attnconv.models import AttentionNet, build_model, position_parameters, predict
 from attnconv.runs import Run, RunError, identity, locked, writing
 
@@ -290,8 +290,7 @@ class _Trainer:
         """Add what every head does now to the history."""
         if not isinstance(self.model, AttentionNet):
             return
-        images = self.data.test_images[:GEOMETRY_IMAGES]
-        ((x, _),) = batches(images, images[:, 0, 0, 0], None, GEOMETRY_IMAGES, self.data.mean, self.data.std)
+        x = normalize(self.data.test_images[:GEOMETRY_IMAGES], self.data.mean, self.data.std)
         with torch.no_grad():
             features = self.model.layer_inputs(x) if self.model.config.kind == "learned_content" else None
             measured = heads.geometry(self.model.attention_layers, *self.model.config.grid, features)
@@ -302,7 +301,9 @@ class _Trainer:
 
     def fit(self) -> None:
         """Train from wherever the run is to its end."""
-        if not self.resume():
+        if self.resume():
+            self.record()  # the process may have died between a checkpoint and its record
+        else:
             self.measure_heads()
         images, config = len(self.data.train_labels), self.config
         done = self.epoch * images + min(self.step * config.batch_size, images)

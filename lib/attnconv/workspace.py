@@ -1,0 +1,127 @@
+"""What a notebook works with: a profile, a data set, and the output folder of one reproduction.
+
+work = open_workspace("quick")
+run = work.run("quadratic")        # trains it if no finished run is there
+work.save_figure(figure, "fig4-centres")
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile
+from attnconv.runs import Run, find_runs, identity, writing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from attnconv.data import Dataset
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROFILES = REPOSITORY / "notebooks" / "profiles"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """One reproduction: outputs/<name>/{runs, figures, tables}."""
+
+    profile: Profile
+    source: str
+    """Where the data comes from (see `attnconv.data.load_data`)."""
+    folder: Path
+
+    @cached_property
+    def data(self) -> Dataset:
+        """The data set, cut to the profile's size; loaded on first use."""
+        from attnconv.data import load_data
+
+        return load_data(self.source).first(self.profile.train_images, self.profile.test_images)
+
+    def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
+        """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
+        model, train = self.profile.configs(name, seed, **changes)
+        data = self.data
+        return for_images(model, data.image_size, data.image_channels, len(data.classes)), train
+
+    def run(
+        self,
+        name: str,
+        seed: int | None = None,
+        *,
+        model_changes: dict[str, Any] | None = None,
+        train_changes: dict[str, Any] | None = None,
+    ) -> Run:
+        """A preset's finished run: the one that is there, or else one trained (or resumed) now.
+
+        Every configuration has a folder of its own, so a run is never overwritten by another.
+        """
+        from attnconv.training import train
+
+        changes = dict(model_changes=model_changes, train_changes=train_changes)
+        model, recipe = self.configs(name, seed, **changes)
+        start = self.run(recipe.start_from, recipe.seed) if recipe.start_from else None
+        digits = identity(model, recipe, self.data.key, start and start.config["hash"])
+        folder = self.folder / "runs" / f"{name}-seed{recipe.seed}-{digits}"
+        return train(model, recipe, self.data, folder, preset=name, start=start)
+
+    def runs(self) -> list[Run]:
+        """All finished runs in this workspace, those dropped in from elsewhere too."""
+        return find_runs(self.folder / "runs")
+
+    def save_figure(self, figure: Figure, name: str) -> None:
+        """Write figures/<name>.pdf and .png."""
+        from attnconv.figures import save
+
+        save(figure, self.folder / "figures" / name)
+
+    def save_table(self, table: dict[str, str], name: str) -> None:
+        """Write tables/<name>.md, .csv and .tex from a table's ``markdown``, ``csv`` and ``latex`` forms."""
+        for form, suffix in (("markdown", ".md"), ("csv", ".csv"), ("latex", ".tex")):
+            with writing(self.folder / "tables" / f"{name}{suffix}") as temporary:
+                temporary.write_text(table[form])
+
+    def save_claims(self, claims: list[Claim], name: str) -> None:
+        """Write tables/<name>.json: each claim, whether it holds here, and the evidence."""
+        with writing(self.folder / "tables" / f"{name}.json") as temporary:
+            temporary.write_text(json.dumps([vars(claim) for claim in claims], indent=1) + "\n")
+
+
+def open_workspace(profile: str = "quick", *, data: str | None = None, output: str | Path | None = None) -> Workspace:
+    """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file).
+
+    ``data`` replaces the profile's data; ``output`` the folder ``outputs/<profile>`` of the repository.
+    """
+    path = Path(profile) if str(profile).endswith(".yaml") else PROFILES / f"{profile}.yaml"
+    chosen = load_profile(path)
+    return Workspace(chosen, data or chosen.data, output_folder(chosen, data, output))
+
+
+def output_folder(profile: Profile, data: str | None = None, output: str | Path | None = None) -> Path:
+    """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> when other data is asked for."""
+    if output:
+        return Path(output).expanduser().resolve()
+    if not data or data == profile.data or profile.data != "embedded":
+        return REPOSITORY / "outputs" / profile.name
+    word = "".join(c if c.isalnum() else "-" for c in Path(data).resolve().name.lower()).strip("-")
+    return REPOSITORY / "outputs" / f"{profile.name}-{word or 'data'}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, checked here. A notebook's cell that ends in one shows it."""
+
+    text: str
+    holds: bool
+    evidence: str
+    """The numbers that decided, in words."""
+
+    def _repr_markdown_(self) -> str:
+        word = "**holds here**" if self.holds else "**does not hold here**"
+        return f"> *{self.text}* — {word}: {self.evidence}"
+
+    def __repr__(self) -> str:
+        return f"{self.text}: {'holds here' if self.holds else 'does not hold here'} ({self.evidence})"

@@ -1,0 +1,213 @@
+"""Every layer against an independent float64 reference; every formulation against every other; gradients too."""
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention, mix_dense, mix_separable
+
+KINDS = ["isotropic", "full", "learned", "content"]
+FORMS = [(kind, mixing) for kind in KINDS for mixing in ("auto", "dense")]
+FORMS += [("isotropic", "separable"), ("learned", "separable")]
+
+
+def make(kind, channels=3, out=4, heads=2, size=6, **options):
+    if kind in ("isotropic", "full"):
+        return QuadraticAttention(channels, out, heads, covariance=kind, **options)
+    if kind == "learned":
+        return LearnedAttention(channels, out, heads, max_size=size, **options)
+    return ContentAttention(channels, out, heads, max_size=size, key_size=4, **options)
+
+
+def arrays(layer):
+    return {name: value.detach().numpy() for name, value in layer.state_dict().items()}
+
+
+def reference_scores(kind, layer, x):
+    """Scores of one image (H, W, C) by the naive formulas."""
+    p, (height, width) = arrays(layer), x.shape[:2]
+    if kind in ("isotropic", "full"):
+        return reference.quadratic_scores(p["centres"], p["spreads"], height, width)
+    if kind == "learned":
+        names = ("row_embedding", "column_embedding", "row_scores", "column_scores")
+        return reference.learned_scores(*(p[name] for name in names), height, width)
+    query, key = ((p[f"{name}.weight"], p[f"{name}.bias"]) for name in ("query", "key"))
+    return reference.content_scores(x, query, key, p["row_embedding"], p["column_embedding"], layer.heads)
+
+
+@pytest.mark.parametrize(("kind", "mixing"), FORMS)
+@pytest.mark.parametrize("grid", [(3, 5), (5, 4), (1, 1), (1, 6)])
+def test_layer_equals_naive_float64_reference(kind, mixing, grid):
+    layer = make(kind, mixing=mixing).double()
+    x = torch.randn(2, *grid, 3, dtype=torch.float64)
+    p = arrays(layer)
+    for image, out in zip(x, layer(x), strict=True):
+        scores = reference_scores(kind, layer, image.numpy())
+        expected = reference.attention(image.numpy(), scores, p["value.weight"], p["value.bias"])
+        np.testing.assert_allclose(out.detach().numpy(), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_probabilities_are_softmax_of_reference_scores(kind):
+    layer = make(kind).double()
+    x = torch.randn(2, 3, 5, 3, dtype=torch.float64)
+    p = layer.probabilities(x) if kind == "content" else layer.probabilities(3, 5).expand(2, -1, -1, -1, -1, -1)
+    assert p.shape == (2, 2, 3, 5, 3, 5)
+    torch.testing.assert_close(p.sum((-1, -2)), torch.ones(2, 2, 3, 5, dtype=torch.float64))
+    for image, maps in zip(x, p, strict=True):
+        scores = reference_scores(kind, layer, image.numpy())
+        for h, i, j in np.ndindex(2, 3, 5):
+            np.testing.assert_allclose(maps[h, i, j].detach().numpy(), reference.softmax(scores[h, i, j]), atol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    grid=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    heads=st.integers(1, 5),
+    kind=st.sampled_from(["isotropic", "learned"]),
+    seed=st.integers(0, 2**16),
+)
+def test_dense_and_separable_agree_in_float32_with_gradients(grid, heads, kind, seed):
+    torch.manual_seed(seed)
+    layer = make(kind, channels=5, out=3, heads=heads, size=12)
+    x = torch.randn(3, *grid, 5, requires_grad=True)
+    weights = torch.randn(3, *grid, 3)
+    results = []
+    for mixing in ("dense", "separable"):
+        layer.mixing = mixing
+        layer.zero_grad()
+        x.grad = None
+        out = layer(x)
+        (out * weights).sum().backward()
+        results.append([out.detach(), x.grad.clone(), *(p.grad.clone() for p in layer.parameters())])
+    for dense, separable in zip(*results, strict=True):
+        assert (dense - separable).norm() <= 1e-5 * max(1.0, dense.norm().item())
+
+
+@pytest.mark.parametrize(("kind", "mixing"), FORMS)
+def test_gradients_against_finite_differences(kind, mixing):
+    layer = make(kind, channels=2, out=2, size=3, mixing=mixing).double()
+    x = torch.randn(2, 2, 3, 2, dtype=torch.float64, requires_grad=True)
+    names, values = zip(*layer.named_parameters(), strict=True)
+
+    def forward(x, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(forward, (x, *values))
+
+
+def test_separable_forward_never_builds_the_full_tensor(monkeypatch):
+    layer = make("isotropic", mixing="separable")  # "auto" would be dense on so small a grid
+    monkeypatch.setattr(layer, "probabilities", lambda *_: pytest.fail("the full P was built"))
+    layer(torch.randn(1, 5, 7, 3))
+
+
+def test_operations_of_separable_mixing_grow_with_rows_plus_columns():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def flops(mix, *inputs):
+        with FlopCounterMode(display=False) as counter:
+            mix(*inputs)
+        return counter.get_total_flops()
+
+    with torch.device("meta"):
+        x, row, column = torch.empty(2, 20, 30, 8), torch.empty(9, 20, 20), torch.empty(9, 30, 30)
+        assert flops(mix_separable, x, row, column) == 2 * 2 * 9 * 600 * (20 + 30) * 8
+        assert flops(mix_dense, x, torch.empty(9, 20, 30, 20, 30)) == 2 * 2 * 9 * 600 * 600 * 8
+
+
+@pytest.mark.parametrize("covariance", ["isotropic", "full"])
+def test_mean_shift_of_a_head_is_its_centre(covariance):
+    layer = QuadraticAttention(1, 1, 3, covariance=covariance).double()
+    with torch.no_grad():
+        layer.centres.copy_(torch.tensor([[0.0, 0.0], [1.3, -2.4], [-2.0, 3.0]]))
+    p = layer.probabilities(31, 41)[:, 15, 20]  # (h, H, W), far from the borders
+    rows = torch.arange(31.0).double() - 15
+    columns = torch.arange(41.0).double() - 20
+    measured = torch.stack([(p.sum(2) * rows).sum(1), (p.sum(1) * columns).sum(1)], dim=1)
+    torch.testing.assert_close(measured, layer.centres, atol=1e-6, rtol=0)
+
+
+def test_content_alone_is_permutation_equivariant():
+    layer = make("content").double()
+    with torch.no_grad():
+        layer.row_embedding.zero_()
+        layer.column_embedding.zero_()
+    x = torch.randn(1, 4, 5, 3, dtype=torch.float64)
+    order = torch.randperm(20)
+    shuffled = x.flatten(1, 2)[:, order].view_as(x)
+    torch.testing.assert_close(layer(shuffled), layer(x).flatten(1, 2)[:, order].view(1, 4, 5, 4))
+
+
+def test_positions_make_content_attention_depend_on_order():
+    layer = make("content").double()
+    x = torch.randn(1, 4, 5, 3, dtype=torch.float64)
+    order = torch.arange(20).flip(0)
+    shuffled = x.flatten(1, 2)[:, order].view_as(x)
+    assert not torch.allclose(layer(shuffled), layer(x).flatten(1, 2)[:, order].view(1, 4, 5, 4), atol=1e-3)
+
+
+def test_score_parts_add_up():
+    layer = make("content")
+    x = torch.randn(2, 3, 4, 3)
+    torch.testing.assert_close(sum(layer.score_parts(x)), layer.logits(x))
+
+
+def test_precision_is_the_square_of_spreads():
+    layer = make("full")
+    torch.testing.assert_close(layer.precision(), layer.spreads.transpose(1, 2) @ layer.spreads)
+    layer = make("isotropic")
+    torch.testing.assert_close(layer.precision()[0], layer.spreads[0] ** 2 * torch.eye(2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoints_hold_no_constant_buffers(kind):
+    layer = make(kind, size=50)
+    assert not list(layer.buffers())
+    assert sum(p.numel() for p in layer.parameters()) < 1500
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_probability_dropout_is_one_mask_for_the_batch_and_off_in_evaluation(kind):
+    layer = make(kind, dropout=0.5)
+    x = torch.randn(1, 4, 4, 3).expand(2, -1, -1, -1).contiguous()
+    plain = make(kind)
+    plain.load_state_dict(layer.state_dict())
+    out = layer(x)
+    assert not torch.allclose(out, plain(x), atol=1e-4)
+    if kind != "content":
+        torch.testing.assert_close(out[0], out[1])
+    torch.testing.assert_close(layer.eval()(x), plain(x))
+
+
+@pytest.mark.parametrize("kind", ["full", "content"])
+def test_separable_mixing_of_what_does_not_factor_is_refused(kind):
+    with pytest.raises(ValueError, match="factor"):
+        make(kind, mixing="separable")
+
+
+def test_dropout_with_forced_separable_mixing_is_refused():
+    with pytest.raises(ValueError, match="rows x columns"):
+        make("isotropic", mixing="separable", dropout=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_input_is_named(kind):
+    with pytest.raises(ValueError, match=r"channels last.*\(1, 3, 4, 4\)"):
+        make(kind)(torch.randn(1, 3, 4, 4))
+
+
+@pytest.mark.parametrize("kind", ["learned", "content"])
+def test_images_beyond_the_encoding_are_refused(kind):
+    with pytest.raises(ValueError, match="max_size >= 9"):
+        make(kind, size=6)(torch.randn(1, 9, 4, 3))
+
+
+def test_wrong_choices_are_named():
+    with pytest.raises(ValueError, match="'isotropic', 'full'"):
+        QuadraticAttention(1, 1, 1, covariance="round")
+    with pytest.raises(ValueError, match="even"):
+        ContentAttention(4, 4, 1, max_size=3, key_size=3)

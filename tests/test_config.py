@@ -1,0 +1,91 @@
+"""Wrong configurations are refused when they are made, with a message that names value, limit and remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from attnconv import config
+from attnconv.config import PRESETS, ConfigError, ModelConfig, Profile, TrainConfig, from_dict, load_profile, to_dict
+
+PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ModelConfig(kind="quadratc"), "kind = 'quadratc'.*'quadratic'"),
+        (lambda: ModelConfig(heads=0), "heads = 0 must be: at least 1"),
+        (lambda: ModelConfig(heads=(9, 9)), "one number per layer"),
+        (lambda: ModelConfig(hidden=4.5), "hidden = 4.5 .*whole number"),
+        (lambda: ModelConfig(layers=True), "layers = True"),
+        (lambda: ModelConfig(dropout=1.0), r"dropout = 1.0 must be: in \[0, 1\)"),
+        (lambda: ModelConfig(kind="learned", covariance="full"), "kind 'quadratic' only"),
+        (lambda: ModelConfig(kind="learned_content", key_size=5), "even"),
+        (lambda: TrainConfig(lr=-1.0), "lr = -1.0 must be: positive"),
+        (lambda: TrainConfig(lr=float("nan")), "lr = nan must be: positive and finite"),
+        (lambda: TrainConfig(epochs="6"), "epochs = '6'"),
+        (lambda: TrainConfig(optimizer="adam"), "one of 'sgd', 'adamw'"),
+        (lambda: from_dict(ModelConfig, {"hiden": 3}), "Did you mean 'hidden'"),
+        (lambda: config.preset("quadratic16"), "Did you mean 'quadratic_16'"),
+        (lambda: Profile(name="x", model={"depth": 3}), "no value named 'depth'"),
+        (lambda: Profile(name="x", presets={"learned": {"modl": {}}}), "unknown section 'modl'"),
+        (lambda: Profile(name="x", presets={"learnt": {}}), "no preset 'learnt'"),
+        (lambda: Profile(name="x", runs=()), "at least one preset"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("value", ["1e-3", "3e-4"])
+def test_yaml_reads_numbers_without_a_point_as_text_and_the_error_says_so(tmp_path, value):
+    (tmp_path / "own.yaml").write_text(f"train: {{lr: {value}}}\n")
+    with pytest.raises(ConfigError, match=r"own\.yaml.*lr.*write 0\.0"):
+        load_profile(tmp_path / "own.yaml")
+
+
+def test_profile_errors_name_the_file(tmp_path):
+    (tmp_path / "own.yaml").write_text("trian: {}\n")
+    with pytest.raises(ConfigError, match="own.yaml.*Did you mean 'train'"):
+        load_profile(tmp_path / "own.yaml")
+    (tmp_path / "own.yaml").write_text("train: {")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_profile(tmp_path / "own.yaml")
+    with pytest.raises(ConfigError, match="no profile 'other'.*own"):
+        load_profile(tmp_path / "other.yaml")
+
+
+@pytest.mark.parametrize("file", sorted(PROFILES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_shipped_profiles_are_sound(file):
+    profile = load_profile(file)
+    for name in PRESETS:
+        model, train = profile.configs(name, 3)
+        assert train.seed == 3 and from_dict(ModelConfig, to_dict(model)) == model
+
+
+def test_the_paper_profile_is_the_papers_recipe():
+    profile = load_profile(PROFILES / "paper.yaml")
+    for name, preset in PRESETS.items():
+        model, train = profile.configs(name)
+        assert (model, train) == (preset.model, preset.train)
+    _, train = profile.configs("quadratic")
+    assert (train.optimizer, train.lr, train.momentum, train.weight_decay) == ("sgd", 0.1, 0.9, 1e-4)
+    assert (train.batch_size, train.epochs, train.warmup) == (100, 300, 0.05)
+
+
+def test_changes_come_in_order():
+    profile = Profile(name="x", train={"epochs": 2}, presets={"learned": {"train": {"epochs": 3}}})
+    assert profile.configs("quadratic")[1].epochs == 2
+    assert profile.configs("learned")[1].epochs == 3
+    assert profile.configs("learned", train_changes={"epochs": 4})[1].epochs == 4
+
+
+def test_paper_dropout():
+    assert config.paper_dropout(PRESETS["quadratic"].model).attention_dropout == 0.1
+    assert config.paper_dropout(PRESETS["resnet18"].model) == PRESETS["resnet18"].model
+
+
+def test_hash_names_a_configuration():
+    a, b = ModelConfig(), ModelConfig(heads=4)
+    assert config.config_hash(a) == config.config_hash(ModelConfig()) != config.config_hash(b)

@@ -1,0 +1,98 @@
+"""The networks of section 4 and what they cost, against the paper's Table 1 and PyTorch's own counter."""
+
+import pytest
+import torch
+
+from attnconv.config import PRESETS, ConfigError, ModelConfig, replace
+from attnconv.cost import attention_flops, cost, counted_flops
+from attnconv.models import build_model, position_parameters, predict
+
+TABLE_1 = {  # parameters in millions, FLOPs in billions
+    "resnet18": (11.2, 1.1),
+    "quadratic": (12.1, 6.2),
+    "learned": (12.3, 6.2),
+    "learned_content": (29.5, 15.0),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_1)
+def test_costs_are_those_of_table_1(name):
+    counted = cost(PRESETS[name].model)
+    parameters, flops = TABLE_1[name]
+    assert counted.parameters / 1e6 == pytest.approx(parameters, rel=0.01)
+    assert counted.paper / 1e9 == pytest.approx(flops, rel=0.02)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_exact_flops_agree_with_pytorchs_counter(name):
+    config = PRESETS[name].model
+    counted = cost(config)
+    # PyTorch's counter also sees the (batch-free) scores of the learned encoding: far below 1 in 1,000.
+    assert counted_flops(config, "dense") == pytest.approx(counted.dense, rel=1e-3)
+    if config.kind in ("learned", "quadratic") and config.covariance == "isotropic":
+        assert counted_flops(config, "separable") == pytest.approx(counted.separable, rel=1e-3)
+
+
+def test_averaging_costs_what_the_paper_leaves_out():
+    (scores, dense, separable), *_ = attention_flops(PRESETS["quadratic"].model)
+    assert (scores, 6 * dense) == (0, 6 * 2 * 9 * 256**2 * 400)
+    assert separable / dense == (16 + 16) / 256
+
+
+SMALL = dict(layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=4, downsampling=4, image_size=(12, 20))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_preset_builds_runs_and_learns(name, channels):
+    torch.manual_seed(0)
+    model = build_model(replace(PRESETS[name].model, {**SMALL, "image_channels": channels, "classes": 7}))
+    logits = model(torch.randn(4, channels, 12, 20))
+    assert logits.shape == (4, 7)
+    logits.logsumexp(1).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_space_to_depth_loses_nothing():
+    model = build_model(ModelConfig(**SMALL, image_channels=1))
+    with torch.no_grad():
+        model.embed = torch.nn.Identity()
+    images = torch.randn(2, 1, 12, 20)
+    pixels = model.pixels(images)
+    assert pixels.shape == (2, 3, 5, 16)
+    assert torch.equal(torch.nn.functional.pixel_shuffle(pixels.permute(0, 3, 1, 2), 4), images)
+
+
+def test_layer_inputs_are_what_the_layers_see():
+    model = build_model(ModelConfig(**SMALL)).eval()
+    images = torch.randn(2, 3, 12, 20)
+    seen = []
+    for layer in model.attention_layers:
+        layer.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    model(images)
+    for own, hooked in zip(model.layer_inputs(images), seen[:2], strict=True):
+        torch.testing.assert_close(own, hooked)
+
+
+def test_heads_may_differ_between_layers_down_to_none():
+    model = build_model(ModelConfig(**{**SMALL, "heads": (2, 0)}))
+    assert [layer.heads for layer in model.attention_layers] == [2, 0]
+    assert model(torch.randn(1, 3, 12, 20)).shape == (1, 10)
+
+
+def test_down_sampling_must_divide_the_image():
+    with pytest.raises(ConfigError, match="downsampling = 4 does not divide.*30x30"):
+        build_model(ModelConfig(image_size=(30, 30), downsampling=4))
+
+
+def test_position_parameters_are_centres_and_spreads():
+    model = build_model(ModelConfig(**SMALL))
+    assert [tuple(p.shape) for p in position_parameters(model)] == [(3, 2), (3,)] * 2
+    assert position_parameters(build_model(replace(PRESETS["resnet18"].model, SMALL))) == []
+
+
+def test_predict_leaves_the_mode_alone():
+    model = build_model(ModelConfig(**SMALL, dropout=0.5)).train()
+    images = torch.randn(2, 3, 12, 20)
+    assert torch.equal(predict(model, images), predict(model, images))
+    assert model.training
