@@ -80,7 +80,7 @@ def describe(maps: ArrayLike, query: Query) -> Description:
     nearest = np.clip(np.rint(centre), shift[0], shift[-1])
     index = ((nearest - shift[0]) @ (len(columns), 1)).astype(int)
     peak = p.argmax(-1)
-    entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0).sum(-1)
+    entropy = -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1) + 0.0  # no minus zero
     distance = np.linalg.norm(offset, axis=-1)
     order = distance.argsort(-1, kind="stable")
     held = np.take_along_axis(p, order, -1).cumsum(-1)
@@ -90,7 +90,7 @@ def describe(maps: ArrayLike, query: Query) -> Description:
         return np.take_along_axis(distance, np.take_along_axis(order, first[..., None], -1), -1)[..., 0]
 
     def known(values: NDArray) -> NDArray:
-        return np.where(missing.reshape(*shape, *(1,) * (values.ndim - len(shape))), np.nan, values)
+        return np.where(missing.reshape(shape + (1,) * (values.ndim - len(shape))), np.nan, values)
 
     return Description(
         centre=known(centre),
@@ -231,8 +231,8 @@ def geometry(
 ) -> dict[str, NDArray]:
     """The geometry of all heads of a network, cheap enough to record after every epoch (figures 3, 4).
 
-    Measured at the central query (H // 2, W // 2) of the H x W grid. With content, ``features[l]`` (B, H, W, C) is layer
-    l's input, and what is described is its map averaged over these B images, as in the paper's figure 6.
+    Measured at the central query (H // 2, W // 2) of the H x W grid. With content, ``features[l]`` (B, H, W, C) is the
+    input of layer l, and its map is averaged over these B images before it is described, as in the paper's figure 6.
 
     Returns:
         float32 arrays (layers, most heads of a layer, ...), NaN where a layer has fewer heads. In pixels: ``centre``
@@ -282,9 +282,9 @@ def degenerate(layer: QuadraticAttention) -> NDArray:
 def prune(layer: QuadraticAttention) -> QuadraticAttention:
     """A copy of the layer without its `degenerate` heads; the heads that stay contribute exactly what they did.
 
-    Head h's part of the output is its average of the pixels times the columns [h C, (h + 1) C) of ``value.weight``, so
-    dropping its centre, spread and columns removes that part and nothing else (section 1: MHSA is a sum over heads). The
-    bias stays; with no head left the layer answers with its bias alone. Mode, device and mixing are kept.
+    MHSA is a sum over heads (section 1): head h adds its average of the pixels times the columns [h C, (h + 1) C) of
+    ``value.weight``, so dropping its centre, spread and columns removes that part and nothing else. The bias stays;
+    with no head left the layer answers with its bias alone. Mode, device and mixing are kept.
 
     Raises:
         TypeError: not a quadratic layer (see `degenerate`).
@@ -335,16 +335,18 @@ def coverage(centres: ArrayLike, kernel_size: int) -> Coverage:
     half = kernel_size // 2
     grid = np.stack(np.meshgrid(*[np.arange(-half, half + 1)] * 2, indexing="ij"), -1).reshape(-1, 2)
 
-    def one(layer: NDArray) -> tuple[float, float, float]:
-        distances = cdist(layer, grid)  # (h, k^2)
-        if not len(layer):
-            return 0.0, np.nan, 0
-        rounded = {tuple(cell) for cell in np.rint(layer).astype(int) if np.abs(cell).max() <= half}
-        covered = (distances.min(0) <= 0.5).mean()
-        return covered, distances[linear_sum_assignment(distances)].mean(), len(rounded)
-
-    covered, distance, cells = _for_each_layer(centres, one)
-    return Coverage(covered, distance, cells.astype(int))
+    centres = np.asarray(centres, dtype=float)
+    covered, distance = np.zeros(centres.shape[:-2]), np.full(centres.shape[:-2], np.nan)
+    cells = np.zeros(centres.shape[:-2], dtype=int)
+    for index in np.ndindex(centres.shape[:-2]):
+        layer = centres[index][np.isfinite(centres[index]).all(-1)]
+        if len(layer):
+            distances = cdist(layer, grid)  # (h, k^2)
+            covered[index] = (distances.min(0) <= 0.5).mean()
+            distance[index] = distances[linear_sum_assignment(distances)].mean()
+            inside = np.rint(layer[np.abs(np.rint(layer)).max(-1) <= half])
+            cells[index] = len(np.unique(inside, axis=0))
+    return Coverage(covered, distance, cells)
 
 
 def free_cell_distance(centres: ArrayLike) -> NDArray:
@@ -369,15 +371,6 @@ def free_cell_distance(centres: ArrayLike) -> NDArray:
         own[heads] = distances[heads, taken]
         result[(*index, there)] = own
     return result
-
-
-def _for_each_layer(centres: ArrayLike, one) -> list[NDArray]:
-    """Apply ``one`` to the finite centres (h, 2) of every leading index; its results, each with the leading axes."""
-    centres = np.asarray(centres, dtype=float)
-    rows = []
-    for index in np.ndindex(centres.shape[:-2]):
-        rows.append(one(centres[index][np.isfinite(centres[index]).all(-1)]))
-    return [np.array(values, dtype=float).reshape(centres.shape[:-2]) for values in zip(*rows, strict=True)]
 
 
 def overlap(maps: ArrayLike) -> NDArray:
@@ -419,9 +412,9 @@ class Consistency:
     """How constant heads stay as the query moves; see `translation_consistency`. Arrays (...)."""
 
     agreement: NDArray
-    """Mean overlap, in [0, 1], of a head's map over shifts with that at the central query; 1 for any positional head."""
+    """Mean overlap of a head's map over shifts with that at the central query: 0 to 1, and 1 for a positional head."""
     deviation: NDArray
-    """Root mean square change of its mean shift against the central query, pixels; 0 for any positional head."""
+    """Root mean square change of its mean shift against the central query, pixels; 0 for a positional head."""
 
 
 def translation_consistency(probabilities: ArrayLike) -> Consistency:
@@ -482,10 +475,10 @@ class ScoreShares:
 def score_shares(content: ArrayLike, position: ArrayLike) -> ScoreShares:
     """How much of the score is content and how much position, for each head: parts (B, h, H, W, H, W) -> (h,).
 
-    The parts are those of `ContentAttention.score_parts` (section 4, learned encoding with content). The softmax ignores
-    what is constant over the keys, so each query's mean over keys is removed first; what is left are variances over
-    keys, var(score) = var(content) + var(position) + 2 cov, each averaged over queries and images. The covariance is
-    a share of its own. The position part is q . r: it varies over keys by their position alone, though q is content.
+    The parts are those of `ContentAttention.score_parts` (section 4, learned encoding with content). The softmax
+    ignores what is constant over the keys, so each query's mean over keys is removed first; what is left are variances
+    over keys, var(score) = var(content) + var(position) + 2 cov, each averaged over queries and images. The covariance
+    is a share of its own. The position part is q . r: it varies over keys by their position alone, though q is content.
     NaN for a head whose score is constant.
 
     Raises:
@@ -498,5 +491,5 @@ def score_shares(content: ArrayLike, position: ArrayLike) -> ScoreShares:
         c, p = (np.asarray(part, dtype=float).reshape(*part.shape[:3], -1) for part in (c, p))
         c, p = (part - part.mean(-1, keepdims=True) for part in (c, p))
         moments += [(c * c).mean((1, 2, 3)), (p * p).mean((1, 2, 3)), 2 * (c * p).mean((1, 2, 3))]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return ScoreShares(*(moments / moments.sum(0)))
+    total = moments.sum(0)
+    return ScoreShares(*(moments / np.where(total > 0, total, np.nan)))

@@ -1,0 +1,363 @@
+"""Heads whose answer is known: planted shifts, uniform heads, row heads, H != W, one head, padded heads."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from attnconv import heads
+from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+
+H, W, QUERY = 7, 10, (3, 5)
+
+
+def planted(*shifts):
+    """One-hot maps (h, H, W) at QUERY, one for each shift."""
+    maps = np.zeros((len(shifts), H, W))
+    for head, (row, column) in enumerate(shifts):
+        maps[head, QUERY[0] + row, QUERY[1] + column] = 1
+    return maps
+
+
+def planted_probabilities(*shifts):
+    """P (h, H, W, H, W) of heads that look at a shift, wrapping at the borders."""
+    p = np.zeros((len(shifts), H, W, H, W))
+    for head, (row, column) in enumerate(shifts):
+        for i, j in np.ndindex(H, W):
+            p[head, i, j, (i + row) % H, (j + column) % W] = 1
+    return p
+
+
+def quadratic(centres, spreads, channels=3, out_channels=4):
+    """A quadratic layer with these parameters; its covariance is full if the spreads are matrices."""
+    covariance = "full" if np.ndim(spreads) == 3 else "isotropic"
+    layer = QuadraticAttention(channels, out_channels, len(spreads), covariance)
+    with torch.no_grad():
+        layer.centres.copy_(torch.tensor(centres, dtype=torch.float32))
+        layer.spreads.copy_(torch.tensor(np.asarray(spreads), dtype=torch.float32))
+    return layer
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+# --- describe -----------------------------------------------------------------------------------------------------
+
+
+def test_planted_shift_is_one_tap():
+    d = heads.describe(planted((0, 0), (-2, 3), (3, -5)), QUERY)
+    np.testing.assert_array_equal(d.centre, [(0, 0), (-2, 3), (3, -5)])
+    np.testing.assert_array_equal(d.nearest_shift, d.centre)
+    np.testing.assert_array_equal(d.peak_shift, d.centre)
+    np.testing.assert_allclose(d.reach, [0, math.hypot(2, 3), math.hypot(3, 5)])
+    for name, value in {"mass": 1, "peak_mass": 1, "entropy": 0, "radius50": 0, "radius90": 0, "covariance": 0}.items():
+        np.testing.assert_array_equal(getattr(d, name), np.full_like(getattr(d, name), value), err_msg=name)
+
+
+def test_uniform_head():
+    d = heads.describe(np.full((H, W), 1 / (H * W)), QUERY)
+    rows, columns = np.arange(H) - QUERY[0], np.arange(W) - QUERY[1]
+    np.testing.assert_allclose(d.centre, [rows.mean(), columns.mean()], atol=1e-12)
+    np.testing.assert_allclose(d.covariance, np.diag([(H**2 - 1) / 12, (W**2 - 1) / 12]), atol=1e-12)
+    np.testing.assert_allclose(d.entropy, math.log(H * W))
+    np.testing.assert_allclose([d.mass, d.peak_mass], 1 / (H * W))
+    np.testing.assert_allclose(d.reach, np.mean([math.hypot(r, c) for r in rows for c in columns]))
+    distances = np.sort([math.hypot(r - rows.mean(), c - columns.mean()) for r in rows for c in columns])
+    np.testing.assert_allclose([d.radius50, d.radius90], distances[[34, 62]])  # the 35th and 63rd of 70 pixels
+
+
+def test_row_head_spreads_over_columns_only():
+    maps = np.zeros((H, W))
+    maps[QUERY[0] - 1] = 1 / W
+    d = heads.describe(maps, QUERY)
+    np.testing.assert_allclose(d.centre, [-1, np.mean(np.arange(W) - QUERY[1])])
+    np.testing.assert_allclose(d.covariance, [[0, 0], [0, (W**2 - 1) / 12]], atol=1e-12)
+    np.testing.assert_allclose(d.entropy, math.log(W))
+
+
+def test_mass_is_that_of_the_shift_nearest_to_the_centre_and_peak_is_told_apart():
+    maps = np.zeros((H, W))
+    maps[3, 3], maps[3, 5], maps[3, 8] = 0.4, 0.25, 0.35  # shifts -2, 0, 3 along columns: mean 0.25
+    d = heads.describe(maps, QUERY)
+    np.testing.assert_allclose(d.centre, [0, 0.25])
+    assert (d.mass, d.peak_mass) == (0.25, 0.4)
+    np.testing.assert_array_equal(d.peak_shift, [0, -2])
+
+
+def test_measured_radius_agrees_with_the_closed_form_on_a_fine_grid():
+    for spread in (0.05, 0.1):
+        layer = quadratic([(0.0, 0.0), (3.3, -7.8)], [spread, -spread])
+        d = heads.describe(heads.query_maps(layer, (100, 110), 201, 221), (100, 110))
+        for share, measured in ((0.5, d.radius50), (0.9, d.radius90)):
+            np.testing.assert_allclose(measured, heads.gaussian_radius(spread, share), rtol=0.01)
+        np.testing.assert_allclose(d.covariance, np.broadcast_to(np.eye(2) / spread**2, (2, 2, 2)), rtol=0.01, atol=0.1)
+
+
+def test_gaussian_radius():
+    np.testing.assert_allclose(heads.gaussian_radius([1, -2, 0], 0.5), [1.17741, 0.588705, np.inf], rtol=1e-5)
+    assert heads.gaussian_radius(1, 0.0) == 0
+    with pytest.raises(ValueError, match=r"share = 1 must be in \[0, 1\)"):
+        heads.gaussian_radius(1, 1)
+
+
+def test_padded_heads_stay_nan_and_harm_nobody():
+    maps = np.concatenate([planted((1, 1)), np.full((1, H, W), np.nan)])
+    d = heads.describe(maps, QUERY)
+    for name in vars(d):
+        values = getattr(d, name)
+        assert np.isfinite(values[0]).all() and np.isnan(values[1]).all(), name
+    assert heads.describe(np.empty((2, 0, H, W)), QUERY).covariance.shape == (2, 0, 2, 2)
+
+
+@pytest.mark.parametrize("query", [(-1, 0), (7, 0), (0, 10)])
+def test_query_outside_the_map_is_refused(query):
+    with pytest.raises(ValueError, match="is no pixel of maps"):
+        heads.describe(planted((0, 0)), query)
+
+
+def test_shift_maps_and_their_border():
+    maps = np.arange(2 * H * W, dtype=float).reshape(2, H, W)
+    window = heads.shift_maps(maps, QUERY, 2)
+    np.testing.assert_array_equal(window, maps[:, 1:6, 3:8])
+    corner = heads.shift_maps(maps, (0, W - 1), 3)
+    assert corner.shape == (2, 7, 7) and np.isnan(corner[:, :3]).all() and np.isnan(corner[:, :, 4:]).all()
+    np.testing.assert_array_equal(corner[:, 3:, :4], maps[:, :4, -4:])
+
+
+def test_kernel_mass():
+    uniform = np.full((1, H, W), 1 / (H * W))
+    mass = heads.kernel_mass(np.concatenate([planted((0, 0), (-2, 1)), uniform]), QUERY)
+    np.testing.assert_allclose(mass, [(1, 1, 1, 1), (0, 0, 1, 1), np.array([1, 9, 25, 49]) / (H * W)])
+    with pytest.raises(ValueError, match="2 is not odd"):
+        heads.kernel_mass(uniform, QUERY, (1, 2))
+
+
+# --- layers -------------------------------------------------------------------------------------------------------
+
+
+def layers():
+    return [
+        quadratic([(0.5, -1.5), (9, 9)], [0.7, 1.3]),
+        QuadraticAttention(3, 4, 3, "full"),
+        LearnedAttention(3, 4, 4, max_size=11),
+    ]
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_query_maps_are_the_probabilities(index):
+    layer = layers()[index]
+    maps = heads.query_maps(layer, (6, 2), H, W)
+    np.testing.assert_allclose(maps, layer.probabilities(H, W)[:, 6, 2].detach(), atol=1e-6)
+
+
+def test_query_maps_with_content_are_the_probabilities():
+    layer, x = ContentAttention(3, 4, 2, max_size=11, key_size=6), torch.randn(5, H, W, 3)
+    maps = heads.query_maps(layer, (6, 2), H, W, x)
+    np.testing.assert_allclose(maps, layer.probabilities(x)[:, :, 6, 2].detach(), atol=1e-6)
+    with pytest.raises(ValueError, match="needs features"):
+        heads.query_maps(layer, (6, 2), H, W)
+    with pytest.raises(ValueError, match="not of 6 x 10"):
+        heads.query_maps(layer, (5, 2), 6, W, x)
+
+
+def test_geometry_of_layers_of_all_kinds():
+    content, x = ContentAttention(3, 4, 2, max_size=11, key_size=6), torch.randn(5, H, W, 3)
+    kinds = [*layers(), content]
+    g = heads.geometry(kinds, H, W, [None, None, None, x])
+    middle = (H // 2, W // 2)
+    maps = [layer.probabilities(H, W)[(slice(None), *middle)].detach() for layer in kinds[:3]]
+    maps.append(content.probabilities(x).mean(0)[(slice(None), *middle)].detach())
+    for index, layer in enumerate(kinds):
+        d = heads.describe(maps[index], middle)
+        for name in ("centre", "covariance", "mass", "entropy", "reach"):
+            assert g[name].dtype == np.float32
+            np.testing.assert_allclose(g[name][index, : layer.heads], getattr(d, name), atol=2e-5, err_msg=name)
+            assert np.isnan(g[name][index, layer.heads :]).all()
+    np.testing.assert_array_equal(g["parameter_centre"][0, :2], kinds[0].centres.detach())
+    np.testing.assert_array_equal(g["precision"][1, :3], kinds[1].precision().detach())
+    assert np.isnan(g["parameter_centre"][2:]).all() and np.isnan(g["precision"][2:]).all()
+
+
+def test_geometry_leaves_the_layers_as_they_were():
+    content, x = ContentAttention(3, 4, 2, max_size=11, key_size=6, dropout=0.5), torch.randn(2, H, W, 3)
+    content.train()
+    before, state = torch.get_rng_state(), {k: v.clone() for k, v in content.state_dict().items()}
+    first, second = (heads.geometry([content], H, W, [x]) for _ in range(2))
+    assert torch.equal(before, torch.get_rng_state()) and content.training
+    assert all(torch.equal(v, state[k]) for k, v in content.state_dict().items())
+    assert all(p.grad is None for p in content.parameters())
+    np.testing.assert_array_equal(first["centre"], second["centre"])  # no dropout in what is described
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        np.testing.assert_array_equal(first["centre"], heads.geometry([content], H, W, [x])["centre"])
+
+
+def test_geometry_of_one_hot_heads_is_exact():
+    layer = quadratic([(1, -2)], [15.0])  # alpha = 112.5: one-hot in float32
+    g = heads.geometry([layer], H, W)
+    np.testing.assert_array_equal(g["centre"], [[(1, -2)]])
+    assert g["mass"] == 1 and g["entropy"] == 0 and g["reach"] == pytest.approx(math.sqrt(5))
+
+
+# --- degenerate heads ---------------------------------------------------------------------------------------------
+
+
+def test_degenerate_by_the_rule():
+    isotropic = quadratic(np.zeros((4, 2)), [1.0, 3.1e-3, -3.2e-3, 0.0])  # spread^2: 1, 9.6e-6, 1.02e-5, 0
+    np.testing.assert_array_equal(heads.degenerate(isotropic), [False, True, False, True])
+    root = math.sqrt
+    full = quadratic(
+        np.zeros((6, 2)),
+        [
+            [[1, 0], [0, 1]],
+            [[root(990), 0], [0, 1]],
+            [[root(1010), 0], [0, 1]],
+            [[1, 1], [1, 1]],  # singular
+            [[3e-3, 0], [0, 3e-3]],
+            [[np.nan, 0], [0, 1]],
+        ],
+    )
+    np.testing.assert_array_equal(heads.degenerate(full), [False, False, True, True, True, True])
+    with pytest.raises(TypeError, match="not LearnedAttention"):
+        heads.degenerate(LearnedAttention(2, 2, 1, 4))
+
+
+@pytest.mark.parametrize("covariance", ["isotropic", "full"])
+def test_prune_keeps_the_other_heads_exactly(covariance):
+    layer = QuadraticAttention(3, 4, 5, covariance, mixing="dense", dropout=0.1).eval()
+    with torch.no_grad():
+        layer.spreads[[0, 3]] = 0
+    x = torch.randn(2, H, W, 3)
+    pruned = heads.prune(layer)
+    assert pruned.heads == 3 and pruned.value.in_features == 9 and not pruned.training and pruned.dropout == 0.1
+    assert layer.heads == 5 and layer.value.weight.shape == (4, 15)
+    torch.testing.assert_close(pruned.probabilities(H, W), layer.probabilities(H, W)[[1, 2, 4]], rtol=0, atol=0)
+    with torch.no_grad():  # silence the dropped heads: then nothing may change
+        weight = layer.value.weight.clone()
+        layer.value.weight[:, :3] = 0
+        layer.value.weight[:, 9:12] = 0
+        torch.testing.assert_close(pruned(x), layer(x))
+        layer.value.weight.copy_(weight)
+    assert set(pruned.state_dict()) == set(layer.state_dict())
+    pruned(x).sum().backward()
+    assert pruned.centres.grad.shape == (3, 2) and layer.centres.grad is None
+
+
+def test_prune_nothing_and_everything():
+    layer, x = quadratic(np.zeros((2, 2)), [1.0, 2.0]), torch.randn(2, H, W, 3)
+    torch.testing.assert_close(heads.prune(layer)(x), layer(x), rtol=0, atol=0)
+    empty = heads.prune(quadratic(np.zeros((2, 2)), [0.0, 0.0]))
+    assert empty.heads == 0
+    for mixing in ("auto", "dense", "separable"):
+        empty.mixing = mixing
+        torch.testing.assert_close(empty(x), empty.value.bias.expand(2, H, W, 4))
+    assert heads.geometry([empty], H, W)["centre"].shape == (1, 0, 2)
+    assert heads.geometry([empty, layer], H, W)["centre"].shape == (2, 2, 2)
+    assert len(heads.degenerate(empty)) == 0
+
+
+# --- heads together -----------------------------------------------------------------------------------------------
+
+GRID = np.array([(r, c) for r in (-1, 0, 1) for c in (-1, 0, 1)], dtype=float)
+
+
+def test_coverage_of_a_grid_in_any_order():
+    order = np.random.default_rng(0).permutation(9)
+    c = heads.coverage(GRID[order] + 0.1, 3)
+    assert (c.covered, c.cells) == (1, 9) and c.distance == pytest.approx(0.1 * math.sqrt(2))
+    wide = heads.coverage(2 * GRID, 3)  # dilated: only the middle is in place
+    assert wide.covered == pytest.approx(1 / 9) and wide.cells == 1
+    assert heads.coverage(2 * GRID, 5).covered == pytest.approx(9 / 25)
+
+
+def test_coverage_batched_padded_and_empty():
+    centres = np.full((3, 9, 2), np.nan)
+    centres[0], centres[1, :4] = GRID, 0  # all four heads on the query: three of them must travel 1
+    c = heads.coverage(centres, 3)
+    np.testing.assert_allclose(c.covered, [1, 1 / 9, 0])
+    np.testing.assert_allclose(c.distance, [0, 3 / 4, np.nan])
+    np.testing.assert_array_equal(c.cells, [9, 1, 0])
+    assert heads.coverage(np.empty((0, 9, 2)), 3).covered.shape == (0,)
+    with pytest.raises(ValueError, match="must be odd"):
+        heads.coverage(GRID, 4)
+
+
+def test_coverage_has_more_heads_than_cells():
+    c = heads.coverage(np.concatenate([GRID + 5, GRID]), 3)
+    assert (c.covered, c.distance, c.cells) == (1, 0, 9)
+
+
+def test_free_cell_distance():
+    np.testing.assert_allclose(heads.free_cell_distance(GRID * 7), np.zeros(9))
+    np.testing.assert_allclose(heads.free_cell_distance([(0.3, -0.4)]), [0.5])
+    two = heads.free_cell_distance([(0, 0), (np.nan, np.nan), (0, 0)])
+    assert np.isnan(two[1]) and sorted(two[[0, 2]]) == [0, 1]
+    crowd = heads.free_cell_distance(np.zeros((2, 16, 2)))  # sixteen heads on the query take the sixteen nearest cells
+    cells = sorted(math.hypot(r, c) for r in range(-3, 4) for c in range(-3, 4))[:16]
+    np.testing.assert_allclose(np.sort(crowd, axis=-1), np.broadcast_to(cells, (2, 16)))
+
+
+def test_overlap():
+    maps = np.concatenate([planted((0, 0), (0, 0), (1, 1)), np.full((1, H, W), 1 / (H * W))])
+    u = 1 / (H * W)
+    expected = [(1, 1, 0, u), (1, 1, 0, u), (0, 0, 1, u), (u, u, u, 1)]
+    np.testing.assert_allclose(heads.overlap(maps), expected)
+    padded = heads.overlap(np.concatenate([maps[:1], np.full((1, H, W), np.nan)]))
+    np.testing.assert_array_equal(np.isnan(padded), [(False, True), (True, True)])
+
+
+def test_reach_order_is_stable_and_padding_comes_last():
+    np.testing.assert_array_equal(heads.reach_order([2, np.nan, 1, 2, 0]), [4, 2, 0, 3, 1])
+
+
+# --- moving queries, content --------------------------------------------------------------------------------------
+
+
+def test_positional_heads_are_consistent_also_at_the_borders():
+    for layer in layers():
+        c = heads.translation_consistency(layer.probabilities(H, W).detach())
+        np.testing.assert_allclose(c.agreement, 1, atol=1e-5)
+        np.testing.assert_allclose(c.deviation, 0, atol=1e-4)
+    # A planted shift keeps to it wherever it can; wrapped to the far side its mass leaves the common window.
+    c = heads.translation_consistency(planted_probabilities((0, 0), (1, -2)))
+    np.testing.assert_array_equal([c.agreement, c.deviation], [(1, 1), (0, 0)])
+
+
+def test_a_head_that_stares_at_one_pixel_is_not_consistent():
+    p = np.zeros((1, H, W, H, W))
+    p[..., 3, 4] = 1
+    c = heads.translation_consistency(p)
+    assert c.agreement == 0 and c.deviation > 1
+    half = 0.5 * p + 0.5 * planted_probabilities((0, 0))
+    assert 0.4 < heads.translation_consistency(half).agreement[0] < 0.75
+
+
+def test_mean_shifts():
+    p = np.zeros((H, W, H, W))
+    p[..., 3, 4] = 1
+    rows, columns = np.indices((H, W))
+    np.testing.assert_array_equal(heads.mean_shifts(p), np.stack([3 - rows, 4 - columns], -1))
+    layer = layers()[0]
+    moved = heads.mean_shifts(layer.probabilities(H, W).detach())
+    at_query = heads.describe(heads.query_maps(layer, (5, 1), H, W), (5, 1)).centre
+    np.testing.assert_allclose(moved[:, 5, 1], at_query, atol=1e-5)
+
+
+def test_score_shares():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 3, 2, 4, 5, 4, 5))
+    s = heads.score_shares(a + 10, np.zeros_like(b) + 3)  # constants over keys do not count
+    np.testing.assert_allclose([s.content, s.position, s.covariance], [(1, 1), (0, 0), (0, 0)], atol=1e-12)
+    s = heads.score_shares(a, 2 * a)
+    np.testing.assert_allclose(s.content, 1 / 9)
+    np.testing.assert_allclose(s.content_share, 1 / 3)
+    s = heads.score_shares(a, 3 * b)
+    np.testing.assert_allclose(s.content + s.position + s.covariance, 1)
+    np.testing.assert_allclose(s.content, 0.1, atol=0.03)
+    assert np.isnan(heads.score_shares(a, -a).content_share).all()  # the parts cancel: nothing to share
+    layer, x = ContentAttention(3, 4, 2, max_size=11, key_size=6), torch.randn(2, 4, 5, 3)
+    share = heads.score_shares(*(part.detach() for part in layer.score_parts(x))).content_share
+    assert share.shape == (2,) and ((share > 0) & (share < 1)).all()
+    with pytest.raises(ValueError, match="must both be"):
+        heads.score_shares(a, b[:1])
