@@ -15,6 +15,7 @@ import platform
 import random
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -308,7 +309,9 @@ class _Trainer:
         images, config = len(self.data.train_labels), self.config
         done = self.epoch * images + min(self.step * config.batch_size, images)
         quiet = not self.progress or os.environ.get("ATTNCONV_QUIET") == "1"
-        bar = tqdm(total=config.epochs * images, initial=done, unit=" images", disable=quiet, dynamic_ncols=True)
+        seen = sys.stderr.isatty() or "ipykernel" in sys.modules
+        look = dict(disable=quiet, unit=" images", dynamic_ncols=True, mininterval=0.1 if seen else 30)  # a log: rarely
+        bar = tqdm(total=config.epochs * images, initial=done, **look)
         with bar, _asked_to_stop() as stop:
             while self.epoch < config.epochs:
                 bar.set_description(f"{self.folder.name}: epoch {self.epoch + 1}/{config.epochs}")
