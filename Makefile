@@ -67,7 +67,7 @@ $(READY): requirements.lock pyproject.toml $(if $(filter-out $(shell cat $(VENV)
 	@'$(PYTHON)' -m venv $(VENV_FLAGS) $(VENV)
 	@echo '$(VENV_FLAGS)' > $(VENV)/flags
 	@PYTHONPATH=lib $(RUN) attnconv.constraints > $(VENV)/constraints.txt
-	@$(RUN) pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[test]' \
+	@$(RUN) pip install -qq --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[test]' \
 		|| { echo "pip could not install the dependencies (above: why). The package index must be reachable; then run the same command again."; exit 1; }
 	@touch $(READY)
 	@echo "$(VENV) is ready."

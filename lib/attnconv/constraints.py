@@ -1,4 +1,4 @@
-"""requirements.lock: writing it (`make lock`) and turning it into pip's constraints (every other target of the Makefile).
+"""requirements.lock: writing it (`make lock`) and turning it into pip's constraints (the Makefile's other targets).
 
 Runs before anything is installed, so it needs nothing but the standard library and pip.
 """
@@ -20,8 +20,8 @@ except ImportError:  # a fresh virtual environment: pip brings its own copy
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = """\
-# Exact versions of everything that attnconv installs. Regenerate with `make lock`, on Python 3.11 (the oldest supported,
-# so that every version here has a build for it). pip reads this file as constraints: only what a machine needs is
+# Exact versions of everything that attnconv installs. Regenerate with `make lock` on Python 3.11: the oldest supported,
+# so that every version here has a build for it. pip reads this file as constraints: only what a machine needs is
 # installed. CUDA's libraries and triton are left out: torch names their exact versions itself, where it uses them.
 """
 _LEFT_TO_TORCH = re.compile(r"^(nvidia|cuda)-|^(triton|pytorch-triton)$")
