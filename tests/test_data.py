@@ -398,6 +398,19 @@ def test_half_written_cache_is_never_read_and_goes_away(copy, root, cifar, monke
     assert everything(root) == ["cache", f"cache/{loaded.key}.v1.safetensors"]
 
 
+def test_cache_appears_whole_by_a_rename_in_its_folder(copy, root, cifar, monkeypatch):
+    moves, replace = [], os.replace
+
+    def watched(old, new):
+        moves.append((Path(old).parent == Path(new).parent, Path(new).exists(), Path(old).stat().st_size))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", watched)
+    load_data(copy, root=root, progress=False)
+    [cache] = (root / "cache").iterdir()
+    assert moves == [(True, False, cache.stat().st_size)]
+
+
 def test_without_a_place_for_the_cache_it_warns_and_goes_on(copy, root, cifar):
     (root / "cache").write_text("a file in the way")
     with pytest.warns(UserWarning, match="cannot be cached"):
