@@ -23,10 +23,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+
 from attnconv import data, sources
 from attnconv.data import DataError, augment, batches, epoch_plan, load_data, normalize
 from attnconv.sources import CIFAR10_CLASSES, IDX_FILES, content_key, find_data
-from PIL import Image
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
