@@ -1,0 +1,332 @@
+"""The batch runner on toy notebooks: plan, refusals, what is done again and what not, failures, interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from attnconv import cli
+from attnconv.config import ConfigError, load_profile
+from attnconv.reproduce import clock, plan, read_notebook, reproduce, runs_hash, select, source_hash, table, with_needs
+from attnconv.sources import DataError
+from conftest import PARAMETERS, Toys
+
+PER_RUN = PARAMETERS + "preset = 'quadratic'\nseed = 0\n"
+
+
+def run(toys: Toys, **options) -> int:
+    return reproduce("toy", notebooks=toys.notebooks, output=toys.output, **options)
+
+
+def planned(toys: Toys) -> dict:
+    profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
+    return plan(map(read_notebook, sorted(toys.notebooks.glob("*.ipynb"))), profile, {"profile": "toy"})
+
+
+def manifest(toys: Toys) -> dict:
+    return json.loads((toys.output / "manifest.json").read_text())
+
+
+def status(toys: Toys) -> dict[str, str]:
+    return {name: entry["status"] for name, entry in manifest(toys)["notebooks"].items()}
+
+
+def put_run(toys: Toys, preset: str, seed: int, metrics: str) -> None:
+    folder = toys.output / "runs" / f"{preset}-seed{seed}-0"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"preset": preset, "train": {"seed": seed}}))
+    (folder / "metrics.jsonl").write_text(metrics)
+
+
+# What there is to do
+
+
+def test_a_per_run_notebook_is_planned_once_per_preset_and_seed_after_what_it_starts_from(toys: Toys) -> None:
+    toys.profile("runs: [quadratic_pruned, quadratic_full]\nseeds: [0, 3]\n")
+    toys.add("03_train", parameters=PER_RUN, per_run=True)
+    toys.add("02_theory")
+    toys.add("04_heads", needs=["03:quadratic_full", "03:learned"])  # learned is not in this profile
+    jobs = planned(toys)
+    names = list(jobs)
+    assert sorted(names) == sorted(
+        ["02_theory", "04_heads", *(f"03_train-quadratic_{p}-seed{s}" for p in ("pruned", "full") for s in (0, 3))]
+    )
+    assert jobs["03_train-quadratic_pruned-seed3"].needs == ("03_train-quadratic_full-seed3",)
+    assert set(jobs["04_heads"].needs) == {"03_train-quadratic_full-seed0", "03_train-quadratic_full-seed3"}
+    assert jobs["04_heads"].reads == {("quadratic_full", 0), ("quadratic_full", 3)}
+    assert all(names.index(need) < names.index(name) for name, job in jobs.items() for need in job.needs)
+    assert jobs["03_train-quadratic_full-seed3"].parameters == {"profile": "toy", "preset": "quadratic_full", "seed": 3}
+
+
+def test_only_picks_notebooks_or_single_runs_and_brings_what_they_need(toys: Toys) -> None:
+    toys.add("02_theory")
+    toys.add("03_train", parameters=PER_RUN, per_run=True)
+    toys.add("04_heads", needs=["03:quadratic"])
+    jobs = planned(toys)
+    assert select(jobs, ["3:learned"]) == {"03_train-learned-seed0"}
+    assert list(with_needs(jobs, select(jobs, ["4"]))) == ["03_train-quadratic-seed0", "04_heads"]
+    with pytest.raises(ConfigError, match=r"no notebook '09'.*02, 03, 04, 03:quadratic, 03:learned"):
+        select(jobs, ["09"])
+
+
+@pytest.mark.parametrize(
+    ("needs", "message"), [(["07"], "needs notebook 07, which is not there"), (["05"], "in a circle: 04.*05")]
+)
+def test_impossible_needs_are_refused(toys: Toys, needs: list[str], message: str) -> None:
+    toys.add("04_a", needs=needs)
+    toys.add("05_b", needs=["04"])
+    with pytest.raises(ConfigError, match=message):
+        planned(toys)
+
+
+# Refused before anything runs
+
+
+def refused(toys: Toys, message: str, kind: type = ConfigError, **options) -> None:
+    with pytest.raises(kind, match=message):
+        run(toys, **options)
+    assert not toys.executed()
+    assert not toys.output.exists()
+
+
+KNOBS = "epochs = 3\nlr = 0.1\nname = 'x'\nflag = False\nsizes = (1, 2)\nfree = None\n"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"epoch": 3}, "02_theory.ipynb has no parameter 'epoch'. Its parameters: profile, data, output, epochs"),
+        ({"epochs": "3"}, "epochs = '3' must be a whole number"),
+        ({"epochs": True}, "epochs = True must be a whole number"),
+        ({"epochs": 0.5}, "epochs = 0.5 must be a whole number"),
+        ({"lr": "fast"}, "lr = 'fast' must be a number"),
+        ({"name": 3}, "name = 3 must be a text"),
+        ({"flag": 1}, "flag = 1 must be true or false"),
+        ({"sizes": 3}, "sizes = 3 must be a tuple"),
+        ({"output": "x"}, "'output' is given by the profile"),
+    ],
+)
+def test_unknown_or_ill_typed_parameters_are_refused(toys: Toys, parameters: dict, message: str) -> None:
+    toys.add("01_first")
+    toys.add("02_theory", parameters=PARAMETERS + KNOBS)
+    refused(toys, message, only=["02"], parameters=parameters)
+
+
+def test_an_ill_typed_default_of_a_given_parameter_is_refused(toys: Toys) -> None:
+    toys.add("02_theory", parameters="profile = 3\ndata = None\noutput = None\n")
+    refused(toys, "profile = 'toy' must be a whole number")
+
+
+def test_a_notebook_that_lacks_a_given_parameter_is_refused(toys: Toys) -> None:
+    toys.add("02_theory", parameters="profile = 'toy'\n")
+    refused(toys, "must also set data, output")
+
+
+def test_other_mistakes_are_refused(toys: Toys, tmp_path: Path) -> None:
+    refused(toys, "no notebooks in")
+    path = toys.add("02_theory")
+    refused(toys, "no notebook '9'", only=["9"])
+    refused(toys, "--jobs 0", at_once=0)
+    refused(toys, "There is no file or folder", DataError, data=str(tmp_path / "nowhere"))
+    toys.profile("train: {epoch: 3}\n")
+    refused(toys, "Did you mean 'epochs'")
+    toys.profile("runs: [quadratic]\n")
+    path.write_text("{")
+    refused(toys, "not a readable notebook")
+
+
+def test_the_command_says_an_error_in_one_line(capsys: pytest.CaptureFixture) -> None:
+    for words in (["--profile", "quik"], ["--profile", "smoke", "-p", "epochs", "3"]):
+        assert cli.main(["reproduce", *words]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("attnconv: ") and captured.err.count("\n") == 1 and not captured.out
+    assert cli.main(["train", "quadratc"]) == 2
+    assert "Did you mean 'quadratic'" in capsys.readouterr().err
+    assert cli.main(["train", "quadratic", "--epochs", "0"]) == 2
+    assert "TrainConfig.epochs = 0" in capsys.readouterr().err
+    assert cli.main(["train", "quadratic", "--set", "head=3"]) == 2
+    assert "known name" in capsys.readouterr().err
+
+
+def test_changes_go_to_the_configuration_that_has_them() -> None:
+    assert cli.changes(["heads=16", "lr=0.1", "augment=no"]) == ({"heads": 16}, {"lr": 0.1, "augment": False})
+
+
+# What counts as changed
+
+
+def test_the_source_hash_is_of_cells_and_needs_alone(toys: Toys) -> None:
+    path = toys.add("02_theory", "1 + 1")
+    before = source_hash(path)
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[-1].execution_count = 7
+    notebook.metadata["kernelspec"] = {"name": "other", "display_name": "Other"}
+    nbformat.write(notebook, path)
+    assert source_hash(path) == before
+    notebook.cells[-1].source = "1 + 2"
+    nbformat.write(notebook, path)
+    assert source_hash(path) != before
+
+
+def test_the_runs_hash_is_of_the_wanted_runs_alone(toys: Toys) -> None:
+    hashes = [runs_hash(toys.output / "runs", [("quadratic", 0)])]
+    for preset, seed, metrics in [("quadratic", 0, "1"), ("quadratic", 0, "2")]:
+        put_run(toys, preset, seed, metrics)
+        hashes.append(runs_hash(toys.output / "runs", [("quadratic", 0)]))
+    assert len(set(hashes)) == 3
+    put_run(toys, "learned", 0, "1")
+    put_run(toys, "quadratic", 1, "1")
+    assert runs_hash(toys.output / "runs", [("quadratic", 0)]) == hashes[-1]
+
+
+# Real executions
+
+
+def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, monkeypatch) -> None:
+    toys = Toys(tmp_path / "a {name} with spaces")
+    toys.profile("runs: [quadratic]\n")
+    # A kernel that the user has registered as python3 must not be used.
+    spec = tmp_path / "jupyter" / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    (spec / "kernel.json").write_text(json.dumps({"argv": ["/bin/false"], "display_name": "no", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    facts = "import os, sys; print(sys.executable, os.getcwd(), os.environ['ATTNCONV_QUIET'], 'MPLBACKEND is',"
+    toys.add("02_theory", facts + " os.environ.get('MPLBACKEND'))")
+    figure = (
+        "import pathlib; p = pathlib.Path(output, 'figures'); p.mkdir(exist_ok=True); (p / 'f.png').write_text('x')"
+    )
+    toys.add("03_train", "print(preset, seed)", parameters=PER_RUN, per_run=True)
+    toys.add("04_heads", figure, needs=["03:quadratic"])
+    train = "03_train-quadratic-seed0"
+
+    assert run(toys, at_once=2) == 0
+    order = toys.executed()
+    assert sorted(order) == ["02", "03:quadratic", "04"] and order.index("03:quadratic") < order.index("04")
+    record = manifest(toys)
+    assert status(toys) == {"02_theory": "done", train: "done", "04_heads": "done"}
+    assert record["data"]["form"] == "embedded sample" and len(record["data"]["sha256"]) == 64
+    assert record["versions"]["python"] and record["device"]["cores"] and record["seeds"] == [0]
+    assert record["notebooks"]["04_heads"]["made"] == ["figures/f.png"]
+    assert str(tmp_path) not in json.dumps(record)
+    copy = nbformat.read(toys.output / "notebooks" / "02_theory.ipynb", as_version=4)
+    said = "".join(output.get("text", "") for cell in copy.cells if cell.cell_type == "code" for output in cell.outputs)
+    assert said.startswith(f"{sys.executable} {toys.notebooks.resolve()} 1 MPLBACKEND is") and "agg" not in said
+
+    assert run(toys) == 0
+    assert toys.executed() == []
+
+    toys.add("02_theory", "print('changed')")
+    (toys.output / "figures" / "f.png").unlink()
+    assert run(toys) == 0
+    assert toys.executed() == ["02", "04"]
+
+    put_run(toys, "quadratic", 0, "from elsewhere")
+    assert run(toys) == 0
+    assert toys.executed() == ["03:quadratic", "04"]
+
+    assert run(toys, only=["02"], force=True) == 0
+    assert toys.executed() == ["02"]
+    assert not list((toys.output / "notebooks").glob(".running*"))
+
+
+def test_a_failure_is_shown_kept_and_stops_only_what_needs_it(toys: Toys, capsys: pytest.CaptureFixture) -> None:
+    toys.add("02_wrong", "fine = 1", "lines = 2\nfine / 0  # here it goes wrong")
+    toys.add("03_needs_it", needs=["02"])
+    toys.add("04_needs_that", needs=["03"])
+    toys.add("05_fine")
+    assert run(toys) == 1
+    assert toys.executed() == ["02", "05"]
+    out = capsys.readouterr().out
+    assert "fine / 0  # here it goes wrong" in out and "ZeroDivisionError: division by zero" in out
+    assert "needs 02 wrong, which failed" in out and "needs 03 needs it, which did not run" in out
+    assert status(toys) == {"02_wrong": "failed", "05_fine": "done"}
+    copy = (toys.output / "notebooks" / "02_wrong.ipynb").read_text()
+    assert "ZeroDivisionError" in copy
+
+    toys.add("02_wrong", "import os, signal", "os.kill(os.getpid(), signal.SIGKILL)")
+    assert run(toys, only=["02"]) == 1
+    assert "The kernel died" in capsys.readouterr().out
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: signal.Signals) -> None:
+    (toys.output / "notebooks").mkdir(parents=True)
+    earlier = toys.output / "notebooks" / "02_long.ipynb"
+    earlier.write_text("an earlier success")
+    sleep = "import os, subprocess, time; helper = subprocess.Popen(['sleep', '60'])"
+    toys.add("02_long", sleep, "open('PIDS', 'w').write(f'{os.getpid()} {helper.pid} '); time.sleep(60)")
+    call = f"reproduce('toy', notebooks=Path({str(toys.notebooks)!r}), output={str(toys.output)!r})"
+    code = f"import sys; from pathlib import Path; from attnconv.reproduce import reproduce; sys.exit({call})"
+    # A shell's background job would ignore SIGINT; make sure that this process does not.
+    runner = subprocess.Popen(
+        [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    pids = toys.notebooks / "PIDS"
+    until = time.time() + 60
+    while not (pids.exists() and pids.read_text().endswith(" ")) and time.time() < until:
+        time.sleep(0.05)
+    running = [int(pid) for pid in pids.read_text().split()]
+    assert all(map(alive, running))
+    runner.send_signal(number)
+    out, _ = runner.communicate(timeout=30)
+    until = time.time() + 5
+    while any(map(alive, running)) and time.time() < until:
+        time.sleep(0.05)
+    assert not any(map(alive, running))
+    assert earlier.read_text() == "an earlier success"
+    if number != signal.SIGKILL:
+        assert runner.returncode == 130
+        assert "run the same command again" in out
+        assert not list(earlier.parent.glob(".running*"))
+        assert status(toys) == {}
+
+
+def test_two_runs_into_one_folder_are_refused(toys: Toys) -> None:
+    toys.add("02_theory", "from pathlib import Path; from attnconv.reproduce import reproduce")
+    from attnconv.reproduce import _alone
+
+    toys.output.mkdir()
+    with _alone(toys.output), pytest.raises(ConfigError, match="Another run is writing"):
+        run(toys)
+
+
+def test_no_torch_is_imported() -> None:
+    code = "import sys, attnconv.cli, attnconv.reproduce; sys.exit('torch' in sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+
+
+# What is printed
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.04, "0.0 s"), (9.9, "9.9 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (365, "6 min 05 s"), (12060, "3 h 21 min")],
+)
+def test_times_are_said_in_words_that_fit(seconds: float, words: str) -> None:
+    assert clock(seconds) == words
+
+
+def test_a_table_lines_up() -> None:
+    assert table([("a", "time"), ("long name", "3 s")]) == "a          time\n---------  ----\nlong name   3 s"
