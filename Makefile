@@ -9,8 +9,8 @@
 # make lock        write requirements.lock anew: the newest versions that work together
 # make clean       remove the environment and caches; outputs and data stay
 #
-# Each sets up .venv first if needed. PYTHON=python3.12 picks the interpreter. On a machine that already has torch,
-# VENV_FLAGS=--system-site-packages uses it rather than downloading another (said once: .venv remembers it).
+# Each sets up .venv first if needed; PYTHON=python3.12 picks the interpreter for a new one. On a machine that already
+# has torch, VENV_FLAGS=--system-site-packages uses it rather than downloading another (said once: .venv remembers it).
 
 PYTHON ?= python3
 PROFILE ?= quick
@@ -64,8 +64,8 @@ $(READY): requirements.lock pyproject.toml $(if $(filter-out $(shell cat $(VENV)
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "attnconv needs Python 3.11 or newer; '$(PYTHON)' is $$('$(PYTHON)' -V 2>&1 | cut -d' ' -f2). Name a newer one: make PYTHON=python3.12"; exit 1; }
 	@'$(PYTHON)' -c 'import venv, ensurepip' 2>/dev/null || { echo "'$(PYTHON)' cannot make virtual environments. On Debian or Ubuntu: sudo apt-get install python3-venv"; exit 1; }
 	@echo "Setting up $(VENV) with $$('$(PYTHON)' -V 2>&1): once, a few minutes; without a torch of its own up to 3 GB to download, 6 GB on disk."
-	@'$(PYTHON)' -m venv $(VENV_FLAGS) $(VENV)
-	@echo '$(VENV_FLAGS)' > $(VENV)/flags
+	@if $(VENV)/bin/python -m pip --version >/dev/null 2>&1 && [ "$$(cat $(VENV)/flags 2>/dev/null)" = '$(strip $(VENV_FLAGS))' ]; \
+	then :; else '$(PYTHON)' -m venv --clear $(VENV_FLAGS) $(VENV) && echo '$(strip $(VENV_FLAGS))' > $(VENV)/flags; fi
 	@PYTHONPATH=lib $(RUN) attnconv.constraints > $(VENV)/constraints.txt
 	@$(RUN) pip install -qq --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[test]' \
 		|| { echo "pip could not install the dependencies (above: why). The package index must be reachable; then run the same command again."; exit 1; }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
 
+from attnconv import doctor
 from attnconv.constraints import ROOT, constraints, lock_from_report, read_lock, requirements
 
 LOCK = ROOT / "requirements.lock"
@@ -102,3 +105,33 @@ def test_a_missing_python_is_said_with_a_remedy(tmp_path) -> None:
     command = ["make", f"VENV={tmp_path / 'venv'}", "PYTHON=python-that-is-not-there", "lint"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0 and "Install Python 3.11 or newer" in done.stdout
+
+
+def test_the_doctor_finds_nothing_wrong_here(capsys: pytest.CaptureFixture) -> None:
+    assert doctor.doctor() == 0, capsys.readouterr().out
+    out = capsys.readouterr().out
+    for word in ("torch", "cores", "kernel", "data: embedded", "All is well."):
+        assert word in out
+
+
+def test_the_doctor_gives_a_remedy_for_what_is_missing(capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "version_of", lambda name: {"numpy": None, "torch": "2.5.1"}.get(name, "999"))
+    assert doctor.doctor() == 1
+    out = capsys.readouterr().out
+    assert re.search(r"!!  numpy +missing\n +needs numpy>=.*make clean", out)
+    assert re.search(r"!!  torch +2.5.1\n +needs torch>=2.6", out)
+    assert "2 to put right" in out
+
+
+def test_the_doctor_says_how_far_runs_are(tmp_path: Path) -> None:
+    for name, finished in (("a", True), ("b", False), ("c", False)):
+        folder = tmp_path / "quick" / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"train": {"epochs": 3}}) if name != "c" else "{")
+        (folder / "metrics.jsonl").write_text('{"test_accuracy": 0.843}\n' * (3 if finished else 1))
+        if finished:
+            (folder / "model.safetensors").touch()
+    (a, b, c) = doctor.runs(tmp_path)
+    assert a == ("run: quick/a", "finished, 84.3% test accuracy", "")
+    assert b == ("run: quick/b", "epoch 1 of 3, resumes when trained again, 84.3% test accuracy", "")
+    assert "damaged" in c[1] and c[2]

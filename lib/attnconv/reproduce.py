@@ -465,7 +465,9 @@ class Screen:
         if left and None not in left:
             passed = [min(time.time() - r.started, self._expect(r.job)) for r in running]
             words.append(f"about {clock((sum(left) - sum(passed)) / max(1, min(at_once, len(left))))} left")
-        words += [f"{r.job.title}" + (f" ({r.cell}/{r.cells})" if r.cells else "") for r in running]
+        for r in running:
+            name = r.job.title if len(running) == 1 else f"{r.job.notebook.number} {r.job.run}".strip()
+            words.append(f"{name} ({r.cell}/{r.cells})" if r.cells else name)
         self.bar.set_description_str(self._sayable("".join(f" · {word}" for word in words)))
 
     def _expect(self, job: Job) -> float | None:
