@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -112,6 +113,8 @@ def _doctor(options: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; an error that the library explains is one message and exit status 2, no traceback."""
     options = parser().parse_args(arguments)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets a '?', not a traceback
     try:
         return options.call(options)
     except ValueError as error:
@@ -122,3 +125,6 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of the output, such as `head`, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
