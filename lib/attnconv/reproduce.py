@@ -763,7 +763,7 @@ def reproduce(
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder), _sigterm_as_ctrl_c():
         print(f"Reproducing in the {profile.name} profile: {profile.description or 'no description'}")
-        print(f"{len(wanted)} notebooks, data: {data}, output: {shown(folder)}", flush=True)
+        print(f"{len(wanted)} to run, data: {data}, output: {shown(folder)}", flush=True)
         extra = [job.title for name, job in wanted.items() if name not in chosen]
         if extra:
             print(f"Needed first, where not up to date: {'; '.join(extra)}", flush=True)
