@@ -1,0 +1,485 @@
+"""Theorem 1 both ways: against PyTorch's convolutions over all their arguments, and whole networks of every family."""
+
+import math
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from attnconv import equivalence
+from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+from attnconv.equivalence import (
+    TapAttention,
+    attention_to_conv,
+    conv_to_attention,
+    convert,
+    missed_mass,
+    rank_limited,
+)
+
+MODES = ["zeros", "reflect", "replicate", "circular"]
+
+
+@st.composite
+def cases(draw, dimensions=2, groups=None):
+    """A convolution in float64, and an input of any size that it takes, down to the smallest (below the kernel's)."""
+
+    def per_axis(low, high):
+        return tuple(draw(st.integers(low, high)) for _ in range(dimensions))
+
+    kernel, dilation = per_axis(1, 5), per_axis(1, 3)
+    groups, mode = groups or draw(st.integers(1, 3)), draw(st.sampled_from(MODES))
+    channels = groups * draw(st.integers(1, 3)), groups * draw(st.integers(1, 2))
+    padding = draw(st.one_of(st.just("valid"), st.just("same"), st.integers(0, 3), st.just(per_axis(0, 6))))
+    stride = 1 if padding == "same" else per_axis(1, 3)
+    torch.manual_seed(draw(st.integers(0, 99)))
+    kind = nn.Conv2d if dimensions == 2 else nn.Conv1d
+    options = {"bias": draw(st.booleans()), "padding_mode": mode, "dtype": torch.float64}
+    conv = kind(*channels, kernel, stride, padding, dilation, groups, **options)
+
+    size = []
+    for axis, (k, d) in enumerate(zip(kernel, dilation, strict=True)):
+        reach = d * (k - 1)
+        padded = {"valid": 0, "same": reach}.get(padding) if isinstance(padding, str) else 2 * conv.padding[axis]
+        before_or_after = (padded + 1) // 2
+        smallest = {"reflect": before_or_after + 1, "circular": before_or_after}.get(mode, 1)
+        size.append(draw(st.integers(0, 6)) + max(1, reach + 1 - padded, smallest))
+    return conv, torch.randn(draw(st.integers(1, 3)), channels[0], *size, dtype=torch.float64)
+
+
+def weights_of(layer):
+    """Value matrices W^h of a layer without groups: (h, C, D)."""
+    return layer.value.weight.detach().unflatten(1, (layer.heads, -1)).permute(1, 2, 0)
+
+
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_every_convolution_is_attention(case):
+    conv, x = case
+    layer = conv_to_attention(conv)
+    with torch.no_grad():
+        expected, sparse = conv(x), layer(x)
+    dense = layer(x)  # gradients for the positions wanted: no entry of the softmax is left out
+    scale = expected.abs().max().clamp_min(1e-3)
+    assert sparse.shape == dense.shape == expected.shape
+    assert (sparse - expected).abs().max() <= 1e-12 * scale
+    assert (dense - expected).abs().max() <= 1e-12 * scale
+
+
+@given(cases(dimensions=1))
+@settings(max_examples=50, deadline=None)
+def test_every_one_dimensional_convolution_is_attention(case):
+    conv, x = case
+    with torch.no_grad():
+        expected, output = conv(x), conv_to_attention(conv)(x)
+    assert output.shape == expected.shape
+    assert (output - expected).abs().max() <= 1e-12 * expected.abs().max().clamp_min(1e-3)
+
+
+@given(cases(groups=1), st.sampled_from([0.3, 2.0, 104.0, 800.0]))
+@settings(max_examples=60, deadline=None)
+def test_the_output_is_what_the_probabilities_say(case, alpha):
+    """P from the full softmax over all key pixels, times the padded pixels, times the value matrices: nothing else."""
+    conv, x = case
+    layer = conv_to_attention(conv, alpha)
+    with torch.no_grad():
+        p = layer.probabilities(*x.shape[2:])
+        assert p.shape[0] == layer.heads == math.prod(conv.kernel_size)
+        assert torch.allclose(p.sum((-2, -1)), torch.ones_like(p[..., 0, 0]), atol=1e-12)
+        expected = torch.einsum("hqrkl,bckl,hcd->bdqr", p, layer.pad(x), weights_of(layer))
+        if conv.bias is not None:
+            expected += conv.bias[:, None, None]
+        assert torch.allclose(layer(x), expected, atol=1e-10)
+    assert torch.allclose(layer(x), expected, atol=1e-10)
+    for axis, n in enumerate(x.shape[2:]):
+        rows = layer.axis_probabilities(n, axis)
+        assert torch.allclose(rows.sum(-1), torch.ones_like(rows[..., 0]), atol=1e-12)
+
+
+def test_the_layer_is_quadratic_attention_with_one_head_per_tap():
+    conv = nn.Conv2d(3, 4, (2, 3), dilation=(1, 2))
+    layer = conv_to_attention(conv)
+    assert isinstance(layer, QuadraticAttention)
+    assert layer.centres.tolist() == [[i, j] for i in (0, 1) for j in (-2, 0, 2)]
+    assert torch.equal(weights_of(layer), conv.weight.flatten(2).permute(2, 1, 0))
+    assert torch.allclose(layer.precision(), 2 * equivalence.ALPHA * torch.eye(2).expand(6, 2, 2))
+
+
+def test_a_stride_is_a_subset_of_the_queries():
+    torch.manual_seed(0)
+    layer = conv_to_attention(nn.Conv2d(2, 3, 3, stride=(2, 3), padding=1))
+    assert layer.queries(7, 0).tolist() == [1, 3, 5, 7]  # in the padded image, where pixel 0 of the input is 1
+    assert layer.queries(8, 1).tolist() == [1, 4, 7]
+    assert layer.probabilities(7, 8).shape == (9, 4, 3, 9, 10)
+    shapes = []
+    layer.value.register_forward_hook(lambda module, inputs, output: shapes.append(inputs[0].shape))
+    with torch.no_grad():
+        layer(torch.randn(5, 2, 7, 8))
+    assert shapes == [(5, 4 * 3, 9 * 2)]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_moving_a_head_changes_the_output_and_only_through_the_probabilities(gradients):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64)
+    layer, x = conv_to_attention(conv), torch.randn(1, 2, 6, 5, dtype=torch.float64)
+    with torch.set_grad_enabled(gradients):
+        before = layer(x).detach()
+        with torch.no_grad():
+            layer.centres[4, 1] += 1  # the middle tap now looks one pixel to the right
+        after = layer(x).detach()
+        layer.centres.data[4, 1] -= 1  # behind autograd's back: the version counter does not see it
+        assert torch.equal(layer(x), before)
+    padded = F.pad(x, (1, 2, 1, 1))
+    change = torch.einsum("bchw,dc->bdhw", padded[:, :, 1:-1, 2:-1] - x, conv.weight[:, :, 1, 1]).detach()
+    interior = (..., slice(None), slice(0, -1))
+    assert torch.allclose((after - before)[interior], change[interior], atol=1e-12)
+    assert (after - before).abs().max() > 0.1
+
+
+def test_heads_between_pixels_average_their_neighbours_in_both_forms():
+    """Entries other than 0 and 1: a centre between four pixels gives each a quarter, and the product is still sparse."""
+    torch.manual_seed(0)
+    layer = conv_to_attention(nn.Conv2d(2, 3, 1, bias=False, dtype=torch.float64))
+    layer.centres.data += 0.5
+    x = torch.randn(2, 2, 20, 23, dtype=torch.float64)
+    dense = layer(x).detach()
+    with torch.no_grad():
+        sparse = layer(x)
+    keys, weights = layer._nonzero_probabilities(20, 23, torch.float64)
+    assert keys.shape == (20 * 23, 4) and set(weights[0].tolist()) == {0.25}
+    expected = F.conv2d(F.avg_pool2d(x, 2, stride=1), layer.value.weight.detach()[:, :, None, None])
+    for output in (sparse, dense):
+        assert torch.allclose(output[:, :, :-1, :-1], expected, atol=1e-12)
+    assert torch.allclose(sparse, dense, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["all trained", "positions frozen"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_gradients_are_those_of_the_convolution(groups, frozen):
+    torch.manual_seed(1)
+    conv = nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=groups, dtype=torch.float64)
+    layer = conv_to_attention(conv)
+    layer.centres.requires_grad_(not frozen)
+    layer.spreads.requires_grad_(not frozen)
+    x, y = (torch.randn(2, 4, 7, 6, dtype=torch.float64).requires_grad_() for _ in range(2))
+    y.data.copy_(x.data)
+    torch.manual_seed(2)
+    target = torch.randn(conv(x).shape, dtype=torch.float64)
+    ((conv(x) - target) ** 2).sum().backward()
+    ((layer(y) - target) ** 2).sum().backward()
+    values = layer.value.weight.grad.unflatten(1, (9, -1)).transpose(1, 2).reshape(conv.weight.shape)
+    assert torch.allclose(values, conv.weight.grad, atol=1e-10)
+    assert torch.allclose(layer.value.bias.grad, conv.bias.grad, atol=1e-10)
+    assert torch.allclose(y.grad, x.grad, atol=1e-10)
+
+
+def test_positions_have_gradients_and_they_are_right():
+    torch.manual_seed(0)
+    layer = conv_to_attention(nn.Conv2d(2, 2, 2, stride=2, padding=1, dtype=torch.float64), alpha=1.0)
+    x = torch.randn(1, 2, 4, 3, dtype=torch.float64)
+
+    def output(centres, spreads):
+        return torch.func.functional_call(layer, {"centres": centres, "spreads": spreads}, x)
+
+    assert torch.autograd.gradcheck(output, (layer.centres, layer.spreads))
+    sharp = conv_to_attention(nn.Conv2d(2, 2, 3), alpha=5.0)
+    sharp(torch.randn(1, 2, 6, 6)).square().sum().backward()
+    assert sharp.centres.grad.abs().max() > 1e-4 and sharp.spreads.grad.abs().max() > 1e-4
+
+
+def test_float32_is_exactly_one_hot_from_104_on():
+    p = conv_to_attention(nn.Conv2d(1, 1, 3), alpha=104.0).probabilities(9, 9)
+    assert set(p.unique().tolist()) == {0.0, 1.0}
+    p = conv_to_attention(nn.Conv2d(1, 1, 3, dtype=torch.float64)).probabilities(9, 9)
+    assert set(p.unique().tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_finds_its_pixels_in_large_images(dtype):
+    conv = nn.Conv2d(1, 1, (1, 3), padding=(0, 1), bias=False, dtype=dtype)
+    x = torch.randn(1, 1, 1, 700).to(dtype)
+    with torch.no_grad():
+        expected, output = conv(x), conv_to_attention(conv)(x)
+    assert output.dtype == dtype
+    assert (output - expected).abs().max() <= 0.02 * expected.abs().max()
+
+
+@given(st.floats(0.3, 30))
+@settings(max_examples=25, deadline=None)
+def test_missed_mass_has_its_closed_form(alpha):
+    """Measured at a query at least 13 pixels from each border, so that what the borders cut off is below 1e-10."""
+    layer = conv_to_attention(nn.Conv2d(1, 1, 1, dtype=torch.float64), alpha)
+    p = layer.probabilities(27, 27)[0, 13, 13]
+    measured = p.sum() - p[13, 13]
+    assert abs(measured.item() - missed_mass(alpha)) < 1e-10
+    s = sum(math.exp(-alpha * n * n) for n in range(-40, 41))
+    assert abs(missed_mass(alpha) - (1 - 1 / s**2)) < 1e-14
+    assert abs(missed_mass(alpha, dimensions=1) - (1 - 1 / s)) < 1e-14
+
+
+def test_missed_mass_of_very_sharp_and_of_no_heads():
+    assert missed_mass(50.0) == pytest.approx(4 * math.exp(-50), rel=1e-12)  # lost in 1 - 1/S^2 as it stands
+    alphas = torch.tensor([[0.5, 1.0], [2.0, 1000.0]])
+    assert missed_mass(alphas).tolist() == [[missed_mass(a) for a in row] for row in alphas.tolist()]
+    for alpha in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="positive"):
+            missed_mass(alpha)
+
+
+NETWORKS = ["resnet18", "resnext50_32x4d", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "densenet121"]
+NETWORKS += ["convnext_tiny", "vgg11_bn"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_whole_networks(name):
+    torch.manual_seed(0)
+    network = torchvision.models.get_model(name, num_classes=10).eval()
+    x = torch.randn(2, 3, 64, 64)
+    converted = convert(network, progress=False)
+    taps = [m for m in converted.modules() if isinstance(m, TapAttention)]
+    assert len(taps) == sum(isinstance(m, nn.Conv2d) for m in network.modules()) > 0
+    assert not any(isinstance(m, nn.Conv2d) for m in converted.modules())
+    with torch.no_grad():
+        expected, output = network(x), converted(x)
+    assert expected.std() > 0
+    assert (output - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_a_converted_network_is_a_copy_that_can_be_trained_and_saved(tmp_path):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    network = nn.Sequential(conv, nn.BatchNorm2d(2), nn.ReLU(), conv, nn.Flatten(), nn.Linear(32, 3))
+    state = torch.random.get_rng_state()
+    converted = convert(network, alpha=4.0, progress=False)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert converted[0] is converted[3] and converted[1] is not network[1] and network[0] is conv
+    assert converted.training and not convert(network.eval(), progress=False)[0].training
+    x = torch.randn(8, 2, 4, 4)
+    optimizer = torch.optim.SGD(converted.parameters(), lr=0.1)
+    losses, before = [], converted[0].centres.detach().clone()
+    for _ in range(20):
+        loss = F.cross_entropy(converted(x), torch.arange(8) % 3)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0] and not torch.equal(converted[0].centres, before)
+    torch.save(converted.state_dict(), tmp_path / "network.pt")
+    again = convert(network, alpha=1.0, progress=False)
+    again.load_state_dict(torch.load(tmp_path / "network.pt"))
+    converted.eval(), again.eval()
+    with torch.no_grad():
+        assert torch.equal(converted(x), again(x))
+    with torch.inference_mode():
+        assert torch.equal(converted(x), again(x))
+
+
+def test_the_progress_bar_names_the_layer(capsys, monkeypatch):
+    network = nn.Sequential(nn.Sequential(nn.Conv2d(1, 1, 1)), nn.Conv2d(1, 1, 1))
+    monkeypatch.delenv("ATTNCONV_QUIET", raising=False)
+    convert(network)
+    assert "0.0" in capsys.readouterr().err
+    monkeypatch.setenv("ATTNCONV_QUIET", "1")
+    convert(network)
+    convert(network, progress=False)
+    assert capsys.readouterr().err == ""
+    assert isinstance(convert(nn.Conv1d(1, 1, 1)), TapAttention)
+
+
+@given(cases())
+@settings(max_examples=40, deadline=None)
+def test_round_trip_returns_the_convolution(case):
+    conv, x = case
+    again, report = attention_to_conv(conv_to_attention(conv))
+    assert (again.weight - conv.weight).abs().max() <= 1e-6 and type(again) is type(conv)
+    assert (conv.bias is None) == (again.bias is None)
+    with torch.no_grad():
+        assert torch.allclose(again(x), conv(x), atol=1e-6)
+    assert report.outside.abs().max() == 0 and report.bound == 0 and report.relative_error < 1e-12
+
+
+def test_round_trip_in_one_dimension_and_in_float32():
+    conv = nn.Conv1d(4, 6, 4, stride=2, padding=3, dilation=2, groups=2, padding_mode="circular")
+    again, report = attention_to_conv(conv_to_attention(conv))
+    assert isinstance(again, nn.Conv1d) and report.kernel_size == (4,)
+    x = torch.randn(1, 4, 12)
+    assert torch.allclose(again(x), conv(x), atol=1e-6)
+
+
+def quadratic(covariance="isotropic", heads=4, spread=0.7):
+    return QuadraticAttention(5, 3, heads, covariance, spread_start=spread, centre_std=1.5).double()
+
+
+@pytest.mark.parametrize("kernel_size", [1, 2, (3, 5), 7])
+@pytest.mark.parametrize("kind", ["isotropic", "full", "learned", "converted", "converted depthwise"])
+def test_the_bound_of_the_report_holds(kind, kernel_size):
+    torch.manual_seed(3)
+    if kind == "learned":
+        layer = LearnedAttention(5, 3, 4, max_size=15, embedding_size=6, dropout=0.1).double()
+    elif kind.startswith("converted"):
+        options = {"padding": 3, "groups": 5 if "depthwise" in kind else 1, "dtype": torch.float64}
+        layer = conv_to_attention(nn.Conv2d(5, 10, kernel_size, **options), alpha=0.4)
+        layer.centres.data += torch.randn_like(layer.centres)
+    else:
+        layer = quadratic(kind)
+    conv, report = attention_to_conv(layer, kernel_size)
+    assert report.kernel_size == conv.kernel_size == torch.Size(equivalence._pair(kernel_size, 2))
+    assert report.outside.shape == (layer.heads,) and 0 < report.outside.min() and report.outside.max() < 1
+    assert 0 < report.error <= report.bound and report.relative_error > 0
+    assert layer.training  # as it was
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "full"])
+def test_a_large_kernel_is_the_whole_layer_in_the_interior(kind):
+    torch.manual_seed(0)
+    layer = quadratic(kind, spread=2.0)
+    conv, report = attention_to_conv(layer, 15)
+    assert report.bound < 1e-6
+    x = torch.randn(1, 5, 21, 19, dtype=torch.float64)
+    with torch.no_grad():
+        difference = layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) - conv(x)
+    assert difference[:, :, 9:-9, 9:-9].abs().max() < 1e-6
+    assert difference.abs().max() > 1e-3  # at the borders attention renormalizes, zero padding does not
+
+
+def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix():
+    torch.manual_seed(0)
+    layer = LearnedAttention(2, 3, 3, max_size=7, embedding_size=4).double()
+    conv, report = attention_to_conv(layer, 3, size=(7, 5))
+    p = layer.probabilities(7, 5)[:, 3, 2]  # the central query
+    assert report.size == (7, 5)
+    expected = torch.einsum("hij,hcd->dcij", p[:, 2:5, 1:4], weights_of(layer))
+    assert torch.allclose(conv.weight, expected, atol=1e-12)
+    assert torch.allclose(report.outside, 1 - p[:, 2:5, 1:4].sum((1, 2)), atol=1e-12)
+
+
+def test_heads_on_a_grid_in_any_order_make_a_round_trip():
+    layer = quadratic(heads=9, spread=30.0)
+    order = torch.randperm(9)
+    layer.centres.data = (equivalence.tap_shifts((3, 3))[order] + 0.1).double()
+    conv, report = attention_to_conv(layer)
+    assert report.kernel_size == (3, 3)
+    assert torch.allclose(conv.weight.flatten(2)[:, :, order].permute(2, 1, 0), weights_of(layer), atol=1e-6)
+
+
+def test_rank_limited_heads_lose_what_the_singular_values_say():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(6, 5, 3, padding=1, dtype=torch.float64)
+    errors = []
+    for head_dim in range(1, 7):
+        layer, report = rank_limited(conv, head_dim)
+        ranks = torch.linalg.matrix_rank(weights_of(layer))
+        assert (ranks == min(head_dim, 5)).all()
+        lost = torch.linalg.svdvals(conv.weight.flatten(2).permute(2, 0, 1))[:, head_dim:].square().sum().sqrt()
+        assert report.weight_error == pytest.approx((lost / conv.weight.norm()).item(), abs=1e-12)
+        assert report.output_error == pytest.approx(report.weight_error, rel=0.2, abs=1e-12)
+        errors.append(report.weight_error)
+    assert errors == sorted(errors, reverse=True) and errors[3] > 0.01 and errors[4] < 1e-12
+    # Groups: a block-diagonal W^h of three blocks of rank one loses the weakest of them at D_h = 2.
+    grouped = nn.Conv1d(3, 6, 2, groups=3, bias=False, dtype=torch.float64)
+    _, report = rank_limited(grouped, 2)
+    weakest = grouped.weight.unflatten(0, (3, 2)).norm(dim=(1, 2)).square().min(0).values.sum().sqrt()
+    assert report.weight_error == pytest.approx((weakest / grouped.weight.norm()).item(), abs=1e-12)
+    assert rank_limited(grouped, 3)[1].output_error < 1e-12
+
+
+class OwnForward(nn.Conv2d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "cause"),
+    [
+        (nn.ConvTranspose2d(1, 1, 3), TypeError, "ConvTranspose2d is a transposed convolution"),
+        (nn.ConvTranspose1d(1, 1, 3), TypeError, "transposed convolution"),
+        (nn.LazyConvTranspose2d(1, 3), TypeError, "transposed convolution"),
+        (nn.Conv3d(1, 1, 3), TypeError, "Conv3d is not a Conv1d or Conv2d"),
+        (nn.LazyConv2d(1, 3), ValueError, "lazy"),
+        (nn.Conv2d(1, 1, 3, dtype=torch.complex64), ValueError, "complex weights"),
+        (OwnForward(1, 1, 3), TypeError, "own way"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(module, error, cause):
+    with pytest.raises(error, match=cause):
+        conv_to_attention(module)
+    with pytest.raises(error, match=f"^0.head: .*{cause}"):
+        convert(nn.Sequential(nn.ModuleDict({"head": module})), progress=False)
+
+
+def test_other_refusals_name_their_cause():
+    with pytest.raises(TypeError, match="Linear is not a Conv1d or Conv2d"):
+        conv_to_attention(nn.Linear(2, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        scripted = torch.jit.script(nn.Sequential(nn.ReLU()))
+    with pytest.raises(TypeError, match="Script"):
+        convert(scripted, progress=False)
+    for alpha in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="alpha"):
+            conv_to_attention(nn.Conv2d(1, 1, 1), alpha)
+    layer = conv_to_attention(nn.Conv2d(2, 1, (3, 5), dilation=2))
+    for shape in [(2, 9, 9), (9, 9), (1, 1, 2, 9, 9), (1, 3, 9, 9)]:
+        with pytest.raises(ValueError, match=f"4-D input .*{len(shape)}-D input"):
+            layer(torch.zeros(shape))
+    with pytest.raises(ValueError, match="3-D input"):
+        conv_to_attention(nn.Conv1d(2, 1, 3))(torch.zeros(1, 2, 9, 9))
+    with pytest.raises(ValueError, match="height of 4 .* 5 pixels"):
+        layer(torch.zeros(1, 2, 4, 9))
+    with pytest.raises(ValueError, match="width of 8 .* 9 pixels"):
+        layer(torch.zeros(1, 2, 5, 8))
+    with pytest.raises(ValueError, match="head_dim"):
+        rank_limited(nn.Conv2d(1, 1, 1), 0)
+
+
+def test_refusals_of_the_way_back_name_their_cause():
+    layer = conv_to_attention(nn.Conv2d(2, 2, 3))
+    layer.centres.data[5, 0] = 0.4
+    with pytest.raises(ValueError, match=r"no 3x3 grid.*head 5.*\(0\.4, 1\), is at no tap"):
+        attention_to_conv(layer)
+    layer.centres.data[5] = layer.centres.data[0]
+    with pytest.raises(ValueError, match="head 5.*shares the tap"):
+        attention_to_conv(layer)
+    attention_to_conv(layer, 3)
+    with pytest.raises(ValueError, match="not the 3x3"):
+        attention_to_conv(layer, 5)
+    with pytest.raises(ValueError, match="5 heads are no square grid"):
+        attention_to_conv(quadratic(heads=5))
+    with pytest.raises(ValueError, match="kernel_size"):
+        attention_to_conv(quadratic(), 0)
+    with pytest.raises(ValueError, match="2 of them"):
+        attention_to_conv(quadratic(), (3, 3, 3))
+    learned = LearnedAttention(2, 2, 9, max_size=6)
+    with pytest.raises(ValueError, match="no centres"):
+        attention_to_conv(learned)
+    with pytest.raises(ValueError, match="7x7 kernel .* 6x6 grid .*max_size = 6"):
+        attention_to_conv(learned, 7)
+    with pytest.raises(TypeError, match="ContentAttention"):
+        attention_to_conv(ContentAttention(2, 2, 9, max_size=6), 3)
+
+
+def test_no_images_give_no_outputs():
+    assert conv_to_attention(nn.Conv2d(2, 3, 3))(torch.zeros(0, 2, 5, 4)).shape == (0, 3, 3, 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_on_a_gpu(dtype):
+    torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    network = torchvision.models.resnet18(num_classes=10).eval().to("cuda", dtype)
+    x = torch.randn(2, 3, 64, 64, device="cuda", dtype=dtype)
+    converted = convert(network, progress=False)
+    with torch.no_grad():
+        expected, output = network(x), converted(x)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    assert (output - expected).abs().max() <= tolerance * expected.abs().max()
+    converted(x).sum().backward()
+    _, report = attention_to_conv(converted.conv1)
+    assert report.bound == 0
