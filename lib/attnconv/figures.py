@@ -26,6 +26,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm, to_hex, to_rgb
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
@@ -104,6 +105,7 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
         ".pdf": dict.fromkeys(("CreationDate", "ModDate", "Producer", "Creator")),
         ".png": {"Software": None},
     }
+    _settle(figure)
     files = []
     for suffix, metadata in nothing.items():
         files.append(path.with_name(path.name + suffix))
@@ -127,6 +129,14 @@ def _figure(width: float, height: float, layout: str | None = "constrained") -> 
     figure = plt.figure(figsize=(width, height), layout=layout)
     plt.close(figure)
     return figure
+
+
+def _settle(figure: Figure) -> None:
+    """Lay the figure out for good: each drawing moves nested panels a little until the layout has settled."""
+    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        for _ in range(3):
+            figure.draw_without_rendering()
+        figure.set_layout_engine("none")
 
 
 def _marker(head: int) -> str:
@@ -317,7 +327,8 @@ def results_table(rows: Sequence[Result], tolerance: float = 1.0) -> dict[str, s
                 _duration(row.seconds),
             )
         )
-        numbers = (row.parameters, row.flops_paper, row.flops_dense, row.flops_separable, round(row.seconds, 1))
+        counts = (row.parameters, row.flops_paper, row.flops_dense, row.flops_separable)
+        numbers = [*(round(count) for count in counts), "" if math.isnan(row.seconds) else round(row.seconds, 1)]
         exact = [round(float(v), 4) for v in (mean, std, paper, published)]
         exact = ["" if math.isnan(v) else v for v in exact]
         plain.append([row.model, exact[0], exact[1], values.size, *exact[2:], verdict, *numbers])
@@ -339,9 +350,8 @@ def _verdict(row: Result, difference: float, tolerance: float) -> str:
     if math.isnan(difference):
         return "no number in the paper" if row.model not in PAPER_TABLE else "not run"
     difference = round(difference, 2) + 0.0
-    if abs(difference) <= tolerance:
-        return f"agrees within {tolerance:g} points ({difference:+.2f})".replace("-", "−")
-    return f"differs by more than {tolerance:g} points ({difference:+.2f})".replace("-", "−")
+    word = "agrees" if abs(difference) <= tolerance else "differs"
+    return f"{word}: {difference:+.2f} points (tolerance {tolerance:g})".replace("-", "−")
 
 
 def _short(number: float) -> str:
@@ -593,8 +603,7 @@ def centre_animation(
             for head, colour in enumerate(head_colours(history.shape[2])):
                 patch = Ellipse((0, 0), 0, 0, facecolor="none", edgecolor=colour, linewidth=0.9, zorder=4)
                 ellipses[layer, head] = ax.add_patch(patch)
-    figure.canvas.draw()
-    figure.set_layout_engine("none")  # the panels must not move between frames
+    _settle(figure)  # the panels must not move between frames
 
     def draw(frame: int) -> list:
         heading.set_text(f"Epoch {epochs[frame]}")
@@ -638,7 +647,8 @@ def gaussian_heads(
     """The heads of all layers as Gaussians over shifts (figure 4 and the appendix): equal axes, the query black.
 
     ``centres`` (layers, heads, 2), in pixels; ``precision`` (layers, heads, 2, 2), Sigma^{-1}: a solid ellipse holds
-    50% and a dotted one 90% of each Gaussian. NaN, or None, where a head is no Gaussian; a singular one shows as a strip.
+    50% and a dotted one 90% of each Gaussian. NaN, or None, where a head is no Gaussian; a singular one
+    shows as a strip.
     """
     centres = _array(centres, 3, name="centres", shape="(layers, heads, 2)")
     shape = (*centres.shape[:2], 2, 2)
@@ -1013,8 +1023,8 @@ def hardening(
     """A quadratic head hardening into one tap as alpha grows (Lemma 2).
 
     ``alphas`` (A,); ``maps`` (A, k, k): the head's attention around its query, which is in the middle; ``missed`` (A,):
-    the measured probability outside its shift; ``curve``: (alpha, missed mass) of the closed form 1 - 1 / S(alpha)^2 with
-    S = sum_n exp(-alpha n^2). Masses of exactly 0 sit on the lower edge as triangles.
+    the measured probability outside its shift; ``curve``: (alpha, missed mass) of the closed form 1 - 1 / S(alpha)^2
+    with S = sum_n exp(-alpha n^2). Masses of exactly 0 sit on the lower edge as triangles.
     """
     alphas = np.asarray(alphas, dtype=float)
     maps = _array(maps, 3, name="maps", shape="(alphas, k, k)")
@@ -1082,7 +1092,7 @@ def separability_timing(sides: Sequence[int], dense: ArrayLike, separable: Array
     ax.xaxis.set_major_locator(FixedLocator(sides))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.margins(x=0.14, y=0.14)
+    ax.margins(x=0.18, y=0.14)
     ax.grid(which="major")
     ax.legend(loc="upper left")
     return figure

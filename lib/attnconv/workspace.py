@@ -119,6 +119,9 @@ class Claim:
     evidence: str
     """The numbers that decided, in words."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "holds", bool(self.holds))  # NumPy's truth is not JSON
+
     def _repr_markdown_(self) -> str:
         word = "**holds here**" if self.holds else "**does not hold here**"
         return f"> *{self.text}* — {word}: {self.evidence}"

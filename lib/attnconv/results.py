@@ -1,0 +1,65 @@
+"""From run folders to the rows of Table 1 and the curves of figure 2: which runs belong together, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from attnconv.config import PRESETS, config_hash, replace
+from attnconv.cost import cost
+from attnconv.figures import Result
+from attnconv.runs import Run
+
+
+def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs that differ in their seed only, under their model's title.
+
+    Where one preset was run in several configurations or on several data sets, digits of the configuration join the title.
+    """
+    families: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        recipe = replace(run.train, {"seed": 0, "checkpoint_seconds": 0.0})
+        digits = config_hash(run.model, recipe, run.config["data"]["key"])
+        families.setdefault((run.title, digits), []).append(run)
+    titles = [title for title, _ in families]
+    return {
+        title if titles.count(title) == 1 else f"{title} ({digits})": members
+        for (title, digits), members in families.items()
+    }
+
+
+def curves(runs: Sequence[Run]) -> np.ndarray:
+    """Test accuracy of runs of the same recipe after every epoch: (seeds, epochs), in [0, 1]."""
+    return np.array([[line["test_accuracy"] for line in run.metrics] for run in runs])
+
+
+def result(title: str, runs: Sequence[Run]) -> Result:
+    """A row of Table 1 for runs that differ in their seed only."""
+    price = cost(runs[0].model)
+    why = difference(runs[0])
+    return Result(
+        model=title,
+        accuracies=[run.test_accuracy for run in runs],
+        parameters=price.parameters,
+        flops_paper=price.paper,
+        flops_dense=price.dense,
+        flops_separable=price.separable,
+        seconds=float(np.mean([sum(line["seconds"] for line in run.metrics) for run in runs])),
+        comparable=not why,
+        why=why,
+    )
+
+
+def difference(run: Run) -> str:
+    """Why a run's accuracy cannot be held against the paper's, in a few words; empty if it can."""
+    base = PRESETS.get(run.preset)
+    if run.config["data"]["name"] != "cifar10":
+        return f"on {run.config['data']['name']}"
+    if base is None or (run.model.hidden, run.model.layers) != (base.model.hidden, base.model.layers):
+        return "smaller model"
+    if run.model.resnet_width != base.model.resnet_width:
+        return "smaller model"
+    if run.train.epochs < base.train.epochs:
+        return f"{run.train.epochs} epochs"
+    return ""

@@ -1,0 +1,73 @@
+"""What notebooks work with: where results go, that runs are found and never overwritten, and rows of Table 1."""
+
+import json
+
+import pytest
+
+from attnconv import results
+from attnconv.config import Profile
+from attnconv.workspace import REPOSITORY, Claim, open_workspace, output_folder
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return open_workspace("smoke", output=tmp_path_factory.mktemp("outputs"))
+
+
+@pytest.fixture(scope="module")
+def run(work):
+    return work.run("quadratic")
+
+
+@pytest.mark.parametrize(
+    ("profile", "data", "folder"),
+    [
+        (Profile(name="quick"), None, "quick"),
+        (Profile(name="quick"), "embedded", "quick"),
+        (Profile(name="quick"), "/somewhere/CIFAR 10", "quick-cifar-10"),
+        (Profile(name="paper", data="cifar10"), "/somewhere/cifar10", "paper"),
+    ],
+)
+def test_other_data_get_an_output_folder_of_their_own(profile, data, folder):
+    assert output_folder(profile, data) == REPOSITORY / "outputs" / folder
+
+
+def test_a_run_is_trained_once(work, run):
+    before = (run.path / "model.safetensors").stat().st_mtime_ns
+    assert work.run("quadratic").path == run.path
+    assert (run.path / "model.safetensors").stat().st_mtime_ns == before
+    assert run in work.runs()
+
+
+def test_another_configuration_gets_a_folder_of_its_own(work, run):
+    other = work.run("quadratic", train_changes={"epochs": 1})
+    assert other.path != run.path and {other, run} <= set(work.runs())
+
+
+def test_pruned_runs_train_what_they_start_from(work):
+    run = work.run("quadratic_pruned")
+    assert run.train.start_from == "quadratic_full"
+    assert "quadratic_full" in {other.preset for other in work.runs()}
+
+
+def test_seeds_share_a_row_and_configurations_do_not(work, run):
+    second = work.run("quadratic", 1)
+    groups = results.group([run, second])
+    assert {title: len(members) for title, members in groups.items()} == {"SA quadratic": 2}
+    assert results.curves(groups["SA quadratic"]).shape == (2, 2)
+    groups = results.group([run, work.run("quadratic", train_changes={"epochs": 1})])
+    assert len(groups) == 2 and all(title.startswith("SA quadratic (") for title in groups)
+
+
+def test_a_small_run_is_not_held_against_the_paper(run):
+    row = results.result(run.title, [run])
+    assert not row.comparable and "fashion-mnist" in row.why
+    assert row.accuracies == [run.test_accuracy] and row.flops_separable < row.flops_dense
+
+
+def test_claims_are_saved_and_shown(work):
+    claims = [Claim("A", True, "1 of 1"), Claim("B", False, "0 of 1")]
+    work.save_claims(claims, "claims")
+    saved = json.loads((work.folder / "tables" / "claims.json").read_text())
+    assert saved[1] == {"text": "B", "holds": False, "evidence": "0 of 1"}
+    assert "**holds here**" in claims[0]._repr_markdown_() and "**does not hold here**" in claims[1]._repr_markdown_()
