@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-import reference
 import torch
-from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention, mix_dense, mix_separable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import reference
+from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention, mix_dense, mix_separable
 
 KINDS = ["isotropic", "full", "learned", "content"]
 FORMS = [(kind, mixing) for kind in KINDS for mixing in ("auto", "dense")]

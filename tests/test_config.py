@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from attnconv import config
 from attnconv.config import PRESETS, ConfigError, ModelConfig, Profile, TrainConfig, from_dict, load_profile, to_dict
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from attnconv import heads
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 

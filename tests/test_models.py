@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from attnconv.config import PRESETS, ConfigError, ModelConfig, replace
 from attnconv.cost import attention_flops, cost, counted_flops
 from attnconv.models import build_model, position_parameters, predict

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from attnconv import training
 from attnconv.config import ModelConfig, TrainConfig, replace
 from attnconv.data import load_data

@@ -15,7 +15,7 @@ from attnconv.runs import Run
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs that differ in their seed only, under their model's title.
 
-    Where one preset was run in several configurations or on several data sets, digits of the configuration join the title.
+    Where one preset was run in several configurations or on several data sets, digits of each join the title.
     """
     families: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
