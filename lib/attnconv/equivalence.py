@@ -140,9 +140,8 @@ class TapAttention(QuadraticAttention):
         """
         keys = torch.arange(length + sum(self.pads[axis]), device=self.centres.device)
         shift = keys - self.queries(length, axis)[:, None]
-        exact = torch.promote_types(self.centres.dtype, torch.float32)  # bfloat16 cannot count pixels beyond 256
-        offset = shift - self.centres[:, axis, None, None].to(exact)
-        return -0.5 * self.spreads[:, None, None].to(exact).square() * offset.square()
+        offset = shift - self.centres[:, axis, None, None]
+        return -0.5 * self.spreads[:, None, None].square() * offset.square()
 
     def pad(self, x: Tensor) -> Tensor:
         """(..., H, W) -> (..., H', W'), as the convolution pads."""
