@@ -24,7 +24,7 @@ import seaborn as sns
 from matplotlib.animation import Animation, FuncAnimation, PillowWriter
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import PowerNorm, to_hex, to_rgb
+from matplotlib.colors import Normalize, PowerNorm, to_hex, to_rgb
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -717,9 +717,11 @@ def _scale_bar(figure: Figure, scale: ScalarMappable, left: float, width: float)
     length = min(2.6, width)
     ax = _axes_in_inches(figure, left + (width - length) / 2, height - 0.46, length, 0.09)
     bar = figure.colorbar(scale, cax=ax, orientation="horizontal")
-    largest = scale.norm.vmax
-    ticks = largest * np.array([0, 0.1, 0.3, 0.6, 1])
-    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+    ticks = [scale.norm.vmax]  # the largest, and round numbers where they have room
+    for tick in (step * 10.0**power for power in range(0, -9, -1) for step in (5, 2, 1)):
+        if 0.1 <= math.sqrt(tick / scale.norm.vmax) <= math.sqrt(ticks[-1] / scale.norm.vmax) - 0.12:
+            ticks.append(tick)
+    bar.set_ticks([0, *ticks[::-1]], labels=["0", *(f"{tick:.2g}" for tick in ticks[::-1])])
     bar.ax.xaxis.set_minor_locator(NullLocator())
     bar.set_label("Attention probability (square-root scale)")
     bar.outline.set_linewidth(0.4)
@@ -1150,4 +1152,287 @@ def learning_curve(metrics: Sequence[Mapping[str, float]]) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
         ax.grid(which="major")
         ax.legend()
+    return figure
+
+
+# --- convolution as attention ---
+
+_SIGNED = sns.color_palette("vlag", as_cmap=True)
+"""Blue below zero, white at zero, red above."""
+
+
+def _signed_scale(images: Sequence[NDArray]) -> ScalarMappable:
+    """One scale for all signed images, symmetric around zero."""
+    largest = max(np.abs(image).max() for image in images) or 1.0
+    return ScalarMappable(Normalize(-largest, largest), _SIGNED)
+
+
+def _signed_bar(figure: Figure, scale: ScalarMappable, label: str) -> None:
+    """The colour bar of signed images, in the lowest half inch of the figure."""
+    width, height = figure.get_size_inches()
+    ax = _axes_in_inches(figure, (width - 2.6) / 2, height - 0.46, 2.6, 0.09)
+    bar = figure.colorbar(scale, cax=ax, orientation="horizontal", ticks=MaxNLocator(4, symmetric=True))
+    bar.set_label(label)
+    bar.outline.set_linewidth(0.4)
+
+
+@styled
+def signed_images(
+    images: Sequence[ArrayLike],
+    titles: Sequence[str],
+    photo: ArrayLike | None = None,
+    query: tuple[int, int] | None = None,
+    label: str = "Value",
+) -> Figure:
+    """Images (H, W) side by side on one scale that is white at zero, so that an empty panel is a difference of nothing.
+
+    ``photo`` (H, W): the input, in [0, 1], drawn first and in grey; ``query``: its row and column, framed on the photo
+    together with the 3 x 3 pixels around it.
+    """
+    images = [_array(image, 2, name="image", shape="(H, W)") for image in images]
+    scale, titles = _signed_scale(images), _titles(titles, len(images) + (photo is not None), "Image")
+    shown = images if photo is None else [_array(photo, 2, name="photo", shape="(H, W)"), *images]
+    side = min(1.9, (DOUBLE - 0.1) / len(shown) - 0.1)
+    aspect = max(image.shape[0] / image.shape[1] for image in shown)
+    width = max(SINGLE, len(shown) * (side + 0.1) + 0.1)
+    figure = _figure(width, 0.36 + side * aspect + 0.6, layout=None)
+    left = (width - len(shown) * (side + 0.1) + 0.1) / 2
+    for place, (image, title) in enumerate(zip(shown, titles, strict=True)):
+        ax = _axes_in_inches(figure, left + place * (side + 0.1), 0.36, side, side * image.shape[0] / image.shape[1])
+        grey = photo is not None and place == 0
+        look = {"cmap": "gray", "vmin": 0, "vmax": 1} if grey else {"cmap": scale.cmap, "norm": scale.norm}
+        ax.imshow(image, aspect="auto", interpolation="nearest", **look)
+        ax.set_title(title)
+        _frame(ax)
+        if grey and query is not None:
+            for reach, line in ((1.5, 0.9), (0.5, 0.9)):
+                corner = query[1] - reach, query[0] - reach
+                frame = {"edgecolor": QUERY_COLOUR, "linewidth": line}
+                ax.add_patch(Rectangle(corner, 2 * reach, 2 * reach, fill=False, **frame))
+    _signed_bar(figure, scale, label)
+    return figure
+
+
+@styled
+def sum_of_heads(maps: ArrayLike, weights: Sequence[float], parts: ArrayLike) -> Figure:
+    """A convolution of one channel as a sum over heads (Theorem 1), a column a head.
+
+    Above, ``maps`` (h, k, k): where each head looks from the query in the middle. Then ``parts`` (h, H, W): what the
+    head adds to the output, its ``weights`` (h,) times the image it sees; and below, the sum so far.
+    """
+    maps, parts = (_array(values, 3, name="maps and parts", shape="(heads, rows, columns)") for values in (maps, parts))
+    if not len(maps) == len(weights) == len(parts):
+        raise ValueError(f"{len(maps)} maps, {len(weights)} weights and {len(parts)} parts do not match.")
+    sums = parts.cumsum(0)
+    probability, scale = _map_scale(maps), _signed_scale([*parts, *sums])
+    side, shape = _cell(DOUBLE - 0.72, len(maps), 1)[0], parts.shape[1] / parts.shape[2]
+    heights, width = (side, side * shape, side * shape), 0.72 + len(maps) * (side + _GAPS[0])
+    figure = _figure(max(width, SINGLE), 0.2 + sum(heights) + 0.2 + 0.06 + 0.6, layout=None)
+    tops = np.cumsum([0.2, heights[0] + 0.2, heights[1] + 0.06])
+    names = ("Where the\nhead looks", "What it\nadds", "Sum so far")
+    for row, (top, height, name) in enumerate(zip(tops, heights, names, strict=True)):
+        at = (0.03 / width, 1 - (top + height / 2) / figure.get_size_inches()[1])
+        figure.text(*at, name, va="center", fontsize=7)
+        for head in range(len(maps)):
+            ax = _axes_in_inches(figure, 0.67 + head * (side + _GAPS[0]), top, side, height)
+            if row == 0:
+                _draw_map(ax, maps[head], probability, (maps.shape[1] // 2, maps.shape[2] // 2))
+                _head_label(ax, head, f"Head {head + 1}")
+                ax.set_xlabel(f"× {weights[head]:+g}".replace("-", "−") if weights[head] else "× 0", labelpad=2)
+            else:
+                image = (parts, sums)[row - 1][head]
+                ax.imshow(image, cmap=scale.cmap, norm=scale.norm, aspect="auto", interpolation="nearest")
+                _frame(ax)
+    _signed_bar(figure, scale, "Value (white: zero)")
+    return figure
+
+
+@styled
+def kernel_grids(kernels: Mapping[str, tuple[ArrayLike, tuple[int, int]]], half_width: float = 4.5) -> Figure:
+    """Where the heads of different convolutions look: ``{title: (centres (h, 2), stride (rows, columns))}``.
+
+    Shifts are from the query in black; other queries of the layer are grey squares, as many as its stride leaves. The
+    layers differ in heads, so colours only tell neighbours apart.
+    """
+    if not kernels:
+        raise ValueError("kernels is empty: there is nothing to draw.")
+    rows, columns = _panels(len(kernels))
+    side = (DOUBLE - 0.6) / 3
+    figure = _figure(columns * side + 0.5, rows * (side + 0.16) + 0.5)
+    reach = np.arange(-math.ceil(half_width), math.ceil(half_width) + 1)
+    for place, (title, (centres, stride)) in enumerate(kernels.items()):
+        ax = figure.add_subplot(rows, columns, place + 1)
+        last = place + columns >= len(kernels)
+        _pixel_axes(ax, half_width, row_label=place % columns == 0, column_label=last)
+        centres = _array(centres, 2, name=title, shape="(heads, 2)")
+        others = [
+            (r, c) for r in reach[reach % stride[0] == 0] for c in reach[reach % stride[1] == 0] if (r, c) != (0, 0)
+        ]
+        for r, c in others:
+            ax.add_patch(
+                Rectangle((c - 0.5, r - 0.5), 1, 1, facecolor="0.86", edgecolor="white", linewidth=0.5, zorder=0.5)
+            )
+        _centre_points(ax, centres, size=20)
+        _outside(ax, centres, half_width)
+        ax.set_title(title)
+    handles = [
+        _query_handle(),
+        Line2D([], [], color="0.86", marker="s", linestyle="none", markersize=5, label="other queries"),
+        Line2D([], [], color=_BASE[0], marker="o", linestyle="none", markersize=4.5, label="centre of a head"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+@styled
+def rank_curves(curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]) -> Figure:
+    """What heads of dimension D_h lose of a convolution (Theorem 1 and the appendix).
+
+    ``{title: (head dimensions, best, plain)}``: ``best`` is the share of the output lost with the D_h largest singular
+    values of every tap, ``plain`` (dashed) with the first D_h output channels right and no others. Both are norms over
+    norms; values below 1e-4 are drawn as zero.
+    """
+    if not curves:
+        raise ValueError("curves is empty: there is nothing to draw.")
+    figure = _figure(SINGLE, 2.3)
+    ax = figure.add_subplot()
+    shades = [to_hex(c) for c in sns.color_palette("crest", max(len(curves), 2))]
+    for (title, (dims, best, plain)), colour in zip(curves.items(), shades, strict=False):
+        best, plain = (100 * np.where(np.asarray(v) < 1e-4, 0, v) for v in (best, plain))
+        ax.plot(dims, plain, color=colour, linewidth=0.7, linestyle=(0, (4, 2)))
+        ax.plot(dims, best, color=colour, marker="o", label=title, clip_on=False, zorder=3)
+    ax.set(xlabel="Dimension of a head, $D_h$", ylabel="Output lost (%)", ylim=(0, 100))
+    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    ax.grid(axis="y")
+    handles, _ = ax.get_legend_handles_labels()
+    handles.append(Line2D([], [], color="0.4", linewidth=0.7, linestyle=(0, (4, 2)), label="$D_h$ channels only"))
+    ax.legend(handles=handles, loc="upper right")
+    return figure
+
+
+@styled
+def agreement(expected: ArrayLike, given: ArrayLike, names: tuple[str, str] = ("CNN", "attention only")) -> Figure:
+    """Logits of two networks for the same images (n, classes): one against the other, and how far they are apart."""
+    expected, given = (_array(v, 2, name="logits", shape="(images, classes)").ravel() for v in (expected, given))
+    figure = _figure(DOUBLE, 2.3)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.6))
+    ends = min(expected.min(), given.min()), max(expected.max(), given.max())
+    left.plot(ends, ends, color="0.6", linewidth=0.7, zorder=1)
+    left.plot(expected, given, ".", color=_BASE[0], markersize=1.5, alpha=0.5, rasterized=True, zorder=2)
+    left.set(xlabel=f"Logit, {names[0]}", ylabel=f"Logit, {names[1]}", aspect="equal")
+    apart = np.abs(given - expected) / max(np.abs(expected).max(), np.finfo(float).tiny)
+    floor = 1e-9
+    bins = np.geomspace(floor, max(1e-5, 2 * apart.max()), 40)
+    right.hist(np.maximum(apart, floor), bins=bins, weights=np.full(apart.size, 100 / apart.size), color=_BASE[0])
+    right.axvline(np.finfo(np.float32).eps, color="0.3", linestyle=_DOTTED)
+    note = {"xycoords": ("data", "axes fraction"), "xytext": (3, -2), "textcoords": "offset points"}
+    right.annotate("float32 rounding", (np.finfo(np.float32).eps, 1), va="top", fontsize=6.5, **note)
+    right.set(xscale="log", xlabel="Difference / largest logit (exact ones at the left end)", ylabel="Logits (%)")
+    right.grid(axis="y")
+    return figure
+
+
+@styled
+def cost_ratios(costs: Mapping[str, tuple[float, float]], texts: Mapping[str, tuple[str, str]]) -> Figure:
+    """What the attention-only network costs, as a multiple of the CNN: ``{quantity: (CNN, attention)}``.
+
+    ``texts``: how to write the two numbers of each quantity.
+    """
+    if not costs:
+        raise ValueError("costs is empty: there is nothing to draw.")
+    names = list(costs)
+    ratios = np.array([costs[name][1] / costs[name][0] for name in names])
+    figure = _figure(DOUBLE, 0.24 * len(names) + 0.75)
+    ax = figure.add_subplot()
+    y = np.arange(len(names))
+    ax.hlines(y, 1, ratios, color=_MODELS["SA quadratic"], linewidth=1.6)
+    ax.plot(ratios, y, "o", color=_MODELS["SA quadratic"], label="attention only", markersize=5, zorder=3)
+    ax.axvline(1, color="black", linewidth=1.2, zorder=2)
+    low, high = min(ratios.min(), 1), max(ratios.max(), 1)
+    for place, name in enumerate(names):
+        first, second = texts[name]
+        shown = f"{ratios[place]:.3g}×" if ratios[place] < 1000 else f"{ratios[place]:,.0f}×"
+        text = f"{shown}   ({first} → {second})"
+        right = max(ratios[place], 1)
+        ax.annotate(text, (right, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=6.5)
+    ax.set(xscale="log", xlim=(low / 1.25, high**1.9 * 1.5), ylim=(len(names) - 0.4, -0.6), yticks=y, yticklabels=names)
+    ax.set_xlabel("Attention-only network, as a multiple of the CNN (black line)")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.grid(axis="x", which="major")
+    ax.tick_params(axis="y", length=0)
+    return figure
+
+
+@styled
+def fine_tuning(losses: ArrayLike, references: Mapping[str, float], smooth: int = 5) -> Figure:
+    """Loss at every step (steps,), thin, and its running mean; ``references``: losses on the same images, dashed."""
+    losses = _array(losses, 1, name="losses", shape="(steps,)")
+    smooth = max(1, min(smooth, len(losses)))
+    figure = _figure(SINGLE, 2.0)
+    ax = figure.add_subplot()
+    mean = np.convolve(losses, np.ones(smooth) / smooth, mode="valid")
+    ax.plot(np.arange(len(losses)), losses, color=_BASE[0], linewidth=0.6, alpha=0.5)
+    ax.plot(np.arange(len(mean)) + (smooth - 1) / 2, mean, color=_BASE[0], linewidth=1.4)
+    for (name, value), shade in zip(references.items(), ("0.6", "0"), strict=False):
+        ax.axhline(value, color=shade, linewidth=0.8, linestyle=(0, (4, 2)), label=name)
+    ax.set(xlabel="Step", ylabel="Training loss (nats)", ylim=(0, None))
+    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    ax.grid(axis="y")
+    if references:
+        ax.legend()
+    return figure
+
+
+@styled
+def kernel_reading(
+    sizes: Sequence[int], outside: ArrayLike, lost: ArrayLike, error: ArrayLike, bound: ArrayLike
+) -> Figure:
+    """How much of each attention layer is a k x k convolution, read out of it (`equivalence.attention_to_conv`).
+
+    For every layer and size of kernel: ``outside`` (layers, sizes, heads) attention mass off the kernel, a dot a head;
+    ``lost`` (layers, sizes) share of the output that the kernel misses, measured; ``error`` and ``bound`` (layers,
+    sizes) largest output error per unit of pixel norm, measured and guaranteed. NaN: no such head.
+    """
+    outside = _array(outside, 3, name="outside", shape="(layers, sizes, heads)")
+    lost, error, bound = (
+        _array(v, 2, name="lost, error, bound", shape="(layers, sizes)") for v in (lost, error, bound)
+    )
+    layers, heads = outside.shape[0], outside.shape[2]
+    figure = _figure(DOUBLE, 2.45)
+    axes = figure.subplots(1, 3)
+    shades = [to_hex(c) for c in sns.color_palette("crest", max(len(sizes), 2))]
+    places = 1 + np.arange(layers)
+    group = np.linspace(-0.26, 0.26, len(sizes)) if len(sizes) > 1 else np.zeros(1)
+    step = 0.52 / max(len(sizes) - 1, 1)
+    for index, colour in enumerate(shades[: len(sizes)]):
+        x = places + group[index]
+        jitter = np.linspace(-0.3, 0.3, heads) * step if heads > 1 else np.zeros(1)
+        inside = 100 * (1 - outside[:, index])
+        spread = (x[:, None] + jitter).ravel()
+        axes[0].scatter(
+            spread, inside.ravel(), s=7, color=colour, edgecolor="none", alpha=0.55, clip_on=False, zorder=3
+        )
+        axes[0].hlines(
+            np.nanmean(inside, axis=1), x - 0.4 * step, x + 0.4 * step, color=colour, linewidth=1.6, zorder=4
+        )
+        axes[1].bar(x, 100 * lost[:, index], width=0.8 * step, color=colour)
+        drawn = {"color": colour, "markersize": 4, "linestyle": "none", "clip_on": False}
+        axes[2].vlines(x, error[:, index], bound[:, index], color=colour, linewidth=0.7)
+        axes[2].plot(x, error[:, index], marker="o", zorder=3, **drawn)
+        axes[2].plot(x, bound[:, index], marker="_", markeredgewidth=1.6, zorder=3, **drawn | {"markersize": 6})
+    labels = ("Attention inside the kernel (%)", "Output that the kernel misses (%)", "Error per unit of pixel norm")
+    for ax, name, title in zip(axes, labels, ("Heads", "Output", "Error and its bound"), strict=True):
+        ax.set(xlabel="Layer", ylabel=name, xticks=places, xlim=(0.5, layers + 0.5))
+        ax.set_title(title)
+        ax.grid(axis="y", which="major")
+    axes[0].set_ylim(0, 100)
+    axes[1].set_ylim(0, max(1.05 * 100 * np.nanmax(lost), 1))
+    axes[2].set_yscale("log")
+    handles = [Rectangle((0, 0), 1, 1, color=c, label=f"{k} × {k}") for k, c in zip(sizes, shades, strict=False)]
+    handles.append(Line2D([], [], color="0.4", linewidth=1.6, label="mean of the heads"))
+    handles.append(Line2D([], [], color="0.4", marker="o", linestyle="none", label="measured"))
+    bar = {"marker": "_", "markeredgewidth": 1.6, "markersize": 6}
+    handles.append(Line2D([], [], color="0.4", linestyle="none", label="bound", **bar))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
