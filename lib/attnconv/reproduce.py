@@ -39,13 +39,14 @@ from tqdm import tqdm
 
 from attnconv import __version__
 from attnconv.config import ConfigError, Profile, load_profile, to_dict
+from attnconv.index import write_index
 from attnconv.runs import writing
 from attnconv.sources import MissingData, content_key, find_data
 from attnconv.workspace import REPOSITORY, output_folder
 
 GIVEN = ("profile", "data", "output")
 """Parameters that every notebook is given; per-run notebooks get ``preset`` and ``seed`` too."""
-RUNNER_MODULES = ("reproduce", "cli", "doctor", "constraints", "__main__")
+RUNNER_MODULES = ("reproduce", "index", "cli", "doctor", "constraints", "__main__")
 """Changes to these do not change what a notebook computes."""
 VERSIONS = ("torch", "torchvision", "numpy", "scipy", "matplotlib", "papermill", "ipykernel")
 
@@ -726,6 +727,7 @@ class Batch:
             found = [p for p in (self.output / folder).glob("*") if not p.name.startswith(".")]
             text.append(f"{folder:<10} {shown(self.output / folder)} ({len(found)})")
         text.append(f"{'record':<10} {shown(self.file)}")
+        text.append(f"{'all of it':<10} {shown(write_index(self.output))}: figures, tables and claims on one page")
         return "\n".join(text)
 
 

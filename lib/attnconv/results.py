@@ -1,4 +1,4 @@
-"""From run folders to the rows of Table 1 and the curves of figure 2: which runs belong together, and what they cost."""
+"""From run folders to the rows of Table 1 and the curves of figure 2: which runs belong together, what they cost."""
 
 from __future__ import annotations
 

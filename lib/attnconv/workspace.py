@@ -72,11 +72,17 @@ class Workspace:
         """All finished runs in this workspace, those dropped in from elsewhere too."""
         return find_runs(self.folder / "runs")
 
-    def save_figure(self, figure: Figure, name: str) -> None:
-        """Write figures/<name>.pdf and .png."""
+    def save_figure(self, figure: Figure, name: str, caption: str = "", *runs: Run) -> None:
+        """Write figures/<name>.pdf and .png; the index page shows the caption and the runs that the figure is of."""
         from attnconv.figures import save
 
         save(figure, self.folder / "figures" / name)
+        self.describe_figure(name, caption, *runs)
+
+    def describe_figure(self, name: str, caption: str, *runs: Run) -> None:
+        """Write figures/<name>.json for the index page: a caption, and the runs that the figure is of."""
+        with writing(self.folder / "figures" / f"{name}.json") as temporary:
+            temporary.write_text(json.dumps({"caption": caption, "runs": [run.path.name for run in runs]}) + "\n")
 
     def save_table(self, table: dict[str, str], name: str) -> None:
         """Write tables/<name>.md, .csv and .tex from a table's ``markdown``, ``csv`` and ``latex`` forms."""
