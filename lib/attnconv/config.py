@@ -125,10 +125,11 @@ class TrainConfig:
     """Preset whose finished run (same seed) gives the first weights; its degenerate heads are dropped."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bfloat16 autocast on CUDA, float32 elsewhere."""
-    compile: bool | None = None
-    """``torch.compile`` the step; None: on CUDA only."""
+    compile: bool | Literal["reduce-overhead", "max-autotune"] | None = None
+    """``torch.compile`` the network, in that mode if one is named (both use CUDA graphs); None: on CUDA only."""
     checkpoint_seconds: float = 60.0
-    """A checkpoint is written after every epoch, and inside an epoch when this much time has passed."""
+    """A checkpoint is written after an epoch (where epochs are short: not more often than costs 5% of the time), and
+    inside an epoch when this much time has passed."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -319,6 +320,36 @@ class Profile:
         seed = self.seeds[0] if seed is None else seed
         train = {**self.train, **(own.get("train") or {}), "seed": seed, **(train_changes or {})}
         return replace(base.model, model), replace(base.train, train)
+
+
+def scaled(recipe: TrainConfig, batch_size: int) -> dict[str, Any]:
+    """Changes that bring a recipe to another batch size, learning rates in proportion where it is SGD (linear scaling).
+
+    The paper's recipe is SGD at batch 100; with AdamW, whose steps do not grow with the gradient, rates stay.
+    """
+    changes: dict[str, Any] = {"batch_size": batch_size}
+    if recipe.optimizer == "sgd" and batch_size >= 1:
+        rates = {name: getattr(recipe, name) for name in ("lr", "position_lr")}
+        factor = batch_size / recipe.batch_size
+        changes |= {name: round(rate * factor, 10) for name, rate in rates.items() if rate is not None}
+    return changes
+
+
+def rescaled(profile: Profile, epochs: int | None = None, batch_size: int | None = None) -> Profile:
+    """The profile with other schedules for all presets: the longest one takes ``epochs``, the others in proportion.
+
+    Learning rates follow the batch size (`scaled`). Every run says so: its recipe is part of its configuration.
+    """
+    recipes = {name: profile.configs(name)[1] for name in PRESETS}
+    longest = max(recipe.epochs for recipe in recipes.values())
+    presets = {}
+    for name, recipe in recipes.items():
+        changes = {} if batch_size is None else scaled(recipe, batch_size)
+        if epochs is not None:
+            changes["epochs"] = max(1, round(recipe.epochs * epochs / longest)) if epochs >= 1 else epochs
+        own = profile.presets.get(name) or {}
+        presets[name] = {**own, "train": {**(own.get("train") or {}), **changes}}
+    return dataclasses.replace(profile, presets=presets)
 
 
 def for_images(model: ModelConfig, size: tuple[int, int], channels: int, classes: int) -> ModelConfig:

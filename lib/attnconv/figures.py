@@ -351,7 +351,8 @@ def _verdict(row: Result, difference: float, tolerance: float) -> str:
         return "no number in the paper" if row.model not in PAPER_TABLE else "not run"
     difference = round(difference, 2) + 0.0
     word = "agrees" if abs(difference) <= tolerance else "differs"
-    return f"{word}: {difference:+.2f} points (tolerance {tolerance:g})".replace("-", "−")
+    note = f"; {row.why}" if row.why else ""
+    return f"{word}: {difference:+.2f} points (tolerance {tolerance:g})".replace("-", "−") + note
 
 
 def _short(number: float) -> str:
@@ -1157,7 +1158,7 @@ def learning_curve(metrics: Sequence[Mapping[str, float]]) -> Figure:
 
 # --- convolution as attention ---
 
-_SIGNED = sns.color_palette("vlag", as_cmap=True)
+_SIGNED = sns.blend_palette(["#053061", "#2166ac", "#6baed6", "white", "#f4906a", "#b2182b", "#67001f"], as_cmap=True)
 """Blue below zero, white at zero, red above."""
 
 
@@ -1195,10 +1196,10 @@ def signed_images(
     side = min(1.9, (DOUBLE - 0.1) / len(shown) - 0.1)
     aspect = max(image.shape[0] / image.shape[1] for image in shown)
     width = max(SINGLE, len(shown) * (side + 0.1) + 0.1)
-    figure = _figure(width, 0.36 + side * aspect + 0.6, layout=None)
+    figure = _figure(width, 0.22 + side * aspect + 0.6, layout=None)
     left = (width - len(shown) * (side + 0.1) + 0.1) / 2
     for place, (image, title) in enumerate(zip(shown, titles, strict=True)):
-        ax = _axes_in_inches(figure, left + place * (side + 0.1), 0.36, side, side * image.shape[0] / image.shape[1])
+        ax = _axes_in_inches(figure, left + place * (side + 0.1), 0.22, side, side * image.shape[0] / image.shape[1])
         grey = photo is not None and place == 0
         look = {"cmap": "gray", "vmin": 0, "vmax": 1} if grey else {"cmap": scale.cmap, "norm": scale.norm}
         ax.imshow(image, aspect="auto", interpolation="nearest", **look)
@@ -1296,16 +1297,16 @@ def rank_curves(curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]) ->
         raise ValueError("curves is empty: there is nothing to draw.")
     figure = _figure(SINGLE, 2.3)
     ax = figure.add_subplot()
-    shades = [to_hex(c) for c in sns.color_palette("crest", max(len(curves), 2))]
-    for (title, (dims, best, plain)), colour in zip(curves.items(), shades, strict=False):
+    for index, (title, (dims, best, plain)) in enumerate(curves.items()):
         best, plain = (100 * np.where(np.asarray(v) < 1e-4, 0, v) for v in (best, plain))
-        ax.plot(dims, plain, color=colour, linewidth=0.7, linestyle=(0, (4, 2)))
-        ax.plot(dims, best, color=colour, marker="o", label=title, clip_on=False, zorder=3)
+        ax.plot(dims, plain, color="0.5", linewidth=0.7, linestyle=(0, (4, 2)))
+        look = {"color": head_colours(index + 1)[index], "marker": _MARKERS[index % len(_MARKERS)]}
+        ax.plot(dims, best, label=title, clip_on=False, zorder=3, **look)
     ax.set(xlabel="Dimension of a head, $D_h$", ylabel="Output lost (%)", ylim=(0, 100))
     ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     ax.grid(axis="y")
     handles, _ = ax.get_legend_handles_labels()
-    handles.append(Line2D([], [], color="0.4", linewidth=0.7, linestyle=(0, (4, 2)), label="$D_h$ channels only"))
+    handles.append(Line2D([], [], color="0.5", linewidth=0.7, linestyle=(0, (4, 2)), label="first $D_h$ channels"))
     ax.legend(handles=handles, loc="upper right")
     return figure
 

@@ -38,6 +38,8 @@ def result(title: str, runs: Sequence[Run]) -> Result:
     """A row of Table 1 for runs that differ in their seed only."""
     price = cost(runs[0].model)
     why = difference(runs[0])
+    data = runs[0].config["data"]
+    copy = "JPEG copy of CIFAR-10" if data["name"] == "cifar10" and "JPEG" in data["form"] else ""
     return Result(
         model=title,
         accuracies=[run.test_accuracy for run in runs],
@@ -47,7 +49,7 @@ def result(title: str, runs: Sequence[Run]) -> Result:
         flops_separable=price.separable,
         seconds=float(np.mean([sum(line["seconds"] for line in run.metrics) for run in runs])),
         comparable=not why,
-        why=why,
+        why=", ".join(filter(None, (why, copy))),
     )
 
 
@@ -60,6 +62,9 @@ def difference(run: Run) -> str:
         return "smaller model"
     if run.model.resnet_width != base.model.resnet_width:
         return "smaller model"
+    words = []
     if run.train.epochs < base.train.epochs:
-        return f"{run.train.epochs} epochs"
-    return ""
+        words.append(f"{run.train.epochs} epochs")
+    if run.train.batch_size != base.train.batch_size:
+        words.append(f"batch {run.train.batch_size}, learning rate {run.train.lr:g}")
+    return ", ".join(words)

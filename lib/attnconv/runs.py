@@ -2,7 +2,8 @@
 
 A run folder holds ``config.json`` (enough to rebuild the model), ``metrics.jsonl`` (a line an epoch), ``heads.npz``
 (what every head did after every epoch), ``model.safetensors`` (written last: it marks a finished run) and, while a
-run is under way, ``checkpoint/`` (optimizer and random state, for resuming only). No torch is imported here.
+run is under way, ``checkpoint/`` (optimizer and random state, for resuming only). ``attention.npz`` (what its heads
+attend to in the end) is added when somebody asks for it. No torch is imported here.
 """
 
 from __future__ import annotations
@@ -69,8 +70,14 @@ class Run:
         return from_dict(TrainConfig, self.config["train"])
 
     @property
+    def recorded(self) -> bool:
+        """Whether it was brought here from another machine by `attnconv unpack`: it stands in for training."""
+        return bool(self.config.get("record"))
+
+    @property
     def finished(self) -> bool:
-        return (self.path / "model.safetensors").is_file()
+        weights, config = self.path / "model.safetensors", self.path / "config.json"
+        return weights.is_file() or (config.is_file() and self.recorded)  # a record may come without its weights
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
@@ -88,11 +95,23 @@ class Run:
     @cached_property
     def heads(self) -> dict[str, np.ndarray]:
         """Head geometry before training and after every epoch: each (epochs + 1, layers, heads, ...), see `heads`."""
-        file = self.path / "heads.npz"
-        if not file.is_file():
-            return {}
-        with np.load(file) as arrays:
-            return dict(arrays)
+        return _arrays(self.path / "heads.npz")
+
+    @cached_property
+    def attention(self) -> dict[str, np.ndarray]:
+        """What its heads attend to after training, as `observe.attention` measured it; empty where nobody did yet."""
+        arrays = _arrays(self.path / "attention.npz")
+        for name in {"mean", "single"} & arrays.keys():  # float16 on disk
+            maps = arrays[name].astype(np.float32)
+            arrays[name] = maps / maps.sum((-2, -1), keepdims=True)
+        return arrays
+
+
+def _arrays(file: Path) -> dict[str, np.ndarray]:
+    if not file.is_file():
+        return {}
+    with np.load(file) as arrays:
+        return dict(arrays)
 
 
 def find_runs(folder: str | Path) -> list[Run]:

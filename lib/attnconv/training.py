@@ -15,11 +15,13 @@ import platform
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -151,7 +153,12 @@ def train(
         info |= dict(train_images=len(data.train_labels), test_images=len(data.test_labels))
         info |= dict(mean=list(data.mean), std=list(data.std))
         config = dict(preset=preset, hash=name, model=to_dict(model.config), train=to_dict(train_config), data=info)
-        _write_json(run.path / "config.json", config | dict(environment=environment(device)))
+        here = environment(device)
+        before = Run(run.path).config.get("sessions", []) if (run.path / "config.json").is_file() else []
+        _write_json(run.path / "config.json", config | dict(environment=here, sessions=[*before, here]))
+        if device.type == "cuda":
+            torch.backends.cudnn.benchmark = True
+            model.to(memory_format=torch.channels_last)  # kernels of convolutions, as the images are
         _Trainer(model.to(device), train_config, data.to(device), run.path, progress).fit()
     return Run(run.path)
 
@@ -162,20 +169,34 @@ def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[n
     model = build_model(run.model)
     if not run.finished:
         raise RunError(f"{run.path} is not finished: {len(run.metrics)} of {run.train.epochs} epochs. Train it first.")
+    if not (run.path / "model.safetensors").is_file():
+        raise RunError(f"{run.path} was recorded without its weights: metrics, heads and attention are all there is.")
     safetensors.torch.load_model(model, run.path / "model.safetensors")
     return model.to(device or best_device()).eval(), run
 
 
-def environment(device: torch.device) -> dict[str, str | int]:
-    """Where a run was made: versions, device, threads."""
+def environment(device: torch.device) -> dict[str, str | int | None]:
+    """Where a run is made, by which code, and when: versions, device, threads, command, commit, date."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    by_command = Path(sys.argv[0]).stem in ("attnconv", "__main__")
     return dict(
+        started=datetime.now().astimezone().isoformat(timespec="seconds"),
+        command=" ".join(["attnconv", *sys.argv[1:]]) if by_command else None,
+        commit=_commit(),
         attnconv=importlib.metadata.version("attnconv"),
         torch=torch.__version__,
         python=platform.python_version(),
         device=gpu or f"{os.cpu_count()} CPU cores, {platform.machine()}",
         threads=torch.get_num_threads(),
     )
+
+
+def _commit() -> str | None:
+    """The commit of this code: git's answer, else $ATTNCONV_COMMIT (for a copy of the repository without .git)."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    return os.environ.get("ATTNCONV_COMMIT")
 
 
 def _pruned(start: Run) -> nn.Module:
@@ -229,10 +250,13 @@ class _Trainer:
         cuda = self.device.type == "cuda"
         self.bfloat16 = config.precision == "bfloat16" or (config.precision == "auto" and cuda)
         compiled = cuda if config.compile is None else config.compile
-        self.forward = torch.compile(model) if compiled else model
+        # One graph for each batch size that occurs (a last, smaller batch is one more): a graph for all is slower.
+        mode = compiled if isinstance(compiled, str) else None
+        self.forward = torch.compile(model, dynamic=False, mode=mode) if compiled else model
         self.epoch_steps = math.ceil(len(data.train_labels) / config.batch_size)
         self.epoch, self.step = 0, 0  # the next step to take
         self.seconds = 0.0  # of this epoch, in all tries
+        self.saved, self.cost = time.monotonic(), 0.0  # when a checkpoint was last written, and how long that took
         self.sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # this epoch's loss and right answers
         self.metrics: list[dict] = []
         self.geometry: dict[str, list[np.ndarray]] = {}
@@ -245,6 +269,7 @@ class _Trainer:
 
     def save(self) -> None:
         """Write everything that resuming needs, whole or not at all."""
+        started = time.monotonic()
         state = dict(
             model=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
@@ -259,6 +284,9 @@ class _Trainer:
         )
         with writing(self.checkpoint) as temporary:
             torch.save(state, temporary)
+        self.record()
+        self.saved = time.monotonic()
+        self.cost = self.saved - started
 
     def resume(self) -> bool:
         """Take the state of the last checkpoint, if there is one."""
@@ -330,8 +358,7 @@ class _Trainer:
             len(data.train_labels), seed=config.seed, epoch=self.epoch, augment=config.augment, device=self.device
         )
         self.model.train()
-        before, saved = self.seconds, time.monotonic()
-        started = saved
+        before, started = self.seconds, time.monotonic()
         feed = batches(
             data.train_images, data.train_labels, plan, config.batch_size, data.mean, data.std, start=self.step
         )
@@ -344,14 +371,16 @@ class _Trainer:
                 value = loss.item()
                 self.refuse_non_finite(value)
                 bar.set_postfix(loss=f"{value:.3f}", **self.last_accuracy(), refresh=False)
-            if stop.is_set() or time.monotonic() - saved > config.checkpoint_seconds:
+            if stop.is_set() or time.monotonic() - self.saved > config.checkpoint_seconds:
                 self.refuse_non_finite(self.sums[0].item())
                 self.save()
-                saved = time.monotonic()
             if stop.is_set():
                 raise KeyboardInterrupt(
                     f"stopped in epoch {self.epoch + 1} of {config.epochs}; {self.folder} resumes by the same command"
                 )
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the steps were only queued
+        self.seconds = before + time.monotonic() - started
 
     def take_step(self, x: Tensor, y: Tensor) -> Tensor:
         """One step of the optimizer on images x and labels y; the loss, on the device."""
@@ -376,7 +405,10 @@ class _Trainer:
         loss, right = self.sums.tolist()
         self.refuse_non_finite(loss)
         images = len(self.data.train_labels)
-        test = evaluate(self.model, self.data)
+        # The last epoch's accuracy is the reported one: in float32, as `evaluate` finds it again anywhere.
+        last = self.epoch + 1 == self.config.epochs
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16 and not last):
+            test = evaluate(self.model, self.data)
         line = dict(epoch=self.epoch + 1, train_loss=loss / images, train_accuracy=right / images)
         line |= dict(test_loss=test.loss, test_accuracy=test.accuracy)
         if self.validation:
@@ -389,8 +421,8 @@ class _Trainer:
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
         self.sums.zero_()
         bar.set_postfix(loss=f"{line['train_loss']:.3f}", **self.last_accuracy())
-        self.save()
-        self.record()
+        if last or time.monotonic() - self.saved >= 20 * self.cost:  # epochs can be shorter than what this takes
+            self.save()
 
     def last_accuracy(self) -> dict[str, str]:
         return {"test accuracy": f"{100 * self.metrics[-1]['test_accuracy']:.1f}%"} if self.metrics else {}
