@@ -1,0 +1,127 @@
+// The explorer's arithmetic, with node's own runner: node --test tests/explorer.test.mjs
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { gzipSync } from "node:zlib";
+import { Model, brightness, clamp, covarianceOf, describe, ellipse, inParts, pageHost, project, ramp, rescaled, sigmaOf, softmax, typed, unpack, widgetHost } from "../lib/attnconv/explorer.js";
+
+const float32 = (values, shape) => ({ dtype: "float32", shape, data: new Uint8Array(new Float32Array(values).buffer) });
+const near = (a, b, tolerance = 1e-5) => assert.ok(Math.abs(a - b) <= tolerance, `${a} is not ${b}`);
+const gaussian = (centre, precision, path = null) => new Model({
+  name: "r", title: "r", grid: [5, 7], heads: [1], encoding: "quadratic", path,
+  centres: float32(centre, [1, 1, 2]), precisions: float32(precision, [1, 1, 2, 2]),
+});
+
+test("arrays are read at any offset", () => {
+  const bytes = new Uint8Array(9);
+  bytes.set(new Uint8Array(new Float32Array([1.5, -2]).buffer), 1);
+  assert.deepEqual([...typed({ dtype: "float32", data: new DataView(bytes.buffer, 1, 8) })], [1.5, -2]);
+});
+
+test("a packed tree is unpacked", () => {
+  const header = new TextEncoder().encode('{"a":{"$bytes":[4,2]},"b":[1,null]}'.padEnd(40));
+  const file = new Uint8Array(4 + 40 + 6);
+  new DataView(file.buffer).setUint32(0, 40, true);
+  file.set(header, 4);
+  file.set([7, 8], 48);
+  const tree = unpack(file.buffer);
+  assert.deepEqual([...tree.a], [7, 8]);
+  assert.deepEqual(tree.b, [1, null]);
+  assert.ok(gzipSync(file).length > 0);
+});
+
+test("a softmax sums to 1 and survives large logits", () => {
+  const out = softmax([1000, 1000, -1000], new Float32Array(3));
+  assert.deepEqual([...out], [0.5, 0.5, 0]);
+});
+
+test("a sharp Gaussian head is one shift", () => {
+  const map = gaussian([1, -2], [400, 0, 0, 400]).probabilities(0, 0, [2, 3], new Float32Array(35));
+  near(map[3 * 7 + 1], 1);
+  const told = describe(map, 5, 7, [2, 3]);
+  assert.deepEqual(told.peak, [1, -2]);
+  near(told.reach, Math.hypot(1, 2));
+  near(told.entropy, 0);
+});
+
+test("an edit moves and scales a head, and only at the last epoch", () => {
+  const path = { epochs: 2, measured: float32([0, 0, 1, -2], [2, 1, 1, 2]), centres: float32([0, 0, 1, -2], [2, 1, 1, 2]), precisions: float32([1, 0, 0, 1, 4, 0, 0, 4], [2, 1, 1, 2, 2]) };
+  const model = gaussian([1, -2], [4, 0, 0, 4], path);
+  model.edits = { "0.0": { centre: [0, 1], sigma: 0.25 } };
+  assert.deepEqual(model.gaussian(0, 0), { centre: [0, 1], precision: [16, 0, 0, 16] });
+  assert.deepEqual(model.gaussian(0, 0, true).centre, [1, -2]);
+  model.epoch = 0;
+  assert.deepEqual(model.gaussian(0, 0), { centre: [0, 0], precision: [1, 0, 0, 1] });
+  assert.deepEqual(model.track(0, 0), [[0, 0], [1, -2]]);
+});
+
+test("a full covariance keeps its shape when scaled; one without a scale becomes round", () => {
+  const precision = [4, 1, 1, 1];
+  const wide = rescaled(precision, 2 * sigmaOf(precision));
+  wide.forEach((value, i) => near(value, precision[i] / 4));
+  assert.deepEqual(rescaled([0, 0, 0, 0], 2), [0.25, 0, 0, 0.25]);
+});
+
+test("ellipses: half axes at 50%, tilted as the covariance", () => {
+  const round = ellipse(covarianceOf([4, 0, 0, 4]), 0.5);
+  near(round.major, Math.sqrt(2 * Math.log(2)) / 2);
+  near(round.minor, round.major);
+  near(Math.sin(ellipse([4, 0, 1], 0.5).angle) ** 2, 1); // wide along the rows: upright
+  near(Math.sin(ellipse([1, 0, 4], 0.5).angle), 0);
+  near(Math.tan(ellipse([2, 1, 2], 0.5).angle), 1);
+});
+
+test("queries go to the same place on another grid", () => {
+  assert.deepEqual(project([0, 6], [7, 7], [16, 16]), [1, 14]);
+  assert.deepEqual(project([15, 8], [16, 16], [7, 7]), [6, 3]);
+  assert.equal(clamp(9, 0, 3), 3);
+});
+
+test("brightness: probabilities by their root, logits by the top of their range", () => {
+  assert.deepEqual([...brightness([0, 0.25, 1], false, 0, [])].map(Math.round), [0, 128, 255]);
+  assert.deepEqual([...brightness([0, 0.25], false, 1, [])].map(Math.round), [0, 128]);
+  assert.deepEqual([...brightness([-100, -6, 0], true, 0, [])].map(Math.round), [0, 128, 255]);
+});
+
+test("lightness falls all along the light ramp and rises along the dark one", () => {
+  for (const [dark, sign] of [[false, -1], [true, 1]]) {
+    const table = ramp(dark), light = (i) => 0.2126 * table[3 * i] + 0.7152 * table[3 * i + 1] + 0.0722 * table[3 * i + 2];
+    for (let i = 8; i < 256; i += 8) assert.ok(sign * (light(i) - light(i - 8)) > 0, `${i}`);
+  }
+});
+
+test("an upload goes in parts", () => {
+  const parts = [...inParts("a.png", new Uint8Array([1, 2, 3, 4, 5]).buffer, 2)];
+  assert.deepEqual(parts.map(([m, b]) => [m.part, m.parts, b.byteLength]), [[0, 3, 2], [1, 3, 2], [2, 3, 1]]);
+  assert.equal([...inParts("empty", new ArrayBuffer(0))].length, 1);
+});
+
+test("the exported page chooses among its own images", () => {
+  const host = pageHost({ image: { label: 0 }, gallery: [{ label: 1 }, { label: 0 }, { label: 1 }] }), heard = [];
+  host.listen((what, value) => heard.push([what, value]));
+  host.send({ kind: "image", class: 1, id: 1 });
+  assert.equal(host.image, host.gallery[0]);
+  host.send({ kind: "image", class: 1, id: 2 });
+  assert.equal(host.image, host.gallery[2]);
+  host.send({ kind: "image", class: 5, id: 3 });
+  assert.deepEqual(heard.map(([what]) => what), ["image", "done", "image", "done", "notice", "done"]);
+});
+
+test("the widget's host passes messages on, and tells of an update once", async () => {
+  const listeners = {}, sent = [], heard = [];
+  const model = {
+    get: (name) => name, set() {}, save_changes() {}, send: (...all) => sent.push(all),
+    on: (name, act) => { listeners[name] = act; }, off: (name) => { delete listeners[name]; },
+  };
+  const host = widgetHost(model);
+  host.listen((...all) => heard.push(all));
+  assert.equal(host.sides, "sides");
+  host.send({ kind: "export" }, []);
+  assert.equal(sent[0][0].kind, "export");
+  listeners["change:image"]();
+  listeners["change:sides"]();
+  listeners["msg:custom"]({ kind: "done", id: 4 }, []);
+  await new Promise((done) => setTimeout(done, 20));
+  assert.deepEqual(heard, [["done", 4], ["sides"]]);
+  host.close();
+  assert.deepEqual(listeners, {});
+});

@@ -1,0 +1,420 @@
+"""The explorer without a browser: what it sends, what it answers, what it refuses, and the front end's arithmetic."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from attnconv import heads
+from attnconv.config import ModelConfig, TrainConfig
+from attnconv.data import load_data
+from attnconv.explorer import FRONT_END, ExplorerError, edited, explore, pack, quantize, read_image
+from attnconv.models import build_model, predict
+from attnconv.runs import Run
+from attnconv.training import train
+
+SMALL = dict(image_size=(28, 28), image_channels=1, downsampling=4, layers=2, heads=3, hidden=8, mlp=8, dropout=0.0)
+KINDS = {
+    "quadratic": dict(kind="quadratic"),
+    "full": dict(kind="quadratic", covariance="full"),
+    "learned": dict(kind="learned"),
+    "content": dict(kind="learned_content", key_size=4),
+}
+NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the front end's arithmetic is not tested")
+
+
+def model_of(kind: str, **changes):
+    torch.manual_seed(1)
+    return build_model(ModelConfig(**(SMALL | KINDS[kind] | changes))).eval()
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load_data("embedded").first(60, 40)
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    recipe = TrainConfig(epochs=2, batch_size=30, optimizer="adamw", lr=1e-3, augment=False)
+    made = {k: ModelConfig(**(SMALL | KINDS[k])) for k in ("quadratic", "content")}
+    made["resnet"] = ModelConfig(kind="resnet", resnet_width=2)
+    return {k: train(config, recipe, data, folder / k, preset=k, progress=False) for k, config in made.items()}
+
+
+def asked(explorer, **message) -> list:
+    """What the explorer sends when the page asks for something, as (content, buffers)."""
+    sent = []
+    explorer.send = lambda content, buffers=None: sent.append((content, buffers))
+    explorer._receive(explorer, message | {"id": 7}, message.pop("buffers", []))
+    assert sent[-1][0] == {"kind": "done", "id": 7}
+    return sent[:-1]
+
+
+def notice(explorer, **message) -> str:
+    (sent,) = asked(explorer, **message)
+    assert sent[0]["kind"] == "notice"
+    return sent[0]["text"]
+
+
+# --- arrays -------------------------------------------------------------------------------------------------------
+
+
+def restored(packed: dict) -> np.ndarray:
+    arrays = {n: np.frombuffer(a["data"], a["dtype"]).reshape(a["shape"]) for n, a in packed.items()}
+    return arrays["low"][..., None] + arrays["step"][..., None] * arrays["codes"].astype(np.float64)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([8, 16]), st.floats(1e-3, 1e3), st.floats(-50, 50))
+def test_quantization_stays_within_half_a_step(seed: int, bits: int, scale: float, shift: float) -> None:
+    values = (np.random.default_rng(seed).standard_normal((3, 2, 17)) * scale + shift).astype(np.float32)
+    values[0] = shift  # a constant row
+    step = np.ptp(values.astype(np.float64), axis=-1) / (2**bits - 1)
+    bound = 0.5 * step * 1.001 + 4e-7 * np.abs(values).max(-1)  # and the rounding of float32
+    assert (np.abs(restored(quantize(values, bits)) - values).max(-1) <= bound).all()
+
+
+def test_quantized_scores_change_probabilities_little() -> None:
+    logits = torch.randn(50, 256) * 3
+    exact = logits.softmax(-1).numpy()
+    packed = quantize(logits, 8)
+    step = np.frombuffer(packed["step"]["data"], np.float32)
+    close = torch.from_numpy(restored(packed)).softmax(-1).numpy()
+    assert (np.abs(np.log(close / exact)).max(-1) <= step * 1.01).all()
+
+
+def test_pack_keeps_the_tree_and_aligns_the_bytes() -> None:
+    raw = gzip.decompress(pack({"a": [1, b"abc", {"b": b"defg"}], "c": None}))
+    (length,) = struct.unpack("<I", raw[:4])
+    tree, blob = json.loads(raw[4 : 4 + length]), raw[4 + length :]
+    (start, size), (second, _) = tree["a"][1]["$bytes"], tree["a"][2]["b"]["$bytes"]
+    assert blob[start : start + size] == b"abc" and second % 4 == 0 and blob[second : second + 4] == b"defg"
+    assert length % 4 == 0 and tree["c"] is None
+
+
+# --- the front end's arithmetic -----------------------------------------------------------------------------------
+
+
+@needs_node
+def test_the_front_end_with_node() -> None:
+    done = subprocess.run(
+        [NODE, "--test", Path(__file__).with_name("explorer.test.mjs")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_node
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", ["full", "position", "content"])
+def test_the_browser_computes_what_the_model_does(kind: str, part: str, data, tmp_path) -> None:
+    """Maps and numbers of explorer.js against `heads`, at a corner and inside, all layers and heads."""
+    model = model_of(kind)
+    explorer = explore(model, images=data)
+    tree = gzip.decompress(pack(dict(sides=explorer.sides, image=explorer.image)))
+    (tmp_path / "tree").write_bytes(tree)
+    script = f"""
+        import {{ Model, describe, unpack }} from {json.dumps(FRONT_END.as_uri())};
+        import {{ readFileSync }} from "node:fs";
+        const file = readFileSync({json.dumps(str(tmp_path / "tree"))}), tree = unpack(new Uint8Array(file).buffer);
+        const model = new Model(tree.sides[0]);
+        model.setScores(tree.image.sides[0].maps);
+        const out = [];
+        for (const query of [[0, 6], [3, 2]]) for (let l = 0; l < 2; l++) for (let h = 0; h < 3; h++) {{
+            const map = model.probabilities(l, h, query, new Float32Array(49), "{part}");
+            out.push([[...map], describe(map, 7, 7, query)]);
+        }}
+        console.log(JSON.stringify(out));"""
+    done = subprocess.run([NODE, "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
+    answers = iter(json.loads(done.stdout))
+    inputs = model.layer_inputs(explorer._inputs([explorer._shown[0]]))
+    for row, column in ((0, 6), (3, 2)):
+        for layer, x in zip(model.attention_layers, inputs, strict=True):
+            if kind == "content":
+                with torch.no_grad():
+                    content, position = layer.score_parts(x)
+                logits = {"full": content + position, "content": content, "position": position}[part][0]
+                maps = logits[:, row, column].flatten(-2).softmax(-1).view(3, 7, 7).numpy()
+            else:
+                maps = heads.query_maps(layer, (row, column), 7, 7)
+            told = heads.describe(maps, (row, column))
+            for head in range(3):
+                map_, numbers = next(answers)
+                np.testing.assert_allclose(np.reshape(map_, (7, 7)), maps[head], rtol=2e-3, atol=1e-6)
+                np.testing.assert_allclose(numbers["centre"], told.centre[head], atol=2e-3)
+                np.testing.assert_allclose(numbers["reach"], told.reach[head], atol=2e-3)
+                np.testing.assert_allclose(numbers["entropy"], told.entropy[head], atol=2e-3)
+                np.testing.assert_allclose(numbers["mass"], told.peak_mass[head], atol=2e-3)
+                np.testing.assert_allclose(
+                    numbers["covariance"], told.covariance[head][[0, 0, 1], [0, 1, 1]], atol=5e-3
+                )
+
+
+# --- images -------------------------------------------------------------------------------------------------------
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F", "HSV", "LAB"])
+@pytest.mark.parametrize("size", [(1, 1), (640, 31), (28, 28)])
+def test_any_mode_and_size_is_read(mode: str, size: tuple[int, int]) -> None:
+    image = Image.new(mode, size)
+    content = encoded(
+        image if mode != "HSV" else image.convert("RGB"),
+        "TIFF" if mode in ("CMYK", "YCbCr", "I", "F", "LAB") else "PNG",
+    )
+    for channels in (1, 3):
+        assert read_image(content, (28, 20), channels).shape == (28, 20, channels)
+
+
+def test_sixteen_bits_are_scaled_not_clipped() -> None:
+    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    pixels = read_image(encoded(Image.fromarray(ramp)), (16, 16), 1)
+    assert pixels[0].mean() < 12 and pixels[-1].mean() > 243 and 120 < pixels.mean() < 135
+
+
+def test_transparency_is_laid_on_white_and_the_middle_is_kept() -> None:
+    image = Image.new("RGBA", (300, 100), (255, 0, 0, 0))
+    image.paste((0, 0, 255, 255), (100, 0, 200, 100))
+    pixels = read_image(encoded(image), (10, 10), 3)
+    assert (np.abs(pixels.astype(int) - [0, 0, 255]) < 25).all()  # the middle square
+    assert (read_image(encoded(Image.new("LA", (9, 9), (0, 0))), (4, 4), 1) == 255).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_rotation_is_applied(orientation: int) -> None:
+    upright = Image.new("L", (40, 40))
+    upright.paste(255, (0, 0, 20, 20))  # the corner at the upper left
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turn = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}.get(orientation)
+    inverse = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6}
+    stored = upright if turn is None else upright.transpose(Image.Transpose(inverse[turn]))
+    content = encoded(stored, "JPEG", exif=exif, quality=95)
+    assert ImageOps.exif_transpose(Image.open(io.BytesIO(content))).size == (40, 40)
+    pixels = read_image(content, (8, 8), 1)[..., 0]
+    assert pixels[:3, :3].min() > 200 and pixels[5:].max() < 60 and pixels[:, 5:].max() < 60
+
+
+def test_bad_files_are_refused_with_the_reason() -> None:
+    good = encoded(Image.effect_noise((200, 200), 60), "JPEG")
+    with pytest.raises(ExplorerError, match="cat.jpg is damaged"):
+        read_image(good[: len(good) // 2], (28, 28), 1, "cat.jpg")
+    for content in (b"", b"no image", b"<svg xmlns='http://www.w3.org/2000/svg'/>"):
+        with pytest.raises(ExplorerError, match="not an image that can be read"):
+            read_image(content, (28, 28), 1)
+    with pytest.raises(ExplorerError, match="9000 x 9000 pixels; at most 64 million"):
+        read_image(encoded(Image.new("1", (9000, 9000))), (28, 28), 1)
+    with pytest.raises(ExplorerError, match="33 MB; at most 32 MB"):
+        read_image(bytes(33 << 20), (28, 28), 1)
+    png = bytearray(encoded(Image.effect_noise((64, 64), 60)))
+    png[60:90] = bytes(30)
+    with pytest.raises(ExplorerError, match="damaged"):
+        read_image(bytes(png), (28, 28), 1)
+
+
+def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
+    model = model_of("quadratic")
+    Image.new("RGB", (50, 80)).save(tmp_path / "a.png")
+    for images in ([tmp_path / "a.png"], [Image.new("L", (9, 9)), encoded(Image.new("L", (5, 5)))], None):
+        assert explore(model, images=images).image["pixels"]["shape"] == [28, 28, 1]
+    array = data.test_images[:5]
+    for images in (array, array.numpy(), array[..., 0].numpy(), list(array)):
+        assert explore(model, images=images).image["pixels"]["data"] == array[0].numpy().tobytes()
+    with pytest.raises(ExplorerError, match="uint8"):
+        explore(model, images=np.zeros((2, 28, 28, 1)))
+    with pytest.raises(ExplorerError, match="do not fit the model"):
+        explore(model, images=np.zeros((2, 32, 32, 3), np.uint8))
+    colour = model_of("quadratic", image_size=(32, 32), image_channels=3)
+    assert explore(colour).image["pixels"]["shape"] == [32, 32, 3]  # no data here: a drawn picture
+
+
+# --- what Python answers ------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_attention_is_refused(runs) -> None:
+    with pytest.raises(ExplorerError, match="ResNet18 has no attention heads"):
+        explore(runs["resnet"])
+
+
+def test_a_run_brings_its_path_and_its_neighbours(runs, data) -> None:
+    explorer = explore(runs["quadratic"], images=data)
+    assert [run["name"] for run in explorer.choices["runs"]] == ["quadratic", "content"]  # no ResNet
+    assert explorer.sides[0]["path"]["epochs"] == 3
+    last = np.frombuffer(explorer.sides[0]["path"]["centres"]["data"], np.float32).reshape(3, 2, 3, 2)[-1]
+    now = np.frombuffer(explorer.sides[0]["centres"]["data"], np.float32).reshape(2, 3, 2)
+    np.testing.assert_allclose(last, now)
+    assert explore(str(runs["quadratic"].path)).sides[0]["name"] == "quadratic"  # its folder, and its own data
+
+
+def test_another_image_by_class(runs, data) -> None:
+    explorer = explore(runs["quadratic"], images=data)
+    for label in (3, 9, None):
+        assert asked(explorer, kind="image", **{"class": label}) == []
+        assert label is None or explorer.image["label"] == label
+        shown = np.frombuffer(explorer.image["pixels"]["data"], np.uint8).reshape(1, 28, 28, 1)
+        assert (data.test_images.numpy() == shown).all((1, 2, 3)).any()
+    assert "no class 77" in notice(explorer, kind="image", **{"class": 77})
+
+
+def test_an_upload_in_parts(data) -> None:
+    explorer = explore(model_of("quadratic"), images=data)
+    content = encoded(Image.linear_gradient("L"))
+    half = len(content) // 2
+    part = dict(kind="upload", name="a.png", parts=2)
+    assert asked(explorer, **part, part=0, buffers=[content[:half]]) == [] and explorer.image["title"] != "a.png"
+    assert asked(explorer, **part, part=1, buffers=[memoryview(content[half:])]) == []
+    assert explorer.image["title"] == "a.png" and explorer.image["label"] is None
+    assert "did not arrive whole" in notice(explorer, **part, part=1, buffers=[b"x"])
+    assert "not an image" in notice(explorer, **(part | {"parts": 1}), part=0, buffers=[b"x"])
+    assert explorer.image["title"] == "a.png"  # what was shown stays
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_changed_heads_change_the_prediction_and_are_put_back(kind: str, data) -> None:
+    model = model_of(kind)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    explorer = explore(model, images=data)
+    asked(explorer, kind="heads", edits=[dict(layer=1, head=2, off=True)])
+    assert explorer.edited["probabilities"] != explorer.image["sides"][0]["probabilities"]
+    assert ("maps" in explorer.edited) == (kind == "content")
+    asked(explorer, kind="heads", edits=[])
+    np.testing.assert_allclose(explorer.edited["probabilities"], explorer.image["sides"][0]["probabilities"], atol=1e-6)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_head_switched_off_adds_nothing(data) -> None:
+    model = model_of("quadratic")
+    layer, x = model.attention_layers[0], torch.randn(1, 7, 7, 8)
+    without = layer(x) - layer.value.bias
+    alone = []
+    for head in range(3):
+        with edited(model, [dict(layer=0, head=h, off=True) for h in range(3) if h != head]):
+            alone.append(layer(x) - layer.value.bias)
+    torch.testing.assert_close(sum(alone), without)
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "full"])
+def test_an_edit_sets_centre_and_sigma(kind: str) -> None:
+    model = model_of(kind)
+    layer = model.attention_layers[1]
+    shape = layer.precision()[2] / layer.precision()[2].det().sqrt()
+    with edited(model, [dict(layer=1, head=2, centre=[1.5, -2], sigma=0.5)]):
+        assert layer.centres[2].tolist() == [1.5, -2]
+        assert layer.precision()[2].det().item() ** -0.25 == pytest.approx(0.5, rel=1e-4)
+        torch.testing.assert_close(layer.precision()[2] / layer.precision()[2].det().sqrt(), shape)
+    with torch.no_grad():
+        layer.spreads[0] = 0
+    with edited(model, [dict(layer=1, head=0, sigma=2)]):  # had no scale: becomes round
+        torch.testing.assert_close(layer.precision()[0], torch.eye(2) / 4)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (dict(layer=2, head=0), "no layer 2"),
+        (dict(layer=0, head=3), "no head 3"),
+        (dict(layer=0, head=None), "no head None"),
+        (dict(layer=0, head=0, sigma=float("nan")), "sigma"),
+        (dict(layer=0, head=0, sigma=0), "sigma"),
+        (dict(layer=0, head=0, centre=[0, float("inf")]), "centre"),
+    ],
+)
+def test_senseless_edits_are_refused_and_nothing_is_left(edit: dict, words: str, data) -> None:
+    explorer = explore(model_of("quadratic"), images=data)
+    answer = predict(explorer._sides[0].model, explorer._inputs([explorer._shown[0]]))
+    assert words in notice(explorer, kind="heads", edits=[dict(layer=0, head=1, off=True), edit])
+    assert torch.equal(answer, predict(explorer._sides[0].model, explorer._inputs([explorer._shown[0]])))
+
+
+def test_the_average_is_that_of_the_probabilities(data) -> None:
+    model = model_of("content")
+    explorer = explore(model, images=data.test_images[:6])
+    asked(explorer, kind="average")
+    inputs = model.layer_inputs(explorer._inputs(list(data.test_images[:6].numpy())))
+    for layer, x, sent in zip(model.attention_layers, inputs, explorer.average[0], strict=True):
+        expected = layer.probabilities(x).mean(0).flatten(-2).detach().numpy()
+        close = torch.from_numpy(restored(sent["full"])).softmax(-1).numpy()
+        np.testing.assert_allclose(close, expected, rtol=1e-3)
+
+
+def test_runs_are_chosen_and_compared(runs, data) -> None:
+    explorer = explore(runs["quadratic"], images=data)
+    asked(explorer, kind="compare", name="content")
+    assert [side["encoding"] for side in explorer.sides] == ["quadratic", "content"]
+    assert len(explorer.image["sides"]) == 2 and "maps" in explorer.image["sides"][1]
+    asked(explorer, kind="run", name="content")
+    asked(explorer, kind="compare", name=None)
+    assert [side["encoding"] for side in explorer.sides] == ["content"]
+    assert "no run '../x'" in notice(explorer, kind="compare", name="../x")
+    assert "does not know" in notice(explorer, kind="format the disk")
+    assert "Error" in notice(explorer, kind="upload")  # a malformed message is a notice, not a dead kernel
+
+
+# --- elsewhere ----------------------------------------------------------------------------------------------------
+
+
+def test_without_javascript_a_picture_is_shown(runs, data) -> None:
+    for kind in ("quadratic", "content"):
+        bundle, _ = explore(runs[kind], images=data)._repr_mimebundle_()
+        assert "application/vnd.jupyter.widget-view+json" in bundle
+        picture = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
+        assert np.asarray(picture.convert("L")).std() > 10
+
+
+def tree_of(page: str) -> dict:
+    text = re.search(r"<script id='data' type='text/plain'>(.*?)</script>", page)[1]
+    raw = gzip.decompress(base64.b64decode(text))
+    (length,) = struct.unpack("<I", raw[:4])
+    return json.loads(raw[4 : 4 + length])
+
+
+def test_the_page_is_one_file_without_the_network(runs, data, tmp_path) -> None:
+    explorer = explore(runs["content"], images=data)
+    page = explorer.export_html(tmp_path / "deep" / "page.html").read_text()
+    visible = re.sub(r"<script id='data'.*?</script>|base64,[^']*", "", page)
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)|https?://|@import|url\(""", visible)
+    assert page.count("<noscript>") == 1 and "openPage(document)" in page
+    tree = tree_of(page)
+    assert tree["average"] and len(tree["gallery"]) == 9  # one of each class; the first is shown
+    assert explorer.page() == page  # the same bytes each time
+
+
+def test_the_page_leaves_out_what_does_not_fit(data) -> None:
+    explorer = explore(model_of("content"), images=data)
+    full = len(explorer.page())
+    for limit in (full - 1000, full * 3 // 4, full - len(explorer.page()) // 3):
+        page = explorer.page(limit)
+        assert len(page.encode()) <= limit and tree_of(page)["image"]
+    assert len(tree_of(explorer.page(full - 1000))["gallery"]) < 9
+    with pytest.raises(ExplorerError, match="larger than"):
+        explorer.page(20_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["quadratic", "content"])
+def test_the_page_of_the_paper_s_size_is_below_15_mb(kind: str) -> None:
+    config = ModelConfig(**KINDS[kind] | dict(hidden=32, mlp=32, key_size=32 if kind == "content" else None))
+    assert (config.layers, config.heads, config.grid) == (6, 9, (16, 16))
+    torch.manual_seed(0)
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    page = explore(build_model(config), images=images).page()
+    assert len(page.encode()) < 15_000_000 and tree_of(page)["image"]

@@ -1,0 +1,363 @@
+"""The explorer in a real browser: in JupyterLab on notebook 08, and as an exported file with the network off."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attnconv.explorer import explore
+from attnconv.runs import Run
+from attnconv.workspace import REPOSITORY, open_workspace
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Notebook 08 at the smoke profile beside its finished runs."""
+    folder = tmp_path_factory.mktemp("explorer")
+    work = open_workspace("smoke", output=folder / "out")
+    for name in ("quadratic", "learned_content"):
+        work.run(name)
+    notebook = json.loads((REPOSITORY / "notebooks" / "08_explore_the_heads.ipynb").read_text())
+    cell = next(c for c in notebook["cells"] if "parameters" in c["metadata"].get("tags", []))
+    given = {"profile": "smoke", "output": str(folder / "out")}
+    cell["source"] = "".join(cell["source"]) + "".join(f"\n{name} = {value!r}" for name, value in given.items())
+    (folder / "08.ipynb").write_text(json.dumps(notebook))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, Run]:
+    return {run.preset: run for run in open_workspace("smoke", output=folder / "out").runs()}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def lab(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of notebook 08 in a JupyterLab of our own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own, token = tmp_path_factory.mktemp("jupyter"), secrets.token_hex(16)
+    places = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTERLAB_SETTINGS_DIR": "settings"}
+    places |= {"JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython", "JUPYTER_DATA_DIR": "data"}
+    environment = os.environ | {name: str(own / place) for name, place in places.items()}
+    environment |= {"ATTNCONV_QUIET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "lib")}
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
+    command += [f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={folder}", "--ServerApp.port_retries=0"]
+    command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    quiet = own / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    quiet.parent.mkdir(parents=True)
+    quiet.write_text('{"fetchNews": "false", "checkForUpdates": false}')  # no question over the page
+    with open(own / "log", "w") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(300):
+            if server.poll() is not None:
+                break
+            try:
+                urllib.request.urlopen(f"{address}/api?token={token}", timeout=2).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        try:
+            assert server.poll() is None, (own / "log").read_text()
+            yield f"{address}/lab/tree/08.ipynb?token={token}"
+        finally:
+            server.terminate()
+            server.wait(20)
+
+
+class Seen:
+    """An explorer on a page: what it shows, and what a reader can do."""
+
+    def __init__(self, page: playwright.Page, shots: Path):
+        self.page, self.shots, self.steps = page, shots, 0
+        self.root = page.locator(".attnconv-explorer").first
+        self.root.wait_for(timeout=60_000)
+        self.root.scroll_into_view_if_needed()
+        page.wait_for_function("document.querySelector('.attnconv-explorer').attnconv?.timings.length")
+
+    def state(self) -> dict:
+        return self.root.evaluate("root => structuredClone(root.attnconv.state)")
+
+    def wait(self, condition: str) -> None:
+        """Wait until an expression about the explorer ``x`` is true."""
+        self.page.wait_for_function(
+            f"(() => {{ const x = document.querySelector('.attnconv-explorer').attnconv; return {condition}; }})()"
+        )
+
+    def idle(self) -> None:
+        """Wait until Python has answered and all is drawn."""
+        self.wait("x.pending.size === 0 && !x.waiting")
+        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def pixels(self, name: str = "grid", panel: int = 0) -> np.ndarray:
+        """A canvas as the reader sees it."""
+        url = self.root.locator(f".ax-{name}").nth(panel).evaluate("canvas => canvas.toDataURL()")
+        content = urllib.request.urlopen(url).read()
+        return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(int)
+
+    def point(self, row: int, column: int) -> tuple[float, float]:
+        height, width = self.root.evaluate("root => root.attnconv.models[0].grid")
+        box = self.root.locator(".ax-image").bounding_box()
+        return box["x"] + (column + 0.5) * box["width"] / width, box["y"] + (row + 0.5) * box["height"] / height
+
+    def hover(self, row: int, column: int) -> None:
+        self.root.locator(".ax-image").scroll_into_view_if_needed()
+        self.page.mouse.move(*self.point(row, column))
+        self.idle()
+
+    def click(self, row: int, column: int) -> None:
+        self.page.mouse.click(*self.point(row, column))
+        self.idle()
+
+    def choose(self, field: str, value: str) -> None:
+        self.root.locator(f"label.ax-field:has(> span:text-is('{field}')) select").select_option(value)
+        self.idle()
+
+    def slide(self, name: str, value: float) -> None:
+        self.root.get_by_label(name, exact=True).fill(str(value))
+        self.idle()
+
+    def shot(self, name: str) -> None:
+        self.steps += 1
+        self.page.screenshot(path=self.shots / f"{self.steps:02d}-{name}.png")
+
+
+def changed(before: np.ndarray, after: np.ndarray) -> bool:
+    return before.shape != after.shape or bool((before != after).any())
+
+
+def files(folder: Path) -> dict[str, Path]:
+    """A good picture, one with too many pixels, and a broken one."""
+    good, huge, broken = (folder / name for name in ("good.png", "huge.png", "broken.jpg"))
+    Image.linear_gradient("L").resize((300, 200)).convert("RGBA").save(good)
+    Image.new("1", (10_000, 10_000)).save(huge)
+    file = io.BytesIO()
+    Image.effect_noise((200, 200), 50).save(file, "JPEG")
+    broken.write_bytes(file.getvalue()[:2000])
+    return dict(good=good, huge=huge, broken=broken)
+
+
+def hover_and_click(seen: Seen) -> None:
+    """The part that needs no Python: the same in JupyterLab and in the exported file."""
+    seen.hover(1, 1)
+    assert seen.state()["query"] == [1, 1]
+    before, zoom = seen.pixels(), seen.pixels("zoom")
+    seen.hover(4, 5)
+    assert seen.state()["query"] == [4, 5] and not seen.state()["locked"]
+    assert changed(before, seen.pixels()) and changed(zoom, seen.pixels("zoom"))
+    seen.shot("hover")
+
+    seen.click(4, 5)
+    seen.hover(0, 0)
+    assert seen.state()["query"] == [4, 5] and seen.state()["locked"]
+    before = seen.pixels()
+    for key in ("ArrowUp", "ArrowRight", "ArrowLeft", "ArrowLeft"):
+        seen.root.locator(".ax-image").press(key)
+    seen.idle()
+    assert seen.state()["query"] == [3, 4]
+    assert changed(before, seen.pixels())
+    seen.shot("arrows")
+    seen.root.locator(".ax-image").press("Escape")
+    assert not seen.state()["locked"]
+
+    seen.choose("Layer", "0")
+    zoom, title = seen.pixels("zoom"), seen.root.locator(".ax-detail h4").first.text_content()
+    box = seen.root.evaluate("root => root.attnconv.panels[0].box")
+    x, y = box["left"] + 2.5 * (box["wide"] + box["gap"]), box["top"] + box["down"] + box["tall"] / 2
+    seen.root.locator(".ax-grid").first.click(position=dict(x=x, y=y))
+    seen.idle()
+    assert (seen.state()["layer"], seen.state()["head"]) == (1, 2)
+    assert title == "Layer 1, head 1"
+    assert seen.root.locator(".ax-detail h4").first.text_content() == "Layer 2, head 3"
+    assert changed(zoom, seen.pixels("zoom"))
+    assert "px" in seen.root.locator(".ax-numbers").first.text_content()
+    seen.shot("head")
+
+
+def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_path: Path) -> None:
+    context = browser.new_context(viewport=dict(width=1500, height=1100), accept_downloads=True)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(lab)
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
+    page.get_by_text("| Idle").wait_for(timeout=60_000)  # a kernel that is not there yet would run nothing
+    page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
+    page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
+    seen = Seen(page, tmp_path)
+    seen.shot("executed")
+    hover_and_click(seen)
+
+    for field, value in (("Brightness", "own"), ("Values", "logits"), ("Show", "centres")):
+        before = seen.pixels()
+        seen.choose(field, value)
+        assert changed(before, seen.pixels()), field
+    seen.shot("centres")
+    seen.choose("Show", "maps")
+    seen.choose("Values", "probabilities")
+
+    # A slider: the map at once, the prediction from Python; then back.
+    before, answer = seen.pixels(), seen.root.locator(".ax-predictions").first.text_content()
+    seen.slide("centre row", 3)
+    seen.wait("x.host.edited.heads?.length === 1")
+    edit = seen.state()["edits"]["1.2"]
+    assert edit["centre"][0] == 3
+    assert changed(before, seen.pixels())
+    assert "→" in seen.root.locator(".ax-predictions").first.text_content()
+    seen.shot("slider")
+    seen.root.get_by_text("Reset head").click()
+    seen.wait("x.host.edited.heads?.length === 0")
+    seen.idle()
+    assert seen.root.locator(".ax-predictions").first.text_content() == answer and not changed(before, seen.pixels())
+    seen.root.get_by_label("head on").uncheck()
+    seen.wait("x.host.edited.heads?.length === 1")
+    seen.idle()
+    assert "→" in seen.root.locator(".ax-predictions").first.text_content()
+    seen.root.get_by_text("Reset all").click()
+    seen.idle()
+
+    # Images: by class, and the reader's own files.
+    seen.choose("Class", "3")
+    assert ": Dress" in seen.root.locator(".ax-caption").text_content()
+    choose, notice = seen.root.locator("input[type=file]"), seen.root.locator(".ax-notice")
+    picture, given = seen.pixels("image"), files(tmp_path)
+    for name, words in (("huge", "at most 64 million"), ("broken", "damaged")):
+        choose.set_input_files(given[name])
+        notice.wait_for()
+        assert words in notice.text_content() and given[name].name in notice.text_content()
+        assert not changed(picture, seen.pixels("image"))
+        seen.shot(f"upload-{name}")
+    choose.set_input_files(given["good"])
+    seen.wait("x.caption.textContent === 'good.png'")
+    seen.idle()
+    assert notice.is_hidden() and changed(picture, seen.pixels("image"))
+    seen.shot("upload-good")
+
+    # Two epochs, then two runs at the same query.
+    seen.choose("Compare with", "epoch")
+    assert seen.root.locator(".ax-panel").count() == 2
+    assert "before training" in seen.root.locator("h3").nth(1).text_content()
+    assert changed(seen.pixels(), seen.pixels(panel=1))
+    other = seen.root.locator(".ax-field:has(> span:text-is('Compare with')) option", has_text="content").get_attribute(
+        "value"
+    )
+    seen.choose("Compare with", other)
+    seen.wait("x.models[1].content && x.models[1].scores")
+    seen.idle()
+    before = seen.pixels(panel=1)
+    seen.choose("Score", "content")
+    assert changed(before, seen.pixels(panel=1))
+    before = seen.pixels(panel=1)
+    seen.choose("Over", "average")
+    seen.wait("x.models[1].averages")
+    seen.idle()
+    assert changed(before, seen.pixels(panel=1))
+    seen.shot("two-runs")
+    seen.choose("Compare with", "")
+    seen.wait("x.models.length === 1")
+
+    with page.expect_download() as download:
+        seen.root.get_by_text("Save PNG").click()
+    assert Image.open(download.value.path()).size[0] > 500
+    with page.expect_download(timeout=60_000) as download:
+        seen.root.get_by_text("Export HTML").click()
+    file = tmp_path / "explorer.html"
+    download.value.save_as(file)
+    context.close()
+    assert not errors
+
+    offline(browser, file, tmp_path)
+
+
+def offline(browser: playwright.Browser, file: Path, shots: Path, scheme: str = "dark") -> Seen:
+    """Open an exported file alone with the network off, and do what needs no Python."""
+    context = browser.new_context(viewport=dict(width=1280, height=900), offline=True, color_scheme=scheme)
+    context.set_offline(True)
+    page = context.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(file.as_uri())
+    seen = Seen(page, shots)
+    seen.steps = 50
+    hover_and_click(seen)
+    picture = seen.pixels("image")
+    seen.root.get_by_text("Random image").click()
+    seen.idle()
+    assert changed(picture, seen.pixels("image"))
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    return seen
+
+
+def test_an_exported_content_model(runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path) -> None:
+    explorer = explore(runs["learned_content"])
+    seen = offline(browser, explorer.export_html(tmp_path / "content.html"), tmp_path, "light")
+    for field, value in (("Score", "content"), ("Score", "position"), ("Over", "average"), ("Values", "logits")):
+        before = seen.pixels()
+        seen.choose(field, value)
+        assert changed(before, seen.pixels()), (field, value)
+    assert seen.root.get_by_text("Your image").count() == 0
+    seen.page.context.close()
+
+
+def test_touch_moves_the_query_and_the_page_is_labelled(
+    runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path
+) -> None:
+    file = explore(runs["quadratic"]).export_html(tmp_path / "page.html")
+    context = browser.new_context(viewport=dict(width=400, height=800), has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(file.as_uri())
+    seen = Seen(page, tmp_path)
+    page.touchscreen.tap(*seen.point(5, 1))
+    seen.idle()
+    assert seen.state()["query"] == [5, 1] and seen.state()["locked"]
+    page.touchscreen.tap(*seen.point(5, 1))
+    assert not seen.state()["locked"]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
+    page.wait_for_timeout(400)
+    assert "row 5, column 1" in seen.root.locator(".ax-image").get_attribute("aria-label")
+    unnamed = (
+        "[...document.querySelectorAll('select, input, canvas, button')].filter(n => !n.hidden && n.checkVisibility() "
+    )
+    unnamed += "&& !n.getAttribute('aria-label') && !n.labels?.length && !n.textContent.trim()).map(n => n.outerHTML)"
+    assert page.evaluate(unnamed) == []
+    context.close()
+
+
+def test_without_javascript_there_is_a_picture(
+    runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path
+) -> None:
+    file = explore(runs["quadratic"]).export_html(tmp_path / "page.html")
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(file.as_uri())
+    assert page.locator("noscript img").count() == 1 or page.locator("img").is_visible()
+    context.close()
