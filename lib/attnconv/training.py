@@ -1,13 +1,15 @@
 """One training loop. It writes a run folder, survives being stopped at any moment, and never repeats finished work.
 
 All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and dropout. A run that
-was stopped and resumed therefore ends with the same bits, on a CPU, as one that was never stopped.
+was stopped and resumed therefore ends with the same bits, on a CPU, as one that was never stopped. Under torchrun the
+same loop runs in every process, on its share of each batch (`attnconv.distributed`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -34,6 +36,7 @@ from tqdm.auto import tqdm
 from attnconv import heads
 from attnconv.config import ModelConfig, TrainConfig, for_images, replace, to_dict
 from attnconv.data import Dataset, batches, epoch_plan, normalize
+from attnconv.distributed import Processes, is_loss_of_a_process, join, own_device
 from attnconv.models import AttentionNet, build_model, position_parameters, predict
 from attnconv.runs import Run, RunError, identity, locked, writing
 
@@ -53,8 +56,8 @@ def set_seed(seed: int) -> None:
 
 
 def best_device() -> torch.device:
-    """CUDA where there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """CUDA where there is one (this process's own under torchrun), else the CPU."""
+    return own_device()
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def train(
 
     Raises:
         RunError: the folder belongs to another run, or another process is training it.
-        TrainingError: the loss is not finite.
+        TrainingError: the loss is not finite, or another process of a run in several went away.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is written; the same call resumes.
     """
     run = Run(Path(run_dir))
@@ -145,21 +148,27 @@ def train(
         )
     if run.finished:
         return run
+    processes = join()
+    if train_config.batch_size < processes.size:
+        raise RunError(
+            f"batch_size = {train_config.batch_size} is less than one image for each of {processes.size} processes."
+        )
     device = device or best_device()
-    with locked(run.path):
+    with locked(run.path) if processes.writer else contextlib.nullcontext():
         set_seed(train_config.seed)
         model = build_model(model_config) if start is None else _pruned(start)
         info = dict(name=data.name, form=data.form, key=data.key, classes=list(data.classes))
         info |= dict(train_images=len(data.train_labels), test_images=len(data.test_labels))
         info |= dict(mean=list(data.mean), std=list(data.std))
         config = dict(preset=preset, hash=name, model=to_dict(model.config), train=to_dict(train_config), data=info)
-        here = environment(device)
+        here = environment(device) | ({"processes": processes.size} if processes.several else {})
         before = Run(run.path).config.get("sessions", []) if (run.path / "config.json").is_file() else []
-        _write_json(run.path / "config.json", config | dict(environment=here, sessions=[*before, here]))
+        if processes.writer:
+            _write_json(run.path / "config.json", config | dict(environment=here, sessions=[*before, here]))
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True
             model.to(memory_format=torch.channels_last)  # kernels of convolutions, as the images are
-        _Trainer(model.to(device), train_config, data.to(device), run.path, progress).fit()
+        _Trainer(model.to(device), train_config, data.to(device), run.path, progress, processes).fit()
     return Run(run.path)
 
 
@@ -237,8 +246,17 @@ def _asked_to_stop() -> Iterator[threading.Event]:
 class _Trainer:
     """The state of a run under way, all of which a checkpoint holds, and the loop over it."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Dataset, folder: Path, progress: bool):
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        data: Dataset,
+        folder: Path,
+        progress: bool,
+        processes: Processes = Processes(),  # noqa: B008 (frozen)
+    ):
         self.model, self.config, self.folder, self.progress = model, config, folder, progress
+        self.processes = processes
         self.device = next(model.parameters()).device
         self.validation = None
         if config.validation:
@@ -252,7 +270,8 @@ class _Trainer:
         compiled = cuda if config.compile is None else config.compile
         # One graph for each batch size that occurs (a last, smaller batch is one more): a graph for all is slower.
         mode = compiled if isinstance(compiled, str) else None
-        self.forward = torch.compile(model, dynamic=False, mode=mode) if compiled else model
+        forward = processes.wrap(model, self.device)
+        self.forward = torch.compile(forward, dynamic=False, mode=mode) if compiled else forward
         self.epoch_steps = math.ceil(len(data.train_labels) / config.batch_size)
         self.epoch, self.step = 0, 0  # the next step to take
         self.seconds = 0.0  # of this epoch, in all tries
@@ -270,13 +289,16 @@ class _Trainer:
     def save(self) -> None:
         """Write everything that resuming needs, whole or not at all."""
         started = time.monotonic()
+        sums = self.processes.total(self.sums)
+        if not self.processes.writer:
+            return
         state = dict(
             model=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
             epoch=self.epoch,
             step=self.step,
             seconds=self.seconds,
-            sums=self.sums,
+            sums=sums,
             metrics=json.dumps(self.metrics),
             geometry={name: torch.from_numpy(np.stack(values)) for name, values in self.geometry.items()},
             rng=torch.get_rng_state(),
@@ -300,6 +322,8 @@ class _Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         self.sums = state["sums"].to(self.device)
+        if not self.processes.writer:
+            self.sums.zero_()  # they are summed over the processes again
         self.metrics = json.loads(state["metrics"])
         self.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
         torch.set_rng_state(state["rng"])
@@ -309,6 +333,8 @@ class _Trainer:
 
     def record(self) -> None:
         """Write the parts of the run folder that others read."""
+        if not self.processes.writer:
+            return
         with writing(self.folder / "metrics.jsonl") as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in self.metrics))
         if self.geometry:
@@ -317,7 +343,7 @@ class _Trainer:
 
     def measure_heads(self) -> None:
         """Add what every head does now to the history."""
-        if not isinstance(self.model, AttentionNet):
+        if not isinstance(self.model, AttentionNet) or not self.processes.writer:
             return
         x = normalize(self.data.test_images[:GEOMETRY_IMAGES], self.data.mean, self.data.std)
         with torch.no_grad():
@@ -330,13 +356,28 @@ class _Trainer:
 
     def fit(self) -> None:
         """Train from wherever the run is to its end."""
+        try:
+            self._fit()
+        except RuntimeError as error:
+            if not self.processes.several or isinstance(error, TrainingError) or not is_loss_of_a_process(error):
+                raise
+            kept = "there is no checkpoint yet: the same command starts again"
+            if self.checkpoint.is_file():
+                kept = f"the same command resumes from {self.checkpoint}"
+            raise TrainingError(
+                f"Process {self.processes.rank} of {self.processes.size} lost another one in epoch {self.epoch + 1} of "
+                f"{self.config.epochs}, step {self.step} of {self.epoch_steps}; {kept}. ({str(error).splitlines()[0]})"
+            ) from error
+
+    def _fit(self) -> None:
         if self.resume():
             self.record()  # the process may have died between a checkpoint and its record
         else:
             self.measure_heads()
+        self.processes.wait()  # nobody writes a checkpoint while another still reads one
         images, config = len(self.data.train_labels), self.config
         done = self.epoch * images + min(self.step * config.batch_size, images)
-        quiet = not self.progress or os.environ.get("ATTNCONV_QUIET") == "1"
+        quiet = not (self.progress and self.processes.writer) or os.environ.get("ATTNCONV_QUIET") == "1"
         seen = sys.stderr.isatty() or "ipykernel" in sys.modules
         look = dict(disable=quiet, unit=" images", dynamic_ncols=True, mininterval=0.1 if seen else 30)  # a log: rarely
         bar = tqdm(total=config.epochs * images, initial=done, **look)
@@ -345,36 +386,40 @@ class _Trainer:
                 bar.set_description(f"{self.folder.name}: epoch {self.epoch + 1}/{config.epochs}")
                 self.run_epoch(bar, stop)
                 self.finish_epoch(bar)
-        with writing(self.folder / "model.safetensors") as temporary:
-            safetensors.torch.save_model(self.model, str(temporary))
-        shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
+        if self.processes.writer:
+            with writing(self.folder / "model.safetensors") as temporary:
+                safetensors.torch.save_model(self.model, str(temporary))
+            shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
+        self.processes.wait()  # the folder is complete when any of them returns
 
     def run_epoch(self, bar: tqdm, stop: threading.Event) -> None:
         """The rest of an epoch, from `step`. On a GPU nothing here waits for the device."""
         config, data = self.config, self.data
-        if self.step == 0:
-            set_seed(config.seed * 1_000_003 + self.epoch)  # dropout
+        if self.step == 0 or not self.processes.writer:  # a checkpoint holds the first process's random state
+            set_seed(config.seed * 1_000_003 + self.epoch + 500_009 * self.processes.rank)  # dropout
         plan = epoch_plan(
             len(data.train_labels), seed=config.seed, epoch=self.epoch, augment=config.augment, device=self.device
         )
         self.model.train()
         before, started = self.seconds, time.monotonic()
-        feed = batches(
-            data.train_images, data.train_labels, plan, config.batch_size, data.mean, data.std, start=self.step
-        )
-        for x, y in feed:
+        plan, own_batch = self.processes.plan(plan, config.batch_size)
+        feed = batches(data.train_images, data.train_labels, plan, own_batch, data.mean, data.std, start=self.step)
+        for x, y in itertools.islice(feed, self.epoch_steps - self.step):
+            value = 0.0
+            bar.update(self.images_of_step())
             loss = self.take_step(x, y)
             self.step += 1
             self.seconds = before + time.monotonic() - started
-            bar.update(len(y))
             if self.device.type == "cpu":
                 value = loss.item()
-                self.refuse_non_finite(value)
                 bar.set_postfix(loss=f"{value:.3f}", **self.last_accuracy(), refresh=False)
-            if stop.is_set() or time.monotonic() - self.saved > config.checkpoint_seconds:
-                self.refuse_non_finite(self.sums[0].item())
+            due = self.processes.writer and time.monotonic() - self.saved > config.checkpoint_seconds
+            stopping, due, broken = self.processes.any(stop.is_set(), due, not math.isfinite(value))
+            self.refuse_non_finite(math.nan if broken and math.isfinite(value) else value)
+            if stopping or due:
+                self.refuse_non_finite(self.processes.total(self.sums)[0].item())
                 self.save()
-            if stop.is_set():
+            if stopping:
                 raise KeyboardInterrupt(
                     f"stopped in epoch {self.epoch + 1} of {config.epochs}; {self.folder} resumes by the same command"
                 )
@@ -382,37 +427,50 @@ class _Trainer:
             torch.cuda.synchronize(self.device)  # the steps were only queued
         self.seconds = before + time.monotonic() - started
 
+    def images_of_step(self) -> int:
+        """How many images the batch of the next step has, over all processes."""
+        return min(self.config.batch_size, len(self.data.train_labels) - self.step * self.config.batch_size)
+
     def take_step(self, x: Tensor, y: Tensor) -> Tensor:
         """One step of the optimizer on images x and labels y; the loss, on the device."""
         steps = self.config.epochs * self.epoch_steps
         factor = lr_factor(self.epoch * self.epoch_steps + self.step, steps, self.config.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = factor * group["peak_lr"]
+        counted = len(y)
+        if not counted:  # a small last batch can leave this process none, but all must go through the model
+            x, y = x.new_zeros(1, *x.shape[1:]), y.new_zeros(1)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
             logits = self.forward(x)
-            loss = F.cross_entropy(logits.float(), y)
+            loss = F.cross_entropy(logits.float(), y, reduction="sum" if self.processes.several else "mean")
+        if self.processes.several:
+            loss = loss * (counted > 0)
+            total = loss.detach()
+            loss = loss * (self.processes.size / self.images_of_step())  # the average over processes is the mean
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.config.clip is not None:
             nn.utils.clip_grad_norm_(self.clipped, self.config.clip)
         self.optimizer.step()
         with torch.no_grad():
-            self.sums += torch.stack([loss.detach() * len(y), (logits.argmax(1) == y).sum()])
+            total = total if self.processes.several else loss.detach() * len(y)
+            self.sums += torch.stack([total, (logits.argmax(1) == y)[:counted].sum()])
         return loss.detach()
 
     def finish_epoch(self, bar: tqdm) -> None:
         """Evaluate, measure the heads, write the record and a checkpoint."""
-        loss, right = self.sums.tolist()
+        loss, right = self.processes.total(self.sums).tolist()
         self.refuse_non_finite(loss)
         images = len(self.data.train_labels)
         # The last epoch's accuracy is the reported one: in float32, as `evaluate` finds it again anywhere.
         last = self.epoch + 1 == self.config.epochs
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16 and not last):
-            test = evaluate(self.model, self.data)
+            self.processes.same_buffers(self.model)
+            test = self.evaluate(self.data.test_images, self.data.test_labels)
         line = dict(epoch=self.epoch + 1, train_loss=loss / images, train_accuracy=right / images)
         line |= dict(test_loss=test.loss, test_accuracy=test.accuracy)
         if self.validation:
-            held_out = evaluate(self.model, self.data, *self.validation)
+            held_out = self.evaluate(*self.validation)
             line |= dict(validation_loss=held_out.loss, validation_accuracy=held_out.accuracy)
         line |= dict(lr=self.optimizer.param_groups[0]["lr"])
         line |= dict(seconds=round(self.seconds, 3), images_per_second=round(images / max(self.seconds, 1e-9), 1))
@@ -421,8 +479,18 @@ class _Trainer:
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
         self.sums.zero_()
         bar.set_postfix(loss=f"{line['train_loss']:.3f}", **self.last_accuracy())
-        if last or time.monotonic() - self.saved >= 20 * self.cost:  # epochs can be shorter than what this takes
+        due = last or time.monotonic() - self.saved >= 20 * self.cost  # epochs can be shorter than what this takes
+        if any(self.processes.any(due and self.processes.writer)):
             self.save()
+
+    def evaluate(self, images: Tensor, labels: Tensor) -> Evaluation:
+        """As `evaluate`, each process on its share of the images."""
+        if not self.processes.several:
+            return evaluate(self.model, self.data, images, labels)
+        own = self.processes.share(labels)
+        result = evaluate(self.model, self.data, self.processes.share(images), own) if len(own) else Evaluation(0, 0)
+        sums = torch.tensor([result.loss, result.accuracy], dtype=torch.float64) * len(own)
+        return Evaluation(*(self.processes.total(sums) / len(labels)).tolist())
 
     def last_accuracy(self) -> dict[str, str]:
         return {"test accuracy": f"{100 * self.metrics[-1]['test_accuracy']:.1f}%"} if self.metrics else {}
