@@ -1,4 +1,4 @@
-"""The ``attnconv`` command: reproduce, train, doctor."""
+"""The ``attnconv`` command: reproduce, train, sweep, doctor."""
 
 from __future__ import annotations
 
@@ -45,6 +45,18 @@ def parser() -> argparse.ArgumentParser:
     other = "any other value of ModelConfig or TrainConfig; may be repeated"
     train.add_argument("--set", dest="changes", action="append", default=[], metavar="NAME=VALUE", help=other)
     train.set_defaults(call=_train)
+
+    sweep = commands.add_parser("sweep", help="write one training job per preset and seed, for GNU parallel or Slurm")
+    sweep.add_argument("presets", nargs="*", metavar="PRESET", help="default: the profile's runs")
+    sweep.add_argument("--profile", default="paper", help="model size and recipe (default: paper)")
+    sweep.add_argument("--seeds", nargs="+", type=int, default=[], metavar="N", help="default: the profile's")
+    sweep.add_argument("--processes", type=int, default=1, metavar="N", help="torchrun with N processes for each job")
+    form = "lines (default), for `attnconv sweep | parallel -j 4`; slurm, for `attnconv sweep --form slurm | sbatch`"
+    sweep.add_argument("--form", choices=["lines", "slurm"], default="lines", help=form)
+    sweep.add_argument("--data", help=DATA_HELP)
+    sweep.add_argument("--output", metavar="DIR", help="passed on to every job")
+    sweep.add_argument("--set", dest="changes", action="append", default=[], metavar="NAME=VALUE", help="passed on too")
+    sweep.set_defaults(call=_sweep)
 
     doctor = commands.add_parser("doctor", help="what this machine has, which data and runs there are, what is missing")
     doctor.set_defaults(call=_doctor)
@@ -100,7 +112,25 @@ def _train(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nStopped. To resume from the last checkpoint, run the same command again.", file=sys.stderr)
         return 130
-    print(f"{run.title}: {run.test_accuracy:.2%} test accuracy after {len(run.metrics)} epochs\n{run.path}")
+    if os.environ.get("RANK", "0") == "0":  # under torchrun, one process speaks
+        print(f"{run.title}: {run.test_accuracy:.2%} test accuracy after {len(run.metrics)} epochs\n{run.path}")
+    return 0
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from attnconv.sweep import jobs, slurm
+    from attnconv.workspace import open_workspace
+
+    if options.processes < 1:
+        raise ConfigError(f"--processes {options.processes} must be at least 1.")
+    profile = open_workspace(options.profile, data=options.data, output=options.output).profile
+    model, train = changes(options.changes)
+    passed_on = [f"--set={word}" for word in options.changes]
+    passed_on += [f"--{name}={value}" for name in ("data", "output") if (value := getattr(options, name))]
+    for preset in options.presets:
+        profile.configs(preset, None, model, train)  # a wrong value costs no time
+    commands = jobs(profile, options.presets, options.seeds, options=passed_on, processes=options.processes)
+    print(slurm(commands, options.processes) if options.form == "slurm" else "\n".join(commands))
     return 0
 
 

@@ -7,6 +7,7 @@ each process normalises by its own share). One process alone takes the plain pat
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ def join() -> Processes:
         if torch.cuda.is_available():
             torch.cuda.set_device(own_device())
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(leave)
     return Processes(dist.get_rank(), dist.get_world_size())
 
 
