@@ -29,7 +29,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse, Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
 from attnconv.runs import writing
@@ -511,19 +511,20 @@ def centre_paths(
     half_width: float | None = None,
     epochs: Sequence[int] | None = None,
     titles: Sequence[str] | None = None,
+    unit: str = "epoch",
 ) -> Figure:
     """The way of every head's centre during training, over the pixel grid (figure 3, as paths): a panel a layer.
 
     ``history`` (epochs, heads, 2) or (epochs, layers, heads, 2): shifts in pixels. Hollow marks are the first epoch,
     full ones the last. ``half_width``: of the grid shown, in pixels; None fits all, up to 8.5. ``epochs``: the recorded
-    epochs' numbers, from 0 if not given.
+    epochs' numbers, from 0 if not given; ``unit``: what they count.
     """
     history, epochs = _history(history, epochs)
     half = _half_width(history[[0, -1]], half_width)
     look = {"color": "0.4", "marker": "o", "linestyle": "none", "markersize": 4}
     extra = [
-        Line2D([], [], markerfacecolor="white", label=f"epoch {epochs[0]}", **look),
-        Line2D([], [], label=f"epoch {epochs[-1]}", **look),
+        Line2D([], [], markerfacecolor="white", label=f"{unit} {epochs[0]}", **look),
+        Line2D([], [], label=f"{unit} {epochs[-1]}", **look),
     ]
     figure, _, axes = _layer_panels(*history.shape[1:3], titles, half, extra)
     for layer, ax in enumerate(axes):
@@ -1227,7 +1228,7 @@ def sum_of_heads(maps: ArrayLike, weights: Sequence[float], parts: ArrayLike) ->
     sums = parts.cumsum(0)
     probability, scale = _map_scale(maps), _signed_scale([*parts, *sums])
     side, shape = _cell(DOUBLE - 0.72, len(maps), 1)[0], parts.shape[1] / parts.shape[2]
-    heights, width = (side, side * shape, side * shape), 0.72 + len(maps) * (side + _GAPS[0])
+    heights, width = (side, side * shape, side * shape), 0.72 + len(maps) * (side + _GAPS[0]) - _GAPS[0]
     figure = _figure(max(width, SINGLE), 0.2 + sum(heights) + 0.2 + 0.06 + 0.6, layout=None)
     tops = np.cumsum([0.2, heights[0] + 0.2, heights[1] + 0.06])
     names = ("Where the\nhead looks", "What it\nadds", "Sum so far")
@@ -1354,13 +1355,17 @@ def cost_ratios(costs: Mapping[str, tuple[float, float]], texts: Mapping[str, tu
         first, second = texts[name]
         shown = f"{ratios[place]:.3g}×" if ratios[place] < 1000 else f"{ratios[place]:,.0f}×"
         text = f"{shown}   ({first} → {second})"
-        right = max(ratios[place], 1)
-        ax.annotate(text, (right, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=6.5)
-    ax.set(xscale="log", xlim=(low / 1.25, high**1.9 * 1.5), ylim=(len(names) - 0.4, -0.6), yticks=y, yticklabels=names)
+        ax.annotate(
+            text, (max(ratios[place], 1), place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=6.5
+        )
+    left = low / 1.25
+    right = left * (high / left) ** (1 / 0.68)  # room for the longest text
+    ax.set(xscale="log", xlim=(left, right), ylim=(len(names) - 0.4, -0.6), yticks=y, yticklabels=names)
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel("Attention-only network, as a multiple of the CNN (black line)")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.grid(axis="x", which="major")
+    ax.grid(axis="x")
     ax.tick_params(axis="y", length=0)
     return figure
 
@@ -1436,4 +1441,58 @@ def kernel_reading(
     bar = {"marker": "_", "markeredgewidth": 1.6, "markersize": 6}
     handles.append(Line2D([], [], color="0.4", linestyle="none", label="bound", **bar))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return figure
+
+
+# ---- What attention costs -------------------------------------------------------------------------------------------
+
+
+@styled
+def cost_growth(
+    curves: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    bounds: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
+    label: str = "Time (ms)",
+    axis: str = "Side of the grid (pixels)",
+) -> Figure:
+    """How a cost grows with the side of the grid, on log-log axes, with lower bounds as dotted lines.
+
+    Each curve is (sides (G,), costs (G,) or (G, 3)): the three are the median, the smallest and the largest, drawn as
+    a bar. Each bound is (sides (G,), costs (G,)).
+    """
+    figure = _figure(DOUBLE * 0.72, 3.1)
+    ax = figure.add_subplot()
+    every = sorted({int(side) for sides, _ in curves.values() for side in np.atleast_1d(sides)})
+    for index, (name, (sides, costs)) in enumerate(curves.items()):
+        costs = np.asarray(costs, dtype=float).reshape(len(sides), -1)
+        spread = np.abs(costs[:, 1:].T - costs[:, 0]) if costs.shape[1] == 3 else None
+        look = {"marker": "osD^vP"[index % 6], "markersize": 3.5, "elinewidth": 0.8, "capsize": 1.5}
+        ax.errorbar(sides, costs[:, 0], yerr=spread, label=name, color=_BASE[index % len(_BASE)], **look)
+    for (name, (sides, costs)), dashes in zip((bounds or {}).items(), (_DOTTED, (0, (4, 2))), strict=False):
+        ax.plot(sides, costs, color="0.35", linestyle=dashes, linewidth=1.1, label=f"at least: {name}")
+    ax.set(xscale="log", yscale="log", xlabel=axis, ylabel=label)
+    ax.xaxis.set_major_locator(FixedLocator(every))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
+    return figure
+
+
+@styled
+def stacked_costs(rows: Mapping[str, Mapping[str, float]], label: str) -> Figure:
+    """One horizontal bar for each row, made of its parts in the given order; the sum is written at its end."""
+    figure = _figure(DOUBLE * 0.72, 0.65 + 0.38 * len(rows))
+    ax = figure.add_subplot()
+    names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
+    left = np.zeros(len(rows))
+    for index, name in enumerate(names):
+        widths = np.array([parts.get(name, 0.0) for parts in rows.values()], dtype=float)
+        ax.barh(range(len(rows)), widths, left=left, height=0.62, label=name, color=_BASE[index % len(_BASE)])
+        left += widths
+    for place, total in enumerate(left):
+        ax.annotate(f"{total:.3g}", (total, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.set(xlabel=label, xlim=(0, 1.12 * left.max()))
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
     return figure
