@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -62,10 +63,17 @@ def browser() -> Iterator[playwright.Browser]:
 @pytest.fixture(scope="module")
 def lab(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of notebook 08 in a JupyterLab of our own."""
+    with jupyterlab(folder, tmp_path_factory.mktemp("jupyter")) as address:
+        yield address.format(notebook="08.ipynb")
+
+
+@contextlib.contextmanager
+def jupyterlab(folder: Path, own: Path) -> Iterator[str]:
+    """A JupyterLab on a folder, with all that it writes in ``own``: an address with ``{notebook}`` to fill in."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    own, token = tmp_path_factory.mktemp("jupyter"), secrets.token_hex(16)
+    token = secrets.token_hex(16)
     places = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTERLAB_SETTINGS_DIR": "settings"}
     places |= {"JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython", "JUPYTER_DATA_DIR": "data"}
     environment = os.environ | {name: str(own / place) for name, place in places.items()}
@@ -73,9 +81,16 @@ def lab(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
     command += [f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={folder}", "--ServerApp.port_retries=0"]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
-    quiet = own / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    quiet.parent.mkdir(parents=True)
-    quiet.write_text('{"fetchNews": "false", "checkForUpdates": false}')  # no question over the page
+    for name, settings in (
+        ("apputils-extension/notification", {"fetchNews": "false", "checkForUpdates": False}),  # no question in the way
+        (
+            "notebook-extension/tracker",
+            {"windowingMode": "none"},
+        ),  # cells out of sight stay in the page
+    ):
+        file = own / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(settings))
     with open(own / "log", "w") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server:
         address = f"http://127.0.0.1:{port}"
         for _ in range(300):
@@ -88,7 +103,7 @@ def lab(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
                 time.sleep(0.2)
         try:
             assert server.poll() is None, (own / "log").read_text()
-            yield f"{address}/lab/tree/08.ipynb?token={token}"
+            yield f"{address}/lab/tree/{{notebook}}?token={token}"
         finally:
             server.terminate()
             server.wait(20)
@@ -151,6 +166,14 @@ class Seen:
         self.page.screenshot(path=self.shots / f"{self.steps:02d}-{name}.png")
 
 
+def run_all(page: playwright.Page) -> None:
+    """Run all cells of the notebook that JupyterLab has opened."""
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
+    page.get_by_text("| Idle").wait_for(timeout=60_000)  # a kernel that is not there yet would run nothing
+    page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
+    page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
+
+
 def changed(before: np.ndarray, after: np.ndarray) -> bool:
     return before.shape != after.shape or bool((before != after).any())
 
@@ -209,10 +232,7 @@ def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_p
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(lab)
-    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
-    page.get_by_text("| Idle").wait_for(timeout=60_000)  # a kernel that is not there yet would run nothing
-    page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
-    page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
+    run_all(page)
     seen = Seen(page, tmp_path)
     seen.shot("executed")
     hover_and_click(seen)

@@ -486,7 +486,7 @@ class Panel {
   drawCentres() {
     const { model, box, context, explorer } = this, { state, colours, host } = explorer;
     const { top, gap, wide, down, columns } = box;
-    this.range = this.extent();
+    this.range = Math.max(...explorer.panels.map((panel) => panel.extent())); // the same beside each other
     const scale = wide / (2 * this.range);
     model.heads.forEach((heads, layer) => {
       const [x, y] = [(layer % columns) * (wide + gap) + 1, top + Math.floor(layer / columns) * down];
@@ -525,7 +525,7 @@ class Panel {
         context.strokeStyle = selected ? colours.text : colours.panel;
         context.lineWidth = selected ? 2 : 1;
         context.stroke();
-        context.fillStyle = luminance(rgb(colour)) > 0.32 ? "#000" : "#fff";
+        context.fillStyle = luminance(rgb(colour)) > 0.42 ? "#000" : "#fff";
         context.textAlign = "center";
         context.font = `bold 9px ${colours.font}`;
         context.fillText(head + 1, cx, cy + 3);
@@ -566,7 +566,7 @@ class Panel {
     ];
     if (model.encoding === "quadratic") {
       const { centre, precision } = model.gaussian(layer, head);
-      rows.push(["parameters", `${shiftText(centre)}, σ ${Math.min(sigmaOf(precision), 999).toFixed(2)}`]);
+      rows.push(["parameters", shiftText(centre)], ["σ", `${Math.min(sigmaOf(precision), 999).toFixed(2)} px`]);
     }
     const text = rows.map(([name, value]) => `${name} ${value}`).join(", ");
     if (this.told !== text) {
@@ -1080,6 +1080,7 @@ export class Explorer {
   // -- drawing
 
   theme() {
+    if (!this.root.isConnected) return; // no colours yet
     const style = getComputedStyle(this.root), get = (name) => style.getPropertyValue(name).trim();
     // The browser turns any colour of the theme into numbers when a canvas takes it.
     const probe = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -1107,7 +1108,7 @@ export class Explorer {
     const start = performance.now(), { state } = this;
     if (this.models.some((model, i) => model.content && !model.scores)) return;
     if (this.relayout) {
-      const width = this.panelBox.clientWidth, beside = this.panels.length > 1 && width > 900;
+      const width = this.panelBox.clientWidth, beside = this.panels.length > 1 && width > 700;
       this.panelBox.classList.toggle("ax-beside", beside);
       for (const panel of this.panels) panel.layout((beside ? (width - 24) / 2 : width) - 2);
       this.relayout = false;
