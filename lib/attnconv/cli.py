@@ -1,17 +1,20 @@
-"""The ``attnconv`` command: reproduce, train, sweep, doctor."""
+"""The ``attnconv`` command: reproduce, train, train-all, pack, unpack, speed, doctor."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from attnconv import __version__
-from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig
+from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig, rescaled, scaled
 
+STARTED = time.monotonic()
 DATA_HELP = "embedded, cifar10, fashion-mnist, or a path to images (default: the profile's)"
 
 
@@ -41,10 +44,41 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--seed", type=int, help="default: the profile's first")
     train.add_argument("--output", metavar="DIR", help="the run folder goes to DIR/runs (default: outputs/<profile>)")
     train.add_argument("--epochs", type=int, metavar="N")
-    train.add_argument("--batch-size", type=int, metavar="N")
+    batch = "SGD's learning rates follow in proportion (the paper's: 0.1 at 100)"
+    train.add_argument("--batch-size", type=int, metavar="N", help=batch)
     other = "any other value of ModelConfig or TrainConfig; may be repeated"
     train.add_argument("--set", dest="changes", action="append", default=[], metavar="NAME=VALUE", help=other)
     train.set_defaults(call=_train)
+
+    every = commands.add_parser("train-all", help="train several models for a limited time, and pack them up; resumes")
+    every.add_argument("presets", nargs="*", metavar="PRESET", help="in this order (default: the profile's)")
+    every.add_argument("--profile", default="paper", help="model size and recipe (default: paper)")
+    every.add_argument("--data", help=DATA_HELP)
+    every.add_argument("--seeds", type=int, nargs="+", metavar="N", help="default: the profile's")
+    every.add_argument("--output", metavar="DIR", help="run folders go to DIR/runs (default: outputs/<profile>)")
+    epochs = "of the longest schedule; the others in proportion"
+    every.add_argument("--epochs", type=int, metavar="N", help=epochs)
+    every.add_argument("--batch-size", type=int, metavar="N", help=batch)
+    every.add_argument("--minutes", type=float, metavar="M", help="stop cleanly before so much time has passed")
+    every.add_argument("--pack", metavar="DIR", help="leave what has to be kept in DIR: 8 files below 16 MiB at most")
+    every.set_defaults(call=_train_all)
+
+    pack = commands.add_parser("pack", help="leave what is to be kept of a profile's runs in 8 files below 16 MiB")
+    pack.add_argument("folder", metavar="DIR")
+    unpack = commands.add_parser("unpack", help="put packed runs back into run folders, all checksums verified")
+    unpack.add_argument("folders", nargs="+", metavar="DIR", help="one or more folders that pack or train-all left")
+    for command, call in ((pack, _pack), (unpack, _unpack)):
+        command.add_argument("--profile", default="paper", help="default: paper")
+        command.add_argument("--output", metavar="DIR", help="run folders are in DIR/runs (default: outputs/<profile>)")
+        command.set_defaults(call=call)
+
+    speed = commands.add_parser("speed", help="measure training steps against this machine's rate of matrix products")
+    speed.add_argument("presets", nargs="*", default=["quadratic"], metavar="PRESET", help="default: quadratic")
+    speed.add_argument("--profile", default="paper", help="model size and recipe (default: paper)")
+    speed.add_argument("--batch-size", type=int, metavar="N")
+    speed.add_argument("--seconds", type=float, default=2.0, metavar="S", help="for each row (default: 2)")
+    speed.add_argument("--json", metavar="FILE", help="write the report there too, row by row")
+    speed.set_defaults(call=_speed)
 
     sweep = commands.add_parser("sweep", help="write one training job per preset and seed, for GNU parallel or Slurm")
     sweep.add_argument("presets", nargs="*", metavar="PRESET", help="default: the profile's runs")
@@ -106,14 +140,64 @@ def _train(options: argparse.Namespace) -> int:
         if (value := getattr(options, name)) is not None:
             train[name] = value
     work = open_workspace(options.profile, data=options.data, output=options.output)
+    if options.batch_size is not None:
+        train = scaled(work.profile.configs(options.preset)[1], options.batch_size) | train
     work.profile.configs(options.preset, options.seed, model, train)  # a wrong value costs no time
     try:
-        run = work.run(options.preset, options.seed, model_changes=model, train_changes=train)
+        run = work.run(options.preset, options.seed, model_changes=model, train_changes=train, fresh=True)
     except KeyboardInterrupt:
         print("\nStopped. To resume from the last checkpoint, run the same command again.", file=sys.stderr)
         return 130
     if os.environ.get("RANK", "0") == "0":  # under torchrun, one process speaks
         print(f"{run.title}: {run.test_accuracy:.2%} test accuracy after {len(run.metrics)} epochs\n{run.path}")
+    return 0
+
+
+def _train_all(options: argparse.Namespace) -> int:
+    import dataclasses
+
+    from attnconv.record import train_all
+    from attnconv.workspace import open_workspace
+
+    work = open_workspace(options.profile, data=options.data, output=options.output)
+    profile = rescaled(work.profile, options.epochs, options.batch_size)
+    seconds = None if options.minutes is None else 60 * options.minutes - (time.monotonic() - STARTED)
+    left = train_all(
+        dataclasses.replace(work, profile=profile),
+        options.presets or profile.runs,
+        options.seeds or profile.seeds,
+        seconds=seconds,
+        folder=Path(options.pack) if options.pack else None,
+    )
+    print(f"To do: {'; '.join(left)}. Call again to go on." if left else "All runs are finished.")
+    return 75 if left else 0  # 75: for a while not to be had (sysexits.h), call again
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from attnconv.record import pack, say_left
+    from attnconv.workspace import open_workspace
+
+    say_left(pack(open_workspace(options.profile, output=options.output).folder / "runs", Path(options.folder)))
+    return 0
+
+
+def _unpack(options: argparse.Namespace) -> int:
+    from attnconv.record import unpack
+    from attnconv.workspace import open_workspace
+
+    runs = open_workspace(options.profile, output=options.output).folder / "runs"
+    print("\n".join(unpack(map(Path, options.folders), runs)) + f"\n{runs}")
+    return 0
+
+
+def _speed(options: argparse.Namespace) -> int:
+    from attnconv.speed import measure, table
+    from attnconv.workspace import open_workspace
+
+    file = Path(options.json) if options.json else None
+    profile = open_workspace(options.profile).profile
+    how = dict(batch_size=options.batch_size, seconds=options.seconds, file=file)
+    print(table(measure(profile, options.presets, **how)))
     return 0
 
 

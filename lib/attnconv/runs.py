@@ -99,7 +99,7 @@ class Run:
 
     @cached_property
     def attention(self) -> dict[str, np.ndarray]:
-        """What its heads attend to after training, as `observe.attention` measured it; empty where nobody did yet."""
+        """What its heads attend to after training, as `record.measure_attention` found it; empty if not asked yet."""
         arrays = _arrays(self.path / "attention.npz")
         for name in {"mean", "single"} & arrays.keys():  # float16 on disk
             maps = arrays[name].astype(np.float32)

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile
 from attnconv.runs import Run, find_runs, identity, writing
+from attnconv.sources import MissingData, find_data
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
 
     from attnconv.data import Dataset
@@ -41,8 +43,19 @@ class Workspace:
 
         return load_data(self.source).first(self.profile.train_images, self.profile.test_images)
 
+    @cached_property
+    def has_data(self) -> bool:
+        """Whether the data set is on this machine; if not, asking for ``data`` downloads it."""
+        try:
+            find_data(self.source)
+        except MissingData:
+            return False
+        return True
+
     def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
         """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
+        if not self.has_data and not any(changes.values()) and (record := self.record(name, seed)):
+            return record.model, record.train
         model, train = self.profile.configs(name, seed, **changes)
         data = self.data
         return for_images(model, data.image_size, data.image_channels, len(data.classes)), train
@@ -54,19 +67,42 @@ class Workspace:
         *,
         model_changes: dict[str, Any] | None = None,
         train_changes: dict[str, Any] | None = None,
+        fresh: bool = False,
     ) -> Run:
-        """A preset's finished run: the one that is there, or else one trained (or resumed) now.
+        """A preset's finished run: the one that is there, or the recorded one, or else one trained (or resumed) now.
 
-        Every configuration has a folder of its own, so a run is never overwritten by another.
+        Every configuration has a folder of its own, so a run is never overwritten by another. A record (a run brought
+        here from another machine) stands in for training whatever data it was made from, and says so; not for changed
+        configurations, nor where ``fresh`` asks for a run of this very data and recipe.
         """
         from attnconv.training import train
 
         changes = dict(model_changes=model_changes, train_changes=train_changes)
+        record = None if fresh or any(changes.values()) else self.record(name, seed)
+        own = [run for run in self.runs() if run.preset == name and not run.recorded] if record else []
+        if record and not (own and self.has_data):
+            return _told(record)
         model, recipe = self.configs(name, seed, **changes)
-        start = self.run(recipe.start_from, recipe.seed) if recipe.start_from else None
+        start = self.run(recipe.start_from, recipe.seed, fresh=fresh) if recipe.start_from else None
         digits = identity(model, recipe, self.data.key, start and start.config["hash"])
         folder = self.folder / "runs" / f"{name}-seed{recipe.seed}-{digits}"
+        if record and not Run(folder).finished:
+            return _told(record)
         return train(model, recipe, self.data, folder, preset=name, start=start)
+
+    def record(self, name: str, seed: int | None = None) -> Run | None:
+        """The recorded run of a preset and seed, if there is one: of several, one with the profile's own recipe."""
+        recipe = self.profile.configs(name, seed)[1]
+        found = [run for run in self.runs() if run.recorded and (run.preset, run.train.seed) == (name, recipe.seed)]
+        return max(found, key=lambda run: (run.train == recipe, run.train.epochs, run.path.name), default=None)
+
+    def attention(self, run: Run) -> dict[str, np.ndarray]:
+        """What a run's heads attend to (see `record.measure_attention`): as kept in its folder, or measured now."""
+        if not (run.path / "attention.npz").is_file():
+            from attnconv.record import save_attention
+
+            save_attention(run, self.data)
+        return Run(run.path).attention
 
     def runs(self) -> list[Run]:
         """All finished runs in this workspace, those dropped in from elsewhere too."""
@@ -94,6 +130,14 @@ class Workspace:
         """Write tables/<name>.json: each claim, whether it holds here, and the evidence."""
         with writing(self.folder / "tables" / f"{name}.json") as temporary:
             temporary.write_text(json.dumps([vars(claim) for claim in claims], indent=1) + "\n")
+
+
+def _told(record: Run) -> Run:
+    """The run, after a word about what it is."""
+    where, data = record.config["environment"]["device"], record.config["data"]
+    recipe = f"{record.train.epochs} epochs, batch {record.train.batch_size}"
+    print(f"{record.title}: the recorded run {record.path.name} ({recipe}, {data['name']}, {data['form']}; {where})")
+    return record
 
 
 def open_workspace(profile: str = "quick", *, data: str | None = None, output: str | Path | None = None) -> Workspace:
