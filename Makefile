@@ -5,6 +5,7 @@
 # make explore     the interactive head explorer
 # make test        everything that continuous integration runs
 # make lint        style of code and notebooks only
+# make bench       what attention costs on this machine, in time and memory: outputs/bench
 # make doctor      what this machine has, which data and runs there are, and what is missing
 # make lock        write requirements.lock anew: the newest versions that work together
 # make clean       remove the environment and caches; outputs and data stay
@@ -21,7 +22,7 @@ RUN := $(VENV)/bin/python -m
 READY := $(VENV)/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce paper lab explore test lint doctor lock clean flags
+.PHONY: help reproduce paper lab explore test lint bench doctor lock clean flags
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -46,6 +47,9 @@ test: lint
 lint: $(READY)
 	$(RUN) ruff check
 	$(RUN) ruff format --check
+
+bench: $(READY)
+	$(VENV)/bin/python benchmarks/mixing.py
 
 doctor: $(READY)
 	@$(RUN) attnconv doctor

@@ -1459,7 +1459,7 @@ def cost_growth(
     Each curve is (sides (G,), costs (G,) or (G, 3)): the three are the median, the smallest and the largest, drawn as
     a bar. Each bound is (sides (G,), costs (G,)).
     """
-    figure = _figure(DOUBLE * 0.72, 3.1)
+    figure = _figure(DOUBLE, 3.1)
     ax = figure.add_subplot()
     every = sorted({int(side) for sides, _ in curves.values() for side in np.atleast_1d(sides)})
     for index, (name, (sides, costs)) in enumerate(curves.items()):
@@ -1480,7 +1480,7 @@ def cost_growth(
 @styled
 def stacked_costs(rows: Mapping[str, Mapping[str, float]], label: str) -> Figure:
     """One horizontal bar for each row, made of its parts in the given order; the sum is written at its end."""
-    figure = _figure(DOUBLE * 0.72, 0.65 + 0.38 * len(rows))
+    figure = _figure(DOUBLE, max(1.5, 0.65 + 0.38 * len(rows)))
     ax = figure.add_subplot()
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     left = np.zeros(len(rows))
@@ -1489,10 +1489,18 @@ def stacked_costs(rows: Mapping[str, Mapping[str, float]], label: str) -> Figure
         ax.barh(range(len(rows)), widths, left=left, height=0.62, label=name, color=_BASE[index % len(_BASE)])
         left += widths
     for place, total in enumerate(left):
-        ax.annotate(f"{total:.3g}", (total, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
+        ax.annotate(
+            f"{total:.3g}" if total < 100 else f"{total:,.0f}",
+            (total, place),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+        )
     ax.set_yticks(range(len(rows)), list(rows))
     ax.set(xlabel=label, xlim=(0, 1.12 * left.max()))
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
-    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
+    if len(names) > 1:
+        ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
     return figure

@@ -1,0 +1,207 @@
+"""What a layer truly costs on this machine: time in turns, peak memory in a process of its own, and two lower bounds.
+
+A layer can be no faster than its matrix products at the machine's best rate, nor than the bytes that it must read and
+write at the machine's best bandwidth. Timings are taken in turns, so that a busy machine slows all alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnconv.attention import ContentAttention, QuadraticAttention
+from attnconv.config import ModelConfig, TrainConfig
+from attnconv.models import build_model
+from attnconv.training import build_optimizer
+
+FORMS = ("separable", "dense", "full covariance", "content", "conv 3x3", "value projection")
+"""What can be measured: attention in four forms, and what a convolution and the value projection alone cost."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer on random images, float32."""
+
+    form: str
+    side: int
+    """H = W, pixels."""
+    channels: int = 64
+    """C = D."""
+    heads: int = 9
+    batch: int = 1
+    training: bool = True
+    """Forward and backward; else forward only, without gradients."""
+
+    def call(self) -> Callable[[], object]:
+        """A function that does it once."""
+        layer, x = self._layer(), torch.randn(self.batch, self.side, self.side, self._input_channels())
+        if self.form == "conv 3x3":
+            x = x.permute(0, 3, 1, 2)
+        grad = torch.ones_like(x[..., : self.channels]) if self.form != "conv 3x3" else torch.ones_like(x)
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return layer(x)
+
+        def both() -> object:
+            leaf = x.detach().requires_grad_()
+            return torch.autograd.grad(layer(leaf), [leaf, *layer.parameters()], grad)
+
+        return both if self.training else forward
+
+    def _input_channels(self) -> int:
+        return self.channels * (self.heads if self.form == "value projection" else 1)
+
+    def _layer(self) -> nn.Module:
+        sizes = (self.channels, self.channels, self.heads)
+        if self.form == "content":
+            return ContentAttention(*sizes, max_size=self.side, key_size=16)
+        if self.form == "conv 3x3":
+            return nn.Conv2d(self.channels, self.channels, 3, padding=1).to(memory_format=torch.channels_last)
+        if self.form == "value projection":
+            return nn.Linear(self.heads * self.channels, self.channels)
+        if self.form == "full covariance":
+            return QuadraticAttention(*sizes, covariance="full")
+        return QuadraticAttention(*sizes, mixing=self.form)
+
+    @property
+    def flops(self) -> int:
+        """Of the matrix products, with nothing computed twice: those of the definition in this form."""
+        pixels, c, h = self.side**2, self.channels, self.heads
+        values = 2 * pixels * h * c * c
+        mixing = {"separable": 2 * self.side, "dense": pixels, "full covariance": pixels, "content": pixels}
+        total = values + 2 * pixels * h * c * mixing.get(self.form, 0)
+        if self.form == "content":
+            total += 2 * pixels * h * 16 * (2 * c + pixels + self.side)  # q and k, q . k, q . r
+        if self.form == "conv 3x3":
+            total = 2 * pixels * 9 * c * c
+        return self.batch * total * (3 if self.training else 1)
+
+    @property
+    def bytes(self) -> int:
+        """Input and output, and when training their gradients and the input again: each once."""
+        once = 4 * self.batch * self.side**2
+        wide = self._input_channels()
+        return once * (3 * wide + 2 * self.channels if self.training else wide + self.channels)
+
+
+def in_turns(calls: Mapping[str, Callable[[], object]], repeats: int, budget: float = 60.0) -> dict[str, list[float]]:
+    """Seconds of every call in every round, after one to warm up. Beyond ``budget`` seconds, three rounds will do."""
+    for call in calls.values():
+        call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    started = time.perf_counter()
+    for turn in range(repeats):
+        if turn >= 3 and time.perf_counter() - started > budget:
+            break
+        for name, call in calls.items():
+            before = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - before)
+    return times
+
+
+def matrix_rate(size: int = 1024) -> float:
+    """FLOP/s of a large float32 matrix product: the best of thirty."""
+    a, b = torch.randn(2, size, size)
+    return 2 * size**3 / min(in_turns({"": lambda: a @ b}, 30)[""])
+
+
+def byte_rate(megabytes: int = 128) -> float:
+    """Bytes read and written in a second by a copy that no cache holds: the best of ten."""
+    a = torch.ones(megabytes * 2**18)
+    b = torch.empty_like(a)
+    return 2 * a.nbytes / min(in_turns({"": lambda: b.copy_(a)}, 10)[""])
+
+
+def lower_bound(case: Case, flop_rate: float, bandwidth: float) -> tuple[float, float]:
+    """Seconds that the matrix products, and the bytes, of a case take at best."""
+    return case.flops / flop_rate, case.bytes / bandwidth
+
+
+def peak_memory(case: Case) -> int:
+    """Bytes that a case adds to a fresh process at its peak, by the operating system's count."""
+    code = "import sys; from attnconv.timing import _child; _child(sys.argv[1])"
+    given = json.dumps(vars(case) | {"threads": torch.get_num_threads()})
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code, given], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{case} failed in a process of its own: {done.stderr[-500:]}")
+    return int(done.stdout)
+
+
+def _child(given: str) -> None:
+    values = json.loads(given)
+    torch.set_num_threads(values.pop("threads"))
+    case = Case(**values)
+    Case(**values | {"side": 4, "batch": 1}).call()()  # what libraries allocate once
+    call = case.call()
+    before = _highest()
+    call()
+    print(_highest() - before)
+
+
+def _highest() -> int:
+    """The most memory that this process ever held, in bytes."""
+    if sys.platform == "linux":  # getrusage counts what a process held before it became this one
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def median(seconds: list[float]) -> float:
+    """The middle of some timings."""
+    return float(np.median(seconds))
+
+
+_PARTS = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution"),
+    "LayerNorm": ("aten::native_layer_norm", "aten::native_layer_norm_backward"),
+    "GELU": ("aten::gelu", "aten::gelu_backward"),
+    "optimizer, clipping": (
+        "aten::_fused_adamw_",
+        "aten::_fused_sgd_",
+        "aten::linalg_vector_norm",
+        "aten::_foreach",
+    ),
+    "copies, sums, additions": ("aten::copy_", "aten::sum", "aten::add", "aten::mul", "aten::fill_", "aten::cat"),
+}
+
+
+def step_profile(model: ModelConfig, recipe: TrainConfig, steps: int = 10) -> dict[str, float]:
+    """Milliseconds of one training step on random images by kind of operation, by PyTorch's profiler (CPU time)."""
+    network = build_model(model)
+    optimizer = build_optimizer(network, recipe)
+    images = torch.randn(recipe.batch_size, model.image_channels, *model.image_size)
+    labels = torch.randint(0, model.classes, (recipe.batch_size,))
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(network(images), labels).backward()
+        if recipe.clip is not None:
+            nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
+        optimizer.step()
+
+    in_turns({"": step}, 3)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(steps):
+            step()
+    parts = dict.fromkeys(_PARTS, 0.0) | {"everything else": 0.0}
+    for event in profile.key_averages():
+        kind = next((k for k, names in _PARTS.items() if event.key.startswith(names)), "everything else")
+        parts[kind] += event.self_cpu_time_total / 1e3 / steps
+    return parts

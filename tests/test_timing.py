@@ -1,0 +1,55 @@
+"""Counts and limits of the benchmark, not its seconds."""
+
+import pytest
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnconv import figures
+from attnconv.config import ModelConfig, TrainConfig
+from attnconv.timing import FORMS, Case, in_turns, lower_bound, peak_memory, step_profile
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_flops_are_those_that_pytorch_counts(form):
+    case = Case(form, side=10, channels=8, heads=3, batch=2, training=False)
+    call = case.call()
+    with FlopCounterMode(display=False) as counter:
+        call()
+    # SDPA multiplies q.r as one-hot columns of queries and keys, more than the definition needs; S^T S is 2x2 a head.
+    extra = {"content": 2 * 2 * 100**2 * 3 * 2 * 10, "full covariance": 3 * 2 * 2**3}.get(form, 0)
+    assert counter.get_total_flops() == case.flops + extra
+
+
+def test_all_take_their_turn():
+    order = []
+    times = in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 4)
+    assert order == ["a", "b"] * 5 and [len(t) for t in times.values()] == [4, 4]
+    order.clear()
+    in_turns({"a": lambda: order.append("a")}, 100, budget=0)
+    assert len(order) == 4
+
+
+def test_lower_bounds_are_flops_and_bytes_over_rates():
+    case = Case("conv 3x3", side=4, channels=2, batch=3, training=False)
+    assert lower_bound(case, 2.0, 4.0) == (3 * 2 * 16 * 9 * 4 / 2, 4 * 3 * 16 * 4 / 4)
+
+
+@pytest.mark.slow
+def test_training_in_rows_and_columns_takes_less_memory_than_dense():
+    dense, separable = (peak_memory(Case(form, 16, 64, batch=8)) for form in ("dense", "separable"))
+    assert separable < 0.7 * dense
+
+
+def test_a_step_profile_has_matrix_products_and_the_rest():
+    model = ModelConfig(image_size=(8, 8), image_channels=1, layers=1, heads=2, hidden=8, mlp=8)
+    parts = step_profile(model, TrainConfig(batch_size=4, optimizer="adamw", clip=1.0), steps=2)
+    assert parts["matrix products"] > 0 and parts["LayerNorm"] > 0 and parts["optimizer, clipping"] > 0
+
+
+def test_the_figures_of_costs_draw():
+    sides = [8, 16]
+    figure = figures.cost_growth(
+        {"a": (sides, [[2, 1, 3], [4, 3, 9]]), "b": (sides, [1, 2])}, {"bytes": (sides, [1, 1])}
+    )
+    assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
+    figure = figures.stacked_costs({"x": {"p": 1.0, "q": 2.0}, "y": {"p": 4.0}}, "GFLOP")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["3", "4"]
