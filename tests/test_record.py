@@ -233,6 +233,11 @@ def test_time_runs_out_and_another_machine_goes_on(profile, tmp_path, monkeypatc
     assert not first.finished and 0 < len(first.metrics) < 5000
 
     second = tmp_path / "second"
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "MAX_FILES", 1)
+        (tmp_path / "first" / "runs" / record.PACKED).unlink()
+        assert "resume" in pack(tmp_path / "first" / "runs", tmp_path / "bare")[0]
+    assert "without its checkpoint" in unpack([tmp_path / "bare"], second / "runs")[0]
     said = unpack([tmp_path / "first" / "box"], second / "runs")
     assert "to be resumed" in said[0] and find_runs(second / "runs") == []
     minutes(second, limit)

@@ -70,10 +70,11 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
     """What every head attends to, all that the figures need: with it, neither weights nor images are read again.
 
     Returns:
-        ``queries`` (Q, 2), and ``mean`` (Q, L, h, H, W) float16: P at these queries, NaN for heads that a layer does
-        not have. With content, ``mean`` is over the first `AVERAGED` test images, and there are also ``images`` (n,),
-        their ``pixels`` (n, H', W', C) and ``labels`` (n,), ``single`` (n, Q, L, h, H, W) float16, and, over the first
-        `COMPARED` images, ``agreement`` (L, h) of `heads.translation_consistency` and ``content_share`` (L, h).
+        ``queries`` (Q, 2), ``mean`` (Q, L, h, H, W) float16: P at these queries, and ``agreement`` (L, h) of
+        `heads.translation_consistency`; NaN for heads that a layer does not have. With content, ``mean`` is over the
+        first `AVERAGED` test images and ``agreement`` over the first `COMPARED`, as is ``content_share`` (L, h) of
+        `heads.score_shares`; there are also ``images`` (n,), their ``pixels`` (n, H', W', C) and ``labels`` (n,), and
+        ``single`` (n, Q, L, h, H, W) float16.
     """
     layers, (height, width) = model.attention_layers, model.config.grid
     content = isinstance(layers[0], ContentAttention)
@@ -93,16 +94,17 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
             mean[q, index, : layer.heads] = maps.mean(0) if content else maps
             if content:
                 single[:, q, index] = maps[images]
-    found = dict(queries=np.array(places), mean=mean)
+    agreement, share = np.full((2, *shape[1:3]), np.nan)
+    for index, (layer, seen) in enumerate(zip(layers, inputs, strict=True)):
+        p = layer.probabilities(seen[:COMPARED]).mean(0) if content else layer.probabilities(height, width)
+        agreement[index, : layer.heads] = heads.translation_consistency(p.cpu().numpy()).agreement
+        if content:
+            parts = (part.cpu().numpy() for part in layer.score_parts(seen[:COMPARED]))
+            share[index] = heads.score_shares(*parts).content_share
+    found = dict(queries=np.array(places), mean=mean, agreement=agreement)
     if content:
-        few = [seen[:COMPARED] for seen in inputs]
-        found |= dict(images=np.array(images), single=single, averaged=np.array(len(inputs[0])))
+        found |= dict(content_share=share, images=np.array(images), single=single, averaged=np.array(len(inputs[0])))
         found |= dict(pixels=data.test_images[images].cpu().numpy(), labels=data.test_labels[images].cpu().numpy())
-        pairs = list(zip(layers, few, strict=True))
-        p = (layer.probabilities(seen).mean(0).cpu().numpy() for layer, seen in pairs)
-        found["agreement"] = np.stack([heads.translation_consistency(layer).agreement for layer in p])
-        parts = ([part.cpu().numpy() for part in layer.score_parts(seen)] for layer, seen in pairs)
-        found["content_share"] = np.stack([heads.score_shares(*pair).content_share for pair in parts])
     return found
 
 
@@ -427,8 +429,10 @@ class _Arrival:
         if lines[:common] != self.metrics[:common]:
             raise RunError(f"{run.path} holds another training of the same configuration; move one of them away.")
         weights = (run.path / "model.safetensors").is_file()
-        more = len(self.metrics) > len(lines) or (not lines and not run.finished)
-        self.news = more or (self.finished and not weights and (self.kind == "weights" or not run.finished))
+        checkpoint = (run.path / "checkpoint" / "state.pt").is_file()
+        missing = not (weights if self.finished else run.finished or checkpoint)
+        brings = len(self.metrics) == len(lines) and (self.kind is not None or (self.finished and not run.finished))
+        self.news = len(self.metrics) > len(lines) or (missing and brings)
 
     def write(self, path: Path) -> str:
         """Write the run folder, config.json last; what was done, in words."""

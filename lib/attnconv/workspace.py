@@ -43,14 +43,13 @@ class Workspace:
 
         return load_data(self.source).first(self.profile.train_images, self.profile.test_images)
 
-    @cached_property
+    @property
     def has_data(self) -> bool:
         """Whether the data set is on this machine; if not, asking for ``data`` downloads it."""
         try:
-            find_data(self.source)
+            return "data" in vars(self) or bool(find_data(self.source))
         except MissingData:
             return False
-        return True
 
     def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
         """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
