@@ -1,5 +1,5 @@
 # make reproduce   run every notebook and leave figures, tables and executed notebooks in outputs/<profile>
-#                  PROFILE=smoke|quick|paper  DATA=/path/to/images  ONLY="03 04"  JOBS=2  FORCE=1  OUTPUT=/path
+#                  PROFILE=smoke|quick|paper  DATA=/path/to/images  ONLY="03 04"  JOBS=1  FORCE=1  OUTPUT=/path
 # make paper       the same at the paper's size (for a GPU)
 # make lab         JupyterLab on the notebooks
 # make explore     the interactive head explorer
@@ -15,7 +15,6 @@
 
 PYTHON ?= python3
 PROFILE ?= quick
-JOBS ?= 1
 VENV := .venv
 VENV_FLAGS ?= $(shell cat $(VENV)/flags 2>/dev/null)
 RUN := $(VENV)/bin/python -m
@@ -28,7 +27,7 @@ help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
 reproduce: $(READY)
-	@$(RUN) attnconv reproduce --profile '$(PROFILE)' --jobs '$(JOBS)' \
+	@$(RUN) attnconv reproduce --profile '$(PROFILE)' $(if $(JOBS),--jobs '$(JOBS)') \
 		$(if $(DATA),--data '$(DATA)') $(if $(OUTPUT),--output '$(OUTPUT)') \
 		$(if $(ONLY),--only $(ONLY)) $(if $(filter-out 0,$(FORCE)),--force)
 

@@ -238,6 +238,22 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     assert not list((toys.output / "notebooks").glob(".running*"))
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_nothing_runs_beside_a_notebook_that_measures_time(toys: Toys, alone: bool) -> None:
+    toys.profile("runs: [quadratic]\n")
+    log = "import pathlib, time; p = pathlib.Path(output, 'tables'); p.mkdir(parents=True, exist_ok=True)\n"
+    log += "(p / 'NAME-a').touch(); seen = set(); end = time.time() + WAIT\n"
+    log += "while len(seen) < 2 and time.time() < end: seen |= {f.name[:2] for f in p.glob('*-a')}\n"
+    log += "seen -= {f.name[:2] for f in p.glob('*-b')}; (p / 'NAME-b').write_text(' '.join(sorted(seen)))"
+    log = log.replace("WAIT", "4" if alone else "30")
+    toys.add("02_theory", log.replace("NAME", "02"))
+    toys.add("03_speed", log.replace("NAME", "03"), alone=alone)
+    assert run(toys, at_once=2) == 0
+    beside = [(toys.output / "tables" / f"{name}-b").read_text() for name in ("02", "03")]
+    assert (beside == ["02", "03"]) if alone else ("02 03" in beside)
+    assert manifest(toys)["notebooks"]["02_theory"]["made"] == ["tables/02-a", "tables/02-b"]
+
+
 def test_a_failure_is_shown_kept_and_stops_only_what_needs_it(toys: Toys, capsys: pytest.CaptureFixture) -> None:
     toys.add("02_wrong", "fine = 1", "lines = 2\nfine / 0  # here it goes wrong")
     toys.add("03_needs_it", needs=["02"])

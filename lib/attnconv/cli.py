@@ -30,7 +30,8 @@ def parser() -> argparse.ArgumentParser:
     only = "these notebooks (04, or 03:learned for one of its runs), and what they need"
     run.add_argument("--only", nargs="+", default=[], metavar="NN", help=only)
     run.add_argument("--force", action="store_true", help="run again what is up to date (with --only: only that)")
-    run.add_argument("--jobs", type=int, default=1, metavar="N", help="notebooks at a time (default: 1)")
+    at_once = "notebooks at a time (default: one for each core, 4 at most; 1 on a machine with a GPU)"
+    run.add_argument("--jobs", type=int, metavar="N", help=at_once)
     run.add_argument("--output", metavar="DIR", help="where results go (default: outputs/<profile>)")
     more = "change a parameter of the notebooks of --only; may be repeated"
     pair = ("NAME", "VALUE")

@@ -64,6 +64,8 @@ class Notebook:
     """Its parameters' default values."""
     per_run: bool
     needs: tuple[str, ...]
+    alone: bool = False
+    """It measures time: nothing else runs beside it."""
 
     @property
     def number(self) -> str:
@@ -109,7 +111,8 @@ def read_notebook(path: Path) -> Notebook:
     if not cells:
         raise ConfigError(f"{path.name} has no code cell tagged 'parameters'; add one with {', '.join(GIVEN)}.")
     notes = notebook.metadata.get("attnconv", {})
-    found = Notebook(path, _defaults(path, cells[0].source), bool(notes.get("per_run")), tuple(notes.get("needs", ())))
+    defaults, needs = _defaults(path, cells[0].source), tuple(notes.get("needs", ()))
+    found = Notebook(path, defaults, bool(notes.get("per_run")), needs, bool(notes.get("alone")))
     missing = [name for name in (*GIVEN, *(("preset", "seed") if found.per_run else ())) if name not in found.defaults]
     if missing:
         raise ConfigError(f"{path.name}: its cell tagged 'parameters' must also set {', '.join(missing)}.")
@@ -606,12 +609,17 @@ class Batch:
             if broken:
                 self.status[job.name] = "not run"
                 self.screen.end(job, "not run", f"needs {', '.join(self._said(n) for n in broken)}")
-            elif None not in state.values() and len(self.running) < self.at_once:
+            elif None not in state.values() and self._has_room(job):
                 if self.up_to_date(job):
                     self.status[job.name] = "up to date"
                     self.screen.end(job, "up to date")
                 else:
                     self._start(job)
+
+    def _has_room(self, job: Job) -> bool:
+        if job.notebook.alone or any(running.job.notebook.alone for running in self.running.values()):
+            return not self.running
+        return len(self.running) < self.at_once
 
     def _said(self, name: str) -> str:
         return f"{self.jobs[name].title}, which {'failed' if self.status[name] == 'failed' else 'did not run'}"
@@ -628,7 +636,7 @@ class Batch:
             stderr=log,
             text=True,
             start_new_session=True,  # a Ctrl-C in the terminal is the runner's to handle
-            env=self._environment(),
+            env=self._environment(job),
         )
         running = Running(job, process, temporary, log, source_hash(job.notebook.path))
         self.running[job.name] = running
@@ -639,12 +647,12 @@ class Batch:
         process.stdin.flush()
         threading.Thread(target=self._listen, args=(job.name, process.stdout), daemon=True).start()
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, job: Job) -> dict[str, str]:
         library = str(Path(__file__).resolve().parents[1])
         environment = {**os.environ, "ATTNCONV_QUIET": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [library, os.environ.get("PYTHONPATH")]))
         environment.pop("MPLBACKEND", None)  # the kernel shows figures in the notebook
-        if self.at_once > 1:
+        if self.at_once > 1 and not job.notebook.alone:
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // self.at_once)))
         return environment
 
@@ -685,7 +693,7 @@ class Batch:
         if succeeded:
             # Inputs as they are now: a run that this notebook trained is one of them next time.
             entry["fingerprint"] = self.fingerprint(job, running.source)
-            entry["made"] = sorted(self._made_since(running.started))
+            entry["made"] = sorted(self._made_since(running))
             self.screen.known[job.name] = seconds
         self._save()
         self.screen.end(job, entry["status"], f"after {clock(seconds)}" if not succeeded else clock(seconds))
@@ -693,10 +701,12 @@ class Batch:
             self.screen.line(self._failure(running, copy))
         running.log.close()
 
-    def _made_since(self, moment: float) -> Iterator[str]:
+    def _made_since(self, running: Running) -> Iterator[str]:
+        """Figures and tables of a job; names that begin with another notebook's number were made beside it."""
+        others = {f"{job.notebook.number}-" for job in self.jobs.values()} - {f"{running.job.notebook.number}-"}
         for folder in ("figures", "tables"):
             for file in (self.output / folder).rglob("*"):
-                if file.is_file() and file.stat().st_mtime >= moment:
+                if file.is_file() and file.stat().st_mtime >= running.started and file.name[:3] not in others:
                     yield file.relative_to(self.output).as_posix()
 
     def _failure(self, running: Running, copy: Path) -> str:
@@ -741,12 +751,15 @@ def reproduce(
     data: str | None = None,
     only: Iterable[str] = (),
     force: bool = False,
-    at_once: int = 1,
+    at_once: int | None = None,
     output: str | Path | None = None,
     parameters: dict[str, Any] | None = None,
     notebooks: Path = REPOSITORY / "notebooks",
 ) -> int:
     """Run a folder's notebooks in one of its ``profiles``; the exit status. See ``attnconv reproduce -h``."""
+    if at_once is None:
+        # Small models train faster side by side, each on one core, than one after the other on all.
+        at_once = 1 if device()["gpu"] else min(4, cores())
     if at_once < 1:
         raise ConfigError(f"--jobs {at_once} must be at least 1.")
     profile = load_profile(notebooks / "profiles" / f"{profile_name}.yaml")
