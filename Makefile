@@ -48,6 +48,7 @@ lint: $(READY)
 	$(RUN) ruff format --check
 
 bench: $(READY)
+	$(VENV)/bin/python benchmarks/ratios.py
 	$(VENV)/bin/python benchmarks/mixing.py
 
 doctor: $(READY)

@@ -42,9 +42,9 @@ Mixing = Literal["auto", "dense", "separable"]
 SMALL_GRID = 64
 """``mixing="auto"`` is dense up to this many pixels: one large matrix product then beats many small ones."""
 
-CHUNK = 2**17
-"""Numbers (images x pixels x channels) that `_Separable` mixes at a time: 512 KiB of float32, so that the four arrays
-of that size that are live stay in the cache. No fresh 100 MB buffers either, whose page faults cost up to 2x."""
+CHUNK = 2**18
+"""Numbers (images x pixels x channels) that `_Separable` mixes at a time: 1 MiB of float32, so that the four arrays of
+that size that are live stay in the cache. No fresh 100 MB buffers either, whose page faults cost up to 2x."""
 
 BLOCK = 2**23
 """Entries of P that exist at a time where P does not factor: 32 MiB in float32. Larger grids go by blocks."""
