@@ -380,6 +380,12 @@ def test_without_javascript_a_picture_is_shown(runs, data) -> None:
         assert np.asarray(picture.convert("L")).std() > 10
 
 
+def test_in_a_batch_run_it_is_a_picture_only(runs, data, monkeypatch) -> None:
+    monkeypatch.setenv("ATTNCONV_STATIC", "1")
+    bundle, _ = explore(runs["quadratic"], images=data)._repr_mimebundle_()
+    assert sorted(bundle) == ["image/png", "text/plain"]
+
+
 def tree_of(page: str) -> dict:
     text = re.search(r"<script id='data' type='text/plain'>(.*?)</script>", page)[1]
     raw = gzip.decompress(base64.b64decode(text))

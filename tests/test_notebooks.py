@@ -68,6 +68,14 @@ def test_claims_are_computed_and_arithmetic_ones_hold(reproduced):
     assert len(exact) == 4 and all(claim["holds"] for claim in exact)
 
 
+def test_the_executed_explorer_is_a_picture(reproduced):
+    output, _ = reproduced
+    [copy] = (output / "notebooks").glob("08*.ipynb")
+    outputs = [o for cell in nbformat.read(copy, as_version=4).cells for o in cell.get("outputs", ())]
+    shown = [o.data for o in outputs if "image/png" in o.get("data", {})]
+    assert len(shown) == 1 and not any("widget" in kind for kind in shown[0])
+
+
 def test_a_second_run_does_nothing(reproduced):
     output, _ = reproduced
     before = {file: file.stat().st_mtime_ns for file in output.glob("figures/*")}

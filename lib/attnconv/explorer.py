@@ -20,6 +20,7 @@ import html
 import io
 import json
 import math
+import os
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
@@ -645,7 +646,13 @@ class Explorer(anywidget.AnyWidget):
         return file.getvalue()
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        """The widget, and a picture of it for readers and programs that cannot run it."""
+        """The widget, and a picture of it for readers and programs that cannot run it.
+
+        The picture only with ``ATTNCONV_STATIC=1``, as in batch runs: many viewers of executed notebooks would choose
+        the widget and then show nothing.
+        """
+        if os.environ.get("ATTNCONV_STATIC") == "1":
+            return {"image/png": base64.b64encode(self._png).decode(), "text/plain": repr(self)}, {}
         shown = super()._repr_mimebundle_(**options)
         bundle, notes = shown if isinstance(shown, tuple) else (shown, {})
         return {**(bundle or {}), "image/png": base64.b64encode(self._png).decode()}, notes

@@ -649,7 +649,8 @@ class Batch:
 
     def _environment(self, job: Job) -> dict[str, str]:
         library = str(Path(__file__).resolve().parents[1])
-        environment = {**os.environ, "ATTNCONV_QUIET": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        environment = {**os.environ, "ATTNCONV_QUIET": "1", "ATTNCONV_STATIC": "1"}
+        environment["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [library, os.environ.get("PYTHONPATH")]))
         environment.pop("MPLBACKEND", None)  # the kernel shows figures in the notebook
         if self.at_once > 1 and not job.notebook.alone:

@@ -197,7 +197,7 @@ def step_profile(model: ModelConfig, recipe: TrainConfig, steps: int = 10) -> di
         optimizer.step()
 
     in_turns({"": step}, 3)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.autograd.profiler.profile(use_kineto=False) as profile:  # Kineto talks on stderr
         for _ in range(steps):
             step()
     parts = dict.fromkeys(_PARTS, 0.0) | {"everything else": 0.0}
