@@ -37,7 +37,8 @@ def write_index(folder: Path) -> Path:
     executed = {}
     for file in sorted(folder.glob("notebooks/*.ipynb")):
         executed.setdefault(file.name[:2], []).append(file)
-    pictures = sorted([*folder.glob("figures/*.png"), *folder.glob("figures/*.gif")])
+    pictures = [*folder.glob("figures/*.png"), *folder.glob("figures/*.gif")]
+    pictures.sort(key=lambda file: (file.stat().st_mtime, file.name))  # as the notebooks tell their story
     numbers = sorted({file.name[:2] for file in pictures} | set(executed))
     sections = [_section(number, folder, pictures, notes, executed.get(number, [])) for number in numbers]
     title = f"attnconv: {html.escape(folder.name)}"
@@ -74,15 +75,17 @@ def _section(number: str, folder: Path, pictures: list[Path], notes: dict[str, d
         if picture.name.startswith(number):
             parts.append(_figure(picture, notes.get(picture.stem, {})))
     claims = [
-        claim for file in sorted(folder.glob(f"tables/{number}-*.json")) for claim in json.loads(file.read_text())
+        claim | {"run": file.stem.partition("-claims-")[2]}  # empty where it is about several
+        for file in sorted(folder.glob(f"tables/{number}-*.json"))
+        for claim in json.loads(file.read_text())
     ]
     if claims:
         rows = "".join(
-            f'<tr><td>{html.escape(c["text"])}<td class="{"yes" if c["holds"] else "no"}">'
+            f'<tr><td>{html.escape(c["run"])}<td>{html.escape(c["text"])}<td class="{"yes" if c["holds"] else "no"}">'
             f"{'holds here' if c['holds'] else 'does not hold here'}<td>{html.escape(c['evidence'])}"
             for c in claims
         )
-        parts.append(f'<div class="scroll"><table><tr><th>claim<th>verdict<th>evidence{rows}</table></div>')
+        parts.append(f'<div class="scroll"><table><tr><th>run<th>claim<th>verdict<th>evidence{rows}</table></div>')
     return "".join(parts)
 
 

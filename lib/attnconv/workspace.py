@@ -2,7 +2,7 @@
 
 work = open_workspace("quick")
 run = work.run("quadratic")        # trains it if no finished run is there
-work.save_figure(figure, "fig4-centres")
+work.save_figure(figure, "04-centres", "Centres of all heads.", run)
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Workspace:
         """All finished runs in this workspace, those dropped in from elsewhere too."""
         return find_runs(self.folder / "runs")
 
-    def save_figure(self, figure: Figure, name: str, caption: str = "", *runs: Run) -> None:
+    def save_figure(self, figure: Figure, name: str, caption: str, *runs: Run) -> None:
         """Write figures/<name>.pdf and .png; the index page shows the caption and the runs that the figure is of."""
         from attnconv.figures import save
 
