@@ -362,3 +362,17 @@ def test_score_shares():
     assert share.shape == (2,) and ((share > 0) & (share < 1)).all()
     with pytest.raises(ValueError, match="must both be"):
         heads.score_shares(a, b[:1])
+
+
+def test_a_tap_has_its_mass_on_a_pixel_that_exists() -> None:
+    mass = [0.9, 0.9, 0.7, 0.9, 0.9, math.nan]
+    centre = [[0, 0], [2.4, -2.4], [0, 0], [2.6, 0], [0, -3.6], [math.nan, math.nan]]
+    assert heads.taps(mass, centre, (5, 7)).tolist() == [True, True, False, False, False, False]
+    assert not heads.taps(0.85, (0, 0), (5, 7), threshold=0.9)
+    # A Gaussian head whose centre has left the image looks at the edge with all its mass: no tap.
+    layer = QuadraticAttention(1, 1, 1)
+    with torch.no_grad():
+        layer.centres.copy_(torch.tensor([[9.0, 0.0]]))
+        layer.spreads.fill_(10.0)
+    edge = heads.describe(heads.query_maps(layer, (2, 3), 5, 7), (2, 3))
+    assert edge.mass.item() > 0.99 and not heads.taps(edge.mass, layer.centres.detach().numpy(), (5, 7)).any()

@@ -123,6 +123,17 @@ def gaussian_radius(spread: ArrayLike, share: float) -> NDArray:
         return np.sqrt(-2 * np.log1p(-share)) / np.abs(np.asarray(spread, dtype=float))
 
 
+def taps(mass: ArrayLike, centre: ArrayLike, grid: tuple[int, int], threshold: float = 0.8) -> NDArray:
+    """Heads that act as one tap of a kernel: (...) bool, from their ``mass`` (...) at the shift nearest their centre.
+
+    ``centre`` (..., 2) is the learned one of a Gaussian head; of other heads the measured one. The pixel at that shift
+    must be on the image (``grid`` H, W) at its central query: for a centre outside, the softmax takes the nearest pixel
+    that is left, whatever the shift, and that is no tap. NaN (a head that is not there) gives False.
+    """
+    pixel = np.rint(np.asarray(centre)) + (grid[0] // 2, grid[1] // 2)
+    return (np.asarray(mass) > threshold) & ((pixel >= 0) & (pixel < grid)).all(-1)
+
+
 def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
     """The window of maps (..., H, W) around the query: (..., 2 radius + 1, 2 radius + 1), NaN outside the image.
 
