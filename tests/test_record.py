@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import safetensors.torch
 import torch
 
 from attnconv import cli, record, results, speed
-from attnconv.config import Profile, TrainConfig, rescaled, scaled
+from attnconv.config import Profile, TrainConfig, replace, rescaled, scaled
 from attnconv.record import measure_attention, pack, rounded, train_all, unpack
 from attnconv.runs import Run, RunError, find_runs
 from attnconv.training import TrainingError, evaluate, load_run
@@ -53,7 +54,7 @@ def profile(tmp_path_factory):
 def away(profile, tmp_path_factory):
     """The machine where training happened: its workspace, with all runs finished and packed in ``box``."""
     work = open_workspace(str(profile), output=tmp_path_factory.mktemp("away"))
-    assert train_all(work, NAMES, [0], folder=work.folder / "box") == []
+    assert train_all(work, NAMES, [0], folder=work.folder / "box") == ([], [])
     return work
 
 
@@ -260,9 +261,56 @@ def test_killed_in_the_middle_what_was_packed_is_whole_and_the_rest_resumes(prof
     assert [run.preset for run in find_runs(tmp_path / "home" / "runs")] == ["quadratic"]
     process = start(profile, tmp_path, *long)
     said, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "All runs are finished" in said, said
+    assert process.returncode == 0 and "Nothing is left to do" in said, said
     unpack([tmp_path / "box"], tmp_path / "home" / "runs")
     assert [run.preset for run in find_runs(tmp_path / "home" / "runs")] == ["resnet18", "quadratic"]
+
+
+def test_what_was_pushed_out_is_packed_again(away, tmp_path, monkeypatch):
+    """A checkpoint gives way to a run that has finished; taken away with the folder, it must not count as taken."""
+    runs = tmp_path / "runs"
+    shutil.copytree(away.folder / "runs", runs, ignore=shutil.ignore_patterns(record.PACKED))
+    real = record._items
+    monkeypatch.setattr(record, "_items", lambda folder: real(folder)[:1])
+    assert pack(runs, tmp_path / "box") == []
+    (first,) = tmp_path.glob("box/*.safetensors")
+    monkeypatch.setattr(record, "_items", lambda folder: real(folder)[1::-1])
+    monkeypatch.setattr(record, "MAX_FILES", 2)  # room for one of the two
+    assert first.name.split(".")[0] in pack(runs, tmp_path / "box")[0] and not first.exists()
+    shutil.rmtree(tmp_path / "box")
+    assert pack(runs, tmp_path / "box") == [] and first.exists()
+
+
+def test_a_folder_from_which_some_files_were_taken_is_made_whole(away, tmp_path):
+    runs = tmp_path / "runs"
+    shutil.copytree(away.folder / "runs", runs, ignore=shutil.ignore_patterns(record.PACKED))
+    for taken in ("record.zip", "quadratic*.safetensors"):
+        pack(runs, tmp_path / "box")
+        next(tmp_path.glob(f"box/{taken}")).unlink()
+        pack(runs, tmp_path / "box")
+        unpack([tmp_path / "box"], tmp_path / "home" / "runs")
+
+
+def test_killed_while_packing_the_folder_stays_whole(away, tmp_path, monkeypatch):
+    runs = tmp_path / "runs"
+    shutil.copytree(away.folder / "runs", runs, ignore=shutil.ignore_patterns(record.PACKED))
+    real = record._items
+    monkeypatch.setattr(record, "_items", lambda folder: real(folder)[:1])
+    pack(runs, tmp_path / "box")
+    monkeypatch.setattr(record, "_items", real)
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "_write_archive", lambda *_: (_ for _ in ()).throw(SystemExit("killed")))
+        with pytest.raises(SystemExit):
+            pack(runs, tmp_path / "box")
+    assert len(unpack([tmp_path / "box"], tmp_path / "home" / "runs")) == 1
+    assert pack(runs, tmp_path / "box") == [] and not list(tmp_path.glob("box/.*"))
+    assert len(unpack([tmp_path / "box"], tmp_path / "home" / "runs")) == 3
+
+
+def test_packing_where_there_are_no_runs_is_refused(tmp_path):
+    with pytest.raises(RunError, match="holds no runs to pack"):
+        pack(tmp_path / "runs", tmp_path / "box")
+    assert not (tmp_path / "box").exists()
 
 
 def test_a_run_that_diverges_does_not_cost_the_others(away, monkeypatch, capsys):
@@ -274,7 +322,7 @@ def test_a_run_that_diverges_does_not_cost_the_others(away, monkeypatch, capsys)
         return real(self, name, *rest, **more)
 
     monkeypatch.setattr(type(away), "run", broken)
-    assert train_all(away, ["quadratic", "resnet18"], [0]) == ["quadratic, seed 0 (failed)"]
+    assert train_all(away, ["quadratic", "resnet18"], [0]) == (["quadratic, seed 0"], [])
     assert "The loss is nan" in capsys.readouterr().out
 
 
@@ -377,8 +425,17 @@ def test_a_variant_is_named_by_its_run_and_in_tables(profile, tmp_path, capsys):
     assert sorted(run.train.lr for run in find_runs(tmp_path / "runs")) == [0.125, 0.3]
     run = find_runs(tmp_path / "runs")[0]
     run.config["data"]["name"] = "cifar10"
-    run.__dict__["model"] = open_workspace("paper").profile.configs("quadratic")[0]
-    assert results.difference(run) == f"1 epochs, batch 50, learning rate {run.train.lr:g}"
+    model, recipe = open_workspace("paper").profile.configs("quadratic")
+    assert results.difference(run) == "smaller model"
+    run.__dict__["model"] = model
+    assert results.difference(run) == "100 training images, 1 epochs, batch 50, learning rate 0.125"
+    run.__dict__["train"] = replace(recipe, {"epochs": 1, "batch_size": 50, "lr": 0.05})
+    run.config["data"]["train_images"] = 50_000
+    assert results.difference(run) == "1 epochs, batch 50, learning rate 0.05"
+    run.__dict__["train"] = replace(recipe, {"optimizer": "adamw", "lr": 0.01})
+    assert results.difference(run) == "learning rate 0.01, optimizer adamw"
+    run.__dict__["model"] = replace(model, {"mlp": 8})
+    assert results.difference(run) == "another model (mlp)"
     run.config["data"]["form"] = "Parquet, JPEG images"
     assert results.result("SA quadratic", [run]).why.endswith("JPEG copy of CIFAR-10")
 
@@ -410,7 +467,7 @@ def test_the_commands_say_what_they_did(profile, away, tmp_path, capsys):
     options = ["--profile", str(profile), "--output"]
     assert cli.main(["unpack", str(away.folder / "box"), *options, str(tmp_path)]) == 0
     assert "finished, with weights" in capsys.readouterr().out
-    assert cli.main(["pack", str(tmp_path / "box"), *options, str(tmp_path)]) == 0
-    assert not list((tmp_path / "box").glob("*.safetensors"))  # recorded runs are not packed again
+    assert cli.main(["pack", str(tmp_path / "box"), *options, str(tmp_path)]) == 2
+    assert "recorded ones are not packed again" in capsys.readouterr().err and not (tmp_path / "box").exists()
     assert cli.main(["unpack", str(Path(tmp_path) / "nothing"), *options, str(tmp_path)]) == 2
     assert "no record.zip" in capsys.readouterr().err

@@ -49,7 +49,29 @@ def test_a_slurm_array_runs_the_line_of_its_task(capsys, tmp_path):
     assert done.returncode == 0 and "called: train learned --profile paper --seed 0" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words", [["quadratc"], ["quadratic", "--set", "lr=-1"], ["--processes", "0"]])
+def test_the_time_limit_of_slurm_reaches_the_training(capsys, tmp_path):
+    script = sweep(capsys, "quadratic", "--form", "slurm")
+    (tmp_path / "attnconv").write_text(
+        "#!/bin/bash\ntrap 'echo stopped; exit' TERM\necho begun\nsleep 60 > /dev/null & wait\n"
+    )
+    (tmp_path / "attnconv").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "1"}
+    (tmp_path / "job.sh").write_text(script)
+    job = subprocess.Popen(["bash", tmp_path / "job.sh"], env=environment, stdout=subprocess.PIPE, text=True)
+    while job.stdout.readline() != "begun\n":
+        pass
+    job.terminate()
+    assert job.communicate(timeout=30)[0] == "stopped\n"
+
+
+def test_jobs_find_a_profile_by_its_path(capsys, tmp_path):
+    (tmp_path / "mine.yaml").write_text("runs: [quadratic]\n")
+    assert f"--profile {tmp_path}/mine.yaml" in sweep(capsys, "--profile", str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize(
+    "words", [["quadratc"], ["quadratic", "--set", "lr=-1"], ["--set", "lr=-1"], ["--processes", "0"]]
+)
 def test_mistakes_cost_no_time(words, capsys):
     assert main(["sweep", *words]) == 2
     assert capsys.readouterr().err.startswith("attnconv: ")

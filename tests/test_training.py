@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnconv import training
+from attnconv import heads, training
 from attnconv.config import ModelConfig, TrainConfig, replace
-from attnconv.data import load_data
+from attnconv.data import load_data, normalize
 from attnconv.models import build_model, position_parameters
 from attnconv.runs import Run, RunError, find_runs, identity, locked
 from attnconv.training import TrainingError, build_optimizer, evaluate, load_run, lr_factor, set_seed, train
@@ -273,3 +273,15 @@ def test_pruning_starts_from_a_run_and_drops_its_degenerate_heads(data, tmp_path
 def test_config_json_rebuilds_the_model(run):
     config = json.loads((run.path / "config.json").read_text())
     assert config["model"]["heads"] == 3 and config["preset"] == "quadratic"
+
+
+def test_heads_are_measured_without_dropout(data, tmp_path):
+    model = replace(MODEL, {"kind": "learned_content", "dropout": 0.5})
+    run = train(model, replace(RECIPE, {"epochs": 1}), data, tmp_path)
+    network, _ = load_run(run.path)
+    seen = normalize(data.test_images[: training.GEOMETRY_IMAGES], data.mean, data.std)
+    with torch.no_grad():
+        inputs = network.eval().layer_inputs(seen)
+        expected = heads.geometry(network.attention_layers, *network.config.grid, inputs)
+    for name in ("reach", "entropy", "mass"):
+        np.testing.assert_allclose(run.heads[name][-1], expected[name], rtol=1e-4, atol=1e-6)

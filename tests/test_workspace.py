@@ -5,7 +5,7 @@ import json
 import pytest
 
 from attnconv import results
-from attnconv.config import Profile
+from attnconv.config import Profile, replace
 from attnconv.workspace import REPOSITORY, Claim, open_workspace, output_folder
 
 
@@ -48,6 +48,14 @@ def test_pruned_runs_train_what_they_start_from(work):
     run = work.run("quadratic_pruned")
     assert run.train.start_from == "quadratic_full"
     assert "quadratic_full" in {other.preset for other in work.runs()}
+
+
+def test_pruned_runs_of_several_seeds_share_a_row(work):
+    run, second = work.run("quadratic_pruned"), work.run("quadratic_pruned", 1)
+    second.__dict__["model"] = replace(second.model, {"heads": (1, *second.model.heads_per_layer[1:])})
+    (members,) = results.group([run, second]).values()
+    row = results.result(run.title, members)
+    assert len(members) == 2 and row.parameters != results.result(run.title, [run]).parameters
 
 
 def test_seeds_share_a_row_and_configurations_do_not(work, run):

@@ -163,15 +163,17 @@ def _train_all(options: argparse.Namespace) -> int:
     work = open_workspace(options.profile, data=options.data, output=options.output)
     profile = rescaled(work.profile, options.epochs, options.batch_size)
     seconds = None if options.minutes is None else 60 * options.minutes - (time.monotonic() - STARTED)
-    left = train_all(
+    failed, left = train_all(
         dataclasses.replace(work, profile=profile),
         options.presets or profile.runs,
         options.seeds or profile.seeds,
         seconds=seconds,
         folder=Path(options.pack) if options.pack else None,
     )
-    print(f"To do: {'; '.join(left)}. Call again to go on." if left else "All runs are finished.")
-    return 75 if left else 0  # 75: for a while not to be had (sysexits.h), call again
+    if failed:
+        print(f"Failed: {'; '.join(failed)}.")
+    print(f"To do: {'; '.join(left)}. Call again to go on." if left else "Nothing is left to do.")
+    return 75 if left else 1 if failed else 0  # 75: for a while not to be had (sysexits.h), call again
 
 
 def _pack(options: argparse.Namespace) -> int:
@@ -212,9 +214,11 @@ def _sweep(options: argparse.Namespace) -> int:
     model, train = changes(options.changes)
     passed_on = [f"--set={word}" for word in options.changes]
     passed_on += [f"--{name}={value}" for name in ("data", "output") if (value := getattr(options, name))]
-    for preset in options.presets:
+    for preset in options.presets or profile.runs:
         profile.configs(preset, None, model, train)  # a wrong value costs no time
-    commands = jobs(profile, options.presets, options.seeds, options=passed_on, processes=options.processes)
+    named = str(Path(options.profile).resolve()) if options.profile.endswith(".yaml") else options.profile
+    how = dict(named=named, options=passed_on, processes=options.processes)
+    commands = jobs(profile, options.presets, options.seeds, **how)
     print(slurm(commands, options.processes) if options.form == "slurm" else "\n".join(commands))
     return 0
 
@@ -232,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets a '?', not a traceback
     try:
         return options.call(options)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         if not type(error).__module__.startswith("attnconv."):
             raise
         print(f"attnconv: {error}", file=sys.stderr)

@@ -13,6 +13,7 @@ from pathlib import Path
 from attnconv import __version__
 from attnconv.constraints import requirements
 from attnconv.reproduce import cores, device, version_of
+from attnconv.runs import Run
 from attnconv.sources import DataError, MissingData, find_data
 from attnconv.workspace import REPOSITORY
 
@@ -96,7 +97,7 @@ def runs(outputs: Path = REPOSITORY / "outputs") -> Iterator[Line]:
             metrics = file.with_name("metrics.jsonl")
             lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
             accuracy = f", {lines[-1]['test_accuracy']:.1%} test accuracy" if lines else ""
-            finished = file.with_name("model.safetensors").is_file()
+            finished = Run(file.parent).finished
         except (ValueError, KeyError, TypeError) as error:
             yield name, f"damaged: {error!r}", f"remove {file.parent} and train again"
             continue

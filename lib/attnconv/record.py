@@ -8,6 +8,7 @@ into run folders, where figures and tables are then made without training. What 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import io
 import json
@@ -16,6 +17,7 @@ import signal
 import threading
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,8 +129,8 @@ def train_all(
     *,
     seconds: float | None = None,
     folder: Path | None = None,
-) -> list[str]:
-    """Train presets in this order, seed by seed, for that many seconds; what was left undone, in words.
+) -> tuple[list[str], list[str]]:
+    """Train presets in this order, seed by seed, for that many seconds; what failed and what is left, in words.
 
     It stops a little earlier than asked: the run under way gets a checkpoint, and ``folder`` is packed, as after every
     run (see `pack`). Called again, it goes on where it stopped; finished runs are found, and cost nothing.
@@ -148,15 +150,16 @@ def train_all(
                     print(f"{run.title}, seed {seed}: {run.test_accuracy:.2%}, {len(run.metrics)} epochs", flush=True)
                 except TrainingError as error:  # the others are worth the time that is left
                     print(f"{name}, seed {seed}: {error}", flush=True)
-                    failed.append(f"{name}, seed {seed} (failed)")
+                    failed.append(f"{name}, seed {seed}")
                 todo.pop(0)
-                if folder and todo:
+                if folder and todo and _items(work.folder / "runs"):
                     pack(work.folder / "runs", folder)
     except KeyboardInterrupt as stopped:
         print(f"Time is up, or stopped by hand. {stopped}".rstrip(), flush=True)
-    if folder:
-        say_left(pack(work.folder / "runs", folder))
-    return [*failed, *(f"{name}, seed {seed}" for name, seed in todo)]
+    finally:
+        if folder and _items(work.folder / "runs"):
+            say_left(pack(work.folder / "runs", folder))
+    return failed, [f"{name}, seed {seed}" for name, seed in todo]
 
 
 def say_left(left: list[str]) -> None:
@@ -251,35 +254,47 @@ def pack(runs: Path, folder: Path) -> list[str]:
     under way. An item is packed whole or not at all. What an earlier call has left in ``folder`` stays while it is
     there; once taken away it is not packed again (remove ``.packed.json`` from ``runs`` to have all of it again).
     """
+    items = _items(runs)
+    if not items:
+        raise RunError(
+            f"{runs} holds no runs to pack (recorded ones are not packed again); name the folder with --output."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     memory = runs / PACKED
     before = json.loads(memory.read_text()) if memory.is_file() else {}
     here = _index(folder)["files"] if (folder / ARCHIVE).is_file() else {}
-    items = _items(runs)
-    kept = {file["item"] for name, file in here.items() if (folder / name).is_file()}
+    kept = {item.key for item in items if any(folder.glob(f"{glob.escape(item.key)}-*-of-*.safetensors"))}
     wanted = [item for item in items if before.get(item.key) != item.tag or item.key in kept]
 
     archive, unpacked = _archive({item.run.path.name: item for item in items}, before, {item.key for item in wanted})
     space, places = MAX_TOTAL - sum(map(len, archive.values())), MAX_FILES - 1
     files, left = {}, unpacked
+    fresh: dict[Path, Path] = {}  # new files beside their places, where `unpack` does not see them
+    for old in folder.glob(".*.new"):
+        old.unlink()
     for item in wanted:
         parts = item.parts()
         size = sum(tensor.nbytes for shard in parts.values() for tensor in shard.values())
         if size > space or len(parts) > places:
             left.append(f"  {item.run.path.name}: {item.kind}, {len(parts)} files, {size / 2**20:.0f} MiB")
+            before.pop(item.key, None)  # what an earlier call left of it is removed below
             continue
         space, places = space - size, places - len(parts)
         for name, shard in parts.items():
-            if not (name in here and item.key in kept and before.get(item.key) == item.tag):
-                with writing(folder / name) as temporary:
-                    safetensors.torch.save_file(shard, temporary)
             path = folder / name
+            if not (name in here and path.is_file() and before.get(item.key) == item.tag):
+                path = fresh[folder / name] = folder / f".{name}.new"
+                safetensors.torch.save_file(shard, path)
             files[name] = dict(item=item.key, run=item.run.path.name, kind=item.kind)
             files[name] |= dict(bytes=path.stat().st_size, sha256=_sha256(path))
         before[item.key] = item.tag
-    _write_archive(folder / ARCHIVE, archive, files)
-    for name in here.keys() - files.keys():
-        (folder / name).unlink(missing_ok=True)
+    fresh[folder / ARCHIVE] = folder / f".{ARCHIVE}.new"
+    _write_archive(fresh[folder / ARCHIVE], archive, files)
+    for path, new in fresh.items():  # killed from here on, a matter of milliseconds, the folder would not be whole
+        os.replace(new, path)
+    for path in folder.glob("*-of-*.safetensors"):
+        if path.name not in files:
+            path.unlink()
     with writing(memory) as temporary:
         temporary.write_text(json.dumps(before, indent=1) + "\n")
     return left
@@ -343,7 +358,7 @@ def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
             yield file
     except FileNotFoundError:
         raise RunError(f"{archive.parent} was not packed by attnconv: it has no {ARCHIVE}.") from None
-    except (zipfile.BadZipFile, KeyError, json.JSONDecodeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, KeyError, json.JSONDecodeError) as error:
         raise RunError(f"{archive} is damaged ({error}); copy it again.") from None
 
 
@@ -356,7 +371,7 @@ def _sha256(path: Path) -> str:
 
 
 def unpack(folders: Iterable[Path], runs: Path) -> list[str]:
-    """Put packed folders back into run folders; what became of each run, in words. All is checked before any writing.
+    """Put packed folders back into run folders; what became of each run, in words. All files are checked first.
 
     Finished runs are marked as a record: they stand in for training on machines that lack the data set, or have it in
     another form (see `Workspace.run`). Runs under way can go on: their weights were rounded, their momentum is zero.
@@ -366,8 +381,8 @@ def unpack(folders: Iterable[Path], runs: Path) -> list[str]:
             another run or another training of the same one.
     """
     said = []
-    for folder in [Path(folder) for folder in folders]:
-        index, small = _checked(folder)
+    checked = [(folder, *_checked(folder)) for folder in map(Path, folders)]  # all of them first
+    for folder, index, small in checked:
         arrivals = {name: _Arrival(folder, name, files, index) for name, files in small.items()}
         for name, arrival in arrivals.items():
             arrival.compare(Run(runs / name))

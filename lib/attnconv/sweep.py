@@ -26,7 +26,7 @@ job=$(sed -n "$SLURM_ARRAY_TASK_ID p" <<'JOBS'
 JOBS
 )
 echo "$job"
-bash -c "$job" & pid=$!
+bash -c "$job; exit \\$?" & pid=$!  # more than one command: bash stays the parent of what it runs
 trap 'pkill -TERM -P "$pid"; wait "$pid"' TERM
 wait "$pid"
 """
@@ -37,13 +37,15 @@ def jobs(
     presets: Sequence[str] = (),
     seeds: Sequence[int] = (),
     *,
+    named: str = "",
     options: Sequence[str] = (),
     processes: int = 1,
 ) -> list[str]:
     """One shell command per preset and seed (default: the profile's), presets varying fastest.
 
     A preset that starts from another one's run comes after it in the same command: each run is trained by one job.
-    ``options`` are passed on to ``attnconv train``; with ``processes`` > 1 torchrun starts that many for each job.
+    ``named`` is the profile as the jobs can find it: its name, or a path. ``options`` are passed on to ``attnconv
+    train``; with ``processes`` > 1 torchrun starts that many for each job.
     """
     presets, seeds = list(presets or profile.runs), list(seeds or profile.seeds)
     start = (
@@ -54,7 +56,7 @@ def jobs(
 
     def command(preset: str, seed: int) -> str:
         before = profile.configs(preset, seed)[1].start_from  # refuses an unknown preset
-        words = [*start, "train", preset, "--profile", profile.name, "--seed", str(seed), *options]
+        words = [*start, "train", preset, "--profile", named or profile.name, "--seed", str(seed), *options]
         return (f"{command(before, seed)} && " if before else "") + shlex.join(words)
 
     started_from = {profile.configs(preset)[1].start_from for preset in presets}

@@ -155,6 +155,8 @@ def train(
         )
     device = device or best_device()
     with locked(run.path) if processes.writer else contextlib.nullcontext():
+        if run.finished and not processes.several:
+            return run  # another process finished it just now
         set_seed(train_config.seed)
         model = build_model(model_config) if start is None else _pruned(start)
         info = dict(name=data.name, form=data.form, key=data.key, classes=list(data.classes))
@@ -271,6 +273,8 @@ class _Trainer:
         # One graph for each batch size that occurs (a last, smaller batch is one more): a graph for all is slower.
         mode = compiled if isinstance(compiled, str) else None
         forward = processes.wrap(model, self.device)
+        if compiled:
+            torch._dynamo.reset()  # models share one forward: beyond eight of them dynamo would quietly stop compiling
         self.forward = torch.compile(forward, dynamic=False, mode=mode) if compiled else forward
         self.epoch_steps = math.ceil(len(data.train_labels) / config.batch_size)
         self.epoch, self.step = 0, 0  # the next step to take
@@ -346,9 +350,12 @@ class _Trainer:
         if not isinstance(self.model, AttentionNet) or not self.processes.writer:
             return
         x = normalize(self.data.test_images[:GEOMETRY_IMAGES], self.data.mean, self.data.std)
+        mode = self.model.training
+        self.model.eval()  # no dropout
         with torch.no_grad():
             features = self.model.layer_inputs(x) if self.model.config.kind == "learned_content" else None
             measured = heads.geometry(self.model.attention_layers, *self.model.config.grid, features)
+        self.model.train(mode)
         for name, value in measured.items():
             self.geometry.setdefault(name, []).append(value)
 
@@ -391,6 +398,8 @@ class _Trainer:
                 safetensors.torch.save_model(self.model, str(temporary))
             shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         self.processes.wait()  # the folder is complete when any of them returns
+        if stop.is_set():
+            raise KeyboardInterrupt(f"{self.folder} is finished.")
 
     def run_epoch(self, bar: tqdm, stop: threading.Event) -> None:
         """The rest of an epoch, from `step`. On a GPU nothing here waits for the device."""
