@@ -707,7 +707,9 @@ class Batch:
         others = {f"{job.notebook.number}-" for job in self.jobs.values()} - {f"{running.job.notebook.number}-"}
         for folder in ("figures", "tables"):
             for file in (self.output / folder).rglob("*"):
-                if file.is_file() and file.stat().st_mtime >= running.started and file.name[:3] not in others:
+                if file.name.startswith(".") or file.name[:3] in others:
+                    continue  # half-written by a job beside it, or another job's
+                if file.is_file() and file.stat().st_mtime >= running.started:
                     yield file.relative_to(self.output).as_posix()
 
     def _failure(self, running: Running, copy: Path) -> str:
