@@ -6,6 +6,8 @@ they are committed.
 
 import csv
 import io
+import itertools
+import math
 import os
 import subprocess
 import sys
@@ -96,6 +98,21 @@ def test_models_keep_their_colours():
     some = figures.model_colours(["mine", "SA learned", "another"])
     assert some["SA learned"] == colours["SA learned"]
     assert some == figures.model_colours(["another", "SA learned", "mine"])
+    others = [f"other {number}" for number in range(5)]
+    rgb = [to_rgb(colour) for colour in figures.model_colours([*titles, *others]).values()]
+    assert min(math.dist(a, b) for a, b in itertools.combinations(rgb, 2)) > 0.2
+
+
+def test_heads_outside_are_counted_in_a_corner_without_heads():
+    centres = np.array([[[1.9, 1.9], [1.9, -1.9], [-1.9, -1.9], [9, 9], [-9, 0]]])  # the upper right corner is free
+    (text,) = figures.gaussian_heads(centres, half_width=2).axes[0].texts
+    assert text.get_text() == "2 heads outside"
+    assert text.get_position()[0] > 0.9 and text.get_position()[1] > 0.9
+    animation = figures.centre_animation(np.stack([centres, centres / 9]), half_width=2)
+    (text,) = animation._fig.axes[0].texts
+    for frame, said in ((1, ""), (0, "2 heads outside")):
+        animation._draw_frame(frame)
+        assert text.get_text() == said
 
 
 def test_style_is_the_same_whatever_the_session_has_set():
@@ -267,7 +284,7 @@ def test_far_and_missing_heads():
     centres[0, 0], centres[1, :], centres[2, 0] = (30, 0), np.nan, np.nan
     axes = panels(figures.gaussian_heads(centres))
     assert axes[0].get_xlim() == (-8.5, 8.5)
-    assert [t.get_text() for t in axes[0].texts] == ["1 head outside"] and not axes[2].texts
+    assert [[t.get_text() for t in ax.texts] for ax in axes] == [["1 head outside"], [], []]
     wide = panels(figures.gaussian_heads(centres, half_width=31))[0]
     assert not wide.texts and wide.get_xlim() == (-31, 31)
     assert panels(figures.gaussian_heads(np.full((2, 4, 2), np.nan)))
@@ -417,13 +434,8 @@ def test_kernel_closeness():
     (ax,) = panels(figure)
     solid = [line for line in ax.lines if line.get_marker() == "o"]
     np.testing.assert_allclose([line.get_ydata()[0] for line in solid], [10, 20, 30, 100])
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == [
-        "1 × 1",
-        "3 × 3",
-        "5 × 5",
-        "7 × 7",
-        "uniform attention",
-    ]
+    said = [t.get_text() for t in figure.legends[0].get_texts()]  # columns first: two rows of at most three
+    assert said == ["1 × 1", "7 × 7", "3 × 3", "uniform attention", "5 × 5"]
 
 
 def test_content_share():

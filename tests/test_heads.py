@@ -280,8 +280,47 @@ def test_coverage_batched_padded_and_empty():
     np.testing.assert_allclose(c.distance, [0, 3 / 4, np.nan])
     np.testing.assert_array_equal(c.cells, [9, 1, 0])
     assert heads.coverage(np.empty((0, 9, 2)), 3).covered.shape == (0,)
-    with pytest.raises(ValueError, match="must be odd"):
-        heads.coverage(GRID, 4)
+    with pytest.raises(ValueError, match="at least 1"):
+        heads.coverage(GRID, 0)
+
+
+@pytest.mark.parametrize("first", [(-2, -2), (-2, -1), (-1, -2), (-1, -1)])
+def test_coverage_of_an_even_grid_wherever_the_query_is(first):
+    grid = np.stack(np.meshgrid(*(np.arange(start, start + 4) for start in first), indexing="ij"), -1).reshape(-1, 2)
+    c = heads.coverage([grid[::-1], grid + 3], 4)  # one layer is in place, the other has one corner in it
+    np.testing.assert_allclose(c.covered[0], 1)
+    np.testing.assert_array_equal(c.cells[0], 16)
+    assert c.covered[1] < 0.3 and heads.coverage(grid, 4).distance == 0
+
+
+def test_pruned_heads_return_to_their_former_places():
+    before = np.random.default_rng(0).normal(size=(2, 4, 2))
+    left = np.full((2, 3, 2), np.nan)
+    left[0], left[1, :2] = before[0, [0, 2, 3]], before[1, [1, 2]]
+    values = np.array([[10.0, 12, 13], [21, 22, np.nan]])
+    back = heads.in_former_places(values, left, before)
+    np.testing.assert_array_equal(back, [[10, np.nan, 12, 13], [np.nan, 21, 22, np.nan]])
+    with pytest.raises(ValueError, match="Head 2 of layer 1"):
+        heads.in_former_places(values, left[:, [0, 0, 1]], before)
+
+
+def test_trend_is_the_rank_correlation_with_depth():
+    rising = np.arange(6.0).reshape(3, 2)
+    assert heads.trend(rising)[0] > 0.9 and heads.trend(-rising)[0] < -0.9
+    assert heads.trend(rising)[1] == pytest.approx(1 / math.sqrt(5))
+    rising[1, 0] = np.nan
+    assert heads.trend(rising)[1] == pytest.approx(1 / 2)
+    assert heads.trend(np.ones((3, 2)))[0] == heads.trend([[1.0, 2.0]])[0] == 0
+
+
+@pytest.mark.parametrize("covariance", ["isotropic", "full"])
+def test_gaussian_maps_are_the_attention_of_a_layer_far_from_borders(covariance):
+    torch.manual_seed(0)
+    layer = QuadraticAttention(4, 4, heads=5, covariance=covariance).double()
+    found = heads.geometry([layer], 9, 13)
+    maps = heads.gaussian_maps(layer.centres.detach(), layer.precision().detach(), 5, 7)
+    np.testing.assert_allclose(maps, heads.query_maps(layer, (4, 6), 9, 13), atol=1e-12)
+    assert np.isfinite(found["precision"]).all() and np.isnan(heads.gaussian_maps([np.nan] * 2, np.eye(2), 3, 3)).all()
 
 
 def test_coverage_has_more_heads_than_cells():

@@ -1,10 +1,11 @@
 """What notebooks work with: where results go, that runs are found and never overwritten, and rows of Table 1."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from attnconv import results
+from attnconv import figures, results, workspace
 from attnconv.config import Profile, replace
 from attnconv.workspace import REPOSITORY, Claim, open_workspace, output_folder
 
@@ -63,8 +64,33 @@ def test_seeds_share_a_row_and_configurations_do_not(work, run):
     groups = results.group([run, second])
     assert {title: len(members) for title, members in groups.items()} == {"SA quadratic": 2}
     assert results.curves(groups["SA quadratic"]).shape == (2, 2)
-    groups = results.group([run, work.run("quadratic", train_changes={"epochs": 1})])
-    assert len(groups) == 2 and all(title.startswith("SA quadratic (") for title in groups)
+    other = work.run("quadratic", train_changes={"epochs": 1})
+    assert set(results.group([other, run], work.profile)) == {"SA quadratic", "SA quadratic (1 epochs)"}
+    groups = results.group([run, other])
+    assert set(groups) == {f"SA quadratic ({one.config['hash']})" for one in (run, other)}
+    row = results.result("SA quadratic (1 epochs)", [other])
+    assert "93.8" in figures.results_table([row])["markdown"], "published numbers stand beside every run of a preset"
+
+
+def test_a_lead_is_undecided_within_its_noise():
+    def runs(*accuracies):
+        data = {"data": {"test_images": 10_000}}
+        return [SimpleNamespace(test_accuracy=accuracy, config=data) for accuracy in accuracies]
+
+    assert results.ahead(runs(0.94, 0.96), runs(0.90))[0] is True
+    assert results.ahead(runs(0.90), runs(0.95))[0] is False
+    assert results.ahead(runs(0.95), runs(0.948))[0] is None
+    holds, evidence = results.ahead(runs(0.945), runs(0.95), margin=2)
+    assert holds is True and "94.5% against 95.0%" in evidence and "0.3" in evidence
+
+
+def test_a_claim_that_fails_says_what_the_record_says(work, monkeypatch, tmp_path):
+    monkeypatch.setattr(workspace, "RECORD", tmp_path)
+    assert work.claim("04-claims", "A", True, "1 of 1").evidence == "1 of 1"
+    assert "no record" in work.claim("04-claims", "A", False, "0 of 1").evidence
+    open_workspace("smoke", output=tmp_path).save_claims([Claim("A", True, "2 of 2")], "04-claims")
+    assert work.claim("04-claims", "A", None, "0 of 1").evidence == "0 of 1 (at the paper's scale: holds there: 2 of 2)"
+    assert open_workspace("smoke", output=tmp_path).claim("04-claims", "A", False, "x").evidence == "x"
 
 
 def test_a_small_run_is_not_held_against_the_paper(run):
@@ -74,8 +100,9 @@ def test_a_small_run_is_not_held_against_the_paper(run):
 
 
 def test_claims_are_saved_and_shown(work):
-    claims = [Claim("A", True, "1 of 1"), Claim("B", False, "0 of 1")]
+    claims = [Claim("A", True, "1 of 1"), Claim("B", False, "0 of 1"), Claim("C", None, "1 of 2")]
     work.save_claims(claims, "claims")
     saved = json.loads((work.folder / "tables" / "claims.json").read_text())
     assert saved[1] == {"text": "B", "holds": False, "evidence": "0 of 1"}
+    assert saved[2]["holds"] is None and "**is undecided here**" in claims[2]._repr_markdown_()
     assert "**holds here**" in claims[0]._repr_markdown_() and "**does not hold here**" in claims[1]._repr_markdown_()

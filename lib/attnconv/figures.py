@@ -29,6 +29,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse, Rectangle
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
@@ -55,6 +56,8 @@ _MODELS = {
     "SA learned": "#E69F00",
     "SA learned + content": "#D55E00",
 }
+_FREE = ("#882255", "#8C613C", "#332288", "#999933", "#949494", "#FBAFE4", "#ECE133")
+"""For models of other titles: none looks like one above."""
 
 
 # --- colours, style, files ----------------------------------------------------------------------------------------
@@ -73,9 +76,8 @@ def head_colours(heads: int) -> list[str]:
 def model_colours(titles: Iterable[str]) -> dict[str, str]:
     """One colour for each model title: fixed for the paper's runs, the next free one for others, by name."""
     titles = list(titles)
-    free = [colour for colour in _BASE if colour not in ("#0173B2", "#D55E00")]
     others = sorted(set(titles) - set(_MODELS))
-    return {t: _MODELS[t] if t in _MODELS else free[others.index(t) % len(free)] for t in titles}
+    return {t: _MODELS[t] if t in _MODELS else _FREE[others.index(t) % len(_FREE)] for t in titles}
 
 
 def layer_colours(layers: int) -> list[str]:
@@ -267,7 +269,7 @@ class Result:
     """One model's row of `results_table`."""
 
     model: str
-    """Its title, by which the published numbers are found."""
+    """Its title."""
     accuracies: Sequence[float]
     """Test accuracy of each seed, in [0, 1]."""
     parameters: int
@@ -279,6 +281,8 @@ class Result:
     """The same with separable encodings mixed along rows, then columns."""
     seconds: float
     """Training time of a seed, mean."""
+    published: str = ""
+    """The title by which the published numbers are found, if another."""
     comparable: bool = True
     """Whether data, model and recipe are the paper's, so that its numbers may judge ours."""
     why: str = ""
@@ -309,8 +313,9 @@ def results_table(rows: Sequence[Result], tolerance: float = 1.0) -> dict[str, s
         values = 100 * np.asarray(row.accuracies, dtype=float)
         mean = values.mean() if values.size else math.nan
         std = values.std(ddof=1) if values.size > 1 else math.nan
-        paper = PAPER_TABLE.get(row.model, {}).get("accuracy", math.nan)
-        published = REPRODUCTION_2021.get(row.model, math.nan)
+        title = row.published or row.model
+        paper = PAPER_TABLE.get(title, {}).get("accuracy", math.nan)
+        published = REPRODUCTION_2021.get(title, math.nan)
         verdict = _verdict(row, mean - paper, tolerance)
         accuracy = "—" if math.isnan(mean) else f"{mean:.2f}" + ("" if math.isnan(std) else f" ± {std:.2f}")
         cells.append(
@@ -348,7 +353,7 @@ def _verdict(row: Result, difference: float, tolerance: float) -> str:
     if not row.comparable:
         return f"not comparable: {row.why}" if row.why else "not comparable"
     if math.isnan(difference):
-        return "no number in the paper" if row.model not in PAPER_TABLE else "not run"
+        return "no number in the paper" if (row.published or row.model) not in PAPER_TABLE else "not run"
     difference = round(difference, 2) + 0.0
     word = "agrees" if abs(difference) <= tolerance else "differs"
     note = f"; {row.why}" if row.why else ""
@@ -424,13 +429,25 @@ def _pixel_axes(ax: Axes, half: float, row_label: bool, column_label: bool, tick
         ax.tick_params(labelbottom=False)
 
 
-def _outside(ax: Axes, centres: NDArray, half: float) -> None:
-    """Say in a corner how many centres lie outside the axes."""
+def _outside_text(centres: NDArray, half: float) -> str:
     count = int((np.abs(centres) > half).any(-1).sum())
-    if count:
-        text = f"{count} head{'s' * (count > 1)} outside"
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
-        ax.text(0.98, 0.02, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=6.5, bbox=box, zorder=6)
+    return f"{count} head{'s' * (count > 1)} outside" if count else ""
+
+
+def _outside(ax: Axes, centres: NDArray, half: float, always: bool = False) -> Text | None:
+    """Say in the emptiest corner how many centres lie outside the axes, if any or ``always``, covering none inside."""
+    if not (always or _outside_text(centres, half)):
+        return None
+    inside = centres[(np.abs(centres) <= half).all(-1)] / half
+    corners = [(1, 1), (1, -1), (-1, -1), (-1, 1)]  # row, column
+    nearest = [np.abs((inside - corner) / (1, 2)).max(-1).min(initial=1) for corner in corners]
+    row, column = corners[int(np.argmax(np.round(nearest, 6)))]
+    place = {"ha": "right" if column > 0 else "left", "va": "bottom" if row > 0 else "top"}
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
+    at = 0.5 + 0.48 * column, 0.5 - 0.48 * row
+    return ax.text(
+        *at, _outside_text(centres, half), transform=ax.transAxes, fontsize=6.5, bbox=box, zorder=4.5, **place
+    )
 
 
 def _centre_points(ax: Axes, centres: NDArray, size: float = 18) -> list:
@@ -598,6 +615,7 @@ def centre_animation(
     figure, panels, axes = _layer_panels(*history.shape[1:3], titles, half, above=0.25)
     heading = panels.suptitle(f"Epoch {epochs[-1]}")
     points = [_centre_points(ax, history[0, layer], size=24) for layer, ax in enumerate(axes)]
+    notes = [_outside(ax, history[-1, layer], half, always=True) for layer, ax in enumerate(axes)]
     ellipses = {}
     if precision is not None:
         precision = np.asarray(precision, dtype=float).reshape(*history.shape[:3], 2, 2)
@@ -610,6 +628,7 @@ def centre_animation(
     def draw(frame: int) -> list:
         heading.set_text(f"Epoch {epochs[frame]}")
         for layer, heads in enumerate(points):
+            notes[layer].set_text(_outside_text(history[frame, layer], half))
             for head, point in enumerate(heads):
                 point.set_offsets([history[frame, layer, head, ::-1]])
         for (layer, head), patch in ellipses.items():
@@ -645,6 +664,7 @@ def gaussian_heads(
     precision: ArrayLike | None = None,
     half_width: float | None = None,
     titles: Sequence[str] | None = None,
+    heading: str = "",
 ) -> Figure:
     """The heads of all layers as Gaussians over shifts (figure 4 and the appendix): equal axes, the query black.
 
@@ -662,7 +682,9 @@ def gaussian_heads(
             Line2D([], [], color="0.4", linewidth=0.9, label="50% of the mass"),
             Line2D([], [], color="0.4", linewidth=0.9, linestyle=_DOTTED, label="90%"),
         ]
-    figure, _, axes = _layer_panels(*centres.shape[:2], titles, half, extra)
+    figure, panels, axes = _layer_panels(*centres.shape[:2], titles, half, extra, above=0.25 if heading else 0)
+    if heading:
+        panels.suptitle(heading)
     for layer, ax in enumerate(axes):
         for head, colour in enumerate(head_colours(centres.shape[1])):
             for share, line in ((0.5, "-"), (0.9, _DOTTED)):
@@ -863,8 +885,8 @@ def atlas(
     """Every head with its numbers, a page a layer, on one scale for all pages.
 
     ``maps`` (layers, heads, height, width) and ``query`` as in `attention_grid`; ``numbers``: arrays (layers, heads,
-    ...) by name, of which ``centre`` (.., 2), ``reach``, ``radius90``, ``mass`` and ``entropy`` are written below each
-    map (what `heads.describe` gives).
+    ...) by name, of which ``centre`` (.., 2), ``parameter_centre`` (.., 2), ``reach``, ``radius90``, ``mass`` and
+    ``entropy`` are written below each map (what `heads.describe` and `heads.geometry` give).
     """
     maps, query = _maps(maps, query)
     layers, heads = maps.shape[:2]
@@ -899,6 +921,7 @@ def atlas(
 def _atlas_lines(numbers: Mapping[str, ArrayLike], layer: int, heads: int) -> list[list[str]]:
     formats = {
         "centre": lambda v: "centre ({:+.1f}, {:+.1f})".format(*(np.round(v, 1) + 0.0)),
+        "parameter_centre": lambda v: "learned Δ ({:+.1f}, {:+.1f})".format(*(np.round(v, 1) + 0.0)),
         "reach": lambda v: f"reach {v:.1f} px",
         "radius90": lambda v: f"90% within {v:.1f} px",
         "mass": lambda v: f"mass on a pixel {v:.2f}",
@@ -957,7 +980,7 @@ def kernel_closeness(
     """How close each layer is to a k x k convolution, a panel a model: ``{title: (layers, sizes)}``, shares in [0, 1].
 
     The share of a layer's attention inside the k x k window around the query, mean over heads (`heads.kernel_mass`).
-    ``uniform`` (sizes,): the same for attention spread evenly over the image, dashed.
+    ``uniform`` (sizes,): the same for attention spread evenly, dashed.
     """
     if not shares:
         raise ValueError("shares is empty: there is nothing to draw.")
@@ -984,7 +1007,8 @@ def kernel_closeness(
     handles = [Line2D([], [], color=c, marker="o", label=f"{k} × {k}") for k, c in zip(sizes, colours, strict=False)]
     if uniform is not None:
         handles.append(Line2D([], [], color="0.4", linewidth=0.7, linestyle=(0, (4, 2)), label="uniform attention"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) if columns > 1 else 4)
+    per_row = len(handles) if columns > 1 else 3
+    figure.legend(handles=_by_rows(handles, per_row), loc="outside lower center", ncols=per_row)
     return figure
 
 

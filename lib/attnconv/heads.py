@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from .attention import ContentAttention, PositionalAttention, QuadraticAttention
@@ -165,6 +167,21 @@ def kernel_mass(maps: ArrayLike, query: Query, sizes: Sequence[int] = (1, 3, 5, 
     p, rows, columns = _maps_and_shifts(maps, query)
     reach = np.maximum(np.abs(rows)[:, None], np.abs(columns)[None, :])  # (H, W)
     return np.stack([(p * (reach <= size // 2)).sum((-2, -1)) for size in sizes], axis=-1)
+
+
+def gaussian_maps(centres: ArrayLike, precision: ArrayLike, height: int, width: int) -> NDArray:
+    """Gaussian heads at a query that sees every shift an H x W image has: (..., 2 H - 1, 2 W - 1), sums 1.
+
+    The softmax over shifts d of -(d - Delta)^T Sigma^{-1} (d - Delta) / 2, with ``centres`` Delta (..., 2) in pixels,
+    ``precision`` Sigma^{-1} (..., 2, 2) (section 3, and its general form in section 4). The query is in the
+    middle, (H - 1, W - 1): no border hides where a head looks. NaN for heads that are NaN.
+    """
+    centres, precision = np.asarray(centres, dtype=float), np.asarray(precision, dtype=float)
+    rows, columns = np.arange(1 - height, height), np.arange(1 - width, width)
+    away = np.stack(np.meshgrid(rows, columns, indexing="ij"), -1) - centres[..., None, None, :]
+    scores = -0.5 * np.einsum("...yxi,...ij,...yxj->...yx", away, precision, away)
+    weights = np.exp(scores - scores.max((-2, -1), keepdims=True))
+    return weights / weights.sum((-2, -1), keepdims=True)
 
 
 def _maps_and_shifts(maps: ArrayLike, query: Query) -> tuple[NDArray, NDArray, NDArray]:
@@ -336,17 +353,24 @@ def coverage(centres: ArrayLike, kernel_size: int) -> Coverage:
     Lemma 1 wants a bijection between heads and the taps of a kernel; section 4 finds such grids in early layers. Heads
     are assigned to different cells at the least total Euclidean distance (`scipy.optimize.linear_sum_assignment`; with
     more heads than cells, or fewer, min(h, k^2) of them). Discs of radius 0.5 around cells do not overlap, so the
-    covered share counts cells with any head inside: no assignment covers more. Heads that are NaN are left out.
+    covered share counts cells with any head inside: no assignment covers more. Heads that are NaN are left out. An even
+    k x k grid has the query at one of its four middle cells: at that for which it is covered best.
 
     Raises:
-        ValueError: kernel_size is even or below 1.
+        ValueError: kernel_size is below 1.
     """
-    if kernel_size < 1 or kernel_size % 2 == 0:
-        raise ValueError(f"kernel_size = {kernel_size} must be odd and at least 1: the grid is centred on the query.")
-    half = kernel_size // 2
-    grid = np.stack(np.meshgrid(*[np.arange(-half, half + 1)] * 2, indexing="ij"), -1).reshape(-1, 2)
-
+    if kernel_size < 1:
+        raise ValueError(f"kernel_size = {kernel_size} must be at least 1.")
+    firsts = sorted({-(kernel_size // 2), 1 - (kernel_size + 1) // 2})  # first row or column of the grid; two if even
     centres = np.asarray(centres, dtype=float)
+    places = [_coverage(centres, kernel_size, first) for first in itertools.product(firsts, repeat=2)]
+    covered, distance, cells = (np.stack(values) for values in zip(*places, strict=True))
+    best = np.lexsort((distance, -covered), axis=0)[:1]
+    return Coverage(*(np.take_along_axis(values, best, axis=0)[0] for values in (covered, distance, cells)))
+
+
+def _coverage(centres: NDArray, side: int, first: tuple[int, int]) -> tuple[NDArray, NDArray, NDArray]:
+    grid = np.stack(np.meshgrid(*(np.arange(start, start + side) for start in first), indexing="ij"), -1).reshape(-1, 2)
     covered, distance = np.zeros(centres.shape[:-2]), np.full(centres.shape[:-2], np.nan)
     cells = np.zeros(centres.shape[:-2], dtype=int)
     for index in np.ndindex(centres.shape[:-2]):
@@ -355,9 +379,10 @@ def coverage(centres: ArrayLike, kernel_size: int) -> Coverage:
             distances = cdist(layer, grid)  # (h, k^2)
             covered[index] = (distances.min(0) <= 0.5).mean()
             distance[index] = distances[linear_sum_assignment(distances)].mean()
-            inside = np.rint(layer[np.abs(np.rint(layer)).max(-1) <= half])
+            nearest = np.rint(layer)
+            inside = nearest[((nearest >= first) & (nearest < np.add(first, side))).all(-1)]
             cells[index] = len(np.unique(inside, axis=0))
-    return Coverage(covered, distance, cells)
+    return covered, distance, cells
 
 
 def free_cell_distance(centres: ArrayLike) -> NDArray:
@@ -384,6 +409,29 @@ def free_cell_distance(centres: ArrayLike) -> NDArray:
     return result
 
 
+def in_former_places(values: ArrayLike, centres: ArrayLike, before: ArrayLike) -> NDArray:
+    """Values (L, k, ...) of a pruned network's heads at the places (L, h, ...) they had before, NaN at those dropped.
+
+    Pruning numbers the heads anew. They are found by their ``centres`` (L, k, 2) at the first step after it, which are
+    some of those ``before`` (L, h, 2), in their order.
+
+    Raises:
+        ValueError: a centre is none of those before.
+    """
+    values, centres, before = np.asarray(values), np.asarray(centres), np.asarray(before)
+    result = np.full((*before.shape[:2], *values.shape[2:]), np.nan, values.dtype)
+    for layer, (left, whole) in enumerate(zip(centres, before, strict=True)):
+        place = 0
+        for head in np.flatnonzero(np.isfinite(left).all(-1)):
+            same = np.flatnonzero((whole[place:] == left[head]).all(-1))
+            if not len(same):
+                raise ValueError(f"Head {head + 1} of layer {layer + 1} has a centre that no head had before.")
+            place += same[0]
+            result[layer, place] = values[layer, head]
+            place += 1
+    return result
+
+
 def overlap(maps: ArrayLike) -> NDArray:
     """How much of their attention two heads share: maps (..., h, H, W) -> (..., h, h), in [0, 1].
 
@@ -395,6 +443,19 @@ def overlap(maps: ArrayLike) -> NDArray:
     for head in range(p.shape[-3]):  # all pairs at once would hold h^2 H W numbers
         result[..., head] = np.minimum(p, p[..., head : head + 1, :, :]).sum((-2, -1))
     return result
+
+
+def trend(values: ArrayLike) -> tuple[float, float]:
+    """Whether heads' values (L, h) rise with depth: Spearman's rank correlation with the layer, and its standard error.
+
+    Over all heads of all layers, NaN left out; the error is 1 / sqrt(n - 1), of n heads without any trend.
+    """
+    values = np.asarray(values, dtype=float)
+    there = np.isfinite(values)
+    depth = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
+    count = there.sum()
+    constant = len(np.unique(values[there])) < 2 or len(np.unique(depth[there])) < 2
+    return 0.0 if constant else float(spearmanr(depth[there], values[there])[0]), 1 / np.sqrt(max(count - 1, 1))
 
 
 def reach_order(reach: ArrayLike) -> NDArray:

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 from attnconv.runs import Run, find_runs, writing
+from attnconv.workspace import VERDICTS
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --soft: #666; --line: #d8d8d8; --back: #fff;
@@ -31,6 +32,9 @@ nav a { margin-right: 1rem }
 """
 
 
+CLASSES = {True: "yes", False: "no", None: "soft"}
+
+
 def write_index(folder: Path) -> Path:
     """Write ``index.html`` into an output folder: a section a notebook, pictures inside, no other file needed."""
     notes = {file.stem: json.loads(file.read_text()) for file in folder.glob("figures/*.json")}
@@ -38,7 +42,7 @@ def write_index(folder: Path) -> Path:
     for file in sorted(folder.glob("notebooks/*.ipynb")):
         executed.setdefault(file.name[:2], []).append(file)
     pictures = [*folder.glob("figures/*.png"), *folder.glob("figures/*.gif")]
-    pictures.sort(key=lambda file: (file.stat().st_mtime, file.name))  # as the notebooks tell their story
+    pictures.sort(key=lambda file: (notes.get(file.stem, {}).get("place", 0), file.name))  # as notebooks show them
     numbers = sorted({file.name[:2] for file in pictures} | set(executed))
     sections = [_section(number, folder, pictures, notes, executed.get(number, [])) for number in numbers]
     title = f"attnconv: {html.escape(folder.name)}"
@@ -47,7 +51,7 @@ def write_index(folder: Path) -> Path:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
         "<p>Figures, tables and verdicts of <em>On the Relationship between Self-Attention and Convolutional "
-        "Layers</em>, reproduced. Every picture is also in <code>figures/</code> as PDF.</p>"
+        "Layers</em>, reproduced. Every picture is also in <code>figures/</code>, all but the animations as PDF.</p>"
         f"<nav>Notebooks: {links}</nav>"
         f"{_runs(find_runs(folder / 'runs'))}{''.join(sections)}</html>\n"
     )
@@ -81,8 +85,8 @@ def _section(number: str, folder: Path, pictures: list[Path], notes: dict[str, d
     ]
     if claims:
         rows = "".join(
-            f'<tr><td>{html.escape(c["run"])}<td>{html.escape(c["text"])}<td class="{"yes" if c["holds"] else "no"}">'
-            f"{'holds here' if c['holds'] else 'does not hold here'}<td>{html.escape(c['evidence'])}"
+            f'<tr><td>{html.escape(c["run"])}<td>{html.escape(c["text"])}<td class="{CLASSES[c["holds"]]}">'
+            f"{VERDICTS[c['holds']]} here<td>{html.escape(c['evidence'])}"
             for c in claims
         )
         parts.append(f'<div class="scroll"><table><tr><th>run<th>claim<th>verdict<th>evidence{rows}</table></div>')

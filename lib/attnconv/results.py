@@ -2,35 +2,74 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from attnconv.config import PRESETS, config_hash, replace
+from attnconv.config import PRESETS, Profile, config_hash, for_images, replace
 from attnconv.cost import cost
 from attnconv.figures import Result
+from attnconv.heads import in_former_places
 from attnconv.runs import Run
 
 CIFAR10_IMAGES = 50_000
 """Training images of CIFAR-10, all of which the paper uses."""
 
 
-def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def group(runs: Sequence[Run], profile: Profile | None = None) -> dict[str, list[Run]]:
     """Runs that differ in their seed only, under their model's title.
 
-    Where one preset was run in several configurations or on several data sets, digits of each join the title.
+    Where one preset was run in several configurations or on several data sets, that of ``profile`` keeps the title.
+    What sets the others apart from it joins theirs: a few words, or else the digits of the first one's folder.
     """
     families: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        recipe = replace(run.train, {"seed": 0, "checkpoint_seconds": 0.0})
-        model = replace(run.model, {"heads": 1}) if run.train.start_from else run.model  # pruning leaves each its own
-        digits = config_hash(model, recipe, run.config["data"]["key"])
-        families.setdefault((run.title, digits), []).append(run)
-    titles = [title for title, _ in families]
-    return {
-        title if titles.count(title) == 1 else f"{title} ({digits})": members
-        for (title, digits), members in families.items()
-    }
+        families.setdefault((run.title, _recipe(run)), []).append(run)
+    by_title: dict[str, list[list[Run]]] = {}
+    for (title, _), members in families.items():
+        by_title.setdefault(title, []).append(members)
+    groups = {}
+    for title, alike in by_title.items():
+        own = [members for members in alike if profile and _is_of(members[0], profile)]
+        own = own[0] if len(own) == 1 else None
+        labels = [_apart(members[0], own[0]) if own else "" for members in alike]
+        for members, label in zip(alike, labels, strict=True):
+            plain = members is own or len(alike) == 1
+            word = label if label and labels.count(label) == 1 else members[0].config["hash"]
+            groups[title if plain else f"{title} ({word})"] = members
+    return groups
+
+
+def _recipe(run: Run) -> str:
+    recipe = replace(run.train, {"seed": 0, "checkpoint_seconds": 0.0})
+    model = replace(run.model, {"heads": 1}) if run.train.start_from else run.model  # pruning leaves each its own
+    return config_hash(model, recipe, run.config["data"]["key"])
+
+
+def _is_of(run: Run, profile: Profile) -> bool:
+    if run.preset not in PRESETS:
+        return False
+    model, recipe = profile.configs(run.preset, run.train.seed)
+    model = for_images(model, run.model.image_size, run.model.image_channels, run.model.classes)
+    return not _differing(run.model, model, run) and not _differing(run.train, recipe, run)
+
+
+def _differing(one: Any, other: Any, run: Run) -> list[str]:
+    free = {"seed", "checkpoint_seconds"} | ({"heads"} if run.train.start_from else set())
+    return [name for name in vars(one) if name not in free and _differ(one, other, name)]
+
+
+def _apart(run: Run, own: Run) -> str:
+    """What sets a run apart from another of its preset, in at most two items; empty if that does not do."""
+    words = [f"{name} {getattr(run.model, name)}" for name in _differing(run.model, own.model, run)]
+    for name in _differing(run.train, own.train, run):
+        words.append(f"{run.train.epochs} epochs" if name == "epochs" else f"{name} {getattr(run.train, name)}")
+    if run.config["data"]["key"] != own.config["data"]["key"]:
+        words.append(run.config["data"]["name"])
+    return ", ".join(words) if len(words) <= 2 else ""
 
 
 def curves(runs: Sequence[Run]) -> np.ndarray:
@@ -52,6 +91,7 @@ def result(title: str, runs: Sequence[Run]) -> Result:
         flops_dense=round(np.mean([price.dense for price in prices])),
         flops_separable=round(np.mean([price.separable for price in prices])),
         seconds=float(np.mean([sum(line["seconds"] for line in run.metrics) for run in runs])),
+        published=runs[0].title,
         comparable=not why,
         why=", ".join(filter(None, (why, copy))),
     )
@@ -85,3 +125,32 @@ def difference(run: Run) -> str:
 
 def _differ(one: object, other: object, name: str) -> bool:
     return getattr(one, name) != getattr(other, name)
+
+
+def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> tuple[bool | None, str]:
+    """Whether runs are more accurate than others, by the mean over their seeds, and the numbers in words.
+
+    ``margin``: points that they may lie behind. None within two standard errors, those of two accuracies on so many
+    test images; seeds add to it.
+    """
+    a, b = (100 * float(np.mean([run.test_accuracy for run in runs])) for runs in (better, worse))
+    images = min(run.config["data"]["test_images"] for run in (*better, *worse))
+    error = math.sqrt((a * (100 - a) + b * (100 - b)) / images)
+    lead = a - b + margin
+    holds = None if abs(lead) < 2 * error else lead > 0
+    return holds, f"{a:.1f}% against {b:.1f}%, standard error of the difference {error:.1f}"
+
+
+def pruned_from(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str, np.ndarray]]:
+    """The run among ``runs`` whose heads this one was pruned from, and its head geometry at their former places.
+
+    None, and the geometry as it is, where no run has the centres that this one started with.
+    """
+    start = run.heads["parameter_centre"][0]
+    for whole in runs:
+        if whole is run or whole.preset != run.train.start_from:
+            continue
+        before = whole.heads["parameter_centre"][-1]
+        with contextlib.suppress(ValueError):
+            return whole, {name: in_former_places(values[-1], start, before) for name, values in run.heads.items()}
+    return None, {name: values[-1] for name, values in run.heads.items()}

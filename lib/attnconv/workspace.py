@@ -7,6 +7,7 @@ work.save_figure(figure, "04-centres", "Centres of all heads.", run)
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROFILES = REPOSITORY / "notebooks" / "profiles"
+RECORD = REPOSITORY / "outputs" / "paper"
+"""What was made at the paper's scale."""
+_described = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -115,15 +119,29 @@ class Workspace:
         self.describe_figure(name, caption, *runs)
 
     def describe_figure(self, name: str, caption: str, *runs: Run) -> None:
-        """Write figures/<name>.json for the index page: a caption, and the runs that the figure is of."""
+        """Write figures/<name>.json for the index page: a caption, the figure's runs, its place in turn."""
+        note = {"caption": caption, "runs": [run.path.name for run in runs], "place": next(_described)}
         with writing(self.folder / "figures" / f"{name}.json") as temporary:
-            temporary.write_text(json.dumps({"caption": caption, "runs": [run.path.name for run in runs]}) + "\n")
+            temporary.write_text(json.dumps(note) + "\n")
 
     def save_table(self, table: dict[str, str], name: str) -> None:
         """Write tables/<name>.md, .csv and .tex from a table's ``markdown``, ``csv`` and ``latex`` forms."""
         for form, suffix in (("markdown", ".md"), ("csv", ".csv"), ("latex", ".tex")):
             with writing(self.folder / "tables" / f"{name}{suffix}") as temporary:
                 temporary.write_text(table[form])
+
+    def claim(self, table: str, text: str, holds: bool | None, evidence: str) -> Claim:
+        """A claim about trained models that goes to tables/<table>.json (see `save_claims`).
+
+        Where it does not hold, the evidence goes on with what the record at the paper's scale says of the same claim.
+        """
+        if holds or self.folder == RECORD:
+            return Claim(text, holds, evidence)
+        file = RECORD / "tables" / f"{table}.json"
+        saved = json.loads(file.read_text()) if file.is_file() else []
+        there = [Claim(**claim) for claim in saved if claim["text"] == text]
+        said = f"{there[0].verdict} there: {there[0].evidence}" if there else "there is no record of it yet"
+        return Claim(text, holds, f"{evidence} (at the paper's scale: {said})")
 
     def save_claims(self, claims: list[Claim], name: str) -> None:
         """Write tables/<name>.json: each claim, whether it holds here, and the evidence."""
@@ -159,21 +177,28 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
     return REPOSITORY / "outputs" / f"{profile.name}-{word or 'data'}"
 
 
+VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim of the paper, checked here. A notebook's cell that ends in one shows it."""
 
     text: str
-    holds: bool
+    holds: bool | None
+    """None: the noise is too large to tell."""
     evidence: str
     """The numbers that decided, in words."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "holds", bool(self.holds))  # NumPy's truth is not JSON
+        object.__setattr__(self, "holds", None if self.holds is None else bool(self.holds))  # NumPy's truth is not JSON
+
+    @property
+    def verdict(self) -> str:
+        return VERDICTS[self.holds]
 
     def _repr_markdown_(self) -> str:
-        word = "**holds here**" if self.holds else "**does not hold here**"
-        return f"> *{self.text}* — {word}: {self.evidence}"
+        return f"> *{self.text}* — **{self.verdict} here**: {self.evidence}"
 
     def __repr__(self) -> str:
-        return f"{self.text}: {'holds here' if self.holds else 'does not hold here'} ({self.evidence})"
+        return f"{self.text}: {self.verdict} here ({self.evidence})"
