@@ -132,6 +132,34 @@ def test_autocast_to_bfloat16_stays_close(kind):
     torch.testing.assert_close(out.float(), layer(x), atol=0.05, rtol=0.05)
 
 
+@pytest.mark.parametrize("kind", ["isotropic", "full", "learned"])
+def test_autocast_does_not_move_heads(kind):
+    """Scores are made in float32: in bfloat16 a narrow ellipse would lose its small eigenvalue."""
+    layer = make(kind)
+    with torch.no_grad():
+        if kind == "full":
+            turned = torch.tensor([[0.8, 0.6], [-0.6, 0.8]])
+            layer.spreads.copy_(torch.diag(torch.tensor([10.0, 1 / 3])) @ turned)
+        elif kind == "learned":
+            layer.row_scores.mul_(20)
+        with torch.autocast("cpu", torch.bfloat16):
+            p = layer.probabilities(9, 10)
+        torch.testing.assert_close(p, layer.probabilities(9, 10), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "full"])
+def test_autocast_makes_no_copy_of_p_for_each_image(kind):
+    layer = make(kind, mixing="dense")
+    x = torch.randn(20, 9, 10, 5, requires_grad=True)
+    sizes = []
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: sizes.append(t.untyped_storage().nbytes()) or t, lambda t: t
+        ):
+            layer(x)
+    assert max(sizes) <= 4 * 3 * 90**2
+
+
 @pytest.mark.parametrize("kind", ["isotropic", "learned", "content"])
 def test_compiles_as_one_graph(kind):
     layer = make(kind)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnconv.config import PRESETS, ConfigError, ModelConfig, replace
 from attnconv.cost import attention_flops, cost, counted_flops
@@ -50,6 +51,45 @@ def test_every_preset_builds_runs_and_learns(name, channels):
     logits = model(torch.randn(4, channels, 12, 20))
     assert logits.shape == (4, 7)
     logits.logsumexp(1).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+class DevicesOfResults(TorchDispatchMode):
+    """Which operations make tensors of at least one dimension, and on which device."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for result in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(result, torch.Tensor) and result.dim():
+                self.seen.add((str(function), result.device.type))
+        return out
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_nothing_is_made_on_another_device_and_copied(name):
+    """A copy from the CPU in every forward pass would wait for the GPU. The device ``meta`` stands in for one."""
+    model = build_model(PRESETS[name].model).to("meta")
+    images = torch.empty(2, 3, 32, 32, device="meta")
+    with DevicesOfResults() as results:
+        model(images).sum().backward()
+    assert len(results.seen) > 5 and {device for _, device in results.seen} == {"meta"}, results.seen
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_one_graph_under_autocast(name):
+    """As GPUs train them; ``aot_eager`` stops short of making kernels."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = build_model(replace(PRESETS[name].model, SMALL))
+    images = torch.randn(2, 3, 12, 20)
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = compiled(images)
+        logits.float().logsumexp(1).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 

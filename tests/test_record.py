@@ -1,12 +1,15 @@
 """Runs trained for a limited time, packed, brought to another place, and used there; stopped and killed for real."""
 
+import contextlib
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +156,93 @@ def test_a_run_without_weights_still_has_its_numbers(away, home, tmp_path, monke
         load_run(run.path)
 
 
+def test_weights_may_stay_behind_and_come_later(away, tmp_path):
+    said = unpack([away.folder / "box"], tmp_path / "runs", ["resnet18", "quadratic-seed0"])
+    assert sum("without weights" in line for line in said) == 2
+    there = {run.preset: (run.path / "model.safetensors").is_file() for run in find_runs(tmp_path / "runs")}
+    assert there == {"quadratic": False, "learned_content": True, "resnet18": False}
+    with pytest.raises(RunError, match="--without-weights quadratic_16: no such run"):
+        unpack([away.folder / "box"], tmp_path / "other", ["quadratic_16"])
+    assert not (tmp_path / "other").exists()
+    unpack([away.folder / "box"], tmp_path / "runs")
+    assert all((run.path / "model.safetensors").is_file() for run in find_runs(tmp_path / "runs"))
+
+
+def test_what_was_measured_after_an_earlier_call_comes_home_too(profile, tmp_path, monkeypatch):
+    """The time was up when training had ended, before its attention was measured."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    work = open_workspace(str(profile), output=tmp_path / "away")
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "_check", interrupted)
+        train_all(work, NAMES[:1], [0], folder=tmp_path / "first")
+    train_all(work, NAMES[:1], [0], folder=tmp_path / "second")
+    unpack([tmp_path / "first"], tmp_path / "runs")
+    assert not run_of(tmp_path, NAMES[0]).attention
+    unpack([tmp_path / "first", tmp_path / "second"], tmp_path / "runs")
+    run = run_of(tmp_path, NAMES[0])
+    assert "mean" in run.attention and "test_accuracy_of_rounded_weights" in run.config["record"]
+    assert (run.path / "model.safetensors").is_file()
+
+
+def test_weights_are_not_packed_without_their_run(away, tmp_path, monkeypatch):
+    (away.folder / "runs" / record.PACKED).unlink(missing_ok=True)
+    sizes = [
+        sum(len((run.path / name).read_bytes()) for name in record.SMALL if (run.path / name).is_file())
+        for run in find_runs(away.folder / "runs")
+    ]
+    largest = max(sizes)
+    monkeypatch.setattr(record, "MAX_FILE", largest - 1)
+    assert len(pack(away.folder / "runs", tmp_path / "box")) >= 1
+    assert unpack([tmp_path / "box"], tmp_path / "runs")
+    monkeypatch.undo()
+    pack(away.folder / "runs", tmp_path / "rest")
+    unpack([tmp_path / "rest"], tmp_path / "runs")
+    assert len(find_runs(tmp_path / "runs")) == 3
+
+
 # What is refused
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_training(profile, tmp_path):
+    (tmp_path / "file").touch()
+    work = open_workspace(str(profile), output=tmp_path / "away")
+    with pytest.raises(RunError, match="cannot be a folder"):
+        train_all(work, NAMES, [0], folder=tmp_path / "file")
+    assert not (tmp_path / "away" / "runs").exists()
+    with pytest.raises(RunError, match="cannot be a folder"):
+        record._make(tmp_path / "file")
+
+
+@pytest.mark.parametrize("error", [OSError(22, "Invalid argument"), RuntimeError("record.zip is encrypted")])
+def test_damage_of_any_kind_is_one_message(away, tmp_path, monkeypatch, error):
+    """What zipfile raises for flipped bits is of many kinds."""
+    box = copy(away, tmp_path / "box")
+    random, whole = np.random.default_rng(0), (box / record.ARCHIVE).read_bytes()
+    for _ in range(100):
+        broken = bytearray(whole)
+        for place in random.integers(0, len(whole), 3):
+            broken[place] ^= 1 << random.integers(8)
+        (box / record.ARCHIVE).write_bytes(broken)
+        with contextlib.suppress(RunError):
+            record._checked(box)
+
+    def testzip(_):
+        raise error
+
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", testzip)
+    with pytest.raises(RunError, match="is damaged .*copy it again"):
+        record._checked(box)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_no_limit_is_a_limit_too():
+    with record._stop_after(math.inf, 1.0):
+        time.sleep(0.1)
+    with pytest.raises(KeyboardInterrupt), record._stop_after(math.nan, 1.0):
+        pass
 
 
 def copy(away, folder):

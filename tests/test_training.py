@@ -16,7 +16,7 @@ import torch
 
 from attnconv import heads, training
 from attnconv.config import ModelConfig, TrainConfig, replace
-from attnconv.data import load_data, normalize
+from attnconv.data import DataError, load_data, normalize
 from attnconv.models import build_model, position_parameters
 from attnconv.runs import Run, RunError, find_runs, identity, locked
 from attnconv.training import TrainingError, build_optimizer, evaluate, load_run, lr_factor, set_seed, train
@@ -33,6 +33,14 @@ def data():
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
     return train(MODEL, RECIPE, data, tmp_path_factory.mktemp("run"), preset="quadratic")
+
+
+def test_bfloat16_trains_to_about_the_same(run, data, tmp_path):
+    half = train(MODEL, replace(RECIPE, {"precision": "bfloat16"}), data, tmp_path / "run", preset="quadratic")
+    losses = [[line["train_loss"] for line in one.metrics] for one in (run, half)]
+    np.testing.assert_allclose(*losses, rtol=0.02)
+    assert losses[0] != losses[1]
+    assert half.test_accuracy == pytest.approx(run.test_accuracy, abs=0.1)
 
 
 def strip(metrics):
@@ -252,6 +260,12 @@ def test_validation_images_are_held_out_of_training(data, tmp_path):
     assert 0 <= run.metrics[0]["validation_accuracy"] <= 1
     rest, images, labels = data.hold_out(20, RECIPE.seed)
     assert len(rest.train_labels) == 80 and torch.bincount(labels).tolist() == [2] * 10
+
+
+def test_more_validation_than_training_images_leaves_no_run_folder(data, tmp_path):
+    with pytest.raises(DataError, match="100 validation images cannot be held out of 100"):
+        train(MODEL, replace(RECIPE, {"validation": 100}), data, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_pruning_starts_from_a_run_and_drops_its_degenerate_heads(data, tmp_path):

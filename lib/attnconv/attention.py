@@ -11,6 +11,7 @@ N = H W, C and D channels in and out, h heads; q is a query pixel, k a key pixel
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator
@@ -60,10 +61,25 @@ def shifts(length: int, device: torch.device | None = None) -> Tensor:
     return position[None, :] - position[:, None]
 
 
+def _as_autocast(p: Tensor) -> Tensor:
+    """P in the type that autocast would give it: now, not after `expand` has made it one for each image."""
+    kind = p.device.type
+    if p.dtype == torch.float64 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return p
+    return p.to(torch.get_autocast_dtype(kind))
+
+
+def _without_autocast(like: Tensor) -> contextlib.AbstractContextManager:
+    """Where products of parameters make scores: their rounding to bfloat16 would move the heads."""
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
+
+
 def mix_dense(x: Tensor, probabilities: Tensor) -> Tensor:
     """Average pixels by P: x (B, H, W, C), P (h, H, W, H, W) -> (B, H, W, h C). Costs 2 h N^2 C FLOPs an image."""
     batch, height, width, channels = x.shape
     heads, pixels = probabilities.shape[0], height * width
+    probabilities = _as_autocast(probabilities)
     # Rows ordered (query, head), so that the product is already channels last: no copy.
     rows = probabilities.reshape(heads, pixels, pixels).transpose(0, 1).reshape(pixels * heads, pixels)
     mixed = torch.bmm(rows.expand(batch, -1, -1), x.reshape(batch, pixels, channels))  # (B, N h, C)
@@ -77,6 +93,7 @@ def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     """
     batch, height, width, channels = x.shape
     heads = row.shape[0]
+    row, column = _as_autocast(row), _as_autocast(column)
     rows = row.transpose(0, 1).reshape(height * heads, height)  # ordered (query row, head)
     mixed = torch.bmm(rows.expand(batch, -1, -1), x.reshape(batch, height, width * channels))
     mixed = mixed.view(batch * height, heads, width, channels)
@@ -312,8 +329,9 @@ class QuadraticAttention(PositionalAttention):
     def precision(self) -> Tensor:
         """Sigma^{-1} = S^T S of every head: (h, 2, 2), per squared pixel, rows then columns."""
         if self.separable:
-            return self.spreads.square()[:, None, None] * torch.eye(2).to(self.spreads)
-        return self.spreads.mT @ self.spreads
+            return self.spreads.square()[:, None, None] * _eye(2, self.spreads)
+        with _without_autocast(self.spreads):
+            return self.spreads.mT @ self.spreads
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
         if not self.separable:
@@ -366,7 +384,8 @@ class LearnedAttention(PositionalAttention):
         _check_size(length, self.max_size)
         scores = (self.row_scores, self.column_scores)[axis]
         embedding = (self.row_embedding, self.column_embedding)[axis]
-        by_shift = scores @ embedding.T  # (h, 2 max_size - 1)
+        with _without_autocast(scores):
+            by_shift = scores @ embedding.T  # (h, 2 max_size - 1)
         return by_shift[:, shifts(length, scores.device) + self.max_size - 1]
 
 
@@ -452,7 +471,7 @@ class ContentAttention(nn.Module):
         q, k = self._queries_and_keys(x)
         rows, columns = self._position_logits(q)
         # [q, q.r_row, q.r_col] . [k, one-hot row, one-hot column] = q.k + q.r: an ordinary dot product.
-        eye_h, eye_w = torch.eye(height).to(q), torch.eye(width).to(q)
+        eye_h, eye_w = _eye(height, q), _eye(width, q)
         where = torch.cat(
             [eye_h[:, None].expand(-1, width, -1), eye_w[None].expand(height, -1, -1)], dim=-1
         )  # (H, W, H + W)
@@ -473,6 +492,10 @@ class ContentAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.out_channels}, heads={self.heads}, key_size={self.key_size}"
+
+
+def _eye(size: int, like: Tensor) -> Tensor:
+    return torch.eye(size, dtype=like.dtype, device=like.device)  # made there: a copy would wait for the device
 
 
 def _eager_on_cpu(x: Tensor) -> bool:

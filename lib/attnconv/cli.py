@@ -68,6 +68,8 @@ def parser() -> argparse.ArgumentParser:
     pack.add_argument("folder", metavar="DIR")
     unpack = commands.add_parser("unpack", help="put packed runs back into run folders, all checksums verified")
     unpack.add_argument("folders", nargs="+", metavar="DIR", help="one or more folders that pack or train-all left")
+    some = "presets (quadratic_full) or seeds (quadratic-seed1) of which only numbers and pictures are wanted"
+    unpack.add_argument("--without-weights", nargs="+", default=[], metavar="RUN", help=some)
     for command, call in ((pack, _pack), (unpack, _unpack)):
         command.add_argument("--profile", default="paper", help="default: paper")
         command.add_argument("--output", metavar="DIR", help="run folders are in DIR/runs (default: outputs/<profile>)")
@@ -143,7 +145,8 @@ def _train(options: argparse.Namespace) -> int:
     work = open_workspace(options.profile, data=options.data, output=options.output)
     if options.batch_size is not None:
         train = scaled(work.profile.configs(options.preset)[1], options.batch_size) | train
-    work.profile.configs(options.preset, options.seed, model, train)  # a wrong value costs no time
+    _, recipe = work.profile.configs(options.preset, options.seed, model, train)  # a wrong value costs no time
+    work.data.check_hold_out(recipe.validation)
     try:
         run = work.run(options.preset, options.seed, model_changes=model, train_changes=train, fresh=True)
     except KeyboardInterrupt:
@@ -189,7 +192,7 @@ def _unpack(options: argparse.Namespace) -> int:
     from attnconv.workspace import open_workspace
 
     runs = open_workspace(options.profile, output=options.output).folder / "runs"
-    print("\n".join(unpack(map(Path, options.folders), runs)) + f"\n{runs}")
+    print("\n".join(unpack(map(Path, options.folders), runs, options.without_weights)) + f"\n{runs}")
     return 0
 
 
@@ -247,3 +250,6 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        print(f"attnconv: {error}. Check that path (--output), its permissions and the disk's space.", file=sys.stderr)
+        return 2

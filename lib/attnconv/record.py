@@ -18,7 +18,7 @@ import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,8 @@ def train_all(
     failed = []
     for name, seed in todo:
         work.profile.configs(name, seed)  # a wrong name costs no time
+    if folder:
+        _make(folder)
     reserve = 0.0 if seconds is None else min(24.0, max(2.0, 0.1 * seconds))
     try:
         with _stop_after(None if seconds is None else seconds - reserve, reserve / 2):
@@ -174,9 +176,10 @@ def _stop_after(seconds: float | None, patience: float) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    if seconds <= 0:
+    if not seconds > 0:
         raise KeyboardInterrupt
-    timers = [threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)) for after in (seconds, seconds + patience)]
+    moments = (min(after, threading.TIMEOUT_MAX) for after in (seconds, seconds + patience))
+    timers = [threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)) for after in moments]
     for timer in timers:
         timer.daemon = True
         timer.start()
@@ -259,7 +262,7 @@ def pack(runs: Path, folder: Path) -> list[str]:
         raise RunError(
             f"{runs} holds no runs to pack (recorded ones are not packed again); name the folder with --output."
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     memory = runs / PACKED
     before = json.loads(memory.read_text()) if memory.is_file() else {}
     here = _index(folder)["files"] if (folder / ARCHIVE).is_file() else {}
@@ -273,6 +276,9 @@ def pack(runs: Path, folder: Path) -> list[str]:
     for old in folder.glob(".*.new"):
         old.unlink()
     for item in wanted:
+        if f"{item.run.path.name}/config.json" not in archive:  # weights alone are no run
+            before.pop(item.key, None)
+            continue
         parts = item.parts()
         size = sum(tensor.nbytes for shard in parts.values() for tensor in shard.values())
         if size > space or len(parts) > places:
@@ -298,6 +304,13 @@ def pack(runs: Path, folder: Path) -> list[str]:
     with writing(memory) as temporary:
         temporary.write_text(json.dumps(before, indent=1) + "\n")
     return left
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be a folder for packed runs ({error.strerror}); name another.") from None
 
 
 def _items(runs: Path) -> list[_Weights]:
@@ -358,7 +371,9 @@ def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
             yield file
     except FileNotFoundError:
         raise RunError(f"{archive.parent} was not packed by attnconv: it has no {ARCHIVE}.") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, KeyError, json.JSONDecodeError) as error:
+    except RunError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, KeyError, json.JSONDecodeError) as error:
         raise RunError(f"{archive} is damaged ({error}); copy it again.") from None
 
 
@@ -370,20 +385,28 @@ def _sha256(path: Path) -> str:
 # ---- unpacking ------------------------------------------------------------------------------------------------------
 
 
-def unpack(folders: Iterable[Path], runs: Path) -> list[str]:
+def unpack(folders: Iterable[Path], runs: Path, without_weights: Sequence[str] = ()) -> list[str]:
     """Put packed folders back into run folders; what became of each run, in words. All files are checked first.
 
+    ``without_weights``: presets (``quadratic_full``) or their seeds (``quadratic-seed1``) whose weights stay behind.
     Finished runs are marked as a record: they stand in for training on machines that lack the data set, or have it in
     another form (see `Workspace.run`). Runs under way can go on: their weights were rounded, their momentum is zero.
 
     Raises:
         RunError: a file is missing, damaged or belongs to another folder, or a run folder that is already there holds
-            another run or another training of the same one.
+            another run or another training of the same one; or nothing packed is of that preset or seed.
     """
     said = []
     checked = [(folder, *_checked(folder)) for folder in map(Path, folders)]  # all of them first
+    names = [name for _, _, small in checked for name in small]
+    for word in without_weights:
+        if not any(name.startswith(f"{word}-") for name in names):
+            raise RunError(f"--without-weights {word}: no such run is packed here; there are {', '.join(names)}.")
     for folder, index, small in checked:
         arrivals = {name: _Arrival(folder, name, files, index) for name, files in small.items()}
+        for name, arrival in arrivals.items():
+            if arrival.kind == "weights" and name.startswith(tuple(f"{word}-" for word in without_weights)):
+                arrival.kind, arrival.shards = None, []
         for name, arrival in arrivals.items():
             arrival.compare(Run(runs / name))
         said += [f"{name}: {arrival.write(runs / name)}" for name, arrival in arrivals.items()]
@@ -447,7 +470,8 @@ class _Arrival:
         checkpoint = (run.path / "checkpoint" / "state.pt").is_file()
         missing = not (weights if self.finished else run.finished or checkpoint)
         brings = len(self.metrics) == len(lines) and (self.kind is not None or (self.finished and not run.finished))
-        self.news = len(self.metrics) > len(lines) or (missing and brings)
+        measured = run.recorded and self.finished and any(not (run.path / name).is_file() for name in self.small)
+        self.news = len(self.metrics) > len(lines) or (missing and brings) or measured
 
     def write(self, path: Path) -> str:
         """Write the run folder, config.json last; what was done, in words."""

@@ -115,7 +115,7 @@ def _measure(model: ModelConfig, recipe: TrainConfig, variant: Variant, device: 
     if device.type == "cuda":
         network.to(memory_format=torch.channels_last)
         torch.cuda.reset_peak_memory_stats(device)
-    data = _random_images(model, 10 * recipe.batch_size).to(device)
+    data = _random_images(model, 100 * recipe.batch_size).to(device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = _Trainer(network.to(device), recipe, data, Path(folder), progress=False)
         feed = _feed(data, recipe)

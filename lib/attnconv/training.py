@@ -132,12 +132,14 @@ def train(
             ``train_config.start_from`` asks for one.
 
     Raises:
+        DataError: there are no more images than ``validation`` asks for.
         RunError: the folder belongs to another run, or another process is training it.
         TrainingError: the loss is not finite, or another process of a run in several went away.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is written; the same call resumes.
     """
     run = Run(Path(run_dir))
     model_config = for_images(model_config, data.image_size, data.image_channels, len(data.classes))
+    data.check_hold_out(train_config.validation)
     if (train_config.start_from is None) != (start is None):
         raise RunError(f"start_from = {train_config.start_from!r}, but the run to start from is {start}.")
     name = identity(model_config, train_config, data.key, start and start.config["hash"])
@@ -168,7 +170,6 @@ def train(
         if processes.writer:
             _write_json(run.path / "config.json", config | dict(environment=here, sessions=[*before, here]))
         if device.type == "cuda":
-            torch.backends.cudnn.benchmark = True
             model.to(memory_format=torch.channels_last)  # kernels of convolutions, as the images are
         _Trainer(model.to(device), train_config, data.to(device), run.path, progress, processes).fit()
     return Run(run.path)
@@ -268,7 +269,10 @@ class _Trainer:
         positions = {id(p) for p in position_parameters(model)}
         self.clipped = [p for p in model.parameters() if id(p) not in positions]
         cuda = self.device.type == "cuda"
-        self.bfloat16 = config.precision == "bfloat16" or (config.precision == "auto" and cuda)
+        if cuda:
+            torch.backends.cudnn.benchmark = True
+        fast = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+        self.bfloat16 = config.precision == "bfloat16" or (config.precision == "auto" and fast)
         compiled = cuda if config.compile is None else config.compile
         # One graph for each batch size that occurs (a last, smaller batch is one more): a graph for all is slower.
         mode = compiled if isinstance(compiled, str) else None
