@@ -42,8 +42,9 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def cifar():
-    """Forty training and twenty test images of CIFAR-10's shape: {split: (images, labels)}."""
+def cifar(monkeypatch):
+    """Forty training and twenty test images that count as CIFAR-10: {split: (images, labels)}."""
+    monkeypatch.setattr(sources, "CIFAR10_IMAGES", (40, 20))
     rng = np.random.default_rng(0)
     return {
         split: (rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), rng.permutation(np.arange(n) % 10))
@@ -261,6 +262,14 @@ def test_parquet_says_its_class_names_and_that_it_is_jpeg(tmp_path, root, cifar)
     assert (again.classes, again.form, again.mean) == (loaded.classes, loaded.form, loaded.mean)
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_parquet_with_plain_bytes(tmp_path, root, cifar, kind):
+    for split, (images, labels) in cifar.items():
+        table = pa.table({"image": pa.array(map(png, images), kind), "label": labels})
+        pq.write_table(table, tmp_path / f"{split}.parquet")
+    assert_holds(load_data(tmp_path, root=root, progress=False), cifar)
+
+
 def test_image_folders(tmp_path, root, cifar):
     loaded = load_data(write_folders(tmp_path / "copy", cifar), root=root, progress=False)
     by_class = {s: tuple(array[np.argsort(labels, kind="stable")] for array in (images, labels))
@@ -314,6 +323,17 @@ def test_npz_without_names(tmp_path, root):
     assert (loaded.name, loaded.classes, loaded.image_size, loaded.std) == ("mine", ("0", "1"), (5, 6), (1.0,))
 
 
+@pytest.mark.parametrize(("classes", "count"), [(2, 40), (9, 40), (11, 44), (10, 50)])
+def test_other_images_of_the_same_size_are_not_taken_for_cifar10(tmp_path, root, cifar, classes, count):
+    rng = np.random.default_rng(2)
+    images, labels = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), np.arange(count) % classes
+    test = {"test_images": images[:20], "test_labels": labels[:20]}
+    np.savez(tmp_path / "mine.npz", train_images=images, train_labels=labels, **test)
+    loaded = load_data(tmp_path / "mine.npz", root=root)
+    assert (loaded.name, loaded.classes) == ("mine", tuple(map(str, range(classes))))
+    np.testing.assert_allclose(loaded.mean, images.mean((0, 1, 2)) / 255)
+
+
 def test_cifar10_by_name_finds_what_lies_in_the_data_folder(root, cifar):
     write_parquet_copy(root / "cifar10-jpeg", cifar)
     (root / "cifar100").mkdir()
@@ -357,7 +377,7 @@ def copy(tmp_path, cifar):
 
 def test_second_load_comes_from_the_cache(copy, root, cifar, monkeypatch):
     first = load_data(copy, root=root, progress=False)
-    assert everything(root) == ["cache", f"cache/{first.key}.v1.safetensors"]
+    assert everything(root) == ["cache", f"cache/{first.key}.v2.safetensors"]
     monkeypatch.setitem(data._READERS, sources.PARQUET, None)
     second = load_data(copy, root=root, progress=False)
     assert_holds(second, cifar)
@@ -396,7 +416,7 @@ def test_half_written_cache_is_never_read_and_goes_away(copy, root, cifar, monke
     os.utime(left, (time.time() - 7200,) * 2)
     loaded = load_data(copy, root=root, progress=False)
     assert_holds(loaded, cifar)
-    assert everything(root) == ["cache", f"cache/{loaded.key}.v1.safetensors"]
+    assert everything(root) == ["cache", f"cache/{loaded.key}.v2.safetensors"]
 
 
 def test_cache_appears_whole_by_a_rename_in_its_folder(copy, root, cifar, monkeypatch):
@@ -514,7 +534,7 @@ def test_wrong_columns(tmp_path, root, cifar):
     folder = write_parquet_copy(tmp_path / "d", cifar, label="target")
     refused(folder, root, str(folder / "train.parquet"), "target (int64)", "label or labels")
     pq.write_table(pa.table({"img": [1, 2], "label": ["a", "b"]}), folder / "train.parquet")
-    refused(folder, root, "img (int64)", "label (string)")
+    refused(folder, root, "img (int64)", "label (string)", "(binary, or a struct with bytes)")
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -532,13 +552,27 @@ def test_label_out_of_range_where_the_file_names_no_classes(tmp_path, root, cifa
     refused(folder, root, "train.parquet, row 17", "label 57", "0 to 9")
 
 
+def test_a_label_beyond_int64_is_out_of_range(tmp_path, root, cifar):
+    folder = write_parquet_copy(tmp_path / "c", cifar)
+    labels = cifar["train"][1].astype(np.uint64)
+    labels[17] = 2**63 + 5
+    images = pa.array([png(image) for image in cifar["train"][0]])
+    pq.write_table(pa.table({"img": images, "label": labels}), folder / "train.parquet")
+    refused(folder, root, "train.parquet, row 17", f"label {2**63 + 5} is out of range")
+    (images, _), (test, test_labels) = cifar["train"], cifar["test"]
+    arrays = dict(train_images=images, train_labels=labels, test_images=test, test_labels=test_labels)
+    np.savez(tmp_path / "mine.npz", **arrays)
+    refused(tmp_path / "mine.npz", root, "train split, row 17", f"label {2**63 + 5} is out of range")
+
+
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_undecodable_image(tmp_path, root, cifar, split):
     images = list(cifar[split][0])
     for bad in (b"no image", b"", png(images[0])[:-60]):
         images[11] = bad
         folder = write_parquet_copy(tmp_path / "c", cifar | {split: (images, cifar[split][1])})
-        refused(folder, root, str(folder / f"{split}.parquet"), "row 11", "cannot be decoded")
+        message = refused(folder, root, str(folder / f"{split}.parquet"), "row 11", "cannot be decoded")
+        assert "0x" not in message and ("not an image" in message) == (len(bad) < 10)
     images[11] = None
     folder = write_parquet_copy(tmp_path / "c", cifar | {split: (images, cifar[split][1])})
     refused(folder, root, "row 11", "no image bytes")
@@ -581,6 +615,12 @@ def test_test_split_with_another_class(tmp_path, root):
     images = np.zeros((3, 4, 4, 1), np.uint8)
     folder = write_folders(tmp_path / "c", {"train": (images, [0, 1, 1]), "test": (images, [0, 1, 2])}, ("a", "b", "c"))
     refused(folder, root, str(folder / "test" / "c"), "'c'", "a, b")
+
+
+def test_one_class_only(tmp_path, root):
+    images = np.zeros((3, 4, 4, 1), np.uint8)
+    folder = write_folders(tmp_path / "c", {"train": (images, [0, 0, 0]), "test": (images, [0, 0, 0])}, ("cat",))
+    refused(folder, root, f"{folder} has one class only, 'cat'", "Add")
 
 
 def test_damaged_idx_files(tmp_path, root, monkeypatch):
@@ -628,6 +668,7 @@ def test_wrong_npz_files(tmp_path, root):
         ({"test_images": images[:3]}, ("3 images", "4 labels", "test split")),
         ({"train_images": images.astype(np.float32)}, ("float32", "uint8")),
         ({"train_images": np.zeros((4, 5, 6, 2), np.uint8)}, ("(4, 5, 6, 2)",)),
+        ({"train_images": images[:, :0], "test_images": images[:, :0]}, ("(4, 0, 6)", "at least 1")),
         ({"train_labels": labels.astype(float)}, ("float64", "integers")),
         ({"test_images": np.zeros((4, 5, 7), np.uint8)}, ("5x7x1", "5x6x1")),
         ({"test_labels": np.array([0, 1, 2, 0])}, ("test split, row 2", "label 2", "0 to 1")),

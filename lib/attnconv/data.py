@@ -110,11 +110,8 @@ class Dataset:
 
         They are drawn with the seed, equally many of each class where that is possible. The test split is untouched.
         """
+        self.check_hold_out(n)
         total = len(self.train_labels)
-        if not 0 <= n < total:
-            raise DataError(
-                f"{n} validation images cannot be held out of {total} training images: choose 0 to {total - 1}."
-            )
         shuffled = torch.randperm(total, generator=_generator("hold out", seed)).to(self.train_labels.device)
         held = shuffled[_balanced(self.train_labels[shuffled], n)].sort().values
         keep = torch.ones_like(self.train_labels, dtype=torch.bool)
@@ -126,6 +123,14 @@ class Dataset:
             train_labels=self.train_labels[keep],
         )
         return rest, self.train_images[held], self.train_labels[held]
+
+    def check_hold_out(self, n: int) -> None:
+        """Refuse, with `DataError`, more validation images than `hold_out` can take."""
+        total = len(self.train_labels)
+        if not 0 <= n < total:
+            raise DataError(
+                f"{n} validation images cannot be held out of {total} training images: choose 0 to {total - 1}."
+            )
 
 
 def _balanced(labels: Tensor, n: int | None) -> Tensor:
@@ -169,13 +174,13 @@ def load_data(source: str | Path = "embedded", *, root: str | Path | None = None
         found = sources.find_data(source, root)
 
     key = sources.content_key(found)
-    cache = root / "cache" / f"{key}.v1.safetensors" if found.form in _ENCODED else None
+    cache = root / "cache" / f"{key}.v2.safetensors" if found.form in _ENCODED else None
     content = _read_cache(cache) if cache else None
     if content is None:
         hidden = not progress or os.environ.get("ATTNCONV_QUIET") == "1" or not cache
         with tqdm(desc=f"Reading {found.name}", unit=" images", disable=hidden, leave=False) as bar:
             content = _READERS[found.form](found, bar)
-        _check(content)
+        _check(content, found.path)
         if cache:
             _write_cache(cache, content)
 
@@ -184,8 +189,8 @@ def load_data(source: str | Path = "embedded", *, root: str | Path | None = None
     if name == "cifar10" or (classes == CIFAR10_CLASSES and train.images.shape[1:] == (32, 32, 3)):
         if classes != CIFAR10_CLASSES or train.images.shape[1:] != (32, 32, 3):
             raise DataError(
-                f"{found.path} is not CIFAR-10: images {_shape(train.images)}, classes {', '.join(classes[:10])}. "
-                "Move it, or give its path as the source."
+                f"{found.path} is not CIFAR-10: {len(train.labels)} and {len(test.labels)} images "
+                f"{_shape(train.images)}, classes {', '.join(classes[:10])}. Move it, or give its path as the source."
             )
         name = "cifar10"
     mean, std = STATISTICS.get(name) or _statistics(train.images)
@@ -218,14 +223,15 @@ class _Content:
     jpeg: bool = False  # decoded from JPEG: not the published pixels
 
 
-def _check(content: _Content) -> None:
+def _check(content: _Content, path: Path) -> None:
     """Refuse splits that don't fit each other or their classes; make labels int64 and images (N, H, W, C)."""
     for split in (content.train, content.test):
         images, labels = split.images, split.labels
-        if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (1,), (3,)):
+        fits = images.dtype == np.uint8 and images.ndim in (3, 4) and images.shape[3:] in ((), (1,), (3,))
+        if not fits or 0 in images.shape[1:]:
             raise DataError(
                 f"{split.place(0)}: images are {images.dtype} {images.shape}; they must be uint8 (N, H, W), "
-                "(N, H, W, 1) or (N, H, W, 3)."
+                "(N, H, W, 1) or (N, H, W, 3), H and W at least 1."
             )
         if labels.dtype.kind not in "iu" or labels.ndim != 1:
             raise DataError(f"{split.place(0)}: labels are {labels.dtype} {labels.shape}; they must be integers (N,).")
@@ -236,7 +242,6 @@ def _check(content: _Content) -> None:
         if not len(images):
             raise DataError(f"{split.place(0)}: this split is empty. Add its images.")
         split.images = images if images.ndim == 4 else images[..., None]
-        split.labels = labels.astype(np.int64)
     if content.train.images.shape[1:] != content.test.images.shape[1:]:
         raise DataError(
             f"{content.test.place(0)}: test images are {_shape(content.test.images)}, training images "
@@ -246,10 +251,9 @@ def _check(content: _Content) -> None:
         present = np.unique(content.train.labels)
         present = present[present >= 0]
         gapless = int(np.argmax(np.append(present, -1) != np.arange(len(present) + 1)))  # labels 0, 1, ... in use
-        if content.train.images.shape[1:] == (32, 32, 3) and (gapless == 10 or not np.any(present >= 10)):
-            content.classes = CIFAR10_CLASSES
-        else:
-            content.classes = tuple(map(str, range(max(gapless, 1))))
+        counts = len(content.train.labels), len(content.test.labels)
+        cifar10 = counts == sources.CIFAR10_IMAGES and content.train.images.shape[1:] == (32, 32, 3) and gapless == 10
+        content.classes = CIFAR10_CLASSES if cifar10 else tuple(map(str, range(max(gapless, 1))))
     for split in (content.train, content.test):
         wrong = np.flatnonzero((split.labels < 0) | (split.labels >= len(content.classes)))
         if len(wrong):
@@ -257,6 +261,11 @@ def _check(content: _Content) -> None:
                 f"{split.place(wrong[0])}: label {split.labels[wrong[0]]} is out of range, the "
                 f"{len(content.classes)} classes are 0 to {len(content.classes) - 1}. Correct or remove that row."
             )
+        split.labels = split.labels.astype(np.int64)
+    if len(content.classes) < 2:
+        raise DataError(
+            f"{path} has one class only, {content.classes[0]!r}: there is nothing to tell apart. Add another's images."
+        )
 
 
 def _shape(images: np.ndarray) -> str:
@@ -277,9 +286,8 @@ def _statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...
 
 
 def _read_npz(source: Source, bar: tqdm) -> _Content:
-    path, content = source.path, sources.read_file(source.path)
-    if source.form == sources.EMBEDDED and hashlib.sha256(content).hexdigest() != sources.SAMPLE_SHA256:
-        raise DataError(f"{path}: checksum mismatch, the file is damaged. Restore it with 'git checkout data'.")
+    path = source.path
+    content = sources.read_sample(path) if source.form == sources.EMBEDDED else sources.read_file(path)
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -382,14 +390,16 @@ def _parquet_head(file: Path) -> tuple[int, str, str, tuple[str, ...]]:
         rows, schema = table.metadata.num_rows, table.schema_arrow
 
     def encoded(kind) -> bool:
-        return types.is_binary(kind) or types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+        struct = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+        return struct or types.is_binary(kind) or types.is_large_binary(kind)
 
     images = [f.name for f in schema if f.name in ("img", "image") and encoded(f.type)]
     labels = [f.name for f in schema if f.name in ("label", "labels") and types.is_integer(f.type)]
     if not images or not labels:
         raise DataError(
             f"{file} has the columns {', '.join(f'{f.name} ({f.type})' for f in schema)}; needed are img or image "
-            "(a struct with bytes) and label or labels (whole numbers). Name them so, as on the Hugging Face hub."
+            "(binary, or a struct with bytes) and label or labels (whole numbers). Name them so, as the Hugging Face hub "
+            "does."
         )
     try:
         names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][labels[0]]["names"]
@@ -454,6 +464,8 @@ def _decode(
         pixels = _decode_image(place, content, shape)
         if images is None:
             shape, images = pixels.shape, np.empty((count, *pixels.shape), np.uint8)
+        if not -(2**63) <= label < 2**63:  # of an unsigned column
+            raise DataError(f"{place}: label {label} is out of range. Correct or remove that row.")
         images[i], labels[i] = pixels, label
         places.append(place)
         jpeg = jpeg or content[:2] == b"\xff\xd8"
@@ -465,7 +477,7 @@ def _decode(
 
 def _decode_image(place: str, content: bytes, shape: tuple[int, ...] | None) -> np.ndarray:
     """uint8 (H, W, C): gray or RGB. Palettes become RGB, an alpha channel is dropped."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     modes = {"L": "L", "1": "L", "LA": "L", "RGB": "RGB", "P": "RGB", "PA": "RGB", "RGBA": "RGB"}
     try:
@@ -481,9 +493,8 @@ def _decode_image(place: str, content: bytes, shape: tuple[int, ...] | None) -> 
     except DataError:
         raise
     except Exception as error:  # Pillow's readers raise nearly anything on damaged bytes
-        raise DataError(
-            f"{place}: the image cannot be decoded ({error}). Replace it, or copy the file again."
-        ) from error
+        why = "not an image" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{place}: the image cannot be decoded ({why}). Replace it, or copy the file again.") from error
     pixels = pixels if pixels.ndim == 3 else pixels[..., None]
     if shape is not None and pixels.shape != tuple(shape):
         raise DataError(

@@ -24,6 +24,8 @@ FASHION_MNIST_CLASSES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
+CIFAR10_IMAGES = (50_000, 10_000)
+"""How many the two splits have: CIFAR-10 is known by this where a copy names no classes."""
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp")
 
@@ -41,7 +43,7 @@ PARQUET, FOLDERS, IDX, NPZ = "Parquet", "image folders", "idx files", "npz"
 
 FORMS = f"""Understood are:
   {BATCHES}: the folder with data_batch_1 to 5 and test_batch, or {ARCHIVE}
-  Parquet: train*.parquet and test*.parquet (shards too), columns img or image (with bytes) and label or labels
+  Parquet: train*.parquet and test*.parquet (shards too), columns img or image (bytes) and label or labels
   image folders: train/<class>/*.png and test/<class>/*.png ({", ".join(s[1:] for s in IMAGE_SUFFIXES)})
   idx files: {", ".join(IDX_FILES)}, plain or .gz
   npz: train_images, train_labels, test_images, test_labels, and classes if they have names"""
@@ -222,6 +224,14 @@ def read_file(file: Path) -> bytes:
         return gzip.decompress(content) if file.name.endswith("ubyte.gz") else content
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file} cannot be read, it may be truncated ({error}). Copy it again.") from error
+
+
+def read_sample(file: Path) -> bytes:
+    """The embedded sample's bytes; `DataError` unless they are those of the repository."""
+    content = read_file(file)
+    if hashlib.sha256(content).hexdigest() != SAMPLE_SHA256:
+        raise DataError(f"{file}: checksum mismatch, the file is damaged. Restore it with 'git checkout data'.")
+    return content
 
 
 def content_key(source: Source) -> str:
