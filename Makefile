@@ -5,7 +5,8 @@
 # make explore     the interactive head explorer
 # make test        everything that continuous integration runs
 # make lint        style of code and notebooks only
-# make bench       what attention costs on this machine, in time and memory: outputs/bench
+# make bench       what attention costs on this machine, in time and memory (outputs/bench), ResNet-50 as attention
+#                  too; and how fast the explorer is, where there is chromium
 # make doctor      what this machine has, which data and runs there are, and what is missing
 # make lock        write requirements.lock anew: the newest versions that work together
 # make clean       remove the environment and caches; outputs and data stay
@@ -19,6 +20,7 @@ VENV := .venv
 VENV_FLAGS ?= $(shell cat $(VENV)/flags 2>/dev/null)
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/ready
+AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
 .PHONY: help reproduce paper lab explore test lint bench doctor lock clean flags
@@ -35,10 +37,10 @@ paper: PROFILE := paper
 paper: reproduce
 
 lab: $(READY)
-	$(RUN) jupyter lab notebooks
+	$(RUN) jupyter lab $(AS_ROOT) notebooks
 
 explore: $(READY)
-	$(RUN) jupyter lab notebooks/08_explore_the_heads.ipynb
+	$(RUN) jupyter lab $(AS_ROOT) notebooks/08_explore_the_heads.ipynb
 
 test: lint
 	$(RUN) pytest
@@ -50,6 +52,10 @@ lint: $(READY)
 bench: $(READY)
 	$(VENV)/bin/python benchmarks/ratios.py
 	$(VENV)/bin/python benchmarks/mixing.py
+	$(VENV)/bin/python benchmarks/conversion.py
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; \
+	then $(VENV)/bin/python benchmarks/explorer.py; \
+	else echo "The explorer is not timed: there is no chromium on this machine (apt-get install chromium)."; fi
 
 doctor: $(READY)
 	@$(RUN) attnconv doctor

@@ -79,7 +79,7 @@ def test_the_constraints_need_only_the_standard_library_and_pip() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "lib")
 
 
-@pytest.mark.parametrize("target", ["reproduce", "paper", "test", "lint", "lab", "explore", "doctor"])
+@pytest.mark.parametrize("target", ["reproduce", "paper", "test", "lint", "lab", "explore", "bench", "doctor"])
 def test_every_target_sets_up_first(target: str, tmp_path) -> None:
     command = ["make", "--dry-run", f"VENV={tmp_path / 'venv'}", target]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -91,6 +91,25 @@ def test_make_passes_what_the_user_asks_for() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
     words = " ".join(done.stdout.replace("\\\n", " ").split())
     assert "reproduce --profile 'quick' --jobs '2' --data '/some where' --only 03 04 --force" in words
+
+
+def dry_run(*words: str, path: str = "/usr/bin:/bin") -> str:
+    command = ["make", "-n", "-o", ".venv/ready", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env={"PATH": path}).stdout
+
+
+def test_every_benchmark_is_part_of_make_bench() -> None:
+    said = dry_run("bench")
+    for file in (ROOT / "benchmarks").glob("*.py"):
+        assert f"benchmarks/{file.name}" in said
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_jupyterlab_starts_for_root_too(user: int, tmp_path) -> None:
+    (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")
+    (tmp_path / "id").chmod(0o755)
+    for target in ("lab", "explore"):
+        assert ("--allow-root" in dry_run(target, path=f"{tmp_path}:/usr/bin:/bin")) == (user == 0)
 
 
 @pytest.mark.parametrize("target", ["paper", "reproduce"])
@@ -121,6 +140,21 @@ def test_the_doctor_gives_a_remedy_for_what_is_missing(capsys: pytest.CaptureFix
     assert re.search(r"!!  numpy +missing\n +needs numpy>=.*make clean", out)
     assert re.search(r"!!  torch +2.5.1\n +needs torch>=2.6", out)
     assert "2 to put right" in out
+
+
+def test_the_doctor_finds_a_damaged_sample(capsys: pytest.CaptureFixture, monkeypatch, tmp_path: Path) -> None:
+    file = tmp_path / "fashion-mnist-sample" / "fashion-mnist-sample.npz"
+    file.parent.mkdir()
+    file.write_bytes(b"garbage")
+    folder = tmp_path / "cifar10"
+    for split in ("train", "test"):
+        (folder / split / "cat").mkdir(parents=True)
+        (folder / split / "cat" / "0.png").write_bytes(b"garbage")
+    monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path))
+    lines = {what: (state, remedy) for what, state, remedy in doctor.data()}
+    state, remedy = lines["data: embedded"]
+    assert state == "damaged" and str(file) in remedy and "git checkout data" in remedy
+    assert lines["data: cifar10"] == (f"found, not verified: image folders, {folder}", "")
 
 
 def test_the_doctor_says_how_far_runs_are(tmp_path: Path) -> None:
