@@ -30,6 +30,12 @@ PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
         (lambda: Profile(name="x", model={"depth": 3}), "no value named 'depth'"),
         (lambda: Profile(name="x", presets={"learned": {"modl": {}}}), "unknown section 'modl'"),
         (lambda: Profile(name="x", presets={"learnt": {}}), "no preset 'learnt'"),
+        (lambda: Profile(name="x", presets={"learned": 3}), "preset 'learned': 3 must be sections"),
+        (lambda: Profile(name="x", presets={"learned": {"train": 3}}), "preset 'learned': train = 3 must hold"),
+        (lambda: Profile(name="x", presets={"learned": {"model": ["a"]}}), r"model = \['a'\] must hold"),
+        (lambda: Profile(name="x", presets={"learned": {3: {}, "a": {}}}), "unknown section 3"),
+        (lambda: Profile(name="x", model={"classes": 5}), "classes = 5 cannot be set.*other data"),
+        (lambda: Profile(name="x", train={"start_from": "quadratic_full"}), "cannot start from 'quadratic_full'"),
         (lambda: Profile(name="x", runs=()), "at least one preset"),
     ],
 )
@@ -54,6 +60,12 @@ def test_profile_errors_name_the_file(tmp_path):
         load_profile(tmp_path / "own.yaml")
     with pytest.raises(ConfigError, match="no profile 'other'.*own"):
         load_profile(tmp_path / "other.yaml")
+    (tmp_path / "own.yaml").write_bytes(b"description: caf\xe9\n")
+    with pytest.raises(ConfigError, match="own.yaml cannot be read as UTF-8"):
+        load_profile(tmp_path / "own.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(ConfigError, match="folder.yaml cannot be read.*directory"):
+        load_profile(tmp_path / "folder.yaml")
 
 
 @pytest.mark.parametrize("file", sorted(PROFILES.glob("*.yaml")), ids=lambda file: file.stem)
@@ -62,6 +74,33 @@ def test_shipped_profiles_are_sound(file):
     for name in PRESETS:
         model, train = profile.configs(name, 3)
         assert train.seed == 3 and from_dict(ModelConfig, to_dict(model)) == model
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "train", "message"),
+    [
+        ("quadratic", {"image_size": [8, 8]}, {}, "image_size.*cannot be set.*that of the images"),
+        ("quadratic", {"image_channels": 7}, {}, "image_channels = 7 cannot be set.*that of the images"),
+        ("quadratic", {"classes": 5}, {}, "classes = 5 cannot be set.*that of the images"),
+        ("quadratic", {"kind": "resnet"}, {}, "kind = 'resnet' cannot be set.*another preset.*resnet18"),
+        ("quadratic_pruned", {"heads": 3}, {}, "'quadratic_full', so heads cannot be changed: change 'quadratic_full'"),
+        ("resnet18", {}, {"start_from": "learned"}, "'resnet18' cannot start from 'learned'"),
+        ("learned", {}, {"start_from": "learned"}, "'learned' cannot start from 'learned'"),
+        ("quadratic", {}, {"start_from": "quadratic_full"}, "of one model"),
+        ("quadratic_full", {}, {"start_from": "quadratic_ful"}, "Did you mean 'quadratic_full'"),
+    ],
+)
+def test_changes_that_would_be_ignored_are_refused(name, model, train, message):
+    with pytest.raises(ConfigError, match=message):
+        load_profile(PROFILES / "smoke.yaml").configs(name, None, model, train)
+
+
+def test_a_run_that_starts_from_another_has_its_model():
+    profile = Profile(name="x", model={"layers": 2}, presets={"quadratic_full": {"model": {"heads": 3}}})
+    assert profile.configs("quadratic_pruned")[0] == profile.configs("quadratic_full")[0]
+    assert profile.configs("quadratic_pruned", None, {"heads": 4}, {"start_from": None})[0].heads == 4
+    with pytest.raises(ConfigError, match="heads cannot be changed"):
+        Profile(name="x", presets={"quadratic_pruned": {"model": {"heads": 3}}})
 
 
 def test_the_paper_profile_is_the_papers_recipe():

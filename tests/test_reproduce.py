@@ -120,6 +120,20 @@ def test_unknown_or_ill_typed_parameters_are_refused(toys: Toys, parameters: dic
     refused(toys, message, only=["02"], parameters=parameters)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"model_changes": {"headz": 3}}, "no value named 'headz'. Did you mean 'heads'"),
+        ({"train_changes": {"lr": -1.0}}, "lr = -1.0 must be: positive"),
+        ({"preset": "nope"}, "no preset 'nope'"),
+        ({"seed": -1}, "seed = -1 must be"),
+    ],
+)
+def test_parameters_that_no_configuration_has_are_refused(toys: Toys, parameters: dict, message: str) -> None:
+    toys.add("04_heads", parameters=PER_RUN + "model_changes = {}\ntrain_changes = {}\nother = [0][0]\n")
+    refused(toys, message, only=["04"], parameters=parameters)
+
+
 def test_an_ill_typed_default_of_a_given_parameter_is_refused(toys: Toys) -> None:
     toys.add("02_theory", parameters="profile = 3\ndata = None\noutput = None\n")
     refused(toys, "profile = 'toy' must be a whole number")
@@ -154,6 +168,21 @@ def test_the_command_says_an_error_in_one_line(capsys: pytest.CaptureFixture) ->
     assert "TrainConfig.epochs = 0" in capsys.readouterr().err
     assert cli.main(["train", "quadratic", "--set", "head=3"]) == 2
     assert "known name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["train", "quadratic", "--profile", "smoke"], ["reproduce", "--profile", "smoke"]])
+def test_an_output_that_cannot_be_a_folder_is_said_in_one_line(words, tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").touch()
+    assert cli.main([*words, "--output", str(tmp_path / "file")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("attnconv: ") and error.count("\n") == 1 and f"{tmp_path}/file" in error
+
+
+def test_more_validation_than_training_images_is_refused_before_anything_is_trained(tmp_path: Path, capsys) -> None:
+    command = ["train", "quadratic_pruned", "--profile", "smoke", "--set", "validation=200"]
+    assert cli.main([*command, "--output", str(tmp_path / "out")]) == 2
+    assert "200 validation images cannot be held out of 200" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_changes_go_to_the_configuration_that_has_them() -> None:

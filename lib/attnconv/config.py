@@ -124,7 +124,7 @@ class TrainConfig:
     start_from: str | None = None
     """Preset whose finished run (same seed) gives the first weights; its degenerate heads are dropped."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """``auto``: bfloat16 autocast on CUDA, float32 elsewhere."""
+    """``auto``: bfloat16 autocast on CUDA devices that have it, float32 elsewhere."""
     compile: bool | Literal["reduce-overhead", "max-autotune"] | None = None
     """``torch.compile`` the network, in that mode if one is named (both use CUDA graphs); None: on CUDA only."""
     checkpoint_seconds: float = 60.0
@@ -268,6 +268,14 @@ def preset(name: str) -> Preset:
     return PRESETS[name]
 
 
+_BY_DATA = "it is that of the images; choose other data"
+_SETTLED = {
+    **dict.fromkeys(("image_size", "image_channels", "classes"), _BY_DATA),
+    "kind": f"it is the preset's; choose another preset ({', '.join(PRESETS)})",
+}
+"""Values of `ModelConfig` that no profile or command changes, and what to do instead."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """How large a reproduction is: a YAML file of ``notebooks/profiles``, checked when it is read."""
@@ -297,9 +305,14 @@ class Profile:
         _require(self, "runs", len(self.runs) >= 1, "at least one preset")
         _require(self, "seeds", len(self.seeds) >= 1, "at least one seed")
         for name, changes in self.presets.items():
-            unknown = set(changes or {}) - {"model", "train"}
-            if unknown:
-                raise ConfigError(f"Profile {self.name!r}, preset {name!r}: unknown section {min(unknown)!r}.")
+            where = f"Profile {self.name!r}, preset {name!r}"
+            if not isinstance(changes, dict | None):
+                raise ConfigError(f"{where}: {changes!r} must be sections, as in {{train: {{epochs: 3}}}}.")
+            for section, values in (changes or {}).items():
+                if section not in ("model", "train"):
+                    raise ConfigError(f"{where}: unknown section {section!r}.")
+                if not isinstance(values, dict | None):
+                    raise ConfigError(f"{where}: {section} = {values!r} must hold 'name: value' lines.")
         for name in {*self.runs, *self.presets, *PRESETS}:
             for seed in self.seeds:
                 self.configs(name, seed)
@@ -313,13 +326,31 @@ class Profile:
     ) -> tuple[ModelConfig, TrainConfig]:
         """A preset's two configurations in this profile; changes given here come last. Seed None is the first seed.
 
-        Image size, channels and classes are CIFAR-10's until the data set is known (`for_images`).
+        Image size, channels and classes are CIFAR-10's until the data set is known (`for_images`). A run that starts
+        from another one has its model.
         """
         base, own = preset(preset_name), self.presets.get(preset_name) or {}
-        model = {**self.model, **(own.get("model") or {}), **(model_changes or {})}
         seed = self.seeds[0] if seed is None else seed
         train = {**self.train, **(own.get("train") or {}), "seed": seed, **(train_changes or {})}
-        return replace(base.model, model), replace(base.train, train)
+        recipe = replace(base.train, train)
+        changes = {**(own.get("model") or {}), **(model_changes or {})}
+        if (start := recipe.start_from) is not None:
+            if base.model.kind != "quadratic" or preset(start).model != base.model:
+                raise ConfigError(
+                    f"{preset_name!r} cannot start from {start!r}: heads are pruned of quadratic models only, and both "
+                    "presets must be of one model, as 'quadratic_pruned' and 'quadratic_full' are."
+                )
+            if changes:
+                raise ConfigError(
+                    f"{preset_name!r} has the model of the run that it starts from, {start!r}, so "
+                    f"{next(iter(changes))} cannot be changed: change {start!r} in the profile."
+                )
+            changes = (self.presets.get(start) or {}).get("model") or {}
+        model = {**self.model, **changes}
+        for name, remedy in _SETTLED.items():
+            if name in model:
+                raise ConfigError(f"ModelConfig.{name} = {model[name]!r} cannot be set: {remedy}.")
+        return replace(base.model, model), recipe
 
 
 def scaled(recipe: TrainConfig, batch_size: int) -> dict[str, Any]:
@@ -361,10 +392,12 @@ def load_profile(path: str | Path) -> Profile:
     """Read a profile, or raise `ConfigError` that names the file and the offending value."""
     path = Path(path)
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
         raise ConfigError(f"There is no profile {path.stem!r} in {path.parent}. Profiles there: {known}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}. Name a profile that can.") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):

@@ -775,7 +775,7 @@ def reproduce(
     jobs = plan(map(read_notebook, paths), profile, given)
     chosen = select(jobs, only) if only else set(jobs)
     if parameters:
-        jobs = {n: _changed(job, parameters) if n in chosen else job for n, job in jobs.items()}
+        jobs = {n: _changed(job, parameters, profile) if n in chosen else job for n, job in jobs.items()}
     wanted = with_needs(jobs, chosen)
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -807,12 +807,17 @@ def _checked_data(data: str) -> str:
     return str(Path(data).expanduser().resolve())
 
 
-def _changed(job: Job, parameters: dict[str, Any]) -> Job:
+def _changed(job: Job, parameters: dict[str, Any], profile: Profile) -> Job:
     fixed = sorted({*GIVEN, "preset", "seed"} & set(parameters)) if job.trains else sorted(set(GIVEN) & set(parameters))
     if fixed:
         raise ConfigError(f"{fixed[0]!r} is given by the profile and the command's own options, not with -p.")
     check_parameters(job.notebook, parameters)
-    return dataclasses.replace(job, parameters={**job.parameters, **parameters})
+    changed = dataclasses.replace(job, parameters={**job.parameters, **parameters})
+    names = ("preset", "seed", "model_changes", "train_changes")
+    given = {n: v for n, v in {**job.notebook.defaults, **changed.parameters}.items() if v is not Anything}
+    if given.get("preset") and set(names) & set(parameters):
+        profile.configs(*map(given.get, names))  # a wrong value costs no time
+    return changed
 
 
 @contextlib.contextmanager
