@@ -1,6 +1,7 @@
 """Theorem 1 both ways: against PyTorch's convolutions over all their arguments, and whole networks of every family."""
 
 import math
+import re
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 from attnconv import equivalence
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
@@ -348,7 +350,7 @@ def test_the_bound_of_the_report_holds(kind, kernel_size):
     else:
         layer = quadratic(kind)
     conv, report = attention_to_conv(layer, kernel_size)
-    assert report.kernel_size == conv.kernel_size == torch.Size(equivalence._pair(kernel_size, 2))
+    assert report.kernel_size == conv.kernel_size == torch.Size(equivalence._pair("kernel_size", kernel_size, 2))
     assert report.outside.shape == (layer.heads,) and 0 < report.outside.min() and report.outside.max() < 1
     assert 0 < report.error <= report.bound and report.relative_error > 0
     values = weights_of(layer).mT  # (h, D, C), or the diagonal of each W^h, whose largest entry is the norm
@@ -413,11 +415,23 @@ def test_rank_limited_heads_lose_what_the_singular_values_say():
     weakest = grouped.weight.unflatten(0, (3, 2)).norm(dim=(1, 2)).square().min(0).values.sum().sqrt()
     assert report.weight_error == pytest.approx((weakest / grouped.weight.norm()).item(), abs=1e-12)
     assert rank_limited(grouped, 3)[1].output_error < 1e-12
+    nn.init.zeros_(conv.weight)
+    _, report = rank_limited(conv, 1)
+    assert (report.weight_error, report.output_error) == (0, 0)
 
 
 class OwnForward(nn.Conv2d):
     def forward(self, x):
         return 2 * super().forward(x)
+
+
+def hooked(register, *hook):
+    """A convolution with something that `register` left on it."""
+    conv = nn.Conv2d(2, 2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the old norms are deprecated
+        getattr(conv, register)(*hook) if isinstance(register, str) else register(conv)
+    return conv
 
 
 @pytest.mark.parametrize(
@@ -430,6 +444,10 @@ class OwnForward(nn.Conv2d):
         (nn.LazyConv2d(1, 3), ValueError, "lazy"),
         (nn.Conv2d(1, 1, 3, dtype=torch.complex64), ValueError, "complex weights"),
         (OwnForward(1, 1, 3), TypeError, "own way"),
+        (hooked("register_forward_hook", lambda *_: None), ValueError, r"forward hooks.*`handle.remove\(\)`"),
+        (hooked("register_forward_pre_hook", lambda *_: None), ValueError, r"forward pre-hooks \(<lambda>\)"),
+        (hooked(nn.utils.spectral_norm), ValueError, r"\(SpectralNorm\).*remove_spectral_norm.*parametrizations"),
+        (hooked(nn.utils.weight_norm), ValueError, r"\(WeightNorm\).*remove_weight_norm.*parametrizations"),
     ],
 )
 def test_what_cannot_be_converted_is_refused(module, error, cause):
@@ -437,6 +455,21 @@ def test_what_cannot_be_converted_is_refused(module, error, cause):
         conv_to_attention(module)
     with pytest.raises(error, match=f"^0.head: .*{cause}"):
         convert(nn.Sequential(nn.ModuleDict({"head": module})), progress=False)
+
+
+def test_weights_that_are_made_anew_in_every_forward_pass_are_those_of_now():
+    torch.manual_seed(0)
+    pruned = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 3))
+    for conv in pruned:
+        prune.random_unstructured(conv, "weight", amount=0.5)
+        prune.l1_unstructured(conv, "weight", amount=0.2)  # a container of both
+        conv.weight_orig.data.mul_(3)  # and no forward pass since
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)))
+    normed[0].parametrizations.weight.original0.data.mul_(3)
+    x = torch.randn(1, 2, 9, 9)
+    for network in (pruned, normed):
+        converted = convert(network, progress=False)
+        torch.testing.assert_close(converted(x), network(x))
 
 
 def test_other_refusals_name_their_cause():
@@ -450,6 +483,9 @@ def test_other_refusals_name_their_cause():
     for alpha in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="alpha"):
             conv_to_attention(nn.Conv2d(1, 1, 1), alpha)
+    for alpha, dtype in ((1e39, torch.float32), (1.8e38, torch.float32), (4e4, torch.float16), (1e308, torch.float64)):
+        with pytest.raises(ValueError, match=f"alpha.*too large for {dtype}"):
+            conv_to_attention(nn.Conv2d(1, 1, 1, dtype=dtype), alpha)
     layer = conv_to_attention(nn.Conv2d(2, 1, (3, 5), dilation=2))
     for shape in [(2, 9, 9), (9, 9), (1, 1, 2, 9, 9), (1, 3, 9, 9)]:
         with pytest.raises(ValueError, match=f"4-D input .*{len(shape)}-D input"):
@@ -481,6 +517,11 @@ def test_refusals_of_the_way_back_name_their_cause():
         attention_to_conv(quadratic(), 0)
     with pytest.raises(ValueError, match="2 of them"):
         attention_to_conv(quadratic(), (3, 3, 3))
+    for wrong in (2.5, "3", (3, 3.0)):
+        with pytest.raises(ValueError, match=re.escape(f"kernel_size = {wrong!r} must be a whole number")):
+            attention_to_conv(quadratic(), wrong)
+        with pytest.raises(ValueError, match=re.escape(f"size = {wrong!r} must be a whole number")):
+            attention_to_conv(quadratic(), 3, wrong)
     learned = LearnedAttention(2, 2, 9, max_size=6)
     with pytest.raises(ValueError, match="no centres"):
         attention_to_conv(learned)

@@ -16,7 +16,6 @@ padded input, Q x R of the output (the queries).
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import os
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
 from tqdm.auto import tqdm
 
 from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
@@ -91,6 +91,9 @@ class TapAttention(QuadraticAttention):
     def __init__(self, conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA):
         if not (alpha > 0 and math.isfinite(alpha)):
             raise ValueError(f"alpha = {alpha} must be positive and finite.")
+        for hook in conv._forward_pre_hooks.values():
+            if isinstance(hook, BasePruningMethod):  # the weight is made in every forward pass
+                hook(conv, ())
         flat = (1,) * (2 - len(conv.kernel_size))  # a Conv1d is a kernel of one row
         kernel_size, dilation = (*flat, *conv.kernel_size), (*flat, *conv.dilation)
         weight, heads = conv.weight, math.prod(kernel_size)
@@ -105,9 +108,13 @@ class TapAttention(QuadraticAttention):
         else:
             pads = [(p, p) for p in ((0,) * self.dimensions if conv.padding == "valid" else conv.padding)]
         self.pads = ((0, 0), *pads)[-2:]  # (before, after) of rows, of columns
+        spread = torch.tensor(math.sqrt(2 * alpha), dtype=weight.dtype)
+        if not spread.square().isfinite():
+            largest = torch.finfo(weight.dtype).max / 2
+            raise ValueError(f"alpha = {alpha} is too large for {weight.dtype}: choose less than {largest:.2g}.")
         centres = tap_shifts(kernel_size, dilation).to(weight)
         self.centres = nn.Parameter(centres)
-        self.spreads = nn.Parameter(torch.full_like(centres[:, 0], math.sqrt(2 * alpha)))
+        self.spreads = nn.Parameter(torch.full_like(centres[:, 0], spread.item()))
         # (D, C/groups, *kernel) -> (D, taps x C/groups): the taps' slices side by side, as nn.Linear stores W^h.
         values = weight.detach().flatten(2).transpose(1, 2).flatten(1)
         self.value.weight = nn.Parameter(values.clone(), requires_grad=weight.requires_grad)
@@ -299,6 +306,19 @@ def _check_convolution(module: nn.Module, name: str) -> None:
         )
     if not module.weight.is_floating_point():
         raise ValueError(f"{where}{title} has weights of {module.weight.dtype}; a floating-point type is needed.")
+    if module._forward_hooks:
+        raise ValueError(
+            f"{where}{title} has forward hooks, and attention would come without them: remove them "
+            "(`handle.remove()`), or register them on a module around it."
+        )
+    others = [h for h in module._forward_pre_hooks.values() if not isinstance(h, BasePruningMethod)]
+    if others:
+        names = ", ".join(getattr(hook, "__name__", type(hook).__name__) for hook in others)
+        raise ValueError(
+            f"{where}{title} has forward pre-hooks ({names}), and attention would come without them: remove them, an "
+            "old-style norm by `nn.utils.remove_spectral_norm` or `remove_weight_norm`, or use "
+            "`nn.utils.parametrizations`."
+        )
 
 
 @dataclass(frozen=True)
@@ -354,7 +374,7 @@ def attention_to_conv(
         default[: 2 - tap.dimensions] = [1] * (2 - tap.dimensions)
     elif isinstance(layer, LearnedAttention):
         default = [layer.max_size] * 2
-    height, width = default if size is None else _pair(size, 2)
+    height, width = default if size is None else _pair("size", size, 2)
 
     with torch.no_grad():
         p, rows, columns = _central_probabilities(layer, height, width)
@@ -387,10 +407,8 @@ def _kernel_of(layer: PositionalAttention, kernel_size: int | tuple[int, ...] | 
     """Rows and columns of the kernel to read; with None, those of the grid that the heads must form."""
     tap = layer if isinstance(layer, TapAttention) else None
     if kernel_size is not None:
-        kernel = _pair(kernel_size, tap.dimensions if tap else 2)
+        kernel = _pair("kernel_size", kernel_size, tap.dimensions if tap else 2)
         kernel = (1, *kernel)[-2:]
-        if min(kernel) < 1:
-            raise ValueError(f"kernel_size = {kernel_size} must be at least 1.")
         if tap and kernel != tap.kernel_size:
             raise ValueError(
                 f"kernel_size = {kernel_size} is not the {_times(tap.kernel_size)} that this layer's padding and "
@@ -496,22 +514,23 @@ def rank_limited(conv: nn.Conv1d | nn.Conv2d, head_dim: int, alpha: float = ALPH
         rest = s.flatten(1).argsort(dim=1, descending=True)[:, head_dim:]
         kept = s.flatten(1).scatter(1, rest, 0.0).view_as(s)
         low = ((u * kept[..., None, :]) @ v).permute(1, 2, 0, 3).flatten(0, 1).flatten(1)
-        error = (low - layer.value.weight).norm() / layer.value.weight.norm()
+        tiny = torch.finfo(low.dtype).tiny  # of a kernel that is all zero nothing is lost
+        error = (low - layer.value.weight).norm() / layer.value.weight.norm().clamp_min(tiny)
         size = [2 * d * (k - 1) + 8 for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
         size[: 2 - layer.dimensions] = [1] * (2 - layer.dimensions)
         noise = torch.randn(4, *size, layer.channels, generator=torch.Generator().manual_seed(0)).to(low)
         full = layer.attend(noise)
         layer.value.weight.copy_(low)
         signal = full if layer.value.bias is None else full - layer.value.bias
-        output_error = (layer.attend(noise) - full).norm() / signal.norm()
+        output_error = (layer.attend(noise) - full).norm() / signal.norm().clamp_min(tiny)
     return layer, RankReport(head_dim, error.item(), output_error.item())
 
 
-def _pair(value: int | tuple[int, ...], dimensions: int) -> tuple[int, ...]:
-    """One number per dimension, from one number or a sequence."""
-    values = tuple(itertools.repeat(value, dimensions)) if isinstance(value, int) else tuple(value)
-    if len(values) != dimensions:
-        raise ValueError(f"{value} must be one number, or {dimensions} of them.")
+def _pair(name: str, value: int | tuple[int, ...], dimensions: int) -> tuple[int, ...]:
+    """One number per dimension, from one number or a sequence: the argument of that name."""
+    values = tuple(value) if isinstance(value, tuple | list) else (value,) * dimensions
+    if len(values) != dimensions or not all(isinstance(v, int) and v >= 1 for v in values):
+        raise ValueError(f"{name} = {value!r} must be a whole number, at least 1, or {dimensions} of them.")
     return values
 
 
