@@ -53,7 +53,7 @@ bench: $(READY)
 	$(VENV)/bin/python benchmarks/ratios.py
 	$(VENV)/bin/python benchmarks/mixing.py
 	$(VENV)/bin/python benchmarks/conversion.py
-	@if command -v chromium || command -v chromium-browser || command -v google-chrome; \
+	@if { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; \
 	then $(VENV)/bin/python benchmarks/explorer.py; \
 	else echo "The explorer is not timed: there is no chromium on this machine (apt-get install chromium)."; fi
 

@@ -398,8 +398,8 @@ def _parquet_head(file: Path) -> tuple[int, str, str, tuple[str, ...]]:
     if not images or not labels:
         raise DataError(
             f"{file} has the columns {', '.join(f'{f.name} ({f.type})' for f in schema)}; needed are img or image "
-            "(binary, or a struct with bytes) and label or labels (whole numbers). Name them so, as the Hugging Face hub "
-            "does."
+            "(binary, or a struct with bytes) and label or labels (whole numbers). Name them so, as on the Hugging "
+            "Face hub."
         )
     try:
         names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][labels[0]]["names"]
