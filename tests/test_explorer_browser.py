@@ -154,8 +154,11 @@ class Seen:
         self.idle()
 
     def choose(self, field: str, value: str) -> None:
-        self.root.locator(f"label.ax-field:has(> span:text-is('{field}')) select").select_option(value)
+        self.field(field).select_option(value)
         self.idle()
+
+    def field(self, name: str) -> playwright.Locator:
+        return self.root.locator(f"label.ax-field:has(> span:text-is('{name}')) select")
 
     def slide(self, name: str, value: float) -> None:
         self.root.get_by_label(name, exact=True).fill(str(value))
@@ -226,6 +229,61 @@ def hover_and_click(seen: Seen) -> None:
     seen.shot("head")
 
 
+def keys_stay_here(seen: Seen) -> None:
+    """JupyterLab does not take the keys of lists and sliders for commands on its cells."""
+    cells = seen.page.locator(".jp-Notebook .jp-Cell")
+    active = "[...document.querySelectorAll('.jp-Notebook .jp-Cell')].findIndex(c => c.matches('.jp-mod-active'))"
+    seen.click(3, 3)
+    seen.click(3, 3)
+    number, before = cells.count(), seen.page.evaluate(active)
+    slider, value = seen.root.get_by_label("centre row", exact=True), seen.state()["head"]
+    for control, keys in (
+        (seen.field("Head"), ["ArrowDown"]),
+        (slider, ["ArrowUp", "ArrowRight"]),
+        (seen.field("Class"), ["d", "d"]),
+    ):
+        control.focus()
+        was = control.input_value()
+        for key in keys:
+            seen.page.keyboard.press(key)
+        seen.idle()
+        assert control.input_value() != was and control.evaluate("node => node === document.activeElement"), keys
+        assert cells.count() == number and seen.page.evaluate(active) == before, keys
+    assert seen.state()["head"] == value + 1
+    seen.choose("Class", "")
+    seen.field("Head").press("ArrowUp")
+
+
+def averages_follow_the_models(seen: Seen) -> None:
+    """Chosen before another model is shown, the average is still one; playing stops."""
+    names = {
+        kind: seen.field("Model").locator("option", has_text=kind).last.get_attribute("value")
+        for kind in ("quadratic", "content")
+    }
+    seen.root.locator(".ax-epoch button").first.click()
+    seen.choose("Model", names["content"])
+    seen.wait("x.models[0].content")
+    assert seen.root.evaluate("root => !root.attnconv.playing")
+    assert seen.root.locator(".ax-epoch button").first.text_content() == "▶"
+    seen.idle()
+    one = seen.pixels()
+    seen.choose("Over", "average")
+    seen.wait("x.models[0].averages")
+    seen.idle()
+    before = seen.pixels()
+    assert changed(one, before)
+    for name, number in ((names["quadratic"], 2), ("", 1)):
+        seen.choose("Compare with", name)
+        seen.wait(f"x.models.length === {number} && x.models[0].averages")
+        seen.idle()
+        assert seen.state()["average"]
+    assert not changed(before, seen.pixels())
+    seen.shot("average")
+    seen.choose("Model", names["quadratic"])
+    seen.wait("!x.models[0].content")
+    seen.idle()
+
+
 def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_path: Path) -> None:
     context = browser.new_context(viewport=dict(width=1500, height=1100), accept_downloads=True)
     page = context.new_page()
@@ -236,6 +294,7 @@ def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_p
     seen = Seen(page, tmp_path)
     seen.shot("executed")
     hover_and_click(seen)
+    keys_stay_here(seen)
 
     for field, value in (("Brightness", "own"), ("Values", "logits"), ("Show", "centres")):
         before = seen.pixels()
@@ -304,6 +363,7 @@ def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_p
     seen.shot("two-runs")
     seen.choose("Compare with", "")
     seen.wait("x.models.length === 1")
+    averages_follow_the_models(seen)
 
     with page.expect_download() as download:
         seen.root.get_by_text("Save PNG").click()
@@ -370,6 +430,43 @@ def test_touch_moves_the_query_and_the_page_is_labelled(
     unnamed += "&& !n.getAttribute('aria-label') && !n.labels?.length && !n.textContent.trim()).map(n => n.outerHTML)"
     assert page.evaluate(unnamed) == []
     context.close()
+
+
+def test_playing_stops_when_another_plays_or_the_models_change(
+    runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path
+) -> None:
+    file = explore(runs["quadratic"]).export_html(tmp_path / "page.html")
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(file.as_uri())
+    seen = Seen(page, tmp_path)
+    seen.choose("Compare with", "epoch")
+    buttons = seen.root.locator(".ax-epoch button")
+    for pressed, shown in ((1, ["▶", "❚❚"]), (0, ["❚❚", "▶"]), (0, ["▶", "▶"]), (1, ["▶", "❚❚"])):
+        buttons.nth(pressed).click()
+        assert buttons.all_inner_texts() == shown
+    seen.choose("Compare with", "")
+    assert seen.root.evaluate("root => root.attnconv.playing") is None
+    buttons.first.click()
+    seen.wait("!x.playing")  # the last epoch is the trained model
+    assert seen.state()["epochs"][0] is None and buttons.first.inner_text() == "▶"
+    assert not errors
+    page.close()
+
+
+def test_two_models_of_unlike_kinds_share_the_scale_of_centres(
+    runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path
+) -> None:
+    explorer = explore(runs["quadratic"])
+    explorer.handle(dict(kind="compare", name=runs["learned_content"].path.name))
+    explorer.state = dict(view="centres")
+    page = browser.new_page()
+    page.goto(explorer.export_html(tmp_path / "page.html").as_uri())
+    seen = Seen(page, tmp_path)
+    ranges = seen.root.evaluate("root => root.attnconv.panels.map(panel => panel.range)")
+    assert ranges[0] == ranges[1] > 0
+    page.close()
 
 
 def test_without_javascript_there_is_a_picture(

@@ -100,6 +100,11 @@ export class Model {
       ["full", "position", "content"].map((part) => [part, new Quantized(layer[part])])));
   }
 
+  /** Whether the scores that are to be shown, of one image or the average, are not there. */
+  lacks(average) {
+    return this.content && !(average ? this.averages : this.scores);
+  }
+
   /** Centre (row, column) and Sigma^{-1} of a Gaussian head as it is now: at the chosen epoch, or as the reader set it. */
   gaussian(layer, head, pristine = false) {
     const index = layer * this.most + head;
@@ -134,7 +139,7 @@ export class Model {
     } else {
       const query = (head * height + i) * width + j;
       out.fill(0);
-      if (average && this.averages) this.averages[layer][part].add(query, out);
+      if (average) this.averages[layer][part].add(query, out);
       else {
         const { content, rows, columns } = this.scores[layer];
         if (part !== "position") content.add(query, out);
@@ -275,7 +280,10 @@ class Panel {
     this.zoom = element("canvas", { className: "ax-zoom", role: "img" });
     this.track = element("canvas", { className: "ax-track", role: "img" });
     this.numbers = element("dl", { className: "ax-numbers", id: `${id}-numbers` });
-    this.epoch = this.slider("epoch", 0, 1, 1, (value) => explorer.setEpoch(index, value));
+    this.epoch = this.slider("epoch", 0, 1, 1, (value) => {
+      explorer.stop();
+      explorer.setEpoch(index, value);
+    });
     this.play = element("button", { type: "button", textContent: "▶", title: "Play training", "aria-label": "Play training", onclick: () => explorer.play(index) });
     this.epochRow = element("div", { className: "ax-epoch" }, this.play, this.epoch.row);
     this.predictions = element("div", { className: "ax-predictions" });
@@ -349,6 +357,7 @@ class Panel {
   /** Layer, head and key pixel under a point of the grid; head undefined where there is none. */
   under(event) {
     const { left, top, gap, wide, tall, down, columns } = this.box, { model } = this;
+    if (!this.maps || this.waits()) return {};
     const [x, y] = [event.offsetX - left, event.offsetY - top];
     const [column, row] = [Math.floor(x / (wide + gap)), Math.floor(y / down)];
     const [inX, inY] = [x - column * (wide + gap), y - row * down];
@@ -405,12 +414,17 @@ class Panel {
     return model.logits(layer, head, this.explorer.queryOf(model), model.work, state.part, state.average);
   }
 
-  drawGrid() {
+  drawGrid(waits) {
     const { model, box, context, explorer } = this, { state, colours } = explorer;
     const { left, top, gap, wide, tall, down, ratio } = box, { height, width } = model;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, this.grid.width, this.grid.height);
     context.font = `11px ${colours.font}`;
+    if (waits) {
+      context.textAlign = "left";
+      context.fillStyle = colours.faint;
+      return context.fillText(state.average ? `averaging over ${explorer.host.choices.averaged} images …` : "…", left, top + 12);
+    }
     if (state.view === "centres") return this.drawCentres();
 
     // All maps pixel by pixel into one small picture; then each is enlarged into its tile.
@@ -486,7 +500,8 @@ class Panel {
   drawCentres() {
     const { model, box, context, explorer } = this, { state, colours, host } = explorer;
     const { top, gap, wide, down, columns } = box;
-    this.range = Math.max(...explorer.panels.map((panel) => panel.extent())); // the same beside each other
+    const drawn = explorer.panels.filter((panel) => !panel.waits());
+    this.range = Math.max(...drawn.map((panel) => panel.extent())); // the same beside each other
     const scale = wide / (2 * this.range);
     model.heads.forEach((heads, layer) => {
       const [x, y] = [(layer % columns) * (wide + gap) + 1, top + Math.floor(layer / columns) * down];
@@ -674,10 +689,16 @@ class Panel {
     }), ...(stale ? [element("p", { className: "ax-note", textContent: "Of the unchanged model: the effect of a change needs Python." })] : []));
   }
 
+  /** Whether Python has yet to send what is to be drawn. */
+  waits() {
+    return this.model.lacks(this.explorer.state.average);
+  }
+
   draw() {
-    this.compute();
-    this.drawGrid();
-    this.drawDetail();
+    const waits = this.waits();
+    this.detail.style.visibility = waits ? "hidden" : "";
+    this.drawGrid(waits);
+    if (!waits) this.drawDetail();
   }
 }
 
@@ -733,7 +754,7 @@ export class Explorer {
   }
 
   remove() {
-    clearInterval(this.playing);
+    this.stop();
     this.resized.disconnect();
     this.themed.disconnect();
     this.media.removeEventListener("change", this.onMedia);
@@ -787,6 +808,8 @@ export class Explorer {
     image.addEventListener("pointerdown", (event) => { this.pressed = [...this.state.query, this.state.locked]; if (event.pointerType === "touch") this.moveTo(event, true); });
     image.addEventListener("click", (event) => this.click(event));
     image.addEventListener("keydown", (event) => this.key(event));
+    // Lists and sliders use these keys themselves; JupyterLab would change cells, or delete this one.
+    this.root.addEventListener("keydown", (event) => event.ctrlKey || event.metaKey || event.stopPropagation());
     this.root.addEventListener("dragover", (event) => host.live && event.preventDefault());
     this.root.addEventListener("drop", (event) => { if (host.live && event.dataTransfer.files.length) { event.preventDefault(); this.upload(event.dataTransfer.files[0]); } });
   }
@@ -795,6 +818,7 @@ export class Explorer {
 
   /** Take over all data of the host. */
   load() {
+    this.stop();
     const { host, state } = this, epoch = state.compare === "epoch";
     const sides = epoch ? [host.sides[0], host.sides[0]] : host.sides;
     this.models = sides.map((side) => new Model(side));
@@ -811,8 +835,8 @@ export class Explorer {
     }
     this.panels.forEach((panel, i) => {
       const model = (panel.model = this.models[i]);
-      model.epoch = model.replayed ? state.epochs[i] ?? null : null;
-      state.epochs[i] = model.epoch;
+      const { [i]: shown = null } = state.epochs; // another run may have fewer
+      model.epoch = state.epochs[i] = model.replayed && shown < model.path.epochs - 1 ? shown : null;
       panel.maps = panel.data = null;
       panel.epochRow.hidden = !model.replayed;
     });
@@ -825,9 +849,11 @@ export class Explorer {
     this.compareField.hidden = !host.live && !this.models[0].replayed;
     if (!host.live) for (const option of this.compare.options) option.hidden = option.disabled = !["", "epoch"].includes(option.value) && option.value !== state.compare;
     this.averageField.hidden ||= !host.live && !host.average.length;
+    if (!host.live && !host.average.length) state.average = false;
     this.takeAverage();
     this.takeImage();
     this.later(true);
+    this.askAverage(); // Python drops it with every change of models
   }
 
   takeImage() {
@@ -855,10 +881,12 @@ export class Explorer {
   /** The host says that something changed, or that Python answered. */
   told(what, value) {
     if (what === "done") {
+      const failed = value === this.averaging && !this.host.average.length;
       clearTimeout(this.pending.get(value));
       this.pending.delete(value);
       this.root.classList.toggle("ax-busy", this.pending.size > 0);
       if (!this.pending.size && this.waiting) [this.waiting, value] = [null, this.waiting()];
+      if (failed) this.set({ average: false }, true);
     } else if (what === "notice") this.complain(value);
     else if (what === "file") this.download(new Blob([value.content], { type: value.type }), value.name);
     else if (what === "sides") {
@@ -880,6 +908,7 @@ export class Explorer {
     }, PATIENCE));
     this.root.classList.add("ax-busy");
     this.host.send({ ...message, id }, buffers);
+    return id;
   }
 
   // -- what the reader does
@@ -923,7 +952,6 @@ export class Explorer {
     else if (event.key === "Escape") this.set({ locked: false });
     else return;
     event.preventDefault();
-    event.stopPropagation(); // JupyterLab would change cells
   }
 
   pickHead(panel, event) {
@@ -986,7 +1014,11 @@ export class Explorer {
 
   setAverage(average) {
     this.set({ average });
-    if (average && !this.host.average.length) this.ask({ kind: "average" });
+    this.askAverage();
+  }
+
+  askAverage() {
+    if (this.state.average && this.host.live && !this.host.average.length) this.averaging = this.ask({ kind: "average" });
   }
 
   setCompare(name) {
@@ -1007,23 +1039,28 @@ export class Explorer {
     this.takeImage();
   }
 
+  /** Show every epoch in turn; pressed again, or by whatever else changes the epoch or the models, it stops. */
   play(index) {
-    const { button, model } = { button: this.panels[index].play, model: this.models[index] };
-    if (this.playing) {
-      clearInterval(this.playing);
-      this.playing = null;
-      button.textContent = "▶";
-      return;
-    }
-    const step = Math.max(1, Math.round(model.path.epochs / 60));
+    const same = this.playing && this.playing.index === index, { epochs } = this.models[index].path;
+    this.stop();
+    if (same) return;
+    const step = Math.max(1, Math.round(epochs / 60));
     let epoch = 0;
-    button.textContent = "❚❚";
-    this.playing = setInterval(() => {
+    this.panels[index].play.textContent = "❚❚";
+    const timer = setInterval(() => {
       this.setEpoch(index, epoch);
-      if (epoch >= model.path.epochs - 1 || this.models[index] !== model) this.play(index);
+      if (epoch >= epochs - 1) this.stop();
       epoch += step;
-    }, Math.max(50, 2500 / model.path.epochs));
+    }, Math.max(50, 2500 / epochs));
+    this.playing = { index, timer };
     this.setEpoch(index, 0);
+  }
+
+  stop() {
+    if (!this.playing) return;
+    clearInterval(this.playing.timer);
+    this.panels[this.playing.index].play.textContent = "▶";
+    this.playing = null;
   }
 
   newImage() {
@@ -1106,7 +1143,6 @@ export class Explorer {
 
   draw() {
     const start = performance.now(), { state } = this;
-    if (this.models.some((model, i) => model.content && !model.scores)) return;
     if (this.relayout) {
       const width = this.panelBox.clientWidth, beside = this.panels.length > 1 && width > 700;
       this.panelBox.classList.toggle("ax-beside", beside);
@@ -1115,6 +1151,7 @@ export class Explorer {
       this.fill();
     }
     this.drawImage();
+    for (const panel of this.panels) if (!panel.waits()) panel.compute(); // the centres' scale is that of all
     for (const panel of this.panels) {
       panel.draw();
       const { model } = panel, replay = model.epoch !== null;
@@ -1194,7 +1231,7 @@ export function widgetHost(model) {
           host.changed ||= setTimeout(() => {
             const all = host.all;
             host.changed = host.all = null;
-            told(all.has("sides") ? "sides" : all.has("image") ? "image" : [...all][0]);
+            for (const one of all.has("sides") ? ["sides"] : all) told(one);
           });
           (host.all ||= new Set()).add(name);
         });
