@@ -106,6 +106,22 @@ test("the exported page chooses among its own images", () => {
   assert.deepEqual(heard.map(([what]) => what), ["image", "done", "image", "done", "notice", "done"]);
 });
 
+test("the exported page knows the changed heads it came with, and no others", () => {
+  const heads = [{ layer: 0, head: 1, off: true }], edited = { heads, probabilities: [1] };
+  const host = pageHost({ image: { label: 0 }, gallery: [{ label: 1 }], edited }), change = (edits) => host.send({ kind: "heads", edits });
+  assert.equal(host.edited, edited);
+  change([{ layer: 0, head: 1, centre: [0, 0] }]);
+  assert.deepEqual(host.edited, {});
+  change([]);
+  assert.deepEqual(host.edited, {});
+  change(structuredClone(heads));
+  assert.equal(host.edited, edited);
+  host.send({ kind: "image", class: null });
+  assert.deepEqual(host.edited, {});
+  change(heads); // of another image
+  assert.deepEqual(host.edited, {});
+});
+
 test("the widget's host passes messages on, and tells of an update once", async () => {
   const listeners = {}, sent = [], heard = [];
   const model = {
@@ -122,6 +138,10 @@ test("the widget's host passes messages on, and tells of an update once", async 
   listeners["msg:custom"]({ kind: "done", id: 4 }, []);
   await new Promise((done) => setTimeout(done, 20));
   assert.deepEqual(heard, [["done", 4], ["sides"]]);
+  listeners["change:average"]();
+  listeners["change:edited"](); // both at once: neither is lost
+  await new Promise((done) => setTimeout(done, 20));
+  assert.deepEqual(heard.slice(2), [["average"], ["edited"]]);
   host.close();
   assert.deepEqual(listeners, {});
 });

@@ -404,6 +404,22 @@ def test_the_page_is_one_file_without_the_network(runs, data, tmp_path) -> None:
     assert explorer.page() == page  # the same bytes each time
 
 
+@pytest.mark.parametrize("kind", ["quadratic", "content"])
+def test_the_page_is_of_the_view_as_it_is(kind: str, runs, data) -> None:
+    """The state comes with the question, and the prediction of changed heads with the page."""
+    explorer = explore(runs[kind], images=data)
+    assert "edited" not in tree_of(explorer.page())
+    edit = dict(layer=1, head=2, off=True)
+    ((_, (page,)),) = asked(explorer, kind="export", state=dict(head=2, edits={"1.2": dict(off=True)}))
+    tree = tree_of(page.decode())
+    assert tree["state"]["head"] == 2 and tree["edited"]["heads"] == [edit]
+    asked(explorer, kind="heads", edits=[edit])
+    np.testing.assert_allclose(tree["edited"]["probabilities"], explorer.edited["probabilities"], rtol=1e-5)
+    assert ("maps" in tree["edited"]) == (kind == "content")
+    asked(explorer, kind="run", name="quadratic")  # another model: its heads are not changed
+    assert "edited" not in tree_of(explorer.page())
+
+
 def test_the_page_leaves_out_what_does_not_fit(data) -> None:
     explorer = explore(model_of("content"), images=data)
     full = len(explorer.page())

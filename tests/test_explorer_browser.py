@@ -331,8 +331,7 @@ def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_p
     picture, given = seen.pixels("image"), files(tmp_path)
     for name, words in (("huge", "at most 64 million"), ("broken", "damaged")):
         choose.set_input_files(given[name])
-        notice.wait_for()
-        assert words in notice.text_content() and given[name].name in notice.text_content()
+        notice.filter(has_text=words).filter(has_text=given[name].name).wait_for()
         assert not changed(picture, seen.pixels("image"))
         seen.shot(f"upload-{name}")
     choose.set_input_files(given["good"])
@@ -364,18 +363,26 @@ def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_p
     seen.choose("Compare with", "")
     seen.wait("x.models.length === 1")
     averages_follow_the_models(seen)
+    row = seen.root.locator(".ax-sliders .ax-row")
+    tops = [
+        one.bounding_box()["y"] for one in (row.get_by_text(text) for text in ("head on", "Reset head", "Reset all"))
+    ]
+    assert max(tops) - min(tops) < 12  # one line
 
     with page.expect_download() as download:
         seen.root.get_by_text("Save PNG").click()
     assert Image.open(download.value.path()).size[0] > 500
     with page.expect_download(timeout=60_000) as download:
-        seen.root.get_by_text("Export HTML").click()
-    file = tmp_path / "explorer.html"
+        # At once after a change, before the state was saved.
+        seen.root.evaluate(
+            "root => { root.attnconv.set({shared: !root.attnconv.state.shared}); root.attnconv.exportPage(); }"
+        )
+    file, shared = tmp_path / "explorer.html", seen.state()["shared"]
     download.value.save_as(file)
     context.close()
     assert not errors
 
-    offline(browser, file, tmp_path)
+    assert offline(browser, file, tmp_path).state()["shared"] == shared
 
 
 def offline(browser: playwright.Browser, file: Path, shots: Path, scheme: str = "dark") -> Seen:
@@ -412,13 +419,28 @@ def test_touch_moves_the_query_and_the_page_is_labelled(
     runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path
 ) -> None:
     file = explore(runs["quadratic"]).export_html(tmp_path / "page.html")
-    context = browser.new_context(viewport=dict(width=400, height=800), has_touch=True, is_mobile=True)
+    context = browser.new_context(viewport=dict(width=390, height=700), has_touch=True, is_mobile=True)
     page = context.new_page()
     page.goto(file.as_uri())
     seen = Seen(page, tmp_path)
+    page.evaluate("scrollTo(0, 0)")
+    before = seen.pixels()
     page.touchscreen.tap(*seen.point(5, 1))
     seen.idle()
     assert seen.state()["query"] == [5, 1] and seen.state()["locked"]
+    image, grid = (seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("image", "grid"))
+    assert changed(before, seen.pixels())
+    assert image["y"] > 0 and image["y"] + image["height"] < grid["y"] < grid["y"] + grid["height"] < 700
+    controls, detail = (seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("controls", "detail"))
+    assert detail["y"] + detail["height"] <= controls["y"]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
+    page.set_viewport_size(dict(width=700, height=700))
+    seen.idle()
+    image, grid = (seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("image", "grid"))
+    assert image["x"] + image["width"] < grid["x"] and grid["y"] + grid["height"] < 700
+    assert seen.root.locator(".ax-controls").bounding_box()["y"] < image["y"]
+    page.set_viewport_size(dict(width=390, height=700))
+    seen.idle()
     page.touchscreen.tap(*seen.point(5, 1))
     assert not seen.state()["locked"]
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
@@ -460,12 +482,60 @@ def test_two_models_of_unlike_kinds_share_the_scale_of_centres(
 ) -> None:
     explorer = explore(runs["quadratic"])
     explorer.handle(dict(kind="compare", name=runs["learned_content"].path.name))
-    explorer.state = dict(view="centres")
-    page = browser.new_page()
+    explorer.sides = [explorer.sides[0], explorer.sides[1] | dict(heads=[2] * len(explorer.sides[1]["heads"]))]
+    explorer.state = dict(view="centres", head=3)
+    page = browser.new_page(viewport=dict(width=900, height=900))
     page.goto(explorer.export_html(tmp_path / "page.html").as_uri())
     seen = Seen(page, tmp_path)
     ranges = seen.root.evaluate("root => root.attnconv.panels.map(panel => panel.range)")
     assert ranges[0] == ranges[1] > 0
+    left, right = (seen.root.locator(".ax-panel").nth(i).bounding_box() for i in (0, 1))
+    assert left["y"] == right["y"] and left["x"] + left["width"] < right["x"]  # side by side also in this window
+    for canvas in seen.root.locator(".ax-panel:first-child canvas:visible").all():
+        assert canvas.bounding_box()["x"] + canvas.bounding_box()["width"] <= right["x"]
+
+    # The second has two heads only.
+    title, zoom = seen.root.locator(".ax-detail h4").filter(has_text="Layer"), seen.root.locator(".ax-zoom")
+    assert title.all_inner_texts() == ["Layer 1, head 4", "Layer 1, head 4: this model has no such head"]
+    assert zoom.nth(0).is_visible() and not zoom.nth(1).is_visible()
+    seen.shot("no-such-head")
+    seen.field("Head").select_option(label="2")
+    seen.idle()
+    assert title.all_inner_texts() == ["Layer 1, head 2"] * 2 and zoom.nth(1).is_visible()
+    page.close()
+
+
+def test_an_exported_page_is_as_the_view_was(runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path) -> None:
+    """It knows the prediction of the changed heads it was exported with, and of no others; so does its picture."""
+    explorer = explore(runs["quadratic"])
+    edits = {"1.2": dict(centre=[3, -1.5], sigma=0.5), "0.0": dict(off=True)}
+    explorer.handle(dict(kind="export", state=dict(edits=edits, layer=1, head=2)))
+    page = browser.new_page()
+    page.goto(explorer.export_html(tmp_path / "page.html").as_uri())
+    seen = Seen(page, tmp_path)
+    answer = seen.root.locator(".ax-predictions").first
+    assert "→" in answer.inner_text() and "needs Python" not in answer.inner_text()
+
+    picture = "root => root.attnconv.picturePage().toDataURL()"
+    for part in ("zoom", "track", "numbers dd", "class > :last-child", "detail h4"):
+        before = seen.root.evaluate(picture)
+        clear = "node => node.getContext ? node.getContext('2d').clearRect(0, 0, 999, 999) : node.textContent = '?'"
+        seen.root.locator(f".ax-{part}").first.evaluate(clear)
+        assert seen.root.evaluate(picture) != before, part
+
+    seen.slide("centre row", 2)
+    assert "needs Python" in answer.inner_text() and "→" not in answer.inner_text()
+    seen.root.get_by_text("Reset all").click()
+    assert "needs Python" not in answer.inner_text() and "→" not in answer.inner_text()
+
+    # Numbers of any width stay in their column.
+    draw = "root => root.attnconv.panels[0].drawPrediction([...Array(10)].map(() => 1e-6), Array(10).fill(2e-4), 0)"
+    seen.root.evaluate(draw)
+    bar, number, box = (seen.root.locator(f".ax-{n}").first for n in ("bar", "class > :last-child", "predictions"))
+    text = "const r = document.createRange(); r.selectNodeContents(node); return r.getBoundingClientRect().toJSON()"
+    number = number.evaluate(f"node => {{ {text}; }}")
+    bar, box = (one.evaluate("node => node.getBoundingClientRect().toJSON()") for one in (bar, box))
+    assert bar["width"] > 20 and bar["right"] < number["left"] and number["right"] <= box["right"] + 0.5
     page.close()
 
 

@@ -256,6 +256,8 @@ export function* inParts(name, buffer, size = 1 << 20) {
 // --- the page -------------------------------------------------------------------------------------------------------
 
 const QUERY = "#D55E00"; // as in the library's figures
+const IMAGE_SIDE = 240; // px, as the chosen head's map
+const TILE = 14; // px, the smallest side of a head's map
 const PATIENCE = 20000; // ms after which a silent Python is mentioned
 let count = 0;
 
@@ -290,10 +292,12 @@ class Panel {
     this.headTitle = element("h4");
     this.trackBox = element("figure", { className: "ax-small" }, this.track, element("figcaption", { textContent: "centre through training" }));
     this.sliders = this.index === 0 ? this.makeSliders() : null;
+    this.answer = element("div", { className: "ax-column ax-answer" }, element("h4", { textContent: "Prediction" }), this.predictions);
+    this.zoomBox = element("figure", { className: "ax-small" }, this.zoom, element("figcaption", { textContent: "attention over the image" }));
     this.detail = element("div", { className: "ax-detail" },
-      element("figure", { className: "ax-small" }, this.zoom, element("figcaption", { textContent: "attention over the image" })),
+      this.zoomBox,
       element("div", { className: "ax-column" }, this.headTitle, this.numbers, this.sliders && this.sliders.box),
-      this.trackBox, this.index ? this.answer() : null); // the first model's prediction stands beside the image
+      this.trackBox, this.answer);
     this.root = element("section", { className: "ax-panel" }, this.title, this.epochRow, this.grid, this.detail);
     this.atlas = document.createElement("canvas");
     this.grid.addEventListener("click", (event) => explorer.pickHead(this, event));
@@ -315,10 +319,6 @@ class Panel {
     return { input, set, row: element("div", { className: "ax-slider" }, element("label", { htmlFor: id, textContent: label }), input, output) };
   }
 
-  answer() {
-    return element("div", { className: "ax-column ax-answer" }, element("h4", { textContent: "Prediction" }), this.predictions);
-  }
-
   makeSliders() {
     const { explorer } = this;
     const [low, high] = explorer.host.choices.sigmas.map(Math.log);
@@ -335,6 +335,11 @@ class Panel {
     return { box, gaussian, row, column, sigma, off, reset, resetAll };
   }
 
+  /** The width below which it cannot stand beside another. */
+  least() {
+    return Math.max(IMAGE_SIDE + 10, 30 + (TILE + 4) * this.model.most);
+  }
+
   /** Sizes of the grid on screen: each tile has the image's proportions, and all fit into the width. */
   layout(width) {
     const { model } = this, centres = this.explorer.state.view === "centres";
@@ -342,7 +347,7 @@ class Panel {
     const columns = centres ? Math.min(model.heads.length, Math.max(1, Math.floor(width / 190))) : model.most;
     const rows = centres ? Math.ceil(model.heads.length / columns) : model.heads.length;
     const [left, top, gap] = centres ? [0, 20, 14] : [26, 18, 4];
-    const wide = clamp(Math.floor((width - left) / columns - gap), 14, centres ? 300 : 92);
+    const wide = clamp(Math.floor((width - left) / columns - gap), TILE, centres ? 300 : 92);
     const tall = Math.round(centres ? wide : (wide * model.height) / model.width);
     const down = tall + (centres ? 26 : gap);
     this.box = { left, top, gap, wide, tall, down, columns, ratio };
@@ -568,12 +573,16 @@ class Panel {
   /** The chosen head: its map over the image, numbers, path, sliders. */
   drawDetail() {
     const { model, explorer } = this, { state, colours } = explorer;
-    const layer = Math.min(state.layer, model.heads.length - 1), head = Math.min(state.head, model.heads[layer] - 1);
-    const map = this.maps[layer] && this.maps[layer][head];
-    this.detail.hidden = !map;
-    if (!map) return;
+    const { layer, head } = state, map = this.maps[layer] && this.maps[layer][head];
+    this.zoomBox.hidden = this.numbers.hidden = !map;
+    this.headTitle.textContent = `Layer ${layer + 1}, head ${head + 1}` + (!map ? ": this model has no such head" : this.off(layer, head) ? " (off)" : "");
+    if (!map) {
+      this.trackBox.hidden = true;
+      this.told = "";
+      if (this.sliders) this.sliders.box.hidden = true;
+      return;
+    }
     const query = explorer.queryOf(model), told = describe(map, model.height, model.width, query);
-    this.headTitle.textContent = `Layer ${layer + 1}, head ${head + 1}` + (this.off(layer, head) ? " (off)" : "");
     const rows = [
       ["centre", shiftText(told.centre)], ["spread", `${told.spread.toFixed(2)} px`],
       ["best shift", `${shiftText(told.peak, 0)}: ${percent(told.mass)}`],
@@ -596,7 +605,7 @@ class Panel {
 
   drawZoom(map, query, told, values) {
     const { model, explorer } = this, { state, colours } = explorer;
-    const side = 240, wide = model.width >= model.height ? side : (side * model.width) / model.height, tall = (wide * model.height) / model.width;
+    const side = IMAGE_SIDE, wide = model.width >= model.height ? side : (side * model.width) / model.height, tall = (wide * model.height) / model.width;
     const pen = canvasOf(this.zoom, wide, tall);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(explorer.picture, 0, 0, wide, tall);
@@ -658,7 +667,7 @@ class Panel {
   setSliders(layer, head) {
     const { model, sliders, explorer } = this, replay = model.epoch !== null;
     sliders.gaussian.hidden = model.encoding !== "quadratic";
-    sliders.box.hidden = replay || !explorer.host.live && model.encoding !== "quadratic";
+    sliders.box.hidden = replay || !explorer.host.live && model.encoding !== "quadratic" && !Object.keys(model.edits).length;
     sliders.off.parentElement.hidden = !explorer.host.live;
     sliders.off.checked = !this.off(layer, head);
     sliders.reset.disabled = !model.edits[`${layer}.${head}`];
@@ -677,13 +686,12 @@ class Panel {
     const order = classes.map((_, c) => c).sort((a, b) => before[b] - before[a]).slice(0, 10);
     if (this.model.epoch !== null)
       return this.predictions.replaceChildren(element("p", { className: "ax-note", textContent: "Of earlier epochs only the heads are recorded, not the weights: no prediction." }));
-    const stale = !this.explorer.host.live && Object.keys(this.model.edits).length > 0;
-    this.predictions.classList.toggle("ax-changed", Boolean(after));
+    const stale = !this.explorer.host.live && !after && Object.keys(this.model.edits).length > 0;
     this.predictions.replaceChildren(...order.map((c) => {
       const bar = element("span", { className: "ax-bar" }, element("i"), after ? element("b") : null);
       bar.firstChild.style.width = `${100 * now[c]}%`;
       if (after) bar.lastChild.style.width = `${100 * before[c]}%`;
-      const change = after ? `${percent(before[c]).replace("%", "")} → ${percent(now[c])}` : percent(now[c]);
+      const [was, is] = [percent(before[c]), percent(now[c])], change = was === is ? is : `${was.replace("%", "")} → ${is}`;
       return element("div", { className: c === label ? "ax-class ax-true" : "ax-class", title: c === label ? "the image's class" : "" },
         element("span", { textContent: (c === label ? "✓ " : "") + classes[c] }), bar, element("span", { textContent: change }));
     }), ...(stale ? [element("p", { className: "ax-note", textContent: "Of the unchanged model: the effect of a change needs Python." })] : []));
@@ -793,15 +801,16 @@ export class Explorer {
     this.panelBox = element("div", { className: "ax-panels" });
     this.controls = element("div", { className: "ax-controls", role: "toolbar", "aria-label": "What is shown" },
       this.runField, this.compareField, this.viewField, this.scaleField, this.partField, this.averageField, this.sharedField);
-    this.side = element("aside", { className: "ax-side" }, this.image, this.lock, this.caption,
+    this.seen = element("div", { className: "ax-view" }, this.image, element("div", { className: "ax-words" }, this.lock, this.caption));
+    this.tools = element("aside", { className: "ax-tools" },
       element("div", { className: "ax-row" }, this.classField, button("Random image", () => this.newImage(), "Another image of this class")),
       host.live ? element("div", { className: "ax-row" }, button("Your image …", () => this.file.click(), "Any image file; it is cropped and resized"), this.file) : null,
       element("div", { className: "ax-row" }, this.layerField, this.headField),
       element("div", { className: "ax-row" }, button("Save PNG", () => this.savePng(), "This view as a picture"),
-        host.live ? button("Export HTML", () => this.ask({ kind: "export" }), "This explorer as one file that works without Python") : null),
+        host.live ? button("Export HTML", () => this.exportPage(), "This explorer as one file that works without Python") : null),
       this.notice);
     this.root.classList.add("attnconv-explorer");
-    this.root.replaceChildren(this.controls, element("div", { className: "ax-main" }, this.side, this.panelBox), this.hint, this.spoken);
+    this.root.replaceChildren(this.controls, element("div", { className: "ax-main" }, this.seen, this.panelBox, this.tools), this.hint, this.spoken);
 
     const { image } = this;
     image.addEventListener("pointermove", (event) => this.state.locked && !event.buttons || this.moveTo(event));
@@ -822,8 +831,8 @@ export class Explorer {
     const { host, state } = this, epoch = state.compare === "epoch";
     const sides = epoch ? [host.sides[0], host.sides[0]] : host.sides;
     this.models = sides.map((side) => new Model(side));
-    state.layer = Math.min(state.layer, this.models[0].heads.length - 1);
-    state.head = Math.min(state.head, this.models[0].heads[state.layer] - 1);
+    state.layer = Math.min(state.layer, this.heads().length - 1);
+    state.head = clamp(state.head, 0, Math.max(0, this.heads()[state.layer] - 1));
     state.query = state.query.map((q, i) => clamp(q, 0, this.models[0].grid[i] - 1));
     if (epoch && state.epochs[1] === null) state.epochs[1] = 0;
     if (!epoch) state.compare = host.sides.length > 1 ? host.sides[1].name : null;
@@ -831,7 +840,6 @@ export class Explorer {
     while (this.panels.length < sides.length) {
       this.panels.push(new Panel(this, this.panels.length));
       this.panelBox.append(this.panels.at(-1).root);
-      if (this.panels.length === 1) this.side.append(this.panels[0].answer());
     }
     this.panels.forEach((panel, i) => {
       const model = (panel.model = this.models[i]);
@@ -854,6 +862,12 @@ export class Explorer {
     this.takeImage();
     this.later(true);
     this.askAverage(); // Python drops it with every change of models
+  }
+
+  /** Heads of every layer that can be chosen: those of either model. */
+  heads() {
+    const layers = Math.max(...this.models.map((model) => model.heads.length));
+    return Array.from({ length: layers }, (_, layer) => Math.max(...this.models.map((model) => model.heads[layer] || 0)));
   }
 
   takeImage() {
@@ -956,7 +970,7 @@ export class Explorer {
 
   pickHead(panel, event) {
     const { layer, head } = panel.under(event);
-    if (head !== undefined) this.set({ layer: Math.min(layer, this.models[0].heads.length - 1), head });
+    if (head !== undefined) this.set({ layer, head });
   }
 
   /** What lies under the pointer in the grid, in words. */
@@ -1007,9 +1021,13 @@ export class Explorer {
       const [layer, head] = key.split(".").map(Number);
       return { layer, head, ...edit };
     }) });
-    if (!this.host.live) return this.takeImage();
     if (this.pending.size) this.waiting = send;
     else send();
+  }
+
+  /** The state goes along: what is saved after a rest may be older. */
+  exportPage() {
+    this.ask({ kind: "export", state: { ...this.state } });
   }
 
   setAverage(average) {
@@ -1088,30 +1106,55 @@ export class Explorer {
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);
   }
 
-  /** The view as one picture: the image, then every model's grid and chosen head. */
-  savePng() {
-    const ratio = window.devicePixelRatio || 1, pad = 16 * ratio;
-    const columns = [[this.image], ...this.panels.map((panel) => [panel.grid, panel.zoom])];
-    const widths = columns.map((column) => Math.max(...column.map((canvas) => canvas.width)));
-    const heights = columns.map((column) => column.reduce((sum, canvas) => sum + canvas.height + pad, 0));
-    const canvas = element("canvas", { width: widths.reduce((a, b) => a + b + pad, pad), height: Math.max(...heights) + 4 * pad });
-    const pen = canvas.getContext("2d");
-    pen.fillStyle = this.colours.back;
-    pen.fillRect(0, 0, canvas.width, canvas.height);
-    pen.fillStyle = this.colours.text;
-    pen.font = `${13 * ratio}px ${this.colours.font}`;
-    let x = pad;
-    columns.forEach((column, i) => {
-      let y = 2.5 * pad;
-      pen.fillText(i ? this.panels[i - 1].title.textContent : this.caption.textContent, x, 1.6 * pad);
-      for (const part of column) {
-        pen.drawImage(part, x, y);
-        y += part.height + pad;
+  /** Lines on a canvas of their own: words, or a name and a value. */
+  written(lines) {
+    const all = lines.flatMap((line) => (Array.isArray(line) ? [line] : line.match(/.{1,30}(\s|$)/g).map((part) => [part]))), wide = 220;
+    const canvas = element("canvas"), pen = canvasOf(canvas, wide, 19 * all.length + 4), { colours } = this;
+    all.forEach(([name, value], i) => {
+      pen.font = `${value === undefined ? "bold " : ""}12px ${colours.font}`;
+      for (const [text, align, colour] of [[name, "left", value === undefined ? colours.text : colours.faint], [value || "", "right", colours.text]]) {
+        Object.assign(pen, { textAlign: align, fillStyle: colour });
+        pen.fillText(text, align === "left" ? 0 : wide, 19 * i + 14);
       }
-      x += widths[i] + pad;
     });
-    pen.fillText(`query row ${this.state.query[0]}, column ${this.state.query[1]}; layer ${this.state.layer + 1}, head ${this.state.head + 1}`, pad, canvas.height - pad);
-    canvas.toBlob((blob) => this.download(blob, "attention-heads.png"));
+    return canvas;
+  }
+
+  /** The view as one picture: the image, then every model's grid and chosen head, each with its prediction. */
+  picturePage() {
+    const ratio = window.devicePixelRatio || 1, pad = 16 * ratio, { state, colours } = this;
+    const numbers = (panel) => (panel.numbers.hidden ? [] : [...panel.numbers.querySelectorAll("dt")].map((name) => [name.textContent, name.nextSibling.textContent]));
+    const answer = (panel) => this.written(["Prediction", ...[...panel.predictions.children].map((node) => (node.matches(".ax-class") ? [node.firstChild.textContent, node.lastChild.textContent] : node.textContent))]);
+    // Columns of rows of canvases, each column with its title.
+    const columns = [[this.caption.textContent, [[this.image], [answer(this.panels[0])]]], ...this.panels.map((panel, i) => [panel.title.textContent, [
+      [panel.grid],
+      [...(panel.zoomBox.hidden ? [] : [panel.zoom]), this.written([panel.headTitle.textContent, ...numbers(panel)]), ...(panel.trackBox.hidden ? [] : [panel.track])],
+      i ? [answer(panel)] : [],
+    ]])];
+    const wide = (row) => row.reduce((sum, part) => sum + part.width + pad, 0), tall = (row) => Math.max(0, ...row.map((part) => part.height + pad));
+    const widths = columns.map(([, rows]) => Math.max(...rows.map(wide))), heights = columns.map(([, rows]) => rows.reduce((sum, row) => sum + tall(row), 0));
+    const canvas = element("canvas", { width: widths.reduce((a, b) => a + b, pad), height: Math.max(...heights) + 4 * pad });
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = colours.back;
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.fillStyle = colours.text;
+    pen.font = `${13 * ratio}px ${colours.font}`;
+    let x = pad;
+    columns.forEach(([title, rows], i) => {
+      let y = 2.5 * pad;
+      pen.fillText(title, x, 1.6 * pad);
+      for (const row of rows) {
+        row.reduce((left, part) => (pen.drawImage(part, left, y), left + part.width + pad), x);
+        y += tall(row);
+      }
+      x += widths[i];
+    });
+    pen.fillText(`query row ${state.query[0]}, column ${state.query[1]}; layer ${state.layer + 1}, head ${state.head + 1}`, pad, canvas.height - pad);
+    return canvas;
+  }
+
+  savePng() {
+    this.picturePage().toBlob((blob) => this.download(blob, "attention-heads.png"));
   }
 
   // -- drawing
@@ -1144,7 +1187,15 @@ export class Explorer {
   draw() {
     const start = performance.now(), { state } = this;
     if (this.relayout) {
-      const width = this.panelBox.clientWidth, beside = this.panels.length > 1 && width > 700;
+      // In a narrow place the heads come right below the image, which is smaller: both are seen at once.
+      const narrow = this.width < 560;
+      this.imageSide = narrow ? clamp(Math.round(0.45 * this.width), 96, IMAGE_SIDE) : IMAGE_SIDE;
+      this.root.classList.toggle("ax-narrow", narrow);
+      const { panels: [{ detail, answer }], tools, root, controls } = this, above = narrow ? tools : root, below = narrow ? detail : tools;
+      if (controls.parentElement !== above) above.prepend(controls);
+      if (answer.parentElement !== below) below.append(answer); // there is room for it beside the image, or near the sliders
+      const width = this.panelBox.clientWidth, needed = Math.max(...this.panels.map((panel) => panel.least()));
+      const beside = this.panels.length > 1 && (width - 24) / 2 >= needed;
       this.panelBox.classList.toggle("ax-beside", beside);
       for (const panel of this.panels) panel.layout((beside ? (width - 24) / 2 : width) - 2);
       this.relayout = false;
@@ -1173,8 +1224,9 @@ export class Explorer {
   fill() {
     const { state } = this, model = this.models[0];
     const options = (select, n, word) => select.replaceChildren(...Array.from({ length: n }, (_, i) => element("option", { value: i, textContent: `${i + 1}` })));
-    if (this.layer.length !== model.heads.length) options(this.layer, model.heads.length);
-    if (this.head.length !== model.heads[state.layer]) options(this.head, model.heads[state.layer]);
+    const heads = this.heads(), own = Math.max(1, heads[state.layer]);
+    if (this.layer.length !== heads.length) options(this.layer, heads.length);
+    if (this.head.length !== own) options(this.head, own);
     const values = {
       run: model.name, compare: state.compare || "", view: state.view, part: state.part, scale: state.scale,
       average: state.average ? "average" : "image", shared: state.shared ? "shared" : "own", layer: state.layer, head: state.head,
@@ -1185,7 +1237,7 @@ export class Explorer {
 
   drawImage() {
     const { picture, state } = this, [height, width] = this.models[0].grid;
-    const side = 224, wide = picture.width >= picture.height ? side : (side * picture.width) / picture.height, tall = (wide * picture.height) / picture.width;
+    const side = this.imageSide, wide = picture.width >= picture.height ? side : (side * picture.width) / picture.height, tall = (wide * picture.height) / picture.width;
     const pen = canvasOf(this.image, wide, tall);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(picture, 0, 0, wide, tall);
@@ -1248,16 +1300,20 @@ export function widgetHost(model) {
 
 /** In an exported page: images come from the file, and nothing can be asked of a model. */
 export function pageHost(data) {
-  const images = [data.image, ...data.gallery];
+  const images = [data.image, ...data.gallery], known = data.edited || {}; // heads as they were changed in Jupyter, if so
   let told = () => {}, last = 0;
   return {
-    ...data, live: false, edited: {}, save() {}, listen: (act) => { told = act; },
+    ...data, live: false, edited: known, save() {}, listen: (act) => { told = act; },
     send(message) {
       if (message.kind === "image") {
         const fit = images.map((image, i) => i).filter((i) => i !== last && (message.class === null || images[i].label === message.class));
         const next = fit.find((i) => i > last) ?? fit[0];
-        if (next !== undefined) this.image = images[(last = next)];
+        if (next !== undefined) [this.image, this.edited] = [images[(last = next)], {}];
         told(next === undefined ? "notice" : "image", "This file holds no other image of that class.");
+      }
+      if (message.kind === "heads") {
+        this.edited = last === 0 && message.edits.length && JSON.stringify(message.edits) === JSON.stringify(known.heads) ? known : {};
+        told("edited");
       }
       told("done", message.id);
     },

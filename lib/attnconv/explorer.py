@@ -409,6 +409,12 @@ def edited(model: AttentionNet, edits: Sequence[dict[str, Any]]) -> Iterator[Non
                 parameter.copy_(values)
 
 
+def _edit(place: str, change: dict[str, Any]) -> dict[str, Any]:
+    """A head as the page's state holds it, "layer.head" and what was changed, as `edited` takes it."""
+    layer, head = map(int, place.split("."))
+    return dict(layer=layer, head=head, **change)
+
+
 def _head_of(model: AttentionNet, edit: dict[str, Any]) -> tuple[Any, int]:
     layers = model.attention_layers
     layer, head = edit.get("layer"), edit.get("head")
@@ -582,6 +588,7 @@ class Explorer(anywidget.AnyWidget):
         self._set_sides([self._sides[0], *other])
 
     def _send_page(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+        self.state = message.get("state") or self.state  # newer than what the page saved last
         self.send(dict(kind="file", name="attention-heads.html", type="text/html"), [self.page().encode()])
 
     def _open(self, name: Any) -> _Side:
@@ -592,7 +599,7 @@ class Explorer(anywidget.AnyWidget):
     def _set_sides(self, sides: list[_Side]) -> None:
         self._sides = sides
         with self.hold_sync():
-            self.average, self.edited = [], {}
+            self.average, self.edited, self.state = [], {}, self.state | dict(edits={})
             self.sides = [side.arrays for side in sides]
             self.image = self._look([self._shown])[0]
 
@@ -660,14 +667,18 @@ class Explorer(anywidget.AnyWidget):
     def page(self, limit: int = EXPORT_LIMIT) -> str:
         """The explorer as one HTML page of at most ``limit`` bytes, which needs neither Python nor a network.
 
-        It holds the models and the image shown now; then, while there is room, the average over images and images of
-        every class with their predictions.
+        It holds the models, the image shown now and its prediction, also with the heads as they are changed now; then,
+        while there is room, the average over images and images of every class with their predictions.
 
         Raises:
             ExplorerError: not even the image shown now fits.
         """
         tree = dict(sides=self.sides, choices=self.choices, average=[], gallery=[], state=dict(self.state))
         tree["image"] = self._look([self._shown], bits=8)[0]
+        changed = [_edit(place, change) for place, change in self.state.get("edits", {}).items()]
+        if changed:  # the page cannot ask what the model makes of them
+            inputs = self._inputs([self._shown[0]])
+            tree["edited"] = dict(self._sides[0].look(inputs, changed, bits=8)[0], heads=changed)
         frame = self._frame()
         room = (limit - len(frame.encode())) * 3 // 4 - len(pack(tree))  # base64 writes 4 bytes for 3
         if room < 0:
