@@ -27,8 +27,11 @@ def test_the_page_shows_figures_tables_and_verdicts_and_needs_no_other_file(tmp_
     assert {"#n04", "#n05", "#n06"} == set(re.findall(r"#n\d\d", page))
 
 
-def test_an_empty_folder_gives_a_page(tmp_path):
-    assert "<h1>" in write_index(tmp_path).read_text()
+def test_an_empty_folder_gives_a_page_and_the_explorer_a_link(tmp_path):
+    page = write_index(tmp_path).read_text()
+    assert "<h1>" in page and "explorer.html" not in page
+    (tmp_path / "explorer.html").touch()
+    assert 'href="explorer.html"' in write_index(tmp_path).read_text()
 
 
 def test_figures_stand_in_the_order_of_their_notebook(tmp_path):

@@ -1,6 +1,7 @@
 """Every notebook: committed clean, and run from top to bottom in the smoke profile by the batch runner."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import nbformat
 import pytest
 
 from attnconv.config import load_profile
+from attnconv.workspace import open_workspace
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
@@ -34,8 +36,8 @@ def reproduced(tmp_path_factory):
     return output, reproduce(output)
 
 
-def reproduce(output):
-    command = [sys.executable, "-m", "attnconv", "reproduce", "--profile", "smoke", "--output", str(output)]
+def reproduce(output, *more):
+    command = [sys.executable, "-m", "attnconv", "reproduce", "--profile", "smoke", "--output", str(output), *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
@@ -66,6 +68,24 @@ def test_claims_are_computed_and_arithmetic_ones_hold(reproduced):
     assert len(claims) > 10 and all(claim["evidence"] for claim in claims)
     exact = [claim for claim in claims if "saved model has the reported accuracy" in claim["text"]]
     assert len(exact) == 4 and all(claim["holds"] for claim in exact)
+
+
+def test_runs_of_other_depths_grids_and_seeds_stand_side_by_side(reproduced, tmp_path):
+    """Dropped in from elsewhere: a deeper appendix model, and a recorded content model on another grid."""
+    output = tmp_path / "smoke"
+    shutil.copytree(reproduced[0], output)
+    work = open_workspace("smoke", output=output)
+    deeper = work.run("quadratic_full", model_changes={"layers": 3}, train_changes={"epochs": 1})
+    finer = work.run("learned_content", model_changes={"downsampling": 2}, train_changes={"epochs": 1})
+    work.attention(finer)
+    shutil.rmtree(work.run("learned_content").path)
+    config = finer.path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"record": {"packed": "elsewhere"}}))
+    done = reproduce(output, "--only", "04", "05")
+    assert done.returncode == 0, done.stdout + done.stderr
+    notes = {name: json.loads((output / "figures" / f"{name}.json").read_text()) for name in ("05-content-middle",)}
+    assert notes["05-content-middle"]["runs"] == [finer.path.name]
+    assert any(deeper.path.name in file.read_text() for file in output.glob("figures/04-appendix-*.json"))
 
 
 def test_the_executed_explorer_is_a_picture(reproduced):

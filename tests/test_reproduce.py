@@ -61,7 +61,7 @@ def test_a_per_run_notebook_is_planned_once_per_preset_and_seed_after_what_it_st
     )
     assert jobs["03_train-quadratic_pruned-seed3"].needs == ("03_train-quadratic_full-seed3",)
     assert set(jobs["04_heads"].needs) == {"03_train-quadratic_full-seed0", "03_train-quadratic_full-seed3"}
-    assert jobs["04_heads"].reads == {("quadratic_full", 0), ("quadratic_full", 3)}
+    assert jobs["04_heads"].reads == {("quadratic_full", None), ("learned", None)}
     assert all(names.index(need) < names.index(name) for name, job in jobs.items() for need in job.needs)
     assert jobs["03_train-quadratic_full-seed3"].parameters == {"profile": "toy", "preset": "quadratic_full", "seed": 3}
 
@@ -214,6 +214,11 @@ def test_the_runs_hash_is_of_the_wanted_runs_alone(toys: Toys) -> None:
     put_run(toys, "learned", 0, "1")
     put_run(toys, "quadratic", 1, "1")
     assert runs_hash(toys.output / "runs", [("quadratic", 0)]) == hashes[-1]
+    of_any = [(runs, runs_hash(toys.output / "runs", runs)) for runs in ([("quadratic", None)], [(None, None)])]
+    put_run(toys, "learned_content", 0, "1")  # dropped in, of no profile
+    assert [runs_hash(toys.output / "runs", runs) == before for runs, before in of_any] == [True, False]
+    put_run(toys, "quadratic", 7, "1")
+    assert all(runs_hash(toys.output / "runs", runs) != before for runs, before in of_any)
 
 
 # Real executions

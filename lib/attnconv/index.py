@@ -47,12 +47,17 @@ def write_index(folder: Path) -> Path:
     sections = [_section(number, folder, pictures, notes, executed.get(number, [])) for number in numbers]
     title = f"attnconv: {html.escape(folder.name)}"
     links = " ".join(f'<a href="#n{number}">{number}</a>' for number in numbers)
+    explorer = (
+        '<p><a href="explorer.html">The head explorer</a>: hover over an image, all heads answer.</p>'
+        if (folder / "explorer.html").is_file()
+        else ""
+    )
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
         "<p>Figures, tables and verdicts of <em>On the Relationship between Self-Attention and Convolutional "
         "Layers</em>, reproduced. Every picture is also in <code>figures/</code>, all but the animations as PDF.</p>"
-        f"<nav>Notebooks: {links}</nav>"
+        f"{explorer}<nav>Notebooks: {links}</nav>"
         f"{_runs(find_runs(folder / 'runs'))}{''.join(sections)}</html>\n"
     )
     with writing(folder / "index.html") as temporary:

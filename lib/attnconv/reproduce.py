@@ -90,8 +90,8 @@ class Job:
     """Names of other jobs."""
     trains: frozenset[tuple[str, int]] = frozenset()
     """Preset and seed that it executes."""
-    reads: frozenset[tuple[str, int]] = frozenset()
-    """Presets and seeds whose run folders are among its inputs."""
+    reads: frozenset[tuple[str | None, int | None]] = frozenset()
+    """Presets and seeds whose run folders are among its inputs; None is any, of this profile or dropped in."""
 
     @property
     def title(self) -> str:
@@ -174,18 +174,22 @@ def _with_needs(job: Job, jobs: Iterable[Job], profile: Profile) -> Job:
     jobs = list(jobs)
     numbers = {other.notebook.number for other in jobs}
     needed: list[Job] = []
+    reads: set[tuple[str | None, int | None]] = set(job.trains)
     for word in job.notebook.needs:
         number, _, preset = str(word).partition(":")
         if number not in numbers:
             raise ConfigError(f"{job.notebook.path.name} needs notebook {number}, which is not there.")
         # A preset that this profile does not run is no need: the notebook says so itself, or trains it.
-        needed += [other for other in jobs if other.notebook.number == number and _runs(other, preset)]
+        others = [other for other in jobs if other.notebook.number == number]
+        needed += [other for other in others if _runs(other, preset)]
+        reads |= {(preset or None, None)} if any(other.trains for other in others) else set()
     for preset, seed in job.trains:
         start = profile.configs(preset, seed)[1].start_from
-        needed += [o for o in jobs if o.notebook == job.notebook and (start, seed) in o.trains]
-    reads = job.trains.union(*(other.trains for other in needed))
+        starts = [o for o in jobs if o.notebook == job.notebook and (start, seed) in o.trains]
+        needed += starts
+        reads = reads.union(*(other.trains for other in starts))
     names = dict.fromkeys(other.name for other in needed)
-    return dataclasses.replace(job, needs=tuple(names), reads=reads)
+    return dataclasses.replace(job, needs=tuple(names), reads=frozenset(reads))
 
 
 def _runs(job: Job, preset: str) -> bool:
@@ -243,16 +247,17 @@ def library_hash() -> str:
     return _digest(__version__, [[f.name, _file_hash(f)] for f in files if f.stem not in RUNNER_MODULES])
 
 
-def runs_hash(folder: Path, runs: Iterable[tuple[str, int]]) -> str:
-    """Changes with the run folders of these presets and seeds, those copied from elsewhere too."""
+def runs_hash(folder: Path, runs: Iterable[tuple[str | None, int | None]]) -> str:
+    """Changes with the run folders of these presets and seeds (None: any), those copied from elsewhere too."""
     wanted, found = set(runs), []
     for file in sorted(folder.glob("*/config.json")):
         try:
             config = json.loads(file.read_text())
-            key = config["preset"], config["train"]["seed"]
+            preset, seed = config["preset"], config["train"]["seed"]
+            of_them = not wanted.isdisjoint([(preset, seed), (preset, None), (None, None)])
         except (ValueError, KeyError, TypeError):
-            key = None  # damaged: whoever reads it will say so
-        if key is None or key in wanted:
+            of_them = True  # damaged: whoever reads it will say so
+        if of_them:
             metrics = file.with_name("metrics.jsonl")
             found.append([file.parent.name, _file_hash(file), _file_hash(metrics) if metrics.is_file() else None])
     return _digest(found)
