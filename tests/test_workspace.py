@@ -80,17 +80,19 @@ def test_a_lead_is_undecided_within_its_noise():
     assert results.ahead(runs(0.94, 0.96), runs(0.90))[0] is True
     assert results.ahead(runs(0.90), runs(0.95))[0] is False
     assert results.ahead(runs(0.95), runs(0.948))[0] is None
+    assert results.ahead(runs(1.0), runs(1.0))[0] is None
     holds, evidence = results.ahead(runs(0.945), runs(0.95), margin=2)
     assert holds is True and "94.5% against 95.0%" in evidence and "0.3" in evidence
 
 
 def test_a_claim_that_fails_says_what_the_record_says(work, monkeypatch, tmp_path):
-    monkeypatch.setattr(workspace, "RECORD", tmp_path)
+    paper = open_workspace("paper", output=tmp_path / "paper")
+    monkeypatch.setattr(workspace, "RECORD", paper.folder)
     assert work.claim("04-claims", "A", True, "1 of 1").evidence == "1 of 1"
-    assert "no record" in work.claim("04-claims", "A", False, "0 of 1").evidence
-    open_workspace("smoke", output=tmp_path).save_claims([Claim("A", True, "2 of 2")], "04-claims")
-    assert work.claim("04-claims", "A", None, "0 of 1").evidence == "0 of 1 (at the paper's scale: holds there: 2 of 2)"
-    assert open_workspace("smoke", output=tmp_path).claim("04-claims", "A", False, "x").evidence == "x"
+    assert "not recorded yet" in work.claim("04-claims", "A", False, "0 of 1").evidence
+    paper.save_claims([Claim("A", True, "2 of 2")], "04-claims")
+    assert work.claim("04-claims", "A", None, "0 of 1").evidence == "0 of 1 (at the paper's scale: holds, 2 of 2)"
+    assert paper.claim("04-claims", "A", False, "x").evidence == "x"
 
 
 def test_a_small_run_is_not_held_against_the_paper(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import time
@@ -251,5 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        print(f"attnconv: {error}. Check that path (--output), its permissions and the disk's space.", file=sys.stderr)
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        print(f"attnconv: {error}. Check that path, its permissions and the disk's space.", file=sys.stderr)
         return 2

@@ -42,7 +42,7 @@ from attnconv.config import ConfigError, Profile, load_profile, to_dict
 from attnconv.index import write_index
 from attnconv.runs import writing
 from attnconv.sources import MissingData, content_key, find_data
-from attnconv.workspace import REPOSITORY, output_folder
+from attnconv.workspace import RECORD, REPOSITORY, output_folder
 
 GIVEN = ("profile", "data", "output")
 """Parameters that every notebook is given; per-run notebooks get ``preset`` and ``seed`` too."""
@@ -567,7 +567,9 @@ class Batch:
         parameters = {name: value for name, value in job.parameters.items() if name not in ("output", "data")}
         upstream = [self.manifest["notebooks"].get(name, {}).get("fingerprint") for name in job.needs]
         runs = runs_hash(self.output / "runs", job.reads)
-        return _digest(source, parameters, self.library, to_dict(self.profile), self.data_key(), upstream, runs)
+        record = RECORD.glob(f"tables/{job.notebook.number}-claims*.json") if self.profile.name != RECORD.name else ()
+        said = [[file.name, _file_hash(file)] for file in sorted(record)]  # what `Workspace.claim` quotes
+        return _digest(source, parameters, self.library, to_dict(self.profile), self.data_key(), upstream, runs, said)
 
     def up_to_date(self, job: Job) -> bool:
         entry = self.manifest["notebooks"].get(job.name, {})

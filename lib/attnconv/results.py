@@ -137,7 +137,7 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
     images = min(run.config["data"]["test_images"] for run in (*better, *worse))
     error = math.sqrt((a * (100 - a) + b * (100 - b)) / images)
     lead = a - b + margin
-    holds = None if abs(lead) < 2 * error else lead > 0
+    holds = None if abs(lead) <= 2 * error else lead > 0
     return holds, f"{a:.1f}% against {b:.1f}%, standard error of the difference {error:.1f}"
 
 

@@ -135,12 +135,12 @@ class Workspace:
 
         Where it does not hold, the evidence goes on with what the record at the paper's scale says of the same claim.
         """
-        if holds or self.folder == RECORD:
+        if holds or self.profile.name == RECORD.name:
             return Claim(text, holds, evidence)
         file = RECORD / "tables" / f"{table}.json"
         saved = json.loads(file.read_text()) if file.is_file() else []
         there = [Claim(**claim) for claim in saved if claim["text"] == text]
-        said = f"{there[0].verdict} there: {there[0].evidence}" if there else "there is no record of it yet"
+        said = f"{there[0].verdict}, {there[0].evidence}" if there else "not recorded yet"
         return Claim(text, holds, f"{evidence} (at the paper's scale: {said})")
 
     def save_claims(self, claims: list[Claim], name: str) -> None:
