@@ -5,7 +5,7 @@
 # make explore     the interactive head explorer
 # make test        everything that continuous integration runs
 # make lint        style of code and notebooks only
-# make bench       what attention costs on this machine, in time and memory (outputs/bench), ResNet-50 as attention
+# make bench       what attention costs on this machine, in time and memory (outputs/bench, ten minutes), ResNet-50 as attention
 #                  too; and how fast the explorer is, where there is chromium
 # make doctor      what this machine has, which data and runs there are, and what is missing
 # make lock        write requirements.lock anew: the newest versions that work together
