@@ -517,10 +517,10 @@ def test_a_variant_is_named_by_its_run_and_in_tables(profile, tmp_path, capsys):
     model, recipe = open_workspace("paper").profile.configs("quadratic")
     assert results.difference(run) == "smaller model"
     run.__dict__["model"] = model
-    assert results.difference(run) == "100 training images, 1 epochs, batch 50, learning rate 0.125"
+    assert results.difference(run) == "100 training images, 1 epoch, batch 50, learning rate 0.125"
     run.__dict__["train"] = replace(recipe, {"epochs": 1, "batch_size": 50, "lr": 0.05})
     run.config["data"]["train_images"] = 50_000
-    assert results.difference(run) == "1 epochs, batch 50, learning rate 0.05"
+    assert results.difference(run) == "1 epoch, batch 50, learning rate 0.05"
     run.__dict__["train"] = replace(recipe, {"optimizer": "adamw", "lr": 0.01})
     assert results.difference(run) == "learning rate 0.01, optimizer adamw"
     run.__dict__["model"] = replace(model, {"mlp": 8})

@@ -65,10 +65,10 @@ def test_seeds_share_a_row_and_configurations_do_not(work, run):
     assert {title: len(members) for title, members in groups.items()} == {"SA quadratic": 2}
     assert results.curves(groups["SA quadratic"]).shape == (2, 2)
     other = work.run("quadratic", train_changes={"epochs": 1})
-    assert set(results.group([other, run], work.profile)) == {"SA quadratic", "SA quadratic (1 epochs)"}
+    assert set(results.group([other, run], work.profile)) == {"SA quadratic", "SA quadratic (1 epoch)"}
     groups = results.group([run, other])
     assert set(groups) == {f"SA quadratic ({one.config['hash']})" for one in (run, other)}
-    row = results.result("SA quadratic (1 epochs)", [other])
+    row = results.result("SA quadratic (1 epoch)", [other])
     assert "93.8" in figures.results_table([row])["markdown"], "published numbers stand beside every run of a preset"
 
 
@@ -88,11 +88,13 @@ def test_a_lead_is_undecided_within_its_noise():
 def test_a_claim_that_fails_says_what_the_record_says(work, monkeypatch, tmp_path):
     paper = open_workspace("paper", output=tmp_path / "paper")
     monkeypatch.setattr(workspace, "RECORD", paper.folder)
-    assert work.claim("04-claims", "A", True, "1 of 1").evidence == "1 of 1"
-    assert "not recorded yet" in work.claim("04-claims", "A", False, "0 of 1").evidence
+    assert work.claims("04-claims").check("A", True, "1 of 1").evidence == "1 of 1"
+    assert "not recorded yet" in work.claims("04-claims").check("A", False, "0 of 1").evidence
     paper.save_claims([Claim("A", True, "2 of 2")], "04-claims")
-    assert work.claim("04-claims", "A", None, "0 of 1").evidence == "0 of 1 (at the paper's scale: holds, 2 of 2)"
-    assert paper.claim("04-claims", "A", False, "x").evidence == "x"
+    assert (
+        work.claims("04-claims").check("A", None, "0 of 1").evidence == "0 of 1 (at the paper's scale: holds, 2 of 2)"
+    )
+    assert paper.claims("04-claims").check("A", False, "x").evidence == "x"
 
 
 def test_a_small_run_is_not_held_against_the_paper(run):

@@ -568,7 +568,7 @@ class Batch:
         upstream = [self.manifest["notebooks"].get(name, {}).get("fingerprint") for name in job.needs]
         runs = runs_hash(self.output / "runs", job.reads)
         record = RECORD.glob(f"tables/{job.notebook.number}-claims*.json") if self.profile.name != RECORD.name else ()
-        said = [[file.name, _file_hash(file)] for file in sorted(record)]  # what `Workspace.claim` quotes
+        said = [[file.name, _file_hash(file)] for file in sorted(record)]  # what `Claims.check` quotes
         return _digest(source, parameters, self.library, to_dict(self.profile), self.data_key(), upstream, runs, said)
 
     def up_to_date(self, job: Job) -> bool:

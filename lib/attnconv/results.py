@@ -59,14 +59,18 @@ def _is_of(run: Run, profile: Profile) -> bool:
 
 def _differing(one: Any, other: Any, run: Run) -> list[str]:
     free = {"seed", "checkpoint_seconds"} | ({"heads"} if run.train.start_from else set())
-    return [name for name in vars(one) if name not in free and _differ(one, other, name)]
+    return [name for name in vars(one) if name not in free and getattr(one, name) != getattr(other, name)]
+
+
+def _epochs(run: Run) -> str:
+    return f"{run.train.epochs} epoch{'s' * (run.train.epochs != 1)}"
 
 
 def _apart(run: Run, own: Run) -> str:
     """What sets a run apart from another of its preset, in at most two items; empty if that does not do."""
     words = [f"{name} {getattr(run.model, name)}" for name in _differing(run.model, own.model, run)]
     for name in _differing(run.train, own.train, run):
-        words.append(f"{run.train.epochs} epochs" if name == "epochs" else f"{name} {getattr(run.train, name)}")
+        words.append(_epochs(run) if name == "epochs" else f"{name} {getattr(run.train, name)}")
     if run.config["data"]["key"] != own.config["data"]["key"]:
         words.append(run.config["data"]["name"])
     return ", ".join(words) if len(words) <= 2 else ""
@@ -106,25 +110,22 @@ def difference(run: Run) -> str:
         return "smaller model"
     if run.model.resnet_width != base.model.resnet_width:
         return "smaller model"
-    free = {"image_size", "image_channels", "classes"} | ({"heads"} if run.train.start_from else set())
-    if other := [name for name in vars(base.model) if name not in free and _differ(run.model, base.model, name)]:
+    of_data = {"image_size", "image_channels", "classes"}
+    if other := [name for name in _differing(run.model, base.model, run) if name not in of_data]:
         return f"another model ({', '.join(other)})"
     words = []
     if (images := run.config["data"]["train_images"]) < CIFAR10_IMAGES:
         words.append(f"{images} training images")
     if run.train.epochs != base.train.epochs:
-        words.append(f"{run.train.epochs} epochs")
+        words.append(_epochs(run))
     if run.train.batch_size != base.train.batch_size:
         words.append(f"batch {run.train.batch_size}, learning rate {run.train.lr:g}")
     elif run.train.lr != base.train.lr:
         words.append(f"learning rate {run.train.lr:g}")
     recipe = ("optimizer", "position_lr", "momentum", "weight_decay", "warmup", "clip", "augment", "validation")
-    words += [f"{name} {getattr(run.train, name)}" for name in recipe if _differ(run.train, base.train, name)]
+    other = _differing(run.train, base.train, run)
+    words += [f"{name} {getattr(run.train, name)}" for name in recipe if name in other]
     return ", ".join(words)
-
-
-def _differ(one: object, other: object, name: str) -> bool:
-    return getattr(one, name) != getattr(other, name)
 
 
 def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> tuple[bool | None, str]:

@@ -130,18 +130,9 @@ class Workspace:
             with writing(self.folder / "tables" / f"{name}{suffix}") as temporary:
                 temporary.write_text(table[form])
 
-    def claim(self, table: str, text: str, holds: bool | None, evidence: str) -> Claim:
-        """A claim about trained models that goes to tables/<table>.json (see `save_claims`).
-
-        Where it does not hold, the evidence goes on with what the record at the paper's scale says of the same claim.
-        """
-        if holds or self.profile.name == RECORD.name:
-            return Claim(text, holds, evidence)
-        file = RECORD / "tables" / f"{table}.json"
-        saved = json.loads(file.read_text()) if file.is_file() else []
-        there = [Claim(**claim) for claim in saved if claim["text"] == text]
-        said = f"{there[0].verdict}, {there[0].evidence}" if there else "not recorded yet"
-        return Claim(text, holds, f"{evidence} (at the paper's scale: {said})")
+    def claims(self, table: str) -> Claims:
+        """A list to check claims about trained models in, and to save as tables/<table>.json."""
+        return Claims(self, table)
 
     def save_claims(self, claims: list[Claim], name: str) -> None:
         """Write tables/<name>.json: each claim, whether it holds here, and the evidence."""
@@ -202,3 +193,28 @@ class Claim:
 
     def __repr__(self) -> str:
         return f"{self.text}: {self.verdict} here ({self.evidence})"
+
+
+class Claims(list[Claim]):
+    """The claims of one notebook about trained models; see `Workspace.claims`."""
+
+    def __init__(self, work: Workspace, table: str):
+        super().__init__()
+        self.work, self.table = work, table
+
+    def check(self, text: str, holds: bool | None, evidence: str) -> Claim:
+        """Add a claim, and return it to be shown.
+
+        Where it does not hold, the evidence goes on with what the record at the paper's scale says of the same claim.
+        """
+        if not holds and self.work.profile.name != RECORD.name:
+            file = RECORD / "tables" / f"{self.table}.json"
+            saved = json.loads(file.read_text()) if file.is_file() else []
+            there = [Claim(**claim) for claim in saved if claim["text"] == text]
+            said = f"{there[0].verdict}, {there[0].evidence}" if there else "not recorded yet"
+            evidence = f"{evidence} (at the paper's scale: {said})"
+        self.append(Claim(text, holds, evidence))
+        return self[-1]
+
+    def save(self) -> None:
+        self.work.save_claims(self, self.table)
