@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention, mix_dense, mix_separable
+from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+from attnconv.mixing import mix_dense, mix_separable
 
 KINDS = ["isotropic", "full", "learned", "content"]
 FORMS = [(kind, mixing) for kind in KINDS for mixing in ("auto", "dense")]

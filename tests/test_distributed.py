@@ -20,7 +20,7 @@ from attnconv.training import train
 from test_training import MODEL
 
 PLAIN = replace(MODEL, {"dropout": 0.0})  # masks differ between processes, as they must
-RECIPE = TrainConfig(epochs=3, batch_size=15, lr=0.05, clip=1.0, validation=9, seed=5)
+RECIPE = TrainConfig(epochs=3, batch_size=15, lr=0.05, clip=1.0, validation=9, seed=5, precision="float32")
 SLOW = replace(RECIPE, {"epochs": 2000})
 SCRIPT = """
 import sys

@@ -4,10 +4,13 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnconv import attention
+from attnconv import mixing
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+from attnconv.config import ModelConfig
+from attnconv.models import build_model
 
 GRIDS = [(9, 10), (13, 8), (1, 12), (7, 1), (1, 1)]
 
@@ -40,9 +43,8 @@ def assert_equal_to_dense(layer, x, tolerance):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Several chunks of images and blocks of queries, the last ones smaller, on grids that a test can afford."""
-    monkeypatch.setattr(attention, "CHUNK", 900)
-    monkeypatch.setattr(attention, "BLOCK", 3 * 1000)
-    monkeypatch.setattr(attention, "LARGE_GRID", 1)
+    monkeypatch.setattr(mixing, "CHUNK", 8 * 900)
+    monkeypatch.setattr(mixing, "BLOCK", 3 * 1000)
 
 
 FORMS = [("isotropic", "separable"), ("learned", "separable"), ("full", "auto"), ("content", "auto")]
@@ -60,8 +62,8 @@ def test_every_form_equals_the_dense_definition(kind, mixing, grid, heads, small
 
 @pytest.mark.parametrize("kind", ["isotropic", "learned"])
 def test_the_form_for_gpus_equals_the_dense_definition(kind, monkeypatch):
-    monkeypatch.setattr(attention, "_eager_on_cpu", lambda x: False)
-    monkeypatch.setattr(attention._Separable, "apply", lambda *_: pytest.fail("this is the form for CPUs"))
+    monkeypatch.setattr(mixing, "eager_on_cpu", lambda x: False)
+    monkeypatch.setattr(mixing._Attend, "apply", lambda *_: pytest.fail("this is the form for CPUs"))
     assert_equal_to_dense(make(kind, mixing="separable").double(), torch.randn(3, 5, 7, 5).double(), 1e-12)
 
 
@@ -75,8 +77,8 @@ def test_no_heads_and_no_images(kind):
 
 @pytest.mark.parametrize("kind", ["isotropic", "full"])
 def test_gradients_against_finite_differences_over_several_chunks(kind, monkeypatch):
-    monkeypatch.setattr(attention, "CHUNK", 12)
-    monkeypatch.setattr(attention, "BLOCK", 1)
+    monkeypatch.setattr(mixing, "CHUNK", 100)
+    monkeypatch.setattr(mixing, "BLOCK", 1)
     layer = make(kind, 2, 2, 2, mixing="separable" if kind == "isotropic" else "auto").double()
     x = torch.randn(3, 2, 3, 2, dtype=torch.float64, requires_grad=True)
     names, values = zip(*layer.named_parameters(), strict=True)
@@ -87,12 +89,144 @@ def test_gradients_against_finite_differences_over_several_chunks(kind, monkeypa
     assert torch.autograd.gradcheck(forward, (x, *values))
 
 
-def test_a_second_derivative_is_refused_rather_than_wrong():
-    layer = make("isotropic", mixing="separable")
-    x = torch.randn(1, 3, 4, 5, requires_grad=True)
-    (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+# Every derivative, in each form
+
+
+def dense_twin(layer):
+    """The same parameters in plain operations: the reference for derivatives."""
+    twin = copy.deepcopy(layer)
+    twin.mixing = "dense"
+    twin.value.register_forward_hook(lambda *_: None)  # a hook on the values means plain operations
+    return twin
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "learned", "full", "content"])
+@pytest.mark.parametrize("loss", [torch.sum, lambda t: t.square().sum(), lambda t: t.exp().sum()])
+def test_second_derivatives_are_those_of_the_dense_form(kind, loss, small_chunks, monkeypatch):
+    monkeypatch.setattr(mixing, "SMALL_GRID", 0)
+    layer = make(kind, 2, 3, 2, size=5).double()
+    x = torch.randn(3, 4, 5, 3, dtype=torch.float64)
+    results = []
+    for one in (layer, dense_twin(layer)):
+        leaf = x.clone().requires_grad_()
+        wanted = [leaf, *one.parameters()]
+        first = torch.autograd.grad(loss(one(leaf)), wanted, create_graph=True)
+        seeds = [torch.linspace(-1, 1, g.numel(), dtype=torch.float64).view_as(g) for g in first]
+        mixed = sum((g * s).sum() for g, s in zip(first, seeds, strict=True))
+        results.append([g for g in torch.autograd.grad(mixed, wanted, allow_unused=True, materialize_grads=True)])
+    for ours, exact in zip(*results, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
+
+
+def test_a_hessian_vector_product_of_a_whole_network_is_right():
+    model = build_model(ModelConfig(layers=2, heads=2, hidden=4, mlp=5, image_size=(18, 20), image_channels=1)).double()
+    model.eval()
+    images, labels = torch.randn(2, 1, 18, 20, dtype=torch.float64), torch.tensor([1, 7])
+    parameters = list(model.parameters())
+    torch.manual_seed(0)
+    vector = [torch.randn_like(p) for p in parameters]
+
+    def gradient():
+        return torch.autograd.grad(F.cross_entropy(model(images), labels), parameters, create_graph=True)
+
+    product = torch.autograd.grad(gradient(), parameters, vector)
+    step = 1e-6
+    ends = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            for p, v in zip(parameters, vector, strict=True):
+                p.add_(v, alpha=sign * step)
+        ends.append([g.detach() for g in gradient()])
+        with torch.no_grad():
+            for p, v in zip(parameters, vector, strict=True):
+                p.sub_(v, alpha=sign * step)
+    for ours, plus, minus in zip(product, *ends, strict=True):
+        torch.testing.assert_close(ours, (plus - minus) / (2 * step), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "learned", "full", "content"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_functional_call_uses_the_parameters_it_is_given_in_both_passes(kind, dropout, small_chunks):
+    layer = make(kind, dropout=dropout)
+    others = {name: p.detach() + 0.3 * torch.randn_like(p) for name, p in layer.named_parameters()}
+    twin = copy.deepcopy(layer)
+    twin.load_state_dict(others)
+    x = torch.randn(2, 9, 10, 5)
+    others = {name: p.requires_grad_() for name, p in others.items()}
+    torch.manual_seed(0)
+    ours = torch.autograd.grad(torch.func.functional_call(layer, others, (x,)).square().sum(), list(others.values()))
+    torch.manual_seed(0)
+    exact = torch.autograd.grad(twin(x).square().sum(), list(twin.parameters()))
+    for a, b in zip(ours, exact, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "learned", "full", "content"])
+def test_a_parameter_changed_between_forward_and_backward_never_gives_wrong_gradients(kind, small_chunks):
+    layer = make(kind)
+    x = torch.randn(2, 9, 10, 5)
+    exact = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
+    refused = []
+    for name, parameter in layer.named_parameters():
+        out = layer(x).square().sum()
+        with torch.no_grad():
+            parameter.add_(1)
+        try:
+            gradients = torch.autograd.grad(out, list(layer.parameters()))
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error) or "changed in place" in str(error)
+            refused.append(name)
+        else:  # what the backward pass reads was made in the forward pass
+            for a, b in zip(gradients, exact, strict=True):
+                torch.testing.assert_close(a, b)
+        with torch.no_grad():
+            parameter.sub_(1)
+        exact = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))  # rounded anew
+    assert "value.weight" in refused
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "full", "content"])
+def test_eval_between_forward_and_backward_changes_nothing(kind, small_chunks):
+    layer = make(kind, dropout=0.4)
+    x = torch.randn(2, 9, 10, 5)
+    gradients = []
+    for between in (layer.train, layer.eval):
+        layer.train().zero_grad()
+        torch.manual_seed(0)
+        out = layer(x).square().sum()
+        between()
+        out.backward()
+        gradients.append([p.grad.clone() for p in layer.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "learned", "full", "content"])
+def test_vmap_and_the_gradients_of_torch_func(kind, small_chunks):
+    layer = make(kind, size=10).double()
+    x = torch.randn(4, 2, 9, 10, 5, dtype=torch.float64)
+    torch.testing.assert_close(torch.vmap(layer)(x), torch.stack([layer(part) for part in x]))
+    values = dict(layer.named_parameters())
+
+    def loss(values, x):
+        return torch.func.functional_call(layer, values, (x,)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(values, x)  # a gradient for each part
+    for name, parameter in values.items():
+        exact = [torch.autograd.grad(loss(values, part), parameter)[0] for part in x]
+        torch.testing.assert_close(each[name], torch.stack(exact))
+
+
+def test_gradients_in_bfloat16_are_close_and_summed_in_float32(monkeypatch):
+    monkeypatch.setattr(mixing, "CHUNK", 2**12)  # many chunks: sums in bfloat16 would lose half of the digits
+    layer = make("isotropic", 9, 16, 16)
+    x = torch.randn(64, 10, 10, 16)
+    exact = with_gradients(copy.deepcopy(layer).double(), x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = with_gradients(layer, x)
+    assert ours[0].dtype == torch.bfloat16 and all(t.dtype == torch.float32 for t in ours[1:])
+    for a, b in zip(ours, exact, strict=True):
+        assert (a - b).norm() < 0.01 * b.norm()
 
 
 @pytest.mark.parametrize("frozen", ["centres", "value.weight", "x"])
@@ -180,15 +314,15 @@ def flops(layer, x, backward):
 
 @pytest.mark.parametrize("grid", [(12, 20), (30, 7)])
 def test_operations_stay_linear_in_rows_plus_columns(grid):
-    """Nobody makes it quadratic again. Backward: twice the values, three times mixing (it is done again)."""
+    """Nobody makes it quadratic again. Backward: the averages and the projection are made again."""
     (height, width), heads, channels, out = grid, 3, 8, 6
     layer = make("isotropic", heads, channels, out)
     x = torch.randn(2, *grid, channels, requires_grad=True)
     values = 2 * 2 * height * width * heads * channels * out
-    mixing = 2 * 2 * height * width * heads * (height + width) * channels
+    rows, columns = (2 * 2 * height * width * heads * n for n in (height * channels, width * out))
     with torch.no_grad():
-        assert flops(layer, x, backward=False) == values + mixing
-    assert flops(layer, x, backward=True) == 3 * values + 4 * mixing
+        assert flops(layer, x, backward=False) == values + rows + columns
+    assert flops(layer, x, backward=True) == 4 * values + 4 * rows + 3 * columns
 
 
 def test_training_stores_the_input_and_no_averages():

@@ -512,7 +512,7 @@ def test_a_variant_is_named_by_its_run_and_in_tables(profile, tmp_path, capsys):
     assert cli.main([*command, "--batch-size", "50"]) == 0
     assert cli.main([*command, "--batch-size", "50", "--set", "lr=0.3"]) == 0
     assert sorted(run.train.lr for run in find_runs(tmp_path / "runs")) == [0.125, 0.3]
-    run = find_runs(tmp_path / "runs")[0]
+    run = min(find_runs(tmp_path / "runs"), key=lambda run: run.train.lr)
     run.config["data"]["name"] = "cifar10"
     model, recipe = open_workspace("paper").profile.configs("quadratic")
     assert results.difference(run) == "smaller model"

@@ -18,6 +18,7 @@ from attnconv import heads, training
 from attnconv.config import ModelConfig, TrainConfig, replace
 from attnconv.data import DataError, load_data, normalize
 from attnconv.models import build_model, position_parameters
+from attnconv.precision import Computation
 from attnconv.runs import Run, RunError, find_runs, identity, locked
 from attnconv.training import TrainingError, build_optimizer, evaluate, load_run, lr_factor, set_seed, train
 
@@ -36,11 +37,73 @@ def run(data, tmp_path_factory):
 
 
 def test_bfloat16_trains_to_about_the_same(run, data, tmp_path):
-    half = train(MODEL, replace(RECIPE, {"precision": "bfloat16"}), data, tmp_path / "run", preset="quadratic")
-    losses = [[line["train_loss"] for line in one.metrics] for one in (run, half)]
+    whole, half = (
+        train(MODEL, replace(RECIPE, {"precision": name}), data, tmp_path / name, preset="quadratic")
+        for name in ("float32", "bfloat16")
+    )
+    losses = [[line["train_loss"] for line in one.metrics] for one in (whole, half)]
     np.testing.assert_allclose(*losses, rtol=0.02)
     assert losses[0] != losses[1]
-    assert half.test_accuracy == pytest.approx(run.test_accuracy, abs=0.1)
+    assert half.test_accuracy == pytest.approx(whole.test_accuracy, abs=0.1)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("kind", ["quadratic", "learned_content", "resnet"])
+def test_every_optimizer_learns_and_resumes_to_the_same_bits(optimizer, kind, data, tmp_path, monkeypatch):
+    model = replace(
+        MODEL, {"kind": kind, "key_size": 4, "resnet_width": 4, "dropout": 0.1 if kind != "resnet" else 0.0}
+    )
+    rates = dict(sgd=0.05, adamw=0.01, muon=0.02)
+    recipe = replace(RECIPE, {"optimizer": optimizer, "lr": rates[optimizer], "label_smoothing": 0.1, "clip": 1.0})
+    whole = train(model, recipe, data, tmp_path / "whole", progress=False)
+    assert whole.metrics[-1]["train_loss"] < whole.metrics[0]["train_loss"]
+    steps, take_step = [], training._Trainer.take_step
+
+    def break_off(trainer, x, y):
+        steps.append(1)
+        if len(steps) == 8:
+            raise RuntimeError("power cut")
+        return take_step(trainer, x, y)
+
+    monkeypatch.setattr(training._Trainer, "take_step", break_off)
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(model, recipe, data, tmp_path / "cut", progress=False)
+    assert_same_run(train(model, recipe, data, tmp_path / "cut", progress=False), whole)
+
+
+def test_muon_takes_the_matrices_and_kernels_between_input_and_classifier(data):
+    config = TrainConfig(optimizer="muon", lr=0.02, adamw_lr=0.001, position_lr=0.1)
+    for model in (build_model(MODEL), build_model(replace(MODEL, {"kind": "resnet", "resnet_width": 4}))):
+        optimizer = build_optimizer(model, config)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] if group["peak_lr"] == 0.02 else 0.0
+        optimizer.step()
+        moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+        inner = {n for n, p in model.named_parameters() if p.dim() > 1 and n.startswith(("blocks", "stages"))}
+        assert moved == {name for name in inner if not name.endswith("centres")}
+
+
+def test_a_run_says_how_it_computed_and_goes_on_like_that_elsewhere(data, tmp_path, monkeypatch):
+    ways = [Computation(bfloat16=True), Computation()]
+    monkeypatch.setattr(training, "choose", lambda *_: ways[0])
+    whole = train(MODEL, RECIPE, data, tmp_path / "whole", progress=False)
+    assert whole.config["environment"]["computation"] == "bfloat16"
+    evaluate, calls = training._Trainer.finish_epoch, []
+
+    def stop_after_two(trainer, bar):
+        evaluate(trainer, bar)
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("power cut")
+
+    monkeypatch.setattr(training._Trainer, "finish_epoch", stop_after_two)
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(MODEL, RECIPE, data, tmp_path / "cut", progress=False)
+    monkeypatch.setattr(training, "choose", lambda *_: ways[1])  # a machine that would choose otherwise
+    assert_same_run(train(MODEL, RECIPE, data, tmp_path / "cut", progress=False), whole)
 
 
 def strip(metrics):

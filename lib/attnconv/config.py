@@ -101,17 +101,22 @@ class TrainConfig:
 
     epochs: int = 300
     batch_size: int = 100
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
+    """``muon``: Muon for the matrices (and convolution kernels) between input and classifier, AdamW for the rest."""
     lr: float = 0.1
-    """Peak learning rate, after the warm-up."""
+    """Peak learning rate, after the warm-up; with Muon, that of the matrices."""
+    adamw_lr: float = 0.003
+    """With Muon: peak learning rate of what AdamW trains."""
     position_lr: float | None = None
     """Learning rate of centres and spreads; None is ``lr``, the paper's way."""
     momentum: float = 0.9
-    """SGD's momentum, or AdamW's first beta."""
+    """Of SGD and Muon, or AdamW's first beta."""
     beta2: float = 0.99
     """AdamW's second beta."""
     weight_decay: float = 1e-4
-    """Never on centres and spreads; with AdamW on matrices only."""
+    """Never on centres and spreads; with AdamW and Muon on matrices only."""
+    label_smoothing: float = 0.0
+    """Share of each label that is spread evenly over all classes."""
     warmup: float = 0.05
     """Share of all steps over which the learning rate rises linearly; a cosine to zero follows."""
     clip: float | None = None
@@ -124,7 +129,7 @@ class TrainConfig:
     start_from: str | None = None
     """Preset whose finished run (same seed) gives the first weights; its degenerate heads are dropped."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """``auto``: bfloat16 autocast on CUDA devices that have it, float32 elsewhere."""
+    """``auto``: bfloat16 autocast where the device is faster with it (`attnconv.precision`), float32 elsewhere."""
     compile: bool | Literal["reduce-overhead", "max-autotune"] | None = None
     """``torch.compile`` the network, in that mode if one is named (both use CUDA graphs); None: on CUDA only."""
     checkpoint_seconds: float = 60.0
@@ -135,10 +140,10 @@ class TrainConfig:
         _check_types(self)
         for name in ("epochs", "batch_size"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
-        for name in ("lr", "position_lr", "clip"):
+        for name in ("lr", "adamw_lr", "position_lr", "clip"):
             value = getattr(self, name)
             _require(self, name, value is None or (value > 0 and math.isfinite(value)), "positive and finite")
-        for name in ("momentum", "beta2", "warmup"):
+        for name in ("momentum", "beta2", "warmup", "label_smoothing"):
             _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
         _require(self, "weight_decay", self.weight_decay >= 0, "at least 0")
         _require(self, "validation", self.validation >= 0, "at least 0")

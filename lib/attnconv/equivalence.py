@@ -27,6 +27,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from tqdm.auto import tqdm
 
 from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
+from attnconv.precision import choose, computing
 
 ALPHA = 800.0
 """Sharpness (Lemma 2) at which a softmax is exactly one-hot: exp(-alpha) is 0 beyond 104 in float32, 745 in float64."""
@@ -84,8 +85,8 @@ class TapAttention(QuadraticAttention):
     - Groups: W^h is block-diagonal, and ``value.weight`` (D, h C/groups) holds only the blocks. Without groups it is
       the (D, h C) of every attention layer.
 
-    Everything can be trained. Beware that a one-hot softmax passes no gradient to ``centres`` and ``spreads``; heads
-    that are to move want an alpha of 3 to 10.
+    What was trained in the convolution is trained here. ``centres`` and ``spreads`` are frozen where the softmax is
+    exactly one-hot, as it passes them no gradient: heads that are to move want an alpha of 3 to 10.
     """
 
     def __init__(self, conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA):
@@ -113,8 +114,11 @@ class TapAttention(QuadraticAttention):
             largest = torch.finfo(weight.dtype).max / 2
             raise ValueError(f"alpha = {alpha} is too large for {weight.dtype}: choose less than {largest:.2g}.")
         centres = tap_shifts(kernel_size, dilation).to(weight)
-        self.centres = nn.Parameter(centres)
-        self.spreads = nn.Parameter(torch.full_like(centres[:, 0], spread.item()))
+        # Where the softmax is exactly one-hot no gradient reaches positions, and weight decay alone would move them.
+        smallest = torch.finfo(weight.dtype).smallest_normal
+        trained = weight.requires_grad and math.exp(-alpha) >= smallest
+        self.centres = nn.Parameter(centres, requires_grad=trained)
+        self.spreads = nn.Parameter(torch.full_like(centres[:, 0], spread.item()), requires_grad=trained)
         # (D, C/groups, *kernel) -> (D, taps x C/groups): the taps' slices side by side, as nn.Linear stores W^h.
         values = weight.detach().flatten(2).transpose(1, 2).flatten(1)
         self.value.weight = nn.Parameter(values.clone(), requires_grad=weight.requires_grad)
@@ -172,7 +176,10 @@ class TapAttention(QuadraticAttention):
 
     def attend(self, x: Tensor) -> Tensor:
         """The attention itself, channels last, on an image that is padded already: (B, H', W', C) -> (B, Q, R, D)."""
-        x = x.contiguous()
+        with computing(choose(x.device), x.device):
+            return self._attend(x.contiguous())
+
+    def _attend(self, x: Tensor) -> Tensor:
         height, width = (x.shape[1 + axis] - sum(self.pads[axis]) for axis in (0, 1))
         size = len(self.queries(height, 0)), len(self.queries(width, 1))
         if len(x) == 0:
@@ -195,9 +202,13 @@ class TapAttention(QuadraticAttention):
         batch, padded_height, padded_width, channels = x.shape
         if table is not None:
             keys, weights = table
-            # One row of P per (query, head): sum_k P(q, k) X_k over the listed keys.
-            mixed = [F.embedding_bag(keys, image, mode="sum", per_sample_weights=weights) for image in x.flatten(1, 2)]
-            return torch.stack(mixed).view(batch, -1, self.heads, channels)
+            pixels = x.flatten(1, 2)  # (B, H' W', C)
+            if weights is None:  # P is one-hot: its product is a selection, and without shift or stride the pixels
+                mixed = pixels if keys is None else pixels.index_select(1, keys)
+            else:  # one row of P per (query, head): sum_k P(q, k) X_k over the listed keys
+                rows = [F.embedding_bag(keys, image, mode="sum", per_sample_weights=weights) for image in pixels]
+                mixed = torch.stack(rows)
+            return mixed.reshape(batch, -1, self.heads, channels)
         rows, columns = (self.axis_probabilities(n, axis).to(x.dtype) for axis, n in ((0, height), (1, width)))
         mixed = []
         for row, column in zip(rows, columns, strict=True):  # (Q, H'), (R, W')
@@ -205,9 +216,12 @@ class TapAttention(QuadraticAttention):
             mixed.append(torch.bmm(column.expand(len(y), -1, -1), y).view(batch, -1, channels))
         return torch.stack(mixed, dim=2)
 
-    def _nonzero_probabilities(self, height: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    def _nonzero_probabilities(
+        self, height: int, width: int, dtype: torch.dtype
+    ) -> tuple[Tensor | None, Tensor | None] | None:
         """The entries of P that are not 0: pixels and probabilities, each (Q R h, entries); None if they are too many.
 
+        Where each row has one entry, a 1: pixels (Q R h,) and None; and None for both where these are all, in order.
         Kept from call to call until the size or a centre or a spread changes.
         """
         key = (height, width, dtype, self.centres.device)
@@ -227,7 +241,12 @@ class TapAttention(QuadraticAttention):
                 along = [t.transpose(0, 1)[None, :, :, None, :] for t in (column_p, column)]
                 pixels = across[1] * padded_width + along[1]
                 weights = across[0] * along[0]
-                table = tuple(t.reshape(-1, math.prod(counts)) for t in (pixels.int(), weights))
+                keys, weights = (t.reshape(-1, math.prod(counts)) for t in (pixels, weights))
+                if math.prod(counts) == 1 and bool((weights == 1).all()):
+                    keys, weights = keys.flatten(), None
+                    every = torch.arange(padded_height * padded_width, device=keys.device)
+                    keys = None if torch.equal(keys, every) else keys
+                table = keys, weights
             self._table = (key, self.centres.detach().clone(), self.spreads.detach().clone(), table)
         return table
 

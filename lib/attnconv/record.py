@@ -343,7 +343,7 @@ def _archive(items: dict[str, _Weights], before: dict[str, str], wanted: set[str
 def _without_tensors(checkpoint: Path) -> bytes:
     """A checkpoint without its weights and without the optimizer's momentum, which would be twice as large."""
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    state |= dict(model={}, optimizer=dict(state["optimizer"], state={}))
+    state |= dict(model={}, optimizer=[dict(one, state={}) for one in state["optimizer"]])
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()

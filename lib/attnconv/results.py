@@ -122,7 +122,8 @@ def difference(run: Run) -> str:
         words.append(f"batch {run.train.batch_size}, learning rate {run.train.lr:g}")
     elif run.train.lr != base.train.lr:
         words.append(f"learning rate {run.train.lr:g}")
-    recipe = ("optimizer", "position_lr", "momentum", "weight_decay", "warmup", "clip", "augment", "validation")
+    recipe = ("optimizer", "position_lr", "momentum", "weight_decay", "warmup", "clip", "augment")
+    recipe += ("label_smoothing", "validation")
     other = _differing(run.train, base.train, run)
     words += [f"{name} {getattr(run.train, name)}" for name in recipe if name in other]
     return ", ".join(words)

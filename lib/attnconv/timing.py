@@ -190,7 +190,7 @@ def step_profile(model: ModelConfig, recipe: TrainConfig, steps: int = 10) -> di
     labels = torch.randint(0, model.classes, (recipe.batch_size,))
 
     def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         F.cross_entropy(network(images), labels).backward()
         if recipe.clip is not None:
             nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)

@@ -38,6 +38,7 @@ from attnconv.config import ModelConfig, TrainConfig, for_images, replace, to_di
 from attnconv.data import Dataset, batches, epoch_plan, normalize
 from attnconv.distributed import Processes, is_loss_of_a_process, join, own_device
 from attnconv.models import AttentionNet, build_model, position_parameters, predict
+from attnconv.precision import Computation, choose, computing
 from attnconv.runs import Run, RunError, identity, locked, writing
 
 GEOMETRY_IMAGES = 32
@@ -74,10 +75,11 @@ def evaluate(model: nn.Module, data: Dataset, images: Tensor | None = None, labe
     images, labels = (data.test_images, data.test_labels) if images is None else (images, labels)
     device = next(model.parameters()).device
     loss, correct = torch.zeros(2, dtype=torch.float64, device=device)
-    for x, y in batches(images.to(device), labels.to(device), None, 500, data.mean, data.std):
-        logits = predict(model, x)
-        loss += F.cross_entropy(logits.float(), y, reduction="sum")
-        correct += (logits.argmax(1) == y).sum()
+    with computing(choose(device), device):
+        for x, y in batches(images.to(device), labels.to(device), None, 500, data.mean, data.std):
+            logits = predict(model, x)
+            loss += F.cross_entropy(logits.float(), y, reduction="sum")
+            correct += (logits.argmax(1) == y).sum()
     return Evaluation(loss.item() / len(labels), correct.item() / len(labels))
 
 
@@ -89,26 +91,70 @@ def lr_factor(step: int, steps: int, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """SGD or AdamW in groups: no decay on centres and spreads, nor (AdamW) on biases and norms.
+def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizers:
+    """SGD, AdamW, or Muon beside AdamW, in groups; each keeps its ``peak_lr``.
 
-    The order of the groups is fixed; each keeps its ``peak_lr``.
+    No weight decay on centres and spreads, nor (AdamW, Muon) on biases and norms. Muon takes the matrices between the
+    input and the classifier; a convolution's kernel is one, (D, C k k).
     """
     positions = position_parameters(model)
     special = {id(p) for p in positions}
-    rest = [p for p in model.parameters() if id(p) not in special]
-    adamw = config.optimizer == "adamw"
-    decayed = [p for p in rest if p.dim() > 1 or not adamw]
-    plain = [p for p in rest if p.dim() <= 1 and adamw]
+    rest = [(name, p) for name, p in model.named_parameters() if id(p) not in special]
+    inner = [p for name, p in rest if name.startswith(("blocks.", "stages.")) and _is_matrix(name, p)]
+    by_muon = {id(p) for p in inner} if config.optimizer == "muon" else set()
+    sgd = config.optimizer == "sgd"
+    others = [p for _, p in rest if id(p) not in by_muon]
+    lr = config.adamw_lr if config.optimizer == "muon" else config.lr
     groups = [
-        dict(params=decayed, peak_lr=config.lr, weight_decay=config.weight_decay),
-        dict(params=plain, peak_lr=config.lr, weight_decay=0.0),
-        dict(params=positions, peak_lr=config.position_lr or config.lr, weight_decay=0.0),
+        dict(params=[p for p in others if p.dim() > 1 or sgd], peak_lr=lr, weight_decay=config.weight_decay),
+        dict(params=[p for p in others if p.dim() <= 1 and not sgd], peak_lr=lr, weight_decay=0.0),
+        dict(params=positions, peak_lr=config.position_lr or lr, weight_decay=0.0),
     ]
     groups = [group for group in groups if group["params"]]
-    if adamw:
-        return torch.optim.AdamW(groups, lr=config.lr, betas=(config.momentum, config.beta2), fused=True)
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
+    if sgd:
+        return Optimizers(torch.optim.SGD(groups, lr=lr, momentum=config.momentum, fused=True))
+    adamw = torch.optim.AdamW(groups, lr=lr, betas=(config.momentum, config.beta2), fused=True)
+    if not by_muon:
+        return Optimizers(adamw)
+    flat = [nn.Parameter(p.detach().flatten(1)) for p in inner]  # the same memory, as a matrix
+    group = dict(params=flat, peak_lr=config.lr, weight_decay=config.weight_decay)
+    return Optimizers(
+        adamw, torch.optim.Muon([group], momentum=config.momentum), twins=list(zip(inner, flat, strict=True))
+    )
+
+
+def _is_matrix(name: str, p: Tensor) -> bool:
+    return p.dim() > 1 and name.endswith(".weight")
+
+
+class Optimizers:
+    """One or two optimizers that step together. ``twins``: parameters, and views of them that an optimizer steps."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer, twins: list[tuple[nn.Parameter, nn.Parameter]] = ()):
+        self.all, self.twins = optimizers, twins
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return [group for optimizer in self.all for group in optimizer.param_groups]
+
+    def zero_grad(self) -> None:
+        for optimizer in self.all:
+            optimizer.zero_grad(set_to_none=True)
+        for p, _ in self.twins:
+            p.grad = None
+
+    def step(self) -> None:
+        for p, flat in self.twins:
+            flat.grad = p.grad.flatten(1)
+        for optimizer in self.all:
+            optimizer.step()
+
+    def state_dict(self) -> list[dict]:
+        return [optimizer.state_dict() for optimizer in self.all]
+
+    def load_state_dict(self, states: list[dict]) -> None:
+        for optimizer, state in zip(self.all, states, strict=True):
+            optimizer.load_state_dict(state)
 
 
 def train(
@@ -165,13 +211,16 @@ def train(
         info |= dict(train_images=len(data.train_labels), test_images=len(data.test_labels))
         info |= dict(mean=list(data.mean), std=list(data.std))
         config = dict(preset=preset, hash=name, model=to_dict(model.config), train=to_dict(train_config), data=info)
-        here = environment(device) | ({"processes": processes.size} if processes.several else {})
+        if device.type == "cuda":
+            model.to(memory_format=torch.channels_last)  # kernels of convolutions, as the images are
+        trainer = _Trainer(model.to(device), train_config, data.to(device), run.path, progress, processes)
+        resumed = trainer.resume()
+        here = environment(device) | {"computation": str(trainer.computation)}
+        here |= {"processes": processes.size} if processes.several else {}
         before = Run(run.path).config.get("sessions", []) if (run.path / "config.json").is_file() else []
         if processes.writer:
             _write_json(run.path / "config.json", config | dict(environment=here, sessions=[*before, here]))
-        if device.type == "cuda":
-            model.to(memory_format=torch.channels_last)  # kernels of convolutions, as the images are
-        _Trainer(model.to(device), train_config, data.to(device), run.path, progress, processes).fit()
+        trainer.fit(resumed)
     return Run(run.path)
 
 
@@ -271,8 +320,7 @@ class _Trainer:
         cuda = self.device.type == "cuda"
         if cuda:
             torch.backends.cudnn.benchmark = True
-        fast = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-        self.bfloat16 = config.precision == "bfloat16" or (config.precision == "auto" and fast)
+        self.computation = choose(self.device, config.precision)
         compiled = cuda if config.compile is None else config.compile
         # One graph for each batch size that occurs (a last, smaller batch is one more): a graph for all is slower.
         mode = compiled if isinstance(compiled, str) else None
@@ -309,6 +357,8 @@ class _Trainer:
             sums=sums,
             metrics=json.dumps(self.metrics),
             geometry={name: torch.from_numpy(np.stack(values)) for name, values in self.geometry.items()},
+            bfloat16=self.computation.bfloat16,
+            onednn=self.computation.onednn,
             rng=torch.get_rng_state(),
             cuda_rng=torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         )
@@ -329,6 +379,7 @@ class _Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
+        self.computation = Computation(state["bfloat16"], state["onednn"])  # the same bits as before
         self.sums = state["sums"].to(self.device)
         if not self.processes.writer:
             self.sums.zero_()  # they are summed over the processes again
@@ -365,10 +416,11 @@ class _Trainer:
 
     # The loop.
 
-    def fit(self) -> None:
+    def fit(self, resumed: bool) -> None:
         """Train from wherever the run is to its end."""
         try:
-            self._fit()
+            with computing(self.computation, self.device):
+                self._fit(resumed)
         except RuntimeError as error:
             if not self.processes.several or isinstance(error, TrainingError) or not is_loss_of_a_process(error):
                 raise
@@ -380,8 +432,8 @@ class _Trainer:
                 f"{self.config.epochs}, step {self.step} of {self.epoch_steps}; {kept}. ({str(error).splitlines()[0]})"
             ) from error
 
-    def _fit(self) -> None:
-        if self.resume():
+    def _fit(self, resumed: bool) -> None:
+        if resumed:
             self.record()  # the process may have died between a checkpoint and its record
         else:
             self.measure_heads()
@@ -453,14 +505,15 @@ class _Trainer:
         counted = len(y)
         if not counted:  # a small last batch can leave this process none, but all must go through the model
             x, y = x.new_zeros(1, *x.shape[1:]), y.new_zeros(1)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+        with self.computation.autocast(self.device):
             logits = self.forward(x)
-            loss = F.cross_entropy(logits.float(), y, reduction="sum" if self.processes.several else "mean")
+        reduction, smoothing = "sum" if self.processes.several else "mean", self.config.label_smoothing
+        loss = F.cross_entropy(logits.float(), y, reduction=reduction, label_smoothing=smoothing)
         if self.processes.several:
             loss = loss * (counted > 0)
             total = loss.detach()
             loss = loss * (self.processes.size / self.images_of_step())  # the average over processes is the mean
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         loss.backward()
         if self.config.clip is not None:
             nn.utils.clip_grad_norm_(self.clipped, self.config.clip)
@@ -477,7 +530,7 @@ class _Trainer:
         images = len(self.data.train_labels)
         # The last epoch's accuracy is the reported one: in float32, as `evaluate` finds it again anywhere.
         last = self.epoch + 1 == self.config.epochs
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16 and not last):
+        with contextlib.nullcontext() if last else self.computation.autocast(self.device):
             self.processes.same_buffers(self.model)
             test = self.evaluate(self.data.test_images, self.data.test_labels)
         line = dict(epoch=self.epoch + 1, train_loss=loss / images, train_accuracy=right / images)

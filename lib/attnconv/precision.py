@@ -1,0 +1,136 @@
+"""How products are computed: decided in one place, by what the device has, and undone when the work is done.
+
+A CPU can multiply matrices in three ways that differ by factors of two to five: float32 by PyTorch's default library
+(MKL, which takes a slow path on AMD), float32 by oneDNN, and bfloat16 where it has instructions for that. Training may
+use bfloat16 (``precision="auto"``); what is called float32 is float32 on every CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+FASTER = 1.2
+"""A way of computing is taken when it is faster than the plain one by this factor: less is noise."""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """One way to compute."""
+
+    bfloat16: bool = False
+    """Products in bfloat16 (autocast); sums over chunks, parameters, norms and losses in float32."""
+    onednn: bool = False
+    """On a CPU: float32 products by oneDNN rather than MKL."""
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """For a forward pass and its loss."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16)
+
+    def __str__(self) -> str:
+        return "bfloat16" if self.bfloat16 else "float32, oneDNN" if self.onednn else "float32"
+
+
+def choose(device: torch.device, precision: Precision = "float32") -> Computation:
+    """The fastest computation that the device has and ``precision`` allows; ``auto`` allows bfloat16."""
+    if device.type != "cpu":
+        has = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return Computation(bfloat16=precision == "bfloat16" or (precision == "auto" and has))
+    speed = _speed_of_products(torch.get_num_threads())
+    onednn = _onednn_is_float32() and speed["oneDNN"] > FASTER * speed["plain"]
+    best = speed["oneDNN"] if onednn else speed["plain"]
+    bfloat16 = precision == "bfloat16" or (
+        precision == "auto" and _has_bfloat16() and speed["bfloat16"] > FASTER * best
+    )
+    return Computation(bfloat16, onednn)
+
+
+@contextlib.contextmanager
+def computing(computation: Computation, device: torch.device) -> Iterator[None]:
+    """Compute like this inside (forward passes within `Computation.autocast`); settings are put back afterwards.
+
+    oneDNN's setting is left alone where the process has chosen one (`torch.set_float32_matmul_precision`).
+    """
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    change = device.type == "cpu" and computation.onednn and before == "none" and _onednn_is_float32()
+    with _memory_kept() if device.type == "cpu" else contextlib.nullcontext():
+        try:
+            if change:
+                torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+            yield
+        finally:
+            if change:
+                torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+def _has_bfloat16() -> bool:
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def _onednn_is_float32() -> bool:
+    """PyTorch's way to oneDNN's products allows bfloat16 inside, and CPUs with AMX make use of that."""
+    return torch.backends.mkldnn.is_available() and not torch.cpu._is_amx_tile_supported()
+
+
+@functools.cache
+def _speed_of_products(threads: int) -> dict[str, float]:
+    """Products a second of the size of this project's, each way: the best of a few, 20 ms in all."""
+    x, w = torch.randn(2048, 576), torch.randn(64, 576)
+
+    def best(product: Callable[[], object]) -> float:
+        times = []
+        for _ in range(7):
+            start = time.perf_counter()
+            product()
+            times.append(time.perf_counter() - start)
+        return 1 / min(times)
+
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        try:
+            torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+            speed = {"plain": best(lambda: x @ w.T)}
+            torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+            speed["oneDNN"] = best(lambda: x @ w.T)
+        finally:
+            torch.backends.mkldnn.matmul.fp32_precision = before
+        x, w = x.bfloat16(), w.bfloat16()
+        speed["bfloat16"] = best(lambda: x @ w.T)
+    return speed
+
+
+# glibc gives large arrays back to the system when they are freed, and every page of the next one faults again: a
+# quarter of a training step. Inside `computing` it keeps them.
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # mallopt(3)
+_users = 0
+
+
+@contextlib.contextmanager
+def _memory_kept() -> Iterator[None]:
+    global _users
+    _users += 1
+    if _users == 1:
+        _mallopt({_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1})
+    try:
+        yield
+    finally:
+        _users -= 1
+        if not _users:  # where glibc's own adjustment ends in a process that uses large arrays
+            _mallopt({_MMAP_MAX: 65536, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26})
+
+
+def _mallopt(values: dict[int, int]) -> None:
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        for name, value in values.items():
+            mallopt(name, value)

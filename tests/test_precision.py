@@ -1,0 +1,81 @@
+"""How products are computed is chosen by what is fast, means what it says, and leaves the process as it was."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from attnconv import precision
+from attnconv.attention import QuadraticAttention
+from attnconv.precision import Computation, choose, computing
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A CPU with these instructions and speeds."""
+
+    def make(bfloat16, amx, speed):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bfloat16)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+        monkeypatch.setattr(precision, "_speed_of_products", lambda threads: speed)
+
+    return make
+
+
+def test_what_is_fast_is_taken_and_float32_stays_float32(machine):
+    for has, amx, speed, auto, float32 in [
+        (True, False, (1, 2.4, 5), Computation(True, True), Computation(False, True)),  # AMD with avx512_bf16
+        (True, True, (2, 8, 9), Computation(True, False), Computation()),  # AMX: oneDNN's way would be bfloat16
+        (False, False, (1, 1.05, 0.3), Computation(), Computation()),  # an older CPU
+        (False, False, (1, 2, 5), Computation(False, True), Computation(False, True)),  # measured, but no instructions
+        (True, False, (1, 1.1, 0.3), Computation(), Computation()),  # instructions that oneDNN may not use
+    ]:
+        values = dict(zip(("plain", "oneDNN", "bfloat16"), speed, strict=True))
+        machine(has, amx, values)
+        assert (choose(CPU, "auto"), choose(CPU, "float32")) == (auto, float32)
+        assert choose(CPU, "bfloat16").bfloat16
+
+
+@pytest.mark.parametrize("before", ["none", "ieee", "bf16"])
+def test_the_setting_is_put_back_and_a_chosen_one_respected(before):
+    setting = torch.backends.mkldnn.matmul
+    try:
+        setting.fp32_precision = before
+        with pytest.raises(ZeroDivisionError), computing(Computation(onednn=True), CPU):
+            inside = setting.fp32_precision
+            with computing(Computation(), CPU):
+                assert setting.fp32_precision == inside  # nested, as evaluation is in training
+            raise ZeroDivisionError
+        assert inside == ("bf16" if before == "none" and not torch.cpu._is_amx_tile_supported() else before)
+        assert setting.fp32_precision == before
+    finally:
+        setting.fp32_precision = "none"
+    assert precision._users == 0
+
+
+def test_float32_by_any_library_is_float32():
+    """Errors of bfloat16 are a hundred times larger. On AMX the setting is refused, so this holds there too."""
+    layer, x = QuadraticAttention(64, 64, 9), torch.randn(4, 16, 16, 64)
+    exact = layer.double()(x.double())
+    layer.float()
+    for computation in (Computation(), Computation(onednn=True)):
+        with computing(computation, CPU):
+            out = layer(x)
+        assert (out - exact).norm() < 1e-6 * exact.norm()
+
+
+def test_speeds_are_measured_where_onednn_lacks_instructions():
+    """With oneDNN held to AVX2, bfloat16 is slow whatever the CPU says of itself."""
+    code = "import torch; from attnconv.precision import choose; print(choose(torch.device('cpu'), 'auto'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() in ("float32", "float32, oneDNN")
