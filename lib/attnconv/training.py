@@ -116,11 +116,10 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizers:
     adamw = torch.optim.AdamW(groups, lr=lr, betas=(config.momentum, config.beta2), fused=True)
     if not by_muon:
         return Optimizers(adamw)
-    flat = [nn.Parameter(p.detach().flatten(1)) for p in inner]  # the same memory, as a matrix
+    flat = [nn.Parameter(p.detach().flatten(1)) for p in inner]
     group = dict(params=flat, peak_lr=config.lr, weight_decay=config.weight_decay)
-    return Optimizers(
-        adamw, torch.optim.Muon([group], momentum=config.momentum), twins=list(zip(inner, flat, strict=True))
-    )
+    muon = torch.optim.Muon([group], momentum=config.momentum)
+    return Optimizers(adamw, muon, twins=list(zip(inner, flat, strict=True)))
 
 
 def _is_matrix(name: str, p: Tensor) -> bool:
@@ -128,7 +127,7 @@ def _is_matrix(name: str, p: Tensor) -> bool:
 
 
 class Optimizers:
-    """One or two optimizers that step together. ``twins``: parameters, and views of them that an optimizer steps."""
+    """One or two optimizers that step together. ``twins``: kernels, and the same as matrices, which Muon steps."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer, twins: list[tuple[nn.Parameter, nn.Parameter]] = ()):
         self.all, self.twins = optimizers, twins
@@ -144,10 +143,16 @@ class Optimizers:
             p.grad = None
 
     def step(self) -> None:
+        # Channels-last kernels share no memory with their matrices.
+        apart = [(p.detach(), flat.detach()) for p, flat in self.twins if p.data_ptr() != flat.data_ptr()]
         for p, flat in self.twins:
             flat.grad = p.grad.flatten(1)
+        for p, flat in apart:
+            flat.copy_(p.flatten(1))
         for optimizer in self.all:
             optimizer.step()
+        for p, flat in apart:
+            p.copy_(flat.view(p.shape))
 
     def state_dict(self) -> list[dict]:
         return [optimizer.state_dict() for optimizer in self.all]
