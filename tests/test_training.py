@@ -1,5 +1,6 @@
 """The training loop: what it leaves, that it resumes to the same bits after real kills, and what it refuses."""
 
+import copy
 import json
 import math
 import os
@@ -50,9 +51,7 @@ def test_bfloat16_trains_to_about_the_same(run, data, tmp_path):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 @pytest.mark.parametrize("kind", ["quadratic", "learned_content", "resnet"])
 def test_every_optimizer_learns_and_resumes_to_the_same_bits(optimizer, kind, data, tmp_path, monkeypatch):
-    model = replace(
-        MODEL, {"kind": kind, "key_size": 4, "resnet_width": 4, "dropout": 0.1 if kind != "resnet" else 0.0}
-    )
+    model = replace(MODEL, {"kind": kind})
     rates = dict(sgd=0.05, adamw=0.01, muon=0.02)
     recipe = replace(RECIPE, {"optimizer": optimizer, "lr": rates[optimizer], "label_smoothing": 0.1, "clip": 1.0})
     whole = train(model, recipe, data, tmp_path / "whole", progress=False)
@@ -73,7 +72,8 @@ def test_every_optimizer_learns_and_resumes_to_the_same_bits(optimizer, kind, da
 
 def test_muon_takes_the_matrices_and_kernels_between_input_and_classifier(data):
     config = TrainConfig(optimizer="muon", lr=0.02, adamw_lr=0.001, position_lr=0.1)
-    for model in (build_model(MODEL), build_model(replace(MODEL, {"kind": "resnet", "resnet_width": 4}))):
+    resnet = build_model(replace(MODEL, {"kind": "resnet"}))
+    for model in (build_model(MODEL), resnet, copy.deepcopy(resnet).to(memory_format=torch.channels_last)):
         optimizer = build_optimizer(model, config)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         for p in model.parameters():
