@@ -1,17 +1,61 @@
-"""The ratios that matter, from calls in turns in one process: what separability saves, and how near the floor it is.
+"""The ratios that matter, from calls in turns in one process: what the CPU's fast ways and separability save, and how
+near a training step is to its matrix products at the best rate that this CPU reaches for them.
 
-make bench      (or: python benchmarks/ratios.py)
+make bench      (or: python benchmarks/ratios.py [steps | layers | memory])
 """
 
+import statistics
+import sys
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from attnconv.attention import PositionalAttention
-from attnconv.models import build_model
-from attnconv.timing import Case, in_turns, peak_memory
-from attnconv.workspace import open_workspace
+from attnconv.config import ModelConfig, TrainConfig
+from attnconv.timing import Case, in_turns, matrix_rate, peak_memory, step_flops, training_step
+
+SIZES = [(128, 2), (64, 2), (128, 4)]
+"""Hidden channels and down-sampling of the quadratic model's steps: 16 x 16, 16 x 16 and 8 x 8 positions."""
+
+OTHERS = {
+    "learned": dict(kind="learned"),
+    "learned + content": dict(kind="learned_content", key_size=16),
+    "full covariance": dict(covariance="full"),
+    "16 heads": dict(heads=16),
+    "ResNet18 of width 16": dict(kind="resnet", resnet_width=16),
+}
+
+
+def steps(rounds: int = 5, batch: int = 100) -> None:
+    """Training steps against the plain operations in PyTorch's default float32."""
+    rates = {"float32": matrix_rate(), "bfloat16": matrix_rate(bfloat16=True)}
+    print("Best rate of a 4096 x 576 x 64 product, GFLOP/s:", {k: round(v / 1e9) for k, v in rates.items()})
+    print(
+        "Training step, batch 100, 6 layers: ms an image; speed over plain float32 (quartiles); step over its products"
+    )
+    models = [
+        (f"quadratic, hidden {hidden}, {32 // fold} x {32 // fold}", dict(hidden=hidden, downsampling=fold))
+        for hidden, fold in SIZES
+    ]
+    models += [(f"{name}, hidden 64, 16 x 16", dict(hidden=64) | changes) for name, changes in OTHERS.items()]
+    for title, changes in models:
+        model = ModelConfig(**dict(mlp=2 * changes["hidden"], dropout=0.0) | changes)
+        recipes = {name: TrainConfig(optimizer="adamw", lr=1e-3, clip=5.0, precision=name) for name in rates}
+        ways = {"plain": training_step(model, recipes["float32"], plain=True)}
+        ways |= {name: training_step(model, recipe) for name, recipe in recipes.items()}
+        seconds = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, way in ways.items():
+                seconds[name].append(way())
+        print(f"  {title:36}plain float32 {1e3 * statistics.median(seconds['plain']) / batch:6.2f}", flush=True)
+        for name, rate in rates.items():
+            low, middle, high = np.quantile(np.divide(seconds["plain"], seconds[name]), [0.25, 0.5, 0.75])
+            floor = step_flops(model, batch) / rate
+            time = statistics.median(seconds[name])
+            print(
+                f"    {name:34}{1e3 * time / batch:20.2f} {middle:8.2f} ({low:.2f} to {high:.2f}) {time / floor:8.2f}",
+                flush=True,
+            )
 
 
 def ratio(above: Callable, below: Callable, repeats: int) -> str:
@@ -21,37 +65,28 @@ def ratio(above: Callable, below: Callable, repeats: int) -> str:
     return f"{middle:6.2f}  ({low:.2f} to {high:.2f})"
 
 
-def model_step(mixing: str, batch: int) -> Callable:
-    """Forward and backward of the paper's quadratic model on random images."""
-    model = build_model(open_workspace("paper").profile.configs("quadratic")[0])
-    for layer in model.modules():
-        if isinstance(layer, PositionalAttention):
-            layer.mixing = mixing
-    images = torch.randn(batch, 3, 32, 32)
-    return lambda: (model.zero_grad(), model(images).sum().backward())
+def layers() -> None:
+    """One layer: the dense form against the separable one, in the same precision."""
+    print("One layer of 9 heads, forward + backward: time of dense over time of separable")
+    for bfloat16 in (False, True):
+        for side, channels, batch, repeats in ((16, 128, 8, 21), (32, 128, 8, 7), (48, 128, 4, 5), (64, 64, 1, 5)):
+            calls = [Case(form, side, channels, 9, batch, bfloat16=bfloat16).call() for form in ("dense", "separable")]
+            name = "bfloat16" if bfloat16 else "float32"
+            words = f"  {side} x {side}, hidden {channels}, {name}"
+            print(f"{words:34}{ratio(*calls, repeats)}", flush=True)
 
 
-def main() -> None:
-    print(f"{torch.get_num_threads()} threads, float32, torch {torch.__version__}; medians of ratios (quartiles)")
-    print("One layer of 9 heads, forward + backward: time of dense over time of separable; peak memory")
-    for side, channels, batch, repeats in ((16, 128, 8, 21), (32, 128, 8, 9), (48, 128, 8, 5), (64, 64, 1, 5)):
-        dense, separable = (Case(form, side, channels, 9, batch) for form in ("dense", "separable"))
-        memory = " against ".join(f"{peak_memory(case) / 2**20:.0f}" for case in (dense, separable))
-        words = f"  {side} x {side}, hidden {channels}, batch {batch}"
-        print(f"{words:34}{ratio(dense.call(), separable.call(), repeats)}  {memory} MiB", flush=True)
-    print("Forward: time of separable attention over time of its value projection alone")
-    for side in (16, 48):
-        separable, values = (Case(form, side, 128, 9, 8, False) for form in ("separable", "value projection"))
-        print(f"  {f'{side} x {side}, hidden 128, batch 8':32}{ratio(separable.call(), values.call(), 25)}", flush=True)
-    print("The paper's whole model, forward + backward: time of dense over time of separable")
-    for batch, repeats in ((8, 9), (32, 5)):
-        print(
-            f"  {f'batch {batch}':32}{ratio(*(model_step(m, batch) for m in ('dense', 'separable')), repeats)}",
-            flush=True,
-        )
-    memory, dense = peak_memory(Case("separable", 256, 64, 9)) / 2**30, 9 * 256**4 * 4 / 2**30
-    print(f"256 x 256, hidden 64, forward + backward: {memory:.2f} GiB; P of the dense form: {dense:.0f} GiB")
+def memory() -> None:
+    """What forward and backward add to a fresh process."""
+    for side, channels, batch in ((16, 128, 8), (32, 128, 8), (48, 128, 4), (64, 64, 1)):
+        both = [peak_memory(Case(form, side, channels, 9, batch)) / 2**20 for form in ("separable", "dense")]
+        print(f"  {side} x {side}, hidden {channels}: {both[0]:.0f} MiB separable, {both[1]:.0f} MiB dense", flush=True)
+    used, dense = peak_memory(Case("separable", 256, 64, 9)) / 2**30, 9 * 256**4 * 4 / 2**30
+    print(f"256 x 256, hidden 64, forward + backward: {used:.2f} GiB; P of the dense form: {dense:.0f} GiB")
 
 
 if __name__ == "__main__":
-    main()
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}; medians")
+    wanted = sys.argv[1:] or ["steps", "layers", "memory"]
+    for part in wanted:
+        {"steps": steps, "layers": layers, "memory": memory}[part]()

@@ -262,7 +262,7 @@ def _plain_gradients(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
     # Views of the inputs stand for them: a gradient with respect to one must not run on into what made it.
     inputs = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
     x, row, column, weight, bias = inputs
-    with torch.autocast("cpu", ctx.dtype, enabled=ctx.dtype == torch.bfloat16):
+    with torch.autocast("cpu", ctx.dtype, enabled=ctx.dtype in (torch.bfloat16, torch.float16)):
         out = F.linear(_mix(x, row, column), weight, bias)
     wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
     found = iter(torch.autograd.grad(out, wanted, grad.to(out.dtype), create_graph=True))

@@ -6,6 +6,7 @@ write at the machine's best bandwidth. Timings are taken in turns, so that a bus
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -21,9 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnconv.attention import ContentAttention, QuadraticAttention
+from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
 from attnconv.config import ModelConfig, TrainConfig
+from attnconv.cost import cost
 from attnconv.models import build_model
+from attnconv.precision import Computation, choose, computing
 from attnconv.training import build_optimizer
 
 FORMS = ("separable", "dense", "full covariance", "content", "conv 3x3", "value projection")
@@ -32,7 +35,7 @@ FORMS = ("separable", "dense", "full covariance", "content", "conv 3x3", "value 
 
 @dataclass(frozen=True)
 class Case:
-    """One layer on random images, float32."""
+    """One layer on random images."""
 
     form: str
     side: int
@@ -43,21 +46,27 @@ class Case:
     batch: int = 1
     training: bool = True
     """Forward and backward; else forward only, without gradients."""
+    bfloat16: bool = False
+    """Products in bfloat16; else in float32 by the faster library."""
 
     def call(self) -> Callable[[], object]:
         """A function that does it once."""
         layer, x = self._layer(), torch.randn(self.batch, self.side, self.side, self._input_channels())
         if self.form == "conv 3x3":
             x = x.permute(0, 3, 1, 2)
-        grad = torch.ones_like(x[..., : self.channels]) if self.form != "conv 3x3" else torch.ones_like(x)
+        device = x.device
+        computation = choose(device, "bfloat16" if self.bfloat16 else "float32")
 
         def forward() -> Tensor:
-            with torch.no_grad():
+            with torch.no_grad(), computing(computation, device), computation.autocast(device):
                 return layer(x)
 
         def both() -> object:
             leaf = x.detach().requires_grad_()
-            return torch.autograd.grad(layer(leaf), [leaf, *layer.parameters()], grad)
+            with computing(computation, device):
+                with computation.autocast(device):
+                    out = layer(leaf)
+                return torch.autograd.grad(out, [leaf, *layer.parameters()], torch.ones_like(out))
 
         return both if self.training else forward
 
@@ -113,10 +122,18 @@ def in_turns(calls: Mapping[str, Callable[[], object]], repeats: int, budget: fl
     return times
 
 
-def matrix_rate(size: int = 1024) -> float:
-    """FLOP/s of a large float32 matrix product: the best of thirty."""
-    a, b = torch.randn(2, size, size)
-    return 2 * size**3 / min(in_turns({"": lambda: a @ b}, 30)[""])
+def matrix_rate(bfloat16: bool = False) -> float:
+    """FLOP/s of this project's typical product at the best that the CPU reaches: by either library, the best of 30."""
+    rows, inner, columns = 4096, 576, 64
+    x, weight = torch.randn(rows, inner), torch.randn(columns, inner)
+    if bfloat16:
+        x, weight = x.bfloat16(), weight.bfloat16()
+    best = 0.0
+    for onednn in (False, True):
+        with computing(Computation(onednn=onednn), x.device):
+            seconds = min(in_turns({"": lambda: F.linear(x, weight)}, 30)[""])
+        best = max(best, 2 * rows * inner * columns / seconds)
+    return best
 
 
 def byte_rate(megabytes: int = 128) -> float:
@@ -179,29 +196,59 @@ _PARTS = {
         "aten::_foreach",
     ),
     "copies, sums, additions": ("aten::copy_", "aten::sum", "aten::add", "aten::mul", "aten::fill_", "aten::cat"),
+    "loops in Python": ("_Attend",),
 }
 
 
-def step_profile(model: ModelConfig, recipe: TrainConfig, steps: int = 10) -> dict[str, float]:
-    """Milliseconds of one training step on random images by kind of operation, by PyTorch's profiler (CPU time)."""
+def training_step(model: ModelConfig, recipe: TrainConfig, plain: bool = False) -> Callable[[], float]:
+    """A function that takes steps on random images (forward, backward, clipping, optimizer) and times the last.
+
+    ``plain``: by the plain operations in PyTorch's default float32, the base that speeds are held against.
+    """
     network = build_model(model)
     optimizer = build_optimizer(network, recipe)
     images = torch.randn(recipe.batch_size, model.image_channels, *model.image_size)
     labels = torch.randint(0, model.classes, (recipe.batch_size,))
+    device = images.device
+    computation = Computation() if plain else choose(device, recipe.precision)
+    for layer in network.modules():
+        if plain and isinstance(layer, PositionalAttention):
+            layer.value.register_forward_hook(lambda *_: None)  # values that are hooked take the plain operations
 
     def step() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(network(images), labels).backward()
+        with computation.autocast(device):
+            logits = network(images)
+        F.cross_entropy(logits.float(), labels).backward()
         if recipe.clip is not None:
             nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
         optimizer.step()
 
-    in_turns({"": step}, 3)
+    def settled() -> float:
+        """Seconds of a step after one that the memory's allocator learns from."""
+        with contextlib.nullcontext() if plain else computing(computation, device):
+            step()
+            start = time.perf_counter()
+            step()
+            return time.perf_counter() - start
+
+    return settled
+
+
+def step_flops(model: ModelConfig, batch: int) -> int:
+    """Of a training step's matrix products, with nothing computed twice: three times the forward pass."""
+    return 3 * batch * cost(model).separable
+
+
+def step_profile(model: ModelConfig, recipe: TrainConfig, steps: int = 10) -> dict[str, float]:
+    """Milliseconds of one training step on random images by kind of operation, by PyTorch's profiler (CPU time)."""
+    step = training_step(model, recipe)
+    step()
     with torch.autograd.profiler.profile(use_kineto=False) as profile:  # Kineto talks on stderr
         for _ in range(steps):
-            step()
+            step()  # two of them
     parts = dict.fromkeys(_PARTS, 0.0) | {"everything else": 0.0}
     for event in profile.key_averages():
         kind = next((k for k, names in _PARTS.items() if event.key.startswith(names)), "everything else")
-        parts[kind] += event.self_cpu_time_total / 1e3 / steps
+        parts[kind] += event.self_cpu_time_total / 1e3 / (2 * steps)
     return parts
