@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -45,7 +47,7 @@ def choose(device: torch.device, precision: Precision = "float32") -> Computatio
     if device.type != "cpu":
         has = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return Computation(bfloat16=precision == "bfloat16" or (precision == "auto" and has))
-    speed = _speed_of_products(torch.get_num_threads())
+    speed = _speed_of_products()
     onednn = _onednn_is_float32() and speed["oneDNN"] > FASTER * speed["plain"]
     best = speed["oneDNN"] if onednn else speed["plain"]
     bfloat16 = precision == "bfloat16" or (
@@ -82,30 +84,30 @@ def _onednn_is_float32() -> bool:
 
 
 @functools.cache
-def _speed_of_products(threads: int) -> dict[str, float]:
-    """Products a second of the size of this project's, each way: the best of a few, 20 ms in all."""
-    x, w = torch.randn(2048, 576), torch.randn(64, 576)
+def _speed_of_products() -> dict[str, float]:
+    """Products a second of this project's usual size, each way, on one core; once a process, some 50 ms.
 
-    def best(product: Callable[[], object]) -> float:
-        times = []
-        for _ in range(7):
-            start = time.perf_counter()
-            product()
-            times.append(time.perf_counter() - start)
-        return 1 / min(times)
-
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        try:
-            torch.backends.mkldnn.matmul.fp32_precision = "ieee"
-            speed = {"plain": best(lambda: x @ w.T)}
-            torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-            speed["oneDNN"] = best(lambda: x @ w.T)
-        finally:
-            torch.backends.mkldnn.matmul.fp32_precision = before
-        x, w = x.bfloat16(), w.bfloat16()
-        speed["bfloat16"] = best(lambda: x @ w.T)
-    return speed
+    The ways take turns and the best round counts, so that a busy machine does not change the answer: the same machine
+    must always compute the same bits.
+    """
+    x, weight = torch.randn(1024, 576), torch.randn(64, 576)
+    x16, weight16 = x.bfloat16(), weight.bfloat16()
+    setting, threads = torch.backends.mkldnn.matmul, torch.get_num_threads()
+    before, seconds = setting.fp32_precision, {"plain": math.inf, "oneDNN": math.inf, "bfloat16": math.inf}
+    try:
+        torch.set_num_threads(1)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            for _ in range(20):
+                for name in seconds:
+                    setting.fp32_precision = "bf16" if name == "oneDNN" else "ieee"
+                    a, b = (x16, weight16) if name == "bfloat16" else (x, weight)
+                    start = time.perf_counter()
+                    F.linear(a, b)
+                    seconds[name] = min(seconds[name], time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(threads)
+        setting.fp32_precision = before
+    return {name: 1 / best for name, best in seconds.items()}
 
 
 # glibc gives large arrays back to the system when they are freed, and every page of the next one faults again: a
