@@ -120,9 +120,12 @@ def test_changes_come_in_order():
     assert profile.configs("learned", train_changes={"epochs": 4})[1].epochs == 4
 
 
-def test_paper_dropout():
-    assert config.paper_dropout(PRESETS["quadratic"].model).attention_dropout == 0.1
-    assert config.paper_dropout(PRESETS["resnet18"].model) == PRESETS["resnet18"].model
+def test_the_papers_presets_have_its_dropout_and_the_small_profiles_none():
+    attention = [name for name in PRESETS if name != "resnet18"]
+    assert {PRESETS[name].model.attention_dropout for name in attention} == {0.1}
+    for name in ("quick", "smoke"):
+        profile = load_profile(PROFILES / f"{name}.yaml")
+        assert {profile.configs(preset)[0].attention_dropout for preset in PRESETS} == {0.0}
 
 
 def test_hash_names_a_configuration():

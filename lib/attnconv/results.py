@@ -111,9 +111,13 @@ def difference(run: Run) -> str:
     if run.model.resnet_width != base.model.resnet_width:
         return "smaller model"
     of_data = {"image_size", "image_channels", "classes"}
-    if other := [name for name in _differing(run.model, base.model, run) if name not in of_data]:
-        return f"another model ({', '.join(other)})"
+    other = [name for name in _differing(run.model, base.model, run) if name not in of_data]
     words = []
+    if "attention_dropout" in other:
+        other.remove("attention_dropout")
+        words.append(f"dropout {run.model.attention_dropout:g} on P")
+    if other:
+        return f"another model ({', '.join(other)})"
     if (images := run.config["data"]["train_images"]) < CIFAR10_IMAGES:
         words.append(f"{images} training images")
     if run.train.epochs != base.train.epochs:
