@@ -52,8 +52,8 @@ class ModelConfig:
     dropout: float = 0.1
     """After each sub-layer's projection."""
     attention_dropout: float = 0.0
-    """On the probabilities, one mask for the batch: 0.1 in the paper and its presets. Training then takes the dense form,
-    as a mask breaks the product of rows and columns; our small profiles go without."""
+    """On the probabilities, one mask for the batch; 0.1 in the paper and its presets. Training then takes the dense
+    form, as a mask breaks the product of rows and columns; our small profiles go without."""
     centre_std: float = 2.0
     """Centres start at N(0, centre_std) per coordinate, in pixels of the down-sampled grid."""
     spread_start: float = 1.0
