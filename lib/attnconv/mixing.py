@@ -138,17 +138,19 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, row, column, weight, bias, dtype):
         ctx.save_for_backward(x, row, column, weight, bias)
-        ctx.dtype = dtype
+        ctx.dtype, exact = dtype, torch.promote_types(weight.dtype, torch.float32)
         first, second, values = _matrices(row, column, weight, dtype)
         shift = weight.new_zeros(1, dtype=dtype) if bias is None else bias.to(dtype)
         out = x.new_empty(*x.shape[:3], len(weight), dtype=dtype)
-        for images, scratch in _chunks(x, values):
-            pixels = _pixels_first(x[images], row, dtype)
-            y = _average_columns(pixels, first, values, scratch[0])
-            v = _project(y, values, scratch[1])
-            v = _heads_within_rows(v, pixels, scratch[2])
-            part = torch.bmm(second.expand(len(v), -1, -1), v)  # (H, W, b D)
-            torch.add(_images_first(part, out[images]), shift, out=out[images])
+        for images, groups, scratch in _chunks(x, values):
+            pixels, total = _pixels_first(x[images], row, dtype), None
+            for heads in groups:
+                y = _average_columns(pixels, first, values, heads, scratch[0])
+                v = _project(y, values[heads], scratch[1])
+                v = _heads_within_rows(v, pixels, scratch[2])
+                part = torch.bmm(second[:, heads].flatten(1).expand(len(v), -1, -1), v)  # (H, W, b D)
+                total = part if total is None else total.to(exact).add_(part)
+            torch.add(_images_first(total, out[images]), shift, out=out[images])
         return out
 
     @staticmethod
@@ -162,51 +164,66 @@ class _Attend(torch.autograd.Function):
         d_first, d_second, d_values = (
             None if t is None else torch.zeros_like(t, dtype=exact) for t in (first, second, values)
         )
-        for images, scratch in _chunks(x, values):
+        for images, groups, scratch in _chunks(x, values):
             pixels, g = _pixels_first(x[images], row, dtype), _pixels_first(grad[images], row, dtype).flatten(2)
-            y = _average_columns(pixels, first, values, scratch[0])
-            v = _project(y, values, scratch[1])
-            v = _heads_within_rows(v, pixels, scratch[2])
-            d_second += torch.bmm(g, v.mT).sum(0, dtype=exact)
-            free = scratch[1] if len(g) > 1 else scratch[2]  # `_rows_within_heads` copies to the last one
-            d_v = torch.bmm(second.T.expand(len(g), -1, -1), g, out=_start(free, *v.shape))  # (H, h W, b D)
-            d_v = _rows_within_heads(d_v, values, scratch[2])  # (h, H W b, D)
-            d_values += torch.bmm(y.mT, d_v)
-            if first is None and d_x is None:
-                continue
-            d_y = torch.bmm(d_v, values.mT, out=_start(scratch[1], *y.shape))
-            if first is None:
-                part = d_y.sum(0)
-            else:
-                d_y, lines = d_y.view(len(first), -1), pixels.flatten(1)  # (h H, W b C), (H, W b C)
-                d_first += torch.mm(lines, d_y.T).T
-                part = torch.mm(first.T, d_y) if d_x is not None else None
+            total = None
+            for heads in groups:
+                y = _average_columns(pixels, first, values, heads, scratch[0])
+                v = _project(y, values[heads], scratch[1])
+                v = _heads_within_rows(v, pixels, scratch[2])
+                rows = second[:, heads]  # (W, h, W)
+                d_second[:, heads] += torch.bmm(g, v.mT).sum(0, dtype=exact).view(rows.shape)
+                free = scratch[1] if len(g) > 1 else scratch[2]  # `_rows_within_heads` copies to the last one
+                d_v = torch.bmm(rows.flatten(1).T.expand(len(g), -1, -1), g, out=_start(free, *v.shape))
+                d_v = _rows_within_heads(d_v, values[heads], scratch[2])  # (h, H W b, D)
+                d_values[heads] += torch.bmm(y.mT, d_v)
+                if first is None and d_x is None:
+                    continue
+                d_y = torch.bmm(d_v, values[heads].mT, out=_start(scratch[1], *y.shape))
+                if first is None:
+                    part = d_y.sum(0)
+                else:
+                    matrix = first[heads].flatten(0, 1)  # (h H, H)
+                    d_y, lines = d_y.view(len(matrix), -1), pixels.flatten(1)  # (h H, W b C), (H, W b C)
+                    d_first[heads] += torch.mm(lines, d_y.T).T.view(first[heads].shape)
+                    part = torch.mm(matrix.T, d_y) if d_x is not None else None
+                if d_x is not None:
+                    total = part if total is None else total.to(exact).add_(part)
             if d_x is not None:
-                d_x[images].copy_(_images_first(part, d_x[images]))
-        d_row = None if row is None else d_first.view(row.shape)
-        d_column = d_second.view(len(second), *column.shape[::2]).transpose(0, 1)
+                d_x[images].copy_(_images_first(total, d_x[images]))
+        d_column = d_second.transpose(0, 1)
         d_weight = d_values.permute(2, 0, 1).flatten(1)
         d_bias = None if bias is None else grad.flatten(0, -2).sum(0, dtype=exact)
-        return d_x, d_row, d_column, d_weight, d_bias, None
+        return d_x, d_first, d_column, d_weight, d_bias, None
 
 
 def _matrices(row: Tensor | None, column: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-    """P_row (h, H, H) as (h H, H), P_col (h, W, W) as (W, h W), W (D, h C) as (h, C, D): products of all heads."""
-    first = None if row is None else row.flatten(0, 1).to(dtype)
-    second = column.transpose(0, 1).flatten(1).to(dtype)
+    """P_row (h, H, H), P_col (W, h, W) and W^h (h, C, D), so that products of all heads need no copies."""
+    first = None if row is None else row.to(dtype)
+    second = column.transpose(0, 1).to(dtype).contiguous()
     values = weight.unflatten(1, (len(column), -1)).permute(1, 2, 0).to(dtype).contiguous()
     return first, second, values
 
 
-def _chunks(x: Tensor, values: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Slices of images, and three buffers, each for heads x pixels x images x channels (in or out) of a slice."""
+def _chunks(x: Tensor, values: Tensor) -> Iterator[tuple[slice, list[slice], list[Tensor]]]:
+    """Slices of images; the heads, in groups where those of one image take more than `CHUNK`; and three buffers.
+
+    Each buffer is for heads x pixels x images x channels (in or out) of a group and a slice.
+    """
     heads, channels, out_channels = values.shape
-    images, numbers = len(x), heads * x[0, ..., 0].numel()
-    count = math.ceil(images * numbers * channels * values.itemsize / CHUNK)
-    at_once = math.ceil(images / min(count, images))
-    buffers = [x.new_empty(at_once * numbers * max(channels, out_channels), dtype=values.dtype) for _ in range(3)]
+    images, head = len(x), x[0].numel() * values.itemsize  # bytes of one head's averages of an image
+    at_once = _evenly(images, CHUNK // (heads * head))
+    group = heads if CHUNK >= heads * head else _evenly(heads, CHUNK // head)
+    groups = [slice(start, min(start + group, heads)) for start in range(0, heads, group)]
+    numbers = group * at_once * x[0, ..., 0].numel() * max(channels, out_channels)
+    buffers = [x.new_empty(numbers, dtype=values.dtype) for _ in range(3)]
     for start in range(0, images, at_once):
-        yield slice(start, min(start + at_once, images)), buffers
+        yield slice(start, min(start + at_once, images)), groups, buffers
+
+
+def _evenly(total: int, most: int) -> int:
+    """The size of equal parts of a total, none larger than ``most``, nor smaller than 1."""
+    return math.ceil(total / math.ceil(total / max(1, most)))
 
 
 def _start(buffer: Tensor, *shape: int) -> Tensor:
@@ -225,13 +242,14 @@ def _images_first(part: Tensor, like: Tensor) -> Tensor:
     return part.view(*like.shape[1:3], len(like), -1).permute(2, 0, 1, 3)
 
 
-def _average_columns(pixels: Tensor, first: Tensor | None, values: Tensor, out: Tensor) -> Tensor:
+def _average_columns(pixels: Tensor, first: Tensor | None, values: Tensor, heads: slice, out: Tensor) -> Tensor:
     """(H, W, b, C) -> (h, H W b, C)."""
-    heads, channels = values.shape[:2]
+    count, channels = values[heads].shape[:2]
     if first is None:
-        return pixels.view(1, -1, channels).expand(heads, -1, -1)
-    y = torch.mm(first, pixels.flatten(1), out=_start(out, len(first), pixels[0].numel()))
-    return y.view(heads, -1, channels)
+        return pixels.view(1, -1, channels).expand(count, -1, -1)
+    matrix = first[heads].flatten(0, 1)  # (h H, H)
+    y = torch.mm(matrix, pixels.flatten(1), out=_start(out, len(matrix), pixels[0].numel()))
+    return y.view(count, -1, channels)
 
 
 def _project(y: Tensor, values: Tensor, out: Tensor) -> Tensor:
