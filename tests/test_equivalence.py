@@ -550,3 +550,28 @@ def test_on_a_gpu(dtype):
     converted(x).sum().backward()
     _, report = attention_to_conv(converted.conv1)
     assert report.bound == 0
+
+
+def test_what_was_frozen_stays_frozen_and_one_hot_positions_are():
+    conv = nn.Conv2d(2, 3, 3)
+    trained = {name for name, p in conv_to_attention(conv).named_parameters() if p.requires_grad}
+    assert trained == {
+        "value.weight",
+        "value.bias",
+    }  # no gradient reaches one-hot positions
+    assert all(p.requires_grad for p in conv_to_attention(conv, alpha=5.0).parameters())
+    for alpha in (5.0, equivalence.ALPHA):
+        frozen = convert(nn.Sequential(conv).requires_grad_(False), alpha, progress=False)
+        assert not any(p.requires_grad for p in frozen.parameters())
+        conv.requires_grad_()
+
+
+def test_a_pixel_that_is_not_a_number_spoils_what_sees_it_and_nothing_else():
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    x = torch.randn(1, 2, 9, 10)
+    x[0, 0, 4, 5] = math.nan
+    layer = conv_to_attention(conv)
+    expected = conv(x).isnan()
+    assert torch.equal(layer(x).isnan(), expected) and 0 < expected.sum() < expected.numel()  # gradients recorded
+    with torch.no_grad():
+        assert torch.equal(layer(x).isnan(), expected)
