@@ -86,6 +86,21 @@ def test_muon_takes_the_matrices_and_kernels_between_input_and_classifier(data):
         assert moved == {name for name in inner if not name.endswith("centres")}
 
 
+def test_a_checkpoint_of_an_older_version_is_refused_clearly(data, tmp_path, monkeypatch):
+    def stop(trainer, bar):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(training._Trainer, "finish_epoch", stop)
+        train(MODEL, RECIPE, data, tmp_path / "run", progress=False)
+    file = tmp_path / "run" / "checkpoint" / "state.pt"
+    state = torch.load(file, weights_only=True)
+    del state["onednn"]
+    torch.save(state, file)
+    with pytest.raises(RunError, match="older version; remove .*run to start again"):
+        train(MODEL, RECIPE, data, tmp_path / "run", progress=False)
+
+
 def test_a_run_says_how_it_computed_and_goes_on_like_that_elsewhere(data, tmp_path, monkeypatch):
     ways = [Computation(bfloat16=True), Computation()]
     monkeypatch.setattr(training, "choose", lambda *_: ways[0])

@@ -146,7 +146,7 @@ class Optimizers:
         # Channels-last kernels share no memory with their matrices.
         apart = [(p.detach(), flat.detach()) for p, flat in self.twins if p.data_ptr() != flat.data_ptr()]
         for p, flat in self.twins:
-            flat.grad = p.grad.flatten(1)
+            flat.grad = None if p.grad is None else p.grad.flatten(1)
         for p, flat in apart:
             flat.copy_(p.flatten(1))
         for optimizer in self.all:
@@ -381,6 +381,8 @@ class _Trainer:
             state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a damaged file
             raise RunError(f"{self.checkpoint} is damaged ({error}); remove {self.folder} to start again.") from error
+        if "onednn" not in state:
+            raise RunError(f"{self.checkpoint} is of an older version; remove {self.folder} to start again.")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
