@@ -212,3 +212,14 @@ def test_wrong_choices_are_named():
         QuadraticAttention(1, 1, 1, covariance="round")
     with pytest.raises(ValueError, match="even"):
         ContentAttention(4, 4, 1, max_size=3, key_size=3)
+
+
+@pytest.mark.parametrize("heads", [1, 9, 16])
+def test_a_start_on_a_disc_has_the_standard_deviation_and_no_two_heads_alike(heads):
+    torch.manual_seed(3)
+    centres = QuadraticAttention(2, 3, heads, centre_start="disc", centre_std=0.6).centres.detach()
+    assert centres.norm(dim=1).max() <= 1.2
+    torch.testing.assert_close(centres.square().mean(), torch.tensor(0.36))
+    if heads > 1:
+        distances = torch.pdist(centres)
+        assert distances.min() > 0.6 * 1.2 * (torch.pi / heads) ** 0.5  # a share of the disc each

@@ -31,6 +31,15 @@ def shifts(length: int, device: torch.device | None = None) -> Tensor:
     return position[None, :] - position[:, None]
 
 
+def evenly_on_a_disc(points: int) -> Tensor:
+    """Points (points, 2) of a sunflower, turned by a random angle: evenly over a disc of radius 2, so of standard
+    deviation 1 along each axis. No grid is in them: each point turns by the golden angle from the one before."""
+    place = torch.arange(points)
+    radius = 2 * ((place + 0.5) / points).sqrt()
+    angle = 2 * math.pi * torch.rand(()) + place * math.pi * (3 - math.sqrt(5))
+    return radius[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1)
+
+
 class PositionalAttention(nn.Module):
     """Attention that looks at positions only: P has no batch axis. A subclass says what the scores are.
 
@@ -148,6 +157,7 @@ class QuadraticAttention(PositionalAttention):
         mixing: Mixing = "auto",
         dropout: float = 0.0,
         centre_std: float = 2.0,
+        centre_start: Literal["gaussian", "disc"] = "gaussian",
         spread_start: float = 1.0,
     ):
         if covariance not in ("isotropic", "full"):
@@ -155,7 +165,8 @@ class QuadraticAttention(PositionalAttention):
         self.separable = covariance == "isotropic"
         self.covariance = covariance
         super().__init__(channels, out_channels, heads, mixing, dropout)
-        self.centres = nn.Parameter(centre_std * torch.randn(heads, 2))
+        start = torch.randn(heads, 2) if centre_start == "gaussian" else evenly_on_a_disc(heads)
+        self.centres = nn.Parameter(centre_std * start)
         noise = 0.01 * torch.randn(heads, *(() if self.separable else (2, 2)))
         self.spreads = nn.Parameter(spread_start * (1 if self.separable else torch.eye(2)) + noise)
 

@@ -55,7 +55,9 @@ class ModelConfig:
     """On the probabilities, one mask for the batch; 0.1 in the paper and its presets. Training then takes the dense
     form, as a mask breaks the product of rows and columns; our small profiles go without."""
     centre_std: float = 2.0
-    """Centres start at N(0, centre_std) per coordinate, in pixels of the down-sampled grid."""
+    """Standard deviation of where the centres start, per coordinate, in pixels of the down-sampled grid."""
+    centre_start: Literal["gaussian", "disc"] = "gaussian"
+    """Centres start drawn from N(0, centre_std), as in the paper, or evenly over a disc, so that no two start alike."""
     spread_start: float = 1.0
     """Spreads (entries of Sigma^{-1/2}) start at this value + N(0, 0.01)."""
     resnet_width: int = 64

@@ -19,7 +19,7 @@ def build_attention(config: ModelConfig, heads: int) -> QuadraticAttention | Lea
     sizes = (config.hidden, config.hidden, heads)
     dropout = config.attention_dropout
     if config.kind == "quadratic":
-        start = dict(centre_std=config.centre_std, spread_start=config.spread_start)
+        start = {name: getattr(config, name) for name in ("centre_std", "centre_start", "spread_start")}
         return QuadraticAttention(*sizes, covariance=config.covariance, dropout=dropout, **start)
     if config.kind == "learned":
         return LearnedAttention(*sizes, max_size=max(config.grid), dropout=dropout)
