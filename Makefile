@@ -1,5 +1,5 @@
 # make reproduce   run every notebook and leave figures, tables and executed notebooks in outputs/<profile>
-#                  PROFILE=smoke|quick|paper  DATA=/path/to/images  ONLY="03 04"  JOBS=1  FORCE=1  OUTPUT=/path
+#                  PROFILE=smoke|quick|evening|paper  DATA=/path/to/images  ONLY="03 04"  JOBS=1  FORCE=1  RETRAIN=1  OUTPUT=/path
 # make paper       the same at the paper's size (for a GPU)
 # make lab         JupyterLab on the notebooks
 # make explore     the interactive head explorer
@@ -31,7 +31,7 @@ help:
 reproduce: $(READY)
 	@$(RUN) attnconv reproduce --profile '$(PROFILE)' $(if $(JOBS),--jobs '$(JOBS)') \
 		$(if $(DATA),--data '$(DATA)') $(if $(OUTPUT),--output '$(OUTPUT)') \
-		$(if $(ONLY),--only $(ONLY)) $(if $(filter-out 0,$(FORCE)),--force)
+		$(if $(ONLY),--only $(ONLY)) $(if $(filter-out 0,$(FORCE)),--force) $(if $(filter-out 0,$(RETRAIN)),--retrain)
 
 paper: PROFILE := paper
 paper: reproduce

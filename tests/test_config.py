@@ -5,7 +5,17 @@ from pathlib import Path
 import pytest
 
 from attnconv import config
-from attnconv.config import PRESETS, ConfigError, ModelConfig, Profile, TrainConfig, from_dict, load_profile, to_dict
+from attnconv.config import (
+    PRESETS,
+    ConfigError,
+    ModelConfig,
+    Profile,
+    TrainConfig,
+    from_dict,
+    load_profile,
+    scaled,
+    to_dict,
+)
 
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
 
@@ -131,3 +141,9 @@ def test_the_papers_presets_have_its_dropout_and_the_small_profiles_none():
 def test_hash_names_a_configuration():
     a, b = ModelConfig(), ModelConfig(heads=4)
     assert config.config_hash(a) == config.config_hash(ModelConfig()) != config.config_hash(b)
+
+
+def test_learning_rates_follow_the_batch_size_with_sgd_only():
+    assert scaled(TrainConfig(), 400) == {"batch_size": 400, "lr": 0.4}
+    assert scaled(TrainConfig(position_lr=1.0), 50) == {"batch_size": 50, "lr": 0.05, "position_lr": 0.5}
+    assert scaled(TrainConfig(optimizer="adamw"), 400) == {"batch_size": 400}

@@ -56,7 +56,7 @@ def test_every_notebook_leaves_its_figures_or_claims(reproduced):
     output, _ = reproduced
     for path in NOTEBOOKS:
         made = [*output.glob(f"figures/{path.name[:2]}-*.png"), *output.glob(f"tables/{path.name[:2]}-*.json")]
-        assert made, path.name
+        assert made or (path.name.startswith("08") and (output / "explorer.html").is_file()), path.name
     for figure in output.glob("figures/*.png"):
         assert figure.with_suffix(".pdf").stat().st_size > 1000
     assert {file.suffix for file in output.glob("tables/06-table1.*")} == {".md", ".csv", ".tex"}
@@ -70,21 +70,13 @@ def test_claims_are_computed_and_arithmetic_ones_hold(reproduced):
     assert len(exact) == 4 and all(claim["holds"] for claim in exact)
 
 
-def test_runs_of_other_depths_grids_and_seeds_stand_side_by_side(reproduced, tmp_path):
-    """Dropped in from elsewhere: a deeper appendix model, and a recorded content model on another grid."""
+def test_a_run_of_another_depth_stands_beside_the_others(reproduced, tmp_path):
     output = tmp_path / "smoke"
     shutil.copytree(reproduced[0], output)
     work = open_workspace("smoke", output=output)
     deeper = work.run("quadratic_full", model_changes={"layers": 3}, train_changes={"epochs": 1})
-    finer = work.run("learned_content", model_changes={"downsampling": 2}, train_changes={"epochs": 1})
-    work.attention(finer)
-    shutil.rmtree(work.run("learned_content").path)
-    config = finer.path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"record": {"packed": "elsewhere"}}))
-    done = reproduce(output, "--only", "04", "05")
+    done = reproduce(output, "--only", "04")
     assert done.returncode == 0, done.stdout + done.stderr
-    notes = {name: json.loads((output / "figures" / f"{name}.json").read_text()) for name in ("05-content-middle",)}
-    assert notes["05-content-middle"]["runs"] == [finer.path.name]
     assert any(deeper.path.name in file.read_text() for file in output.glob("figures/04-appendix-*.json"))
 
 

@@ -267,12 +267,6 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     assert run(toys) == 0
     assert toys.executed() == ["03:quadratic", "04"]
 
-    (tmp_path / "paper" / "tables").mkdir(parents=True)
-    (tmp_path / "paper" / "tables" / "04-claims.json").write_text("[]")  # what claims of notebook 04 quote
-    monkeypatch.setattr("attnconv.reproduce.RECORD", tmp_path / "paper")
-    assert run(toys) == 0
-    assert toys.executed() == ["04"]
-
     assert run(toys, only=["02"], force=True) == 0
     assert toys.executed() == ["02"]
     assert not list((toys.output / "notebooks").glob(".running*"))

@@ -147,6 +147,7 @@ def test_the_reported_accuracy_is_the_last_epochs_of_the_saved_model(run, data):
     model, again = load_run(run.path)
     assert not model.training
     assert evaluate(model, data).accuracy == run.test_accuracy == again.metrics[-1]["test_accuracy"]
+    assert run.right.mean() == run.test_accuracy
 
 
 def test_recorded_centres_are_the_parameters(run):

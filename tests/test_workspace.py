@@ -1,13 +1,21 @@
 """What notebooks work with: where results go, that runs are found and never overwritten, and rows of Table 1."""
 
+import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from attnconv import figures, results, workspace
 from attnconv.config import Profile, replace
-from attnconv.workspace import REPOSITORY, Claim, open_workspace, output_folder
+from attnconv.data import normalize, save_strip
+from attnconv.heads import AVERAGED, measure_attention
+from attnconv.sources import DataError, MissingData
+from attnconv.training import load_run
+from attnconv.workspace import REPOSITORY, open_workspace, output_folder
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +82,8 @@ def test_seeds_share_a_row_and_configurations_do_not(work, run):
 
 def test_a_lead_is_undecided_within_its_noise():
     def runs(*accuracies):
-        data = {"data": {"test_images": 10_000}}
-        return [SimpleNamespace(test_accuracy=accuracy, config=data) for accuracy in accuracies]
+        data = {"data": {"test_images": 10_000, "key": "k"}}
+        return [SimpleNamespace(test_accuracy=accuracy, config=data, right=None) for accuracy in accuracies]
 
     assert results.ahead(runs(0.94, 0.96), runs(0.90))[0] is True
     assert results.ahead(runs(0.90), runs(0.95))[0] is False
@@ -85,16 +93,121 @@ def test_a_lead_is_undecided_within_its_noise():
     assert holds is True and "94.5% against 95.0%" in evidence and "0.3" in evidence
 
 
-def test_a_claim_that_fails_says_what_the_record_says(work, monkeypatch, tmp_path):
-    paper = open_workspace("paper", output=tmp_path / "paper")
-    monkeypatch.setattr(workspace, "RECORD", paper.folder)
-    assert work.claims("04-claims").check("A", True, "1 of 1").evidence == "1 of 1"
-    assert "not recorded yet" in work.claims("04-claims").check("A", False, "0 of 1").evidence
-    paper.save_claims([Claim("A", True, "2 of 2")], "04-claims")
-    assert (
-        work.claims("04-claims").check("A", None, "0 of 1").evidence == "0 of 1 (at the paper's scale: holds, 2 of 2)"
-    )
-    assert paper.claims("04-claims").check("A", False, "x").evidence == "x"
+def test_answers_to_the_same_images_are_compared_image_by_image():
+    def run(right):
+        data = {"test_images": len(right), "key": "k"}
+        return SimpleNamespace(test_accuracy=float(np.mean(right)), config={"data": data}, right=right)
+
+    hard = np.arange(1000) % 10 == 0  # both are wrong about the same hundred images, one about ten more
+    one, other = run(~hard), run(~hard & (np.arange(1000) >= 11))
+    holds, evidence = results.ahead([one], [other])
+    assert holds is True and "paired standard error of the difference 0.3" in evidence
+    one.right = None  # without its answers the error is three times that
+    holds, evidence = results.ahead([one], [other])
+    assert holds is None and "1.4" in evidence
+
+
+def test_a_difference_between_seeds_is_noise_too():
+    data = {"data": {"test_images": 10_000, "key": "k"}}
+    runs = [SimpleNamespace(test_accuracy=a, config=data, right=None) for a in (0.90, 0.94)]
+    assert results.ahead(runs, [SimpleNamespace(test_accuracy=0.89, config=data, right=None)])[0] is None
+
+
+def test_a_run_is_told_apart_from_the_papers(run):
+    model, recipe = open_workspace("paper").profile.configs("quadratic")
+    copy = dataclasses.replace(run)
+    copy.config["data"] |= {"name": "cifar10", "form": "Parquet, JPEG images", "train_images": 50_000}
+    vars(copy).update(model=model, train=recipe)
+    assert results.difference(copy) == ""
+    assert results.result("SA quadratic", [copy]).why == "JPEG copy of CIFAR-10"
+    vars(copy)["train"] = replace(recipe, {"epochs": 1, "batch_size": 50, "lr": 0.05, "optimizer": "adamw"})
+    assert results.difference(copy) == "1 epoch, batch 50, learning rate 0.05, optimizer adamw"
+    vars(copy).update(model=replace(model, {"hidden": 800}), train=recipe)  # larger than the paper's
+    assert results.difference(copy) == "hidden 800"
+    copy.config["preset"] = "mine"
+    assert results.difference(copy) == "not a model of the paper"
+
+
+# Recorded runs
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory, work, run):
+    """A workspace whose data set is not on this machine, with a kept run and a strip of images."""
+    folder = tmp_path_factory.mktemp("recorded")
+    shutil.copytree(run.path, folder / "runs" / run.path.name)
+    save_strip(work.data, folder / "strip.npz", train=3, test=20)
+    profile = dataclasses.replace(work.profile, recorded=True)
+    return workspace.Workspace(profile, "cifar10", folder)
+
+
+@pytest.fixture
+def no_data(monkeypatch, tmp_path):
+    monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path))
+
+
+def test_a_recorded_run_and_a_strip_stand_in_for_the_data(recorded, run, no_data, work):
+    assert recorded.run("quadratic").path.name == run.path.name
+    assert recorded.data.classes == work.data.classes and recorded.data.mean == work.data.mean
+    assert len(recorded.data.train_labels) == 3 and torch.equal(recorded.data.test_images, work.data.test_images[:20])
+    assert recorded.attention(recorded.run("quadratic"))["mean"].shape[1:3] == (2, 4)
+
+
+def test_what_is_not_recorded_is_refused_without_the_data(recorded, no_data):
+    with pytest.raises(MissingData, match="learned, seed 0, is not among the recorded runs.*--data PATH"):
+        recorded.run("learned")
+    with pytest.raises(MissingData, match="quadratic, seed 0, is not among"):
+        recorded.run("quadratic", train_changes={"epochs": 1})
+    with pytest.raises(MissingData, match="quadratic, seed 0, is not among"):
+        recorded.run("quadratic", fresh=True)
+
+
+@pytest.mark.parametrize("name", ["quadratic", "learned_content"])
+def test_kept_attention_is_what_the_layers_do(work, name):
+    run = work.run(name)
+    kept, (model, _) = work.attention(run), load_run(run.path)
+    assert kept["mean"].sum((-2, -1)) == pytest.approx(1, abs=1e-5)
+    x = normalize(work.data.test_images[:AVERAGED], work.data.mean, work.data.std)
+    with torch.no_grad():
+        inputs = model.layer_inputs(x)
+        for index, layer in enumerate(model.attention_layers):
+            p = layer.probabilities(inputs[index]) if name == "learned_content" else layer.probabilities(7, 7)[None]
+            for q, (row, column) in enumerate(kept["queries"]):
+                maps = p[:, :, row, column].numpy()
+                np.testing.assert_allclose(kept["mean"][q, index], maps.mean(0), atol=1e-3)
+                for single, image in zip(kept.get("single", ()), kept.get("images", ()), strict=True):
+                    np.testing.assert_allclose(single[q, index], maps[image], atol=1e-3)
+    if name == "learned_content":
+        assert kept["pixels"].shape == (3, 28, 28, 1) and kept["images"].tolist() == [0, 7, 23]
+        assert kept["agreement"].shape == kept["content_share"].shape == (2, 4)
+
+
+def test_heads_that_were_pruned_are_nan(work, run):
+    model, _ = load_run(run.path)
+    layer = model.attention_layers[0]
+    layer.heads = 2
+    layer.centres, layer.spreads = (torch.nn.Parameter(p[:2].detach()) for p in (layer.centres, layer.spreads))
+    mean = measure_attention(model, work.data)["mean"]
+    assert np.isnan(mean[:, 0, 2]).all() and np.isfinite(mean[:, 1]).all()
+
+
+def test_a_recorded_run_of_another_recipe_stands_in_too_but_not_for_changes(recorded, no_data):
+    longer = dataclasses.replace(recorded.profile, train={**recorded.profile.train, "epochs": 9})
+    other = workspace.Workspace(longer, "cifar10", recorded.folder)
+    assert other.run("quadratic").train.epochs == 2
+    assert other.run("quadratic", train_changes={"epochs": 2}).train.epochs == 2  # this very recipe
+    with pytest.raises(MissingData):
+        other.run("quadratic", train_changes={"epochs": 3})
+
+
+def test_a_damaged_strip_is_said(recorded, no_data):
+    content = recorded.strip.read_bytes()
+    try:
+        recorded.strip.write_bytes(content[:1000])
+        with pytest.raises(DataError, match="strip.npz is damaged"):
+            _ = dataclasses.replace(recorded).data
+    finally:
+        recorded.strip.write_bytes(content)
 
 
 def test_a_small_run_is_not_held_against_the_paper(run):
@@ -104,9 +217,11 @@ def test_a_small_run_is_not_held_against_the_paper(run):
 
 
 def test_claims_are_saved_and_shown(work):
-    claims = [Claim("A", True, "1 of 1"), Claim("B", False, "0 of 1"), Claim("C", None, "1 of 2")]
-    work.save_claims(claims, "claims")
+    claims = work.claims("claims")
+    shown = [claims.check(*claim)._repr_markdown_() for claim in (("A", True, "1 of 1"), ("B", np.False_, "0 of 1"))]
+    claims.check("C", None, "1 of 2")
+    claims.save()
     saved = json.loads((work.folder / "tables" / "claims.json").read_text())
     assert saved[1] == {"text": "B", "holds": False, "evidence": "0 of 1"}
     assert saved[2]["holds"] is None and "**is undecided here**" in claims[2]._repr_markdown_()
-    assert "**holds here**" in claims[0]._repr_markdown_() and "**does not hold here**" in claims[1]._repr_markdown_()
+    assert "**holds here**" in shown[0] and "**does not hold here**" in shown[1]

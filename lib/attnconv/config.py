@@ -287,6 +287,8 @@ class Profile:
     description: str = ""
     data: str = "embedded"
     """``embedded``, ``cifar10``, ``fashion-mnist``, or a path (see `attnconv.data.load_data`)."""
+    recorded: bool = False
+    """Its runs are kept in the repository: they stand in for training, whichever copy of the data is here, or none."""
     train_images: int | None = None
     """Use only that many training images, balanced by class; None uses all."""
     test_images: int | None = None
@@ -367,23 +369,6 @@ def scaled(recipe: TrainConfig, batch_size: int) -> dict[str, Any]:
         factor = batch_size / recipe.batch_size
         changes |= {name: round(rate * factor, 10) for name, rate in rates.items() if rate is not None}
     return changes
-
-
-def rescaled(profile: Profile, epochs: int | None = None, batch_size: int | None = None) -> Profile:
-    """The profile with other schedules for all presets: the longest one takes ``epochs``, the others in proportion.
-
-    Learning rates follow the batch size (`scaled`). Every run says so: its recipe is part of its configuration.
-    """
-    recipes = {name: profile.configs(name)[1] for name in PRESETS}
-    longest = max(recipe.epochs for recipe in recipes.values())
-    presets = {}
-    for name, recipe in recipes.items():
-        changes = {} if batch_size is None else scaled(recipe, batch_size)
-        if epochs is not None:
-            changes["epochs"] = max(1, round(recipe.epochs * epochs / longest)) if epochs >= 1 else epochs
-        own = profile.presets.get(name) or {}
-        presets[name] = {**own, "train": {**(own.get("train") or {}), **changes}}
-    return dataclasses.replace(profile, presets=presets)
 
 
 def for_images(model: ModelConfig, size: tuple[int, int], channels: int, classes: int) -> ModelConfig:

@@ -34,6 +34,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from attnconv import sources
+from attnconv.runs import writing
 from attnconv.sources import CIFAR10_CLASSES, FASHION_MNIST_CLASSES, DataError, MissingData, Source
 
 __all__ = ["DataError", "Dataset", "Plan", "augment", "batches", "epoch_plan", "load_data", "normalize"]
@@ -144,6 +145,29 @@ def _balanced(labels: Tensor, n: int | None) -> Tensor:
 
 def _subset_key(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def save_strip(data: Dataset, path: Path, train: int = 20, test: int = 100) -> None:
+    """Keep a data set's first images of each split, with its name and statistics (see `load_strip`)."""
+    about = dict(name=data.name, form=f"the first {test} test images, {data.form}", mean=data.mean, std=data.std)
+    arrays = {name: getattr(data, name).cpu().numpy() for name in vars(data) if name.endswith(("_images", "_labels"))}
+    arrays = {name: values[: train if name.startswith("train") else test] for name, values in arrays.items()}
+    with writing(path) as temporary:
+        np.savez_compressed(temporary, classes=np.array(data.classes), about=json.dumps(about), **arrays)
+
+
+def load_strip(path: Path) -> Dataset:
+    """The data set that `save_strip` kept a part of, as far as it goes."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(str(arrays.pop("about")))
+        classes = tuple(map(str, arrays.pop("classes")))
+        about |= {name: tuple(about[name]) for name in ("mean", "std")}
+        tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
+        return Dataset(key=hashlib.sha256(path.read_bytes()).hexdigest(), classes=classes, **about, **tensors)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged ({error}). Restore it with 'git checkout {path.parent}'.") from error
 
 
 def _generator(*parts: object) -> torch.Generator:

@@ -1146,18 +1146,17 @@ def image_rows(rows: Sequence[ArrayLike], names: Sequence[str], labels: Sequence
 
 
 @styled
-def learning_rate(rates: ArrayLike, position_rates: ArrayLike | None = None) -> Figure:
-    """Learning rate at every step (steps,), and that of centres and spreads where it is another."""
+def learning_rate(epochs: ArrayLike, rates: Mapping[str, ArrayLike]) -> Figure:
+    """Learning rates over a training: ``epochs`` (n,), and for each group of parameters by name its rates (n,)."""
     figure = _figure(SINGLE, 1.7)
     ax = figure.add_subplot()
-    if position_rates is not None:
-        ax.plot(position_rates, color=_BASE[1], label="centres and spreads")
-    ax.plot(rates, color=_BASE[0], label="weights")
-    ax.set(yscale="linear" if position_rates is None else "log", xlabel="Step", ylabel="Learning rate")
-    peak = max(np.max(rates), 0 if position_rates is None else np.max(position_rates))
-    ax.set_ylim((0, 1.08 * peak) if position_rates is None else (np.max(rates) / 100, 2 * peak))
+    for (name, values), colour in zip(rates.items(), _BASE, strict=False):
+        ax.plot(epochs, values, color=colour, label=name)
+    ax.set(yscale="log" if len(rates) > 1 else "linear", xlabel="Epoch", ylabel="Learning rate")
+    peaks = [np.max(values) for values in rates.values()]
+    ax.set_ylim((min(peaks) / 100, 2 * max(peaks)) if len(rates) > 1 else (0, 1.08 * peaks[0]))
     ax.grid(which="major")
-    if position_rates is not None:
+    if len(rates) > 1:
         ax.legend(loc="lower left")
     return figure
 

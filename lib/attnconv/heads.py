@@ -22,6 +22,8 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from .attention import ContentAttention, PositionalAttention, QuadraticAttention
+from .data import Dataset, normalize
+from .models import AttentionNet
 
 Query = tuple[int, int]
 """A query pixel: (row, column)."""
@@ -565,3 +567,62 @@ def score_shares(content: ArrayLike, position: ArrayLike) -> ScoreShares:
         moments += [(c * c).mean((1, 2, 3)), (p * p).mean((1, 2, 3)), 2 * (c * p).mean((1, 2, 3))]
     total = moments.sum(0)
     return ScoreShares(*(moments / np.where(total > 0, total, np.nan)))
+
+
+# --- all heads of a trained network, at the queries that figures show ------------------------------------------------
+
+AVERAGED = 100
+"""Test images over which attention with content is averaged: the paper's number."""
+COMPARED = 16
+"""Test images over which agreement between queries, and content's share, are measured."""
+SINGLE_IMAGES = (0, 7, 23)
+"""Test images whose attention is kept one by one."""
+
+
+def queries(height: int, width: int) -> list[Query]:
+    """The query pixels at which attention is kept: the middle, and three off it (figures 7 to 10 move the query)."""
+    middle = (height // 2, width // 2)
+    return [middle, (height // 4, width // 4), (height // 3, width // 2), (2 * height // 3, width // 3)]
+
+
+@torch.no_grad()
+def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarray]:
+    """What every head attends to, all that the figures need: with it, neither weights nor images are read again.
+
+    Returns:
+        ``queries`` (Q, 2), ``mean`` (Q, L, h, H, W) float16: P at these queries, and ``agreement`` (L, h) of
+        `translation_consistency`; NaN for heads that a layer does not have. With content, ``mean`` is over the
+        first `AVERAGED` test images and ``agreement`` over the first `COMPARED`, as is ``content_share`` (L, h) of
+        `score_shares`; there are also ``images`` (n,), their ``pixels`` (n, H', W', C) and ``labels`` (n,), and
+        ``single`` (n, Q, L, h, H, W) float16.
+    """
+    layers, (height, width) = model.attention_layers, model.config.grid
+    content = isinstance(layers[0], ContentAttention)
+    inputs: list[Tensor | None] = [None] * len(layers)
+    if content:
+        device = next(model.parameters()).device
+        x = normalize(data.test_images[:AVERAGED].to(device), data.mean, data.std)
+        inputs = model.eval().layer_inputs(x)
+    images = [image for image in SINGLE_IMAGES if content and image < len(inputs[0])]
+
+    places = queries(height, width)
+    shape = (len(places), len(layers), max(layer.heads for layer in layers), height, width)
+    mean, single = np.full(shape, np.nan, np.float16), np.full((len(images), *shape), np.nan, np.float16)
+    for q, query in enumerate(places):
+        for index, (layer, seen) in enumerate(zip(layers, inputs, strict=True)):
+            maps = query_maps(layer, query, height, width, seen)  # with content (B, h, H, W), else (h, H, W)
+            mean[q, index, : layer.heads] = maps.mean(0) if content else maps
+            if content:
+                single[:, q, index] = maps[images]
+    agreement, share = np.full((2, *shape[1:3]), np.nan)
+    for index, (layer, seen) in enumerate(zip(layers, inputs, strict=True)):
+        p = layer.probabilities(seen[:COMPARED]).mean(0) if content else layer.probabilities(height, width)
+        agreement[index, : layer.heads] = translation_consistency(p.cpu().numpy()).agreement
+        if content:
+            parts = (part.cpu().numpy() for part in layer.score_parts(seen[:COMPARED]))
+            share[index] = score_shares(*parts).content_share
+    found = dict(queries=np.array(places), mean=mean, agreement=agreement)
+    if content:
+        found |= dict(content_share=share, images=np.array(images), single=single, averaged=np.array(len(inputs[0])))
+        found |= dict(pixels=data.test_images[images].cpu().numpy(), labels=data.test_labels[images].cpu().numpy())
+    return found

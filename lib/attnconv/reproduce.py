@@ -42,7 +42,7 @@ from attnconv.config import ConfigError, Profile, load_profile, to_dict
 from attnconv.index import write_index
 from attnconv.runs import writing
 from attnconv.sources import MissingData, content_key, find_data
-from attnconv.workspace import RECORD, REPOSITORY, output_folder
+from attnconv.workspace import REPOSITORY, output_folder
 
 GIVEN = ("profile", "data", "output")
 """Parameters that every notebook is given; per-run notebooks get ``preset`` and ``seed`` too."""
@@ -567,9 +567,7 @@ class Batch:
         parameters = {name: value for name, value in job.parameters.items() if name not in ("output", "data")}
         upstream = [self.manifest["notebooks"].get(name, {}).get("fingerprint") for name in job.needs]
         runs = runs_hash(self.output / "runs", job.reads)
-        record = RECORD.glob(f"tables/{job.notebook.number}-claims*.json") if self.profile.name != RECORD.name else ()
-        said = [[file.name, _file_hash(file)] for file in sorted(record)]  # what `Claims.check` quotes
-        return _digest(source, parameters, self.library, to_dict(self.profile), self.data_key(), upstream, runs, said)
+        return _digest(source, parameters, self.library, to_dict(self.profile), self.data_key(), upstream, runs)
 
     def up_to_date(self, job: Job) -> bool:
         entry = self.manifest["notebooks"].get(job.name, {})
@@ -763,6 +761,7 @@ def reproduce(
     force: bool = False,
     at_once: int | None = None,
     output: str | Path | None = None,
+    retrain: bool = False,
     parameters: dict[str, Any] | None = None,
     notebooks: Path = REPOSITORY / "notebooks",
 ) -> int:
@@ -775,6 +774,8 @@ def reproduce(
     profile = load_profile(notebooks / "profiles" / f"{profile_name}.yaml")
     given_data, data = data, _checked_data(data or profile.data)
     folder = output_folder(profile, given_data, output)
+    if retrain and not output:  # beside what is there, which stays to be compared with
+        folder = folder.with_name(f"{folder.name}-retrained")
     paths = sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))
     if not paths:
         raise ConfigError(f"There are no notebooks in {notebooks}; run from a clone of the repository.")

@@ -103,48 +103,51 @@ def result(title: str, runs: Sequence[Run]) -> Result:
 
 def difference(run: Run) -> str:
     """Why a run's accuracy cannot be held against the paper's, in a few words; empty if it can."""
-    base = PRESETS.get(run.preset)
     if run.config["data"]["name"] != "cifar10":
         return f"on {run.config['data']['name']}"
-    if base is None or (run.model.hidden, run.model.layers) != (base.model.hidden, base.model.layers):
-        return "smaller model"
-    if run.model.resnet_width != base.model.resnet_width:
-        return "smaller model"
+    base = PRESETS.get(run.preset)
+    if base is None:
+        return "not a model of the paper"
     of_data = {"image_size", "image_channels", "classes"}
     other = [name for name in _differing(run.model, base.model, run) if name not in of_data]
-    words = []
-    if "attention_dropout" in other:
-        other.remove("attention_dropout")
-        words.append(f"dropout {run.model.attention_dropout:g} on P")
-    if other:
-        return f"another model ({', '.join(other)})"
+    words = [f"{name} {getattr(run.model, name)}" for name in other]
     if (images := run.config["data"]["train_images"]) < CIFAR10_IMAGES:
         words.append(f"{images} training images")
     if run.train.epochs != base.train.epochs:
         words.append(_epochs(run))
-    if run.train.batch_size != base.train.batch_size:
+    if run.train.batch_size != base.train.batch_size or run.train.lr != base.train.lr:
         words.append(f"batch {run.train.batch_size}, learning rate {run.train.lr:g}")
-    elif run.train.lr != base.train.lr:
-        words.append(f"learning rate {run.train.lr:g}")
     recipe = ("optimizer", "position_lr", "momentum", "weight_decay", "warmup", "clip", "augment")
     recipe += ("label_smoothing", "validation")
     other = _differing(run.train, base.train, run)
-    words += [f"{name} {getattr(run.train, name)}" for name in recipe if name in other]
-    return ", ".join(words)
+    return ", ".join(words + [f"{name} {getattr(run.train, name)}" for name in recipe if name in other])
 
 
 def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> tuple[bool | None, str]:
     """Whether runs are more accurate than others, by the mean over their seeds, and the numbers in words.
 
-    ``margin``: points that they may lie behind. None within two standard errors, those of two accuracies on so many
-    test images; seeds add to it.
+    ``margin``: points that they may lie behind. None within two standard errors, those of the difference: image by
+    image where all runs kept their answers to the same test images, else of two independent accuracies. What seeds add
+    to it shows with several of them only.
     """
     a, b = (100 * float(np.mean([run.test_accuracy for run in runs])) for runs in (better, worse))
     images = min(run.config["data"]["test_images"] for run in (*better, *worse))
-    error = math.sqrt((a * (100 - a) + b * (100 - b)) / images)
+    answers = [run.right for run in (*better, *worse)]
+    data = {run.config["data"]["key"] for run in (*better, *worse)}
+    if len(data) == 1 and not any(right is None for right in answers):
+        difference = np.mean(answers[: len(better)], axis=0) - np.mean(answers[len(better) :], axis=0)
+        error, how = 100 * difference.std() / math.sqrt(images), "paired standard error of the difference"
+    else:
+        error, how = math.sqrt((a * (100 - a) + b * (100 - b)) / images), "standard error of the difference"
+    seeds = [
+        np.var([100 * run.test_accuracy for run in runs], ddof=1) / len(runs)
+        for runs in (better, worse)
+        if len(runs) > 1
+    ]
+    error = max(error, math.sqrt(sum(seeds)))
     lead = a - b + margin
     holds = None if abs(lead) <= 2 * error else lead > 0
-    return holds, f"{a:.1f}% against {b:.1f}%, standard error of the difference {error:.1f}"
+    return holds, f"{a:.1f}% against {b:.1f}%, {how} {error:.1f}"
 
 
 def pruned_from(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str, np.ndarray]]:

@@ -2,8 +2,9 @@
 
 A run folder holds ``config.json`` (enough to rebuild the model), ``metrics.jsonl`` (a line an epoch), ``heads.npz``
 (what every head did after every epoch), ``model.safetensors`` (written last: it marks a finished run) and, while a
-run is under way, ``checkpoint/`` (optimizer and random state, for resuming only). ``attention.npz`` (what its heads
-attend to in the end) is added when somebody asks for it. No torch is imported here.
+run is under way, ``checkpoint/`` (optimizer and random state, for resuming only). ``predictions.npz`` (the class that
+the trained network gives each test image) and ``attention.npz`` (what its heads attend to) are what figures and
+comparisons need of the data: with them, they are made again where the data set is missing. No torch is imported here.
 """
 
 from __future__ import annotations
@@ -70,14 +71,8 @@ class Run:
         return from_dict(TrainConfig, self.config["train"])
 
     @property
-    def recorded(self) -> bool:
-        """Whether it was brought here from another machine by `attnconv unpack`: it stands in for training."""
-        return bool(self.config.get("record"))
-
-    @property
     def finished(self) -> bool:
-        weights, config = self.path / "model.safetensors", self.path / "config.json"
-        return weights.is_file() or (config.is_file() and self.recorded)  # a record may come without its weights
+        return (self.path / "model.safetensors").is_file()
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
@@ -98,8 +93,14 @@ class Run:
         return _arrays(self.path / "heads.npz")
 
     @cached_property
+    def right(self) -> np.ndarray | None:
+        """Whether the trained network is right about each test image, in the data's order: (N,); None if not kept."""
+        kept = _arrays(self.path / "predictions.npz")
+        return kept["predicted"] == kept["label"] if kept else None
+
+    @cached_property
     def attention(self) -> dict[str, np.ndarray]:
-        """What its heads attend to after training, as `record.measure_attention` found it; empty if not asked yet."""
+        """What its heads attend to after training, as `heads.measure_attention` found it; empty if not asked yet."""
         arrays = _arrays(self.path / "attention.npz")
         for name in {"mean", "single"} & arrays.keys():  # float16 on disk
             maps = arrays[name].astype(np.float32)

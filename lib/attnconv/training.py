@@ -83,6 +83,18 @@ def evaluate(model: nn.Module, data: Dataset, images: Tensor | None = None, labe
     return Evaluation(loss.item() / len(labels), correct.item() / len(labels))
 
 
+@torch.no_grad()
+def save_predictions(model: nn.Module, data: Dataset, folder: Path) -> None:
+    """Write predictions.npz: the class that the model gives each test image, and its label (`Run.right`)."""
+    device = next(model.parameters()).device
+    feed = batches(data.test_images.to(device), data.test_labels.to(device), None, 500, data.mean, data.std)
+    with computing(choose(device), device):
+        predicted = torch.cat([predict(model, x).argmax(1) for x, _ in feed])
+    arrays = {"predicted": predicted, "label": data.test_labels}
+    with writing(folder / "predictions.npz") as temporary:
+        np.savez_compressed(temporary, **{name: a.to("cpu", torch.int16).numpy() for name, a in arrays.items()})
+
+
 def lr_factor(step: int, steps: int, warmup: float) -> float:
     """Share of the peak learning rate at a step: linear warm-up, then a cosine to zero (paper's recipe)."""
     rising = max(1, round(warmup * steps))
@@ -235,8 +247,6 @@ def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[n
     model = build_model(run.model)
     if not run.finished:
         raise RunError(f"{run.path} is not finished: {len(run.metrics)} of {run.train.epochs} epochs. Train it first.")
-    if not (run.path / "model.safetensors").is_file():
-        raise RunError(f"{run.path} was recorded without its weights: metrics, heads and attention are all there is.")
     safetensors.torch.load_model(model, run.path / "model.safetensors")
     return model.to(device or best_device()).eval(), run
 
@@ -457,6 +467,7 @@ class _Trainer:
                 self.run_epoch(bar, stop)
                 self.finish_epoch(bar)
         if self.processes.writer:
+            save_predictions(self.model, self.data, self.folder)
             with writing(self.folder / "model.safetensors") as temporary:
                 safetensors.torch.save_model(self.model, str(temporary))
             shutil.rmtree(self.checkpoint.parent, ignore_errors=True)

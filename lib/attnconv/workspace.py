@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile
+from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
 from attnconv.runs import Run, find_runs, identity, writing
 from attnconv.sources import MissingData, find_data
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROFILES = REPOSITORY / "notebooks" / "profiles"
-RECORD = REPOSITORY / "outputs" / "paper"
-"""What was made at the paper's scale."""
 _described = itertools.count(1)
 
 
@@ -42,23 +40,31 @@ class Workspace:
 
     @cached_property
     def data(self) -> Dataset:
-        """The data set, cut to the profile's size; loaded on first use."""
-        from attnconv.data import load_data
+        """The data set, cut to the profile's size; loaded on first use.
 
+        Where it is not on this machine and the folder keeps a strip of it (see `attnconv.data.save_strip`), the strip.
+        """
+        from attnconv.data import load_data, load_strip
+
+        if not self.has_data and self.strip.is_file():
+            return load_strip(self.strip)
         return load_data(self.source).first(self.profile.train_images, self.profile.test_images)
 
     @property
+    def strip(self) -> Path:
+        """A few images, kept with recorded runs."""
+        return self.folder / "strip.npz"
+
+    @cached_property
     def has_data(self) -> bool:
-        """Whether the data set is on this machine; if not, asking for ``data`` downloads it."""
+        """Whether the data set is on this machine; if not, and without a strip, asking for ``data`` downloads it."""
         try:
-            return "data" in vars(self) or bool(find_data(self.source))
+            return bool(find_data(self.source))
         except MissingData:
             return False
 
     def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
         """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
-        if not self.has_data and not any(changes.values()) and (record := self.record(name, seed)):
-            return record.model, record.train
         model, train = self.profile.configs(name, seed, **changes)
         data = self.data
         return for_images(model, data.image_size, data.image_channels, len(data.classes)), train
@@ -72,39 +78,49 @@ class Workspace:
         train_changes: dict[str, Any] | None = None,
         fresh: bool = False,
     ) -> Run:
-        """A preset's finished run: the one that is there, or the recorded one, or else one trained (or resumed) now.
+        """A preset's finished run: the one that is there, or else one trained (or resumed) now.
 
-        Every configuration has a folder of its own, so a run is never overwritten by another. A record (a run brought
-        here from another machine) stands in for training whatever data it was made from, and says so; not for changed
-        configurations, nor where ``fresh`` asks for a run of this very data and recipe.
+        Every configuration has a folder of its own, so a run is never overwritten by another. Where the profile says
+        ``recorded``, a run that was kept stands in for training, from whichever copy of the data it was made; not where
+        ``fresh`` asks for a run of this very data.
         """
         from attnconv.training import train
 
         changes = dict(model_changes=model_changes, train_changes=train_changes)
-        record = None if fresh or any(changes.values()) else self.record(name, seed)
-        own = [run for run in self.runs() if run.preset == name and not run.recorded] if record else []
-        if record and not (own and self.has_data):
-            return _told(record)
         model, recipe = self.configs(name, seed, **changes)
+        if self.profile.recorded and not fresh:
+            if kept := self._kept(name, model, recipe, changed=any(changes.values())):
+                return kept
+        if not self.has_data and self.strip.is_file():
+            raise MissingData(
+                f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / 'runs'}. To train it, "
+                f"say where the data set {self.source} is: --data PATH (make: DATA=PATH)."
+            )
         start = self.run(recipe.start_from, recipe.seed, fresh=fresh) if recipe.start_from else None
         digits = identity(model, recipe, self.data.key, start and start.config["hash"])
         folder = self.folder / "runs" / f"{name}-seed{recipe.seed}-{digits}"
-        if record and not Run(folder).finished:
-            return _told(record)
         return train(model, recipe, self.data, folder, preset=name, start=start)
 
-    def record(self, name: str, seed: int | None = None) -> Run | None:
-        """The recorded run of a preset and seed, if there is one: of several, one with the profile's own recipe."""
-        recipe = self.profile.configs(name, seed)[1]
-        found = [run for run in self.runs() if run.recorded and (run.preset, run.train.seed) == (name, recipe.seed)]
-        return max(found, key=lambda run: (run.train == recipe, run.train.epochs, run.path.name), default=None)
+    def _kept(self, name: str, model: ModelConfig, recipe: TrainConfig, *, changed: bool) -> Run | None:
+        """The recorded run of these configurations; without ``changed`` any recipe will do, the longest first."""
+        free = {"heads": 1} if recipe.start_from else {}  # pruning leaves each run its own
+        alike = [run for run in self.runs() if (run.preset, run.train.seed) == (name, recipe.seed)]
+        exact = [r for r in alike if r.train == recipe and replace(r.model, free) == replace(model, free)]
+        others = [] if changed else sorted(alike, key=lambda run: run.train.epochs, reverse=True)
+        return next(iter([*exact, *others]), None)
 
     def attention(self, run: Run) -> dict[str, np.ndarray]:
-        """What a run's heads attend to (see `record.measure_attention`): as kept in its folder, or measured now."""
-        if not (run.path / "attention.npz").is_file():
-            from attnconv.record import save_attention
+        """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder, or measured now."""
+        file = run.path / "attention.npz"
+        if not file.is_file():
+            import numpy as np
 
-            save_attention(run, self.data)
+            from attnconv.heads import measure_attention
+            from attnconv.training import load_run
+
+            model, _ = load_run(run.path)
+            with writing(file) as temporary:
+                np.savez_compressed(temporary, **measure_attention(model, self.data))
         return Run(run.path).attention
 
     def runs(self) -> list[Run]:
@@ -130,22 +146,9 @@ class Workspace:
             with writing(self.folder / "tables" / f"{name}{suffix}") as temporary:
                 temporary.write_text(table[form])
 
-    def claims(self, table: str) -> Claims:
-        """A list to check claims about trained models in, and to save as tables/<table>.json."""
-        return Claims(self, table)
-
-    def save_claims(self, claims: list[Claim], name: str) -> None:
-        """Write tables/<name>.json: each claim, whether it holds here, and the evidence."""
-        with writing(self.folder / "tables" / f"{name}.json") as temporary:
-            temporary.write_text(json.dumps([vars(claim) for claim in claims], indent=1) + "\n")
-
-
-def _told(record: Run) -> Run:
-    """The run, after a word about what it is."""
-    where, data = record.config["environment"]["device"], record.config["data"]
-    recipe = f"{record.train.epochs} epochs, batch {record.train.batch_size}"
-    print(f"{record.title}: the recorded run {record.path.name} ({recipe}, {data['name']}, {data['form']}; {where})")
-    return record
+    def claims(self, name: str) -> Claims:
+        """A list to check claims in, and to save as tables/<name>.json."""
+        return Claims(self.folder / "tables" / f"{name}.json")
 
 
 def open_workspace(profile: str = "quick", *, data: str | None = None, output: str | Path | None = None) -> Workspace:
@@ -196,25 +199,18 @@ class Claim:
 
 
 class Claims(list[Claim]):
-    """The claims of one notebook about trained models; see `Workspace.claims`."""
+    """The claims of one notebook; see `Workspace.claims`."""
 
-    def __init__(self, work: Workspace, table: str):
+    def __init__(self, file: Path):
         super().__init__()
-        self.work, self.table = work, table
+        self.file = file
 
     def check(self, text: str, holds: bool | None, evidence: str) -> Claim:
-        """Add a claim, and return it to be shown.
-
-        Where it does not hold, the evidence goes on with what the record at the paper's scale says of the same claim.
-        """
-        if not holds and self.work.profile.name != RECORD.name:
-            file = RECORD / "tables" / f"{self.table}.json"
-            saved = json.loads(file.read_text()) if file.is_file() else []
-            there = [Claim(**claim) for claim in saved if claim["text"] == text]
-            said = f"{there[0].verdict}, {there[0].evidence}" if there else "not recorded yet"
-            evidence = f"{evidence} (at the paper's scale: {said})"
+        """Add a claim, and return it to be shown."""
         self.append(Claim(text, holds, evidence))
         return self[-1]
 
     def save(self) -> None:
-        self.work.save_claims(self, self.table)
+        """Write each claim, whether it holds here, and the evidence."""
+        with writing(self.file) as temporary:
+            temporary.write_text(json.dumps([vars(claim) for claim in self], indent=1) + "\n")
