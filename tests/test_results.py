@@ -41,7 +41,7 @@ def test_results_table():
 
 
 def test_a_table_becomes_three_files(tmp_path):
-    work = Workspace(Profile("p"), "embedded", tmp_path)
+    work = Workspace(Profile(name="p"), "embedded", tmp_path)
     frame = results.results_table(RESULTS)
     work.save_table(frame, "table")
     markdown, plain, latex = ((tmp_path / "tables" / f"table.{form}").read_text() for form in ("md", "csv", "tex"))

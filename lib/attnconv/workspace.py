@@ -156,8 +156,9 @@ class Workspace:
 
     def save_table(self, frame: pd.DataFrame, name: str) -> None:
         """Write tables/<name>.md, .csv and .tex, without the frame's index. The LaTeX wants the package booktabs."""
+        known = frame.astype(object).where(frame.notna(), None)  # what is missing is a dash, not "nan"
         forms = {
-            ".md": frame.to_markdown(index=False, floatfmt=".8g", missingval="—") + "\n",
+            ".md": known.to_markdown(index=False, floatfmt=".8g", missingval="—") + "\n",
             ".csv": frame.to_csv(index=False),
             ".tex": frame.to_latex(index=False, float_format="%.8g", na_rep="---", escape=True),
         }
