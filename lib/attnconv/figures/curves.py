@@ -332,7 +332,7 @@ def rank_curves(curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]) ->
     norms over norms; values below 1e-4 are drawn as zero.
     """
     drawable(curves, "curves")
-    figure = new_figure(SINGLE, 2.6)
+    figure = new_figure(SINGLE, 2.8)
     ax = figure.add_subplot()
     looks = [{"color": colour, "marker": marker} for colour, marker in zip(PALETTE, "osD^vPX<>*", strict=True)]
     for index, (dims, best, plain) in enumerate(curves.values()):
@@ -345,7 +345,7 @@ def rank_curves(curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]) ->
     ax.grid(axis="y")
     handles = [_line(title, **looks[index % len(looks)]) for index, title in enumerate(curves)]
     handles += [_line("$D_h$ largest singular values"), _line("first $D_h$ channels", linestyle=DASHED, linewidth=0.9)]
-    ax.legend(handles=handles, loc="upper right")
+    _legend_below(figure, handles, 2)
     return figure
 
 
