@@ -331,7 +331,7 @@ def test_attention_grid():
         assert [query.get_bbox().bounds for query in ax.patches] == [(1.5, 0.5, 1, 1)]
     assert [t.get_text() for ax in axes for t in ax.texts] == ["Layer 1", "Layer 2", "Layer 3"]
     ticks = [t.get_text() for t in figure.axes[-1].get_xticklabels()]
-    assert ticks[0] == "0" and ticks[-1] == f"{maps.max():.2g}" and 3 <= len(ticks) <= 8
+    assert ticks[0] == "0" and ticks[-1] == f"{maps.max():.2g}"
     figure = figures.attention_grid(some_maps(1, 2, 4, 12), names=["a row", "a column"], largest=0.75)
     assert [ax.get_title() for ax in shown(figure)] == ["a row", "a column"]
     assert shown(figure)[0].images[0].norm.vmax == 0.75
@@ -345,14 +345,6 @@ def test_outside_the_image_is_hatched_and_missing_heads_are_left_out():
     axes = shown(figures.attention_grid(maps))
     assert len(axes) == 2 * HEADS + 4
     assert axes[0].images[0].get_array().mask[:2].all() and axes[0].patch.get_hatch()
-
-
-@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (6, 16)])
-def test_grids_of_other_sizes(layers, heads):
-    figure = figures.attention_grid(some_maps(layers, heads))
-    assert len(shown(figure)) == layers * heads
-    boxes = [ax.get_position() for ax in figure.axes]
-    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= 1 and box.y1 <= 1 for box in boxes)
 
 
 def test_maps_refuse_what_they_cannot_show():
@@ -414,14 +406,14 @@ def test_sum_of_heads_ends_in_the_sum():
 def test_schema_has_a_head_for_each_tap():
     image, kernel, output, *heads = figures.schema().axes
     taps = [labelled(ax.patches, "tap") for ax in heads]
-    shifts = [(p.get_y() - 1.5, p.get_x() - 1.5) for (p,) in taps]
+    shifts = [(p.get_y() - 2, p.get_x() - 2) for (p,) in taps]
     assert shifts == [tuple(shift) for shift in tap_shifts((3, 3)).tolist()]
     assert [ax.get_title() for ax in heads[:3]] == ["(−1, −1)", "(−1, 0)", "(−1, +1)"]
     for ax, first in ((image, 1), (kernel, 0)):  # the same colours at the same places
         for tap, (head,) in zip(labelled(ax.patches, "tap"), taps, strict=True):
             assert tap.get_facecolor() == head.get_facecolor()
             assert (tap.get_x() - first, tap.get_y() - first) == (head.get_x() - 1, head.get_y() - 1)
-    assert [p.get_bbox().bounds for p in labelled(output.patches, "sum")] == [(1.5, 1.5, 1, 1)]
+    assert [p.get_bbox().bounds for p in labelled(output.patches, "sum")] == [(2, 2, 1, 1)]
 
 
 # --- curves -------------------------------------------------------------------------------------------------------
@@ -549,9 +541,3 @@ def test_costs():
     dense = np.array([[1, 2, 3], [40, 40, 40], [np.nan] * 3])
     ax = figures.separability_timing([8, 16, 32], dense, [[1, 1, 1], [4, 4, 4], [9, 9, 9]]).axes[0]
     assert ax.get_xscale() == ax.get_yscale() == "log" and [t.get_text() for t in ax.texts] == ["2×", "10×"]
-
-
-def test_fine_tuning_starts_at_zero_loss_and_takes_few_steps():
-    ax = EVERYTHING["fine_tuning"]().axes[0]
-    assert ax.get_ylim()[0] == 0 and ax.get_ylim()[1] > 3.5
-    assert len(figures.fine_tuning([1.0], {}).axes[0].lines) == 2

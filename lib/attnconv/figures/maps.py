@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from attnconv.figures.style import (
     DOUBLE,
     MAP_COLOURS,
+    PALETTE,
     QUERY_COLOUR,
     SIGNED_COLOURS,
     SINGLE,
@@ -87,14 +88,10 @@ def _probability_scale(maps: NDArray, largest: float | None = None) -> ScalarMap
 
 
 def _probability_bar(figure: Figure, scale: ScalarMappable) -> None:
-    """The colour bar of maps, with the largest probability and round numbers where they have room."""
-    largest = scale.norm.vmax
-    ticks = [largest]
-    for tick in (step * 10.0**power for power in range(0, -9, -1) for step in (5, 2, 1)):
-        if 0.1 <= math.sqrt(tick / largest) <= math.sqrt(ticks[-1] / largest) - 0.12:
-            ticks.append(tick)
-    _bar(figure, scale, "Attention probability (square-root scale)", [0, *ticks[::-1]])
-    figure.axes[-1].set_xticklabels(["0", *(f"{tick:.2g}" for tick in ticks[::-1])])
+    """The colour bar of maps; its ticks end with the largest probability."""
+    ticks = scale.norm.vmax * np.array([0, 0.02, 0.1, 0.3, 0.6, 1])
+    _bar(figure, scale, "Attention probability (square-root scale)", ticks)
+    figure.axes[-1].set_xticklabels([f"{tick:.2g}" for tick in ticks])
 
 
 def _checked_maps(maps: ArrayLike, query: tuple[int, int] | None) -> tuple[NDArray, tuple[int, int]]:
@@ -380,15 +377,15 @@ def schema() -> Figure:
     image = _schema_panel(figure, (0.12, 0.8), 1.4, patch, "Image $X$, query pixel $q$", query=(2, 2))
     kernel = _schema_panel(figure, (4.32, 0.9), 1.2, np.ones((3, 3)), "Value matrices $W^h$:\nthe taps of a kernel")
     output = _schema_panel(figure, (5.98, 1.05), 0.9, np.ones((5, 5)), "Output at $q$:\ntheir sum", query=(2, 2))
-    for head, colour in enumerate(head_colours(9)):
+    for head, colour in enumerate([*head_colours(8), PALETTE[9]]):  # the ninth is as grey as the pixels
         row, column = divmod(head, 3)
         shift = f"({row - 1:+d}, {column - 1:+d})".replace("-", "−").replace("+0", "0")
         place = 1.98 + 0.7 * column, 1.66 - 0.75 * row
         looks = _schema_panel(figure, place, 0.54, patch, shift, query=(2, 2))
         for ax, at in ((image, (row + 1, column + 1)), (looks, (row + 1, column + 1)), (kernel, (row, column))):
-            ax.add_patch(Rectangle((at[1] - 0.5, at[0] - 0.5), 1, 1, facecolor=colour, linewidth=0, label="tap"))
-        kernel.text(column, row, f"$W^{head + 1}$", ha="center", va="center", fontsize=9.5)
-    output.add_patch(Rectangle((1.5, 1.5), 1, 1, facecolor="0.45", linewidth=0, label="sum"))
+            ax.add_patch(Rectangle(at[::-1], 1, 1, facecolor=colour, linewidth=0, label="tap"))
+        kernel.text(column + 0.5, row + 0.5, f"$W^{head + 1}$", ha="center", va="center", fontsize=9.5)
+    output.add_patch(Rectangle((2, 2), 1, 1, facecolor="0.45", linewidth=0, label="sum"))
     for x in (1.75, 4.14, 5.75):
         figure.text(x / DOUBLE, 1.5 / 2.9, "→", ha="center", va="center", fontsize=15)
     figure.text(2.95 / DOUBLE, 2.5 / 2.9, "Nine heads: each attends\nto one shift $Δ_h$", ha="center", fontsize=7.5)
@@ -403,19 +400,12 @@ def _schema_panel(
     """Grey pixels in a square at a place in inches from the lower left, the query framed."""
     width, height = figure.get_size_inches()
     ax = figure.add_axes((corner[0] / width, corner[1] / height, side / width, side / height), xticks=[], yticks=[])
-    ax.pcolormesh(
-        np.arange(patch.shape[1] + 1) - 0.5,
-        np.arange(patch.shape[0] + 1) - 0.5,
-        patch,
-        cmap="gray",
-        vmin=0,
-        vmax=1,
-        edgecolor="0.8",
-        linewidth=0.4,
-    )
+    ax.pcolormesh(patch, cmap="gray", vmin=0, vmax=1, edgecolor="0.8", linewidth=0.4)
     ax.invert_yaxis()
     ax.set_frame_on(False)
     ax.set_title(title, fontsize=6.5 if side < 0.6 else 7.5, pad=2 if side < 0.6 else 4)
     if query:
-        _frame_pixel(ax, query, edgecolor="black", linewidth=0.9 if side < 0.6 else 1.6, zorder=4)
+        ax.add_patch(
+            Rectangle(query[::-1], 1, 1, fill=False, edgecolor="black", linewidth=0.9 if side < 0.6 else 1.6, zorder=4)
+        )
     return ax
