@@ -377,6 +377,9 @@ def test_atlas_has_a_page_a_layer():
     row, column = CENTRES[1, 3]
     assert shown(pages[1])[3].get_xlabel() == f"centre ({row:+.1f}, {column:+.1f})\nreach 1.3 px".replace("-", "−")
     assert len({ax.images[0].norm.vmax for page in pages for ax in shown(page)}) == 1
+    pages[0].draw_without_rendering()
+    lowest = min(ax.xaxis.label.get_window_extent().y0 for ax in shown(pages[0]))
+    assert lowest > pages[0].axes[-1].get_window_extent().y1, "the numbers stay above the colour bar"
 
 
 def test_signed_images_share_a_scale_that_is_white_at_zero():

@@ -225,7 +225,7 @@ def _draw_marks(ax: Axes, centres: NDArray, view: NDArray, hollow: Sequence[bool
         if not hollow[head]:
             faces = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5}
         where = ax.transData + ScaledTranslation(*moved[head], ax.get_figure(root=True).dpi_scale_trans)
-        bigger = size * (1.6 if beyond else 1)
+        bigger = size * (2.5 if beyond else 1)
         look = {"marker": marker, "s": bigger, "zorder": 5, "clip_on": False, "transform": where}
         marks.append(ax.scatter([column], [row], label=f"head {head + 1}", **look, **faces))
     return marks

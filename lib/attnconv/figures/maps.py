@@ -46,23 +46,28 @@ def _map_axes(
     aspect: float,
     left: float = 0.1,
     widest: float = 0.8,
-    gaps: tuple[float, float] = (_GAP, _ABOVE),
+    gaps: tuple[float, float, float] = (_GAP, _ABOVE, 0),
     lowest: float = 0,
 ) -> tuple[Figure, NDArray]:
     """A figure and its grid of panels (rows, columns), ``left`` inches from its edge, above a colour bar.
 
-    ``aspect``: height over width of a panel; ``widest``: its longest side, in inches; ``lowest``: the least height of
-    the grid.
+    ``aspect``: height over width of a panel; ``widest``: its longest side, in inches; ``gaps``: inches between columns,
+    above a panel and below it; ``lowest``: the least height of the grid.
     """
-    beside, above = gaps
+    beside, above, below = gaps
     width = min(widest, (DOUBLE - left - 0.1 - (columns - 1) * beside) / columns, widest / aspect)
     height, whole = width * aspect, columns * (width + beside) - beside
-    wide = max(SINGLE, left + whole + 0.1)
-    tall = max(rows * (height + above), lowest) + _FOOT
+    wide, used = max(SINGLE, left + whole + 0.1), rows * (height + above + below)
+    tall = max(used, lowest) + _FOOT
     left += (wide - left - whole - 0.1) / 2
     figure = new_figure(wide, tall, layout=None)
-    place = {"left": left / wide, "right": (left + whole) / wide, "top": 1 - above / tall}
-    place |= {"bottom": 1 - rows * (height + above) / tall, "wspace": beside / width, "hspace": above / height}
+    place = {
+        "left": left / wide,
+        "right": (left + whole) / wide,
+        "top": 1 - above / tall,
+        "bottom": 1 - (used - below) / tall,
+    }
+    place |= {"wspace": beside / width, "hspace": (above + below) / height}
     axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw=place)
     for ax in axes.ravel():
         ax.set(xticks=[], yticks=[])
@@ -242,9 +247,9 @@ def _atlas_page(
     there = [head for head in range(len(maps)) if not np.isnan(maps[head]).all()]
     columns = len(maps) if len(maps) <= 3 else math.ceil(math.sqrt(len(maps)))
     rows = max(1, math.ceil(len(there) / columns))
-    gaps = 0.28, 0.3 + 0.125 * len(numbers)
-    figure, axes = _map_axes(rows, columns, maps.shape[1] / maps.shape[2], 0.15, 1.75, gaps, lowest=0.2)
-    figure.suptitle(title, x=0.02, y=1 - 0.05 / figure.get_figheight(), ha="left", weight="bold")
+    gaps = 0.28, 0.3, 0.125 * len(numbers)
+    figure, axes = _map_axes(rows, columns, maps.shape[1] / maps.shape[2], 0.15, 1.75, gaps)
+    figure.suptitle(title, x=0.02, y=1 - 0.04 / figure.get_figheight(), va="top", ha="left", weight="bold")
     for ax in axes.ravel()[len(there) :]:
         ax.remove()
     for ax, head in zip(axes.ravel(), there, strict=False):
@@ -315,7 +320,7 @@ def signed_images(
     images = [checked(image, 2, name="image", shape="(H, W)") for image in images]
     scale, titles = _signed_scale(images), panel_titles(titles, len(images) + (photo is not None), "Image")
     aspect = max(image.shape[0] / image.shape[1] for image in images)
-    figure, axes = _map_axes(1, len(titles), aspect, widest=1.9, gaps=(0.1, 0.22))
+    figure, axes = _map_axes(1, len(titles), aspect, widest=1.9, gaps=(0.1, 0.22, 0))
     for ax, title in zip(axes[0], titles, strict=True):
         ax.set_title(title)
     for ax, image in zip(axes[0, len(titles) - len(images) :], images, strict=True):
@@ -351,7 +356,7 @@ def sum_of_heads(maps: ArrayLike, weights: Sequence[float], parts: ArrayLike) ->
         raise ValueError(f"{len(maps)} maps, {len(weights)} weights and {len(parts)} parts do not match.")
     sums = parts.cumsum(0)
     probability, scale = _probability_scale(maps), _signed_scale([*parts, *sums])
-    figure, axes = _map_axes(3, len(maps), parts.shape[1] / parts.shape[2], left=0.72, gaps=(_GAP, 0.2))
+    figure, axes = _map_axes(3, len(maps), parts.shape[1] / parts.shape[2], left=0.72, gaps=(_GAP, 0.2, 0))
     for line, name in zip(axes, ("Where the\nhead looks", "What it\nadds", "Sum so far"), strict=True):
         at = {"xy": (-0.08, 0.5), "xycoords": "axes fraction", "ha": "right", "va": "center"}
         line[0].annotate(name, annotation_clip=False, **at)
