@@ -84,7 +84,7 @@ def main() -> None:
             bounds["matrix products"] = (sides, [own[s]["products_ms"] / own[s]["batch"] for s in sides])
             bounds["bytes"] = (sides, [own[s]["bytes_ms"] / own[s]["batch"] for s in sides])
     figure = figures.cost_growth(curves, bounds, "Forward + backward, one image (ms)")
-    figures.save(figure, options.output / "mixing")
+    figures.save(figure, options.output / "mixing.png")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnconv import figures, results, workspace
+from attnconv import results, workspace
 from attnconv.config import Profile, replace
 from attnconv.data import normalize, save_strip
 from attnconv.heads import AVERAGED, measure_attention
@@ -77,7 +77,7 @@ def test_seeds_share_a_row_and_configurations_do_not(work, run):
     groups = results.group([run, other])
     assert set(groups) == {f"SA quadratic ({one.config['hash']})" for one in (run, other)}
     row = results.result("SA quadratic (1 epoch)", [other])
-    assert "93.8" in figures.results_table([row])["markdown"], "published numbers stand beside every run of a preset"
+    assert results.results_table([row])["Paper (%)"].tolist() == [93.8], "published numbers stand beside every run"
 
 
 def test_a_lead_is_undecided_within_its_noise():

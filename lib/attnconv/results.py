@@ -1,29 +1,75 @@
-"""From run folders to the rows of Table 1 and the curves of figure 2: which runs belong together, what they cost."""
+"""From run folders to Table 1 and the curves of figure 2: which runs belong together, what they cost, who is ahead."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from attnconv.config import PRESETS, Profile, config_hash, for_images, replace
 from attnconv.cost import cost
-from attnconv.figures import Result
 from attnconv.heads import in_former_places
 from attnconv.runs import Run
 
 CIFAR10_IMAGES = 50_000
 """Training images of CIFAR-10, all of which the paper uses."""
 
+PAPER_TABLE: dict[str, dict[str, float]] = {
+    "ResNet18": {"accuracy": 93.8, "parameters": 11.2e6, "flops": 1.1e9},
+    "SA quadratic": {"accuracy": 93.8, "parameters": 12.1e6, "flops": 6.2e9},
+    "SA learned": {"accuracy": 91.8, "parameters": 12.3e6, "flops": 6.2e9},
+    "SA learned + content": {"accuracy": 87.1, "parameters": 29.5e6, "flops": 15e9},
+}
+"""Table 1 of the paper, by model title: test accuracy (%) on CIFAR-10, parameters, FLOPs as it counts them."""
+
+REPRODUCTION_2021: dict[str, float] = {
+    "ResNet18": 94.63,
+    "SA quadratic": 93.65,
+    "SA quadratic, 16 heads": 93.11,
+    "SA learned": 90.36,
+    "SA learned, 16 heads": 91.15,
+    "SA learned + content": 86.36,
+    "SA learned + content, 16 heads": 85.56,
+    "SA learned + content, shared attention": 91.00,
+}
+"""Test accuracy (%) of Prabhu & Varma, ML Reproducibility Challenge 2020, by model title."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One model's row of `results_table`."""
+
+    model: str
+    """Its title."""
+    accuracies: Sequence[float]
+    """Test accuracy of each seed, in [0, 1]."""
+    parameters: int
+    flops_paper: float
+    """FLOPs of one image's forward pass as the paper counts: linear maps and convolutions only."""
+    flops_dense: float
+    """All matrix products, attention averaged densely."""
+    flops_separable: float
+    """The same with separable encodings mixed along rows, then columns."""
+    seconds: float
+    """Training time of a seed, mean."""
+    published: str = ""
+    """The title by which the published numbers are found, if another."""
+    comparable: bool = True
+    """Whether data, model and recipe are the paper's, so that its numbers may judge ours."""
+    why: str = ""
+    """Why not, in a few words."""
+
 
 def group(runs: Sequence[Run], profile: Profile | None = None) -> dict[str, list[Run]]:
     """Runs that differ in their seed only, under their model's title.
 
-    Where one preset was run in several configurations or on several data sets, that of ``profile`` keeps the title.
-    What sets the others apart from it joins theirs: a few words, or else the digits of the first one's folder.
+    Where one preset was run in several configurations or on several data sets, that of ``profile`` keeps the title. The
+    others get a note in brackets: in what they differ or, if that takes too many words, the digits of a run's folder.
     """
     families: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
@@ -99,6 +145,49 @@ def result(title: str, runs: Sequence[Run]) -> Result:
         comparable=not why,
         why=", ".join(filter(None, (why, copy))),
     )
+
+
+def results_table(rows: Sequence[Result], tolerance: float = 1.0) -> pd.DataFrame:
+    """Table 1 with our numbers, the paper's and those of the 2021 reproduction, a row a model.
+
+    Accuracies are means over seeds in percent, +- the sample standard deviation from two seeds on. The verdict says
+    whether our mean lies within ``tolerance`` points of the paper's, where the two may be compared.
+    """
+    columns = {
+        "Model": [row.model for row in rows],
+        "Accuracy (%)": [_mean(row.accuracies) for row in rows],
+        "±": [np.std(row.accuracies, ddof=1) * 100 if len(row.accuracies) > 1 else math.nan for row in rows],
+        "Seeds": [len(row.accuracies) for row in rows],
+        "Paper (%)": [_published(row) for row in rows],
+        "Reproduction 2021 (%)": [REPRODUCTION_2021.get(row.published or row.model, math.nan) for row in rows],
+        "Against the paper": [_verdict(row, tolerance) for row in rows],
+        "Parameters (M)": [row.parameters / 1e6 for row in rows],
+        "GFLOPs as in the paper": [row.flops_paper / 1e9 for row in rows],
+        "GFLOPs, dense": [row.flops_dense / 1e9 for row in rows],
+        "GFLOPs, separable": [row.flops_separable / 1e9 for row in rows],
+        "Training (min)": [row.seconds / 60 for row in rows],
+    }
+    digits = {"Parameters (M)": 3, "Training (min)": 1} | {name: 3 for name in columns if "GFLOPs" in name}
+    return pd.DataFrame(columns).round({"Accuracy (%)": 2, "±": 2} | digits)
+
+
+def _mean(accuracies: Sequence[float]) -> float:
+    return 100 * float(np.mean(accuracies)) if len(accuracies) else math.nan
+
+
+def _published(row: Result) -> float:
+    return PAPER_TABLE.get(row.published or row.model, {}).get("accuracy", math.nan)
+
+
+def _verdict(row: Result, tolerance: float) -> str:
+    if not row.comparable:
+        return f"not comparable: {row.why}" if row.why else "not comparable"
+    difference = round(_mean(row.accuracies) - _published(row), 2) + 0.0
+    if math.isnan(difference):
+        return "no number in the paper" if math.isnan(_published(row)) else "not run"
+    word = "agrees" if abs(difference) <= tolerance else "differs"
+    note = f"; {row.why}" if row.why else ""
+    return f"{word}: {difference:+.2f} points (tolerance {tolerance:g})".replace("-", "−") + note
 
 
 def difference(run: Run) -> str:

@@ -20,6 +20,8 @@ from attnconv.sources import MissingData, find_data
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
+    from matplotlib.animation import Animation
     from matplotlib.figure import Figure
 
     from attnconv.data import Dataset
@@ -131,7 +133,19 @@ class Workspace:
         """Write figures/<name>.pdf and .png; the index page shows the caption and the runs that the figure is of."""
         from attnconv.figures import save
 
-        save(figure, self.folder / "figures" / name)
+        for suffix in (".pdf", ".png"):
+            with writing(self.folder / "figures" / f"{name}{suffix}") as temporary:
+                save(figure, temporary)
+        self.describe_figure(name, caption, *runs)
+
+    def save_animation(
+        self, animation: Animation, name: str, caption: str, *runs: Run, frames_per_second: float = 10
+    ) -> None:
+        """Write figures/<name>.gif, with a caption and runs as in `save_figure`."""
+        from attnconv.figures import save_animation
+
+        with writing(self.folder / "figures" / f"{name}.gif") as temporary:
+            save_animation(animation, temporary, frames_per_second)
         self.describe_figure(name, caption, *runs)
 
     def describe_figure(self, name: str, caption: str, *runs: Run) -> None:
@@ -140,11 +154,17 @@ class Workspace:
         with writing(self.folder / "figures" / f"{name}.json") as temporary:
             temporary.write_text(json.dumps(note) + "\n")
 
-    def save_table(self, table: dict[str, str], name: str) -> None:
-        """Write tables/<name>.md, .csv and .tex from a table's ``markdown``, ``csv`` and ``latex`` forms."""
-        for form, suffix in (("markdown", ".md"), ("csv", ".csv"), ("latex", ".tex")):
+    def save_table(self, frame: pd.DataFrame, name: str) -> None:
+        """Write tables/<name>.md, .csv and .tex, without the frame's index. The LaTeX wants the package booktabs."""
+        known = frame.astype(object).where(frame.notna(), None)  # what is missing is a dash, not "nan"
+        forms = {
+            ".md": known.to_markdown(index=False, floatfmt=".8g", missingval="—") + "\n",
+            ".csv": frame.to_csv(index=False),
+            ".tex": frame.to_latex(index=False, float_format="%.8g", na_rep="---", escape=True),
+        }
+        for suffix, text in forms.items():
             with writing(self.folder / "tables" / f"{name}{suffix}") as temporary:
-                temporary.write_text(table[form])
+                temporary.write_text(text)
 
     def claims(self, name: str) -> Claims:
         """A list to check claims in, and to save as tables/<name>.json."""

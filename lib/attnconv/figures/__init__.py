@@ -1,0 +1,55 @@
+# ruff: noqa: F401 (what is imported here is what the package offers)
+"""Every figure of the paper, and some of our own: arrays in, a matplotlib `Figure` out.
+
+Nothing is trained, loaded or measured here. Conventions of all figures: shifts and pixels count rows, then columns, and
+rows point down as in an image; layers and heads are numbered from 1; a model keeps its colour in every figure
+(`model_colours`), and a head in every figure of its layer (`head_colours`). An array may be NaN where there is nothing:
+layers with fewer heads, encodings without a covariance, pixels outside the image. The style is `attnconv.mplstyle`, and
+the same arrays give the same bytes (`save`).
+"""
+
+from attnconv.figures.centres import (
+    centre_animation,
+    centre_panels,
+    centre_paths,
+    gaussian_heads,
+    kernel_grids,
+)
+from attnconv.figures.curves import (
+    accuracy_curves,
+    agreement,
+    content_share,
+    cost_growth,
+    cost_ratios,
+    coverage_grid,
+    fine_tuning,
+    hardening,
+    kernel_closeness,
+    kernel_reading,
+    learning_curve,
+    learning_rate,
+    rank_curves,
+    reach_over_training,
+    separability_timing,
+    stacked_costs,
+)
+from attnconv.figures.maps import (
+    atlas,
+    attention_grid,
+    attention_on_image,
+    image_rows,
+    schema,
+    signed_images,
+    sum_of_heads,
+)
+from attnconv.figures.style import (
+    DOUBLE,
+    SINGLE,
+    head_colours,
+    head_marker,
+    layer_colours,
+    model_colours,
+    save,
+    save_animation,
+    styled,
+)

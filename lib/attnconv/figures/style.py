@@ -1,0 +1,159 @@
+"""What all figures share: widths, colours, the style sheet, and how a figure becomes a file."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.animation import Animation, PillowWriter
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from numpy.typing import ArrayLike, NDArray
+
+SINGLE, DOUBLE = 3.5, 7.0
+"""Widths of one and of two columns of a journal, in inches."""
+
+STYLE = Path(__file__).with_name("attnconv.mplstyle")
+MAP_COLOURS = sns.blend_palette(["white", *sns.color_palette("mako_r", 12)], as_cmap=True)
+"""From white (no attention) to black."""
+SIGNED_COLOURS = sns.blend_palette(
+    ["#053061", "#2166ac", "#6baed6", "white", "#f4906a", "#b2182b", "#67001f"], as_cmap=True
+)
+"""Blue below zero, white at zero, red above."""
+QUERY_COLOUR = "#D55E00"
+"""The frame of the query pixel on maps and images; over plain grids of shifts its frame is black."""
+DASHED, DOTTED = (0, (4, 2)), (0, (1, 1.6))
+
+PALETTE = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#8C613C", "#56B4E9", "#FBAFE4", "#949494", "#ECE133")
+"""Ten colours that colour-blind readers tell apart (seaborn's, from Okabe and Ito)."""
+_SECOND = ("#332288", "#999933", "#CC6677", "#44AA99", "#882255", "#DDCC77", "#117733", "#AA4499", "#88CCEE", "#661100")
+"""Ten more (Paul Tol's muted scheme), for heads from the eleventh on, which have another mark too."""
+_MARKERS = ("o", "s", "D", "^")
+MODELS = {
+    "ResNet18": "#000000",
+    "SA quadratic": "#0072B2",
+    "SA quadratic, full covariance": "#56B4E9",
+    "SA quadratic, full covariance, pruned": "#CC79A7",
+    "SA quadratic, 16 heads": "#009E73",
+    "SA learned": "#E69F00",
+    "SA learned + content": "#D55E00",
+}
+_OTHER_MODELS = ("#882255", "#8C613C", "#332288", "#999933", "#949494", "#FBAFE4", "#ECE133")
+"""For models of other titles: none looks like one above."""
+
+
+def head_colours(heads: int) -> list[str]:
+    """One colour for each head of a layer: the first of 16 heads has the colour of the first of 9.
+
+    Heads of different layers have nothing to do with each other, so the colours link panels of one layer only.
+    """
+    return [(PALETTE + _SECOND)[head % 20] for head in range(heads)]
+
+
+def head_marker(head: int) -> str:
+    """A head's mark: another one after each ten heads."""
+    return _MARKERS[head // 10 % len(_MARKERS)]
+
+
+def model_colours(titles: Iterable[str]) -> dict[str, str]:
+    """One colour for each model title: fixed for the paper's runs, the next free one for others, by name."""
+    titles = list(titles)
+    others = sorted(set(titles) - set(MODELS))
+    return {t: MODELS[t] if t in MODELS else _OTHER_MODELS[others.index(t) % len(_OTHER_MODELS)] for t in titles}
+
+
+def layer_colours(layers: int) -> list[str]:
+    """One colour for each layer, light to dark with depth."""
+    return ramp("flare", layers)
+
+
+def ramp(palette: str, count: int) -> list[str]:
+    """That many colours of one of seaborn's continuous palettes, in order."""
+    return [to_hex(colour) for colour in sns.color_palette(palette, max(count, 2))][:count]
+
+
+def styled(function: Callable) -> Callable:
+    """Run a function under the library's style, whatever the session has set."""
+
+    @functools.wraps(function)
+    def under_style(*args, **kwargs):
+        with plt.style.context(["default", STYLE]):
+            return function(*args, **kwargs)
+
+    return under_style
+
+
+@styled
+def save(figure: Figure, path: str | Path) -> None:
+    """Write a figure to a .pdf or .png file: fonts embedded, and neither date nor version in it.
+
+    The same figure gives the same bytes.
+    """
+    nothing = {
+        ".pdf": dict.fromkeys(("CreationDate", "ModDate", "Producer", "Creator")),
+        ".png": {"Software": None},
+    }
+    path = Path(path)
+    if path.suffix not in nothing:
+        raise ValueError(f"path = {path} must end in .pdf or .png.")
+    settle(figure)
+    figure.savefig(path, metadata=nothing[path.suffix])
+
+
+@styled
+def save_animation(animation: Animation, path: str | Path, frames_per_second: float = 10) -> None:
+    """Write an animation to a .gif file."""
+    animation.save(path, writer=PillowWriter(fps=frames_per_second), dpi=110)
+
+
+def new_figure(width: float, height: float, layout: str | None = "constrained") -> Figure:
+    """A figure of that size in inches. It is shown where it is returned, not where it is made: pyplot lets go of it."""
+    figure = plt.figure(figsize=(width, height), layout=layout)
+    plt.close(figure)
+    return figure
+
+
+def settle(figure: Figure) -> None:
+    """Lay the figure out for good: each drawing moves nested panels a little until the layout has settled."""
+    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        for _ in range(3):
+            figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+
+
+def rows_and_columns(panels: int, most: int = 3) -> tuple[int, int]:
+    """Rows and columns for that many panels, filled evenly."""
+    rows = math.ceil(panels / most)
+    return rows, math.ceil(panels / rows)
+
+
+def panel_titles(names: Sequence[str] | None, count: int, word: str) -> list[str]:
+    """The titles that were given, or "word 1", "word 2" and so on."""
+    if names is not None and len(names) != count:
+        raise ValueError(f"{len(names)} titles were given for {count} panels.")
+    return [f"{word} {index + 1}" for index in range(count)] if names is None else list(names)
+
+
+def checked(values: ArrayLike, *dimensions: int, name: str, shape: str) -> NDArray:
+    """The values as an array of floats, if it has one of these numbers of dimensions and holds something."""
+    values = np.asarray(values, dtype=float)
+    if values.ndim not in dimensions or (values.shape and not values.size):
+        raise ValueError(f"{name} has shape {values.shape}; it must be {shape}, none of them empty.")
+    return values
+
+
+def drawable(given: Sequence | dict, name: str) -> None:
+    """Refuse an empty collection."""
+    if not given:
+        raise ValueError(f"{name} is empty: there is nothing to draw.")
+
+
+def by_rows(entries: list, columns: int) -> list:
+    """Reorder legend entries, which fill columns, so that they read along rows."""
+    return [entry for column in range(columns) for entry in entries[column::columns]]
