@@ -1,8 +1,8 @@
 """The head explorer: an image with a query pixel, and beside it where every head of every layer looks.
 
 `explore` shows it in a notebook; `Explorer.export_html` writes it as one file that needs neither Python nor a network.
-Both run the same front end (explorer.js, explorer.css): arrays go to the browser once and are drawn there, so that
-moving the query never waits for Python. What is sent depends on the encoding:
+Both run the same front end (front/explorer.js, front/explorer.css): arrays go to the browser once and are drawn there,
+so that moving the query never waits for Python. What is sent depends on the encoding:
 
 - quadratic: centres and Sigma^{-1} (of every epoch, where a run recorded them), so the browser computes P itself;
 - learned: the scores by shift of each axis, likewise exact;
@@ -48,8 +48,8 @@ from attnconv.training import load_run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FRONT_END = Path(__file__).with_name("explorer.js")
-STYLE = Path(__file__).with_name("explorer.css")
+FRONT_END = Path(__file__).with_name("front") / "explorer.js"
+STYLE = FRONT_END.with_name("explorer.css")
 
 FILE_LIMIT = 32 * 2**20
 """Bytes of an image file that a reader may upload."""
