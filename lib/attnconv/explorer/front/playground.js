@@ -168,11 +168,11 @@ const TOUR = (n) => [
 
 const SIGNED = { false: ["#2166ac", "#67a9cf", "#f7f7f7", "#ef8a62", "#b2182b"], true: ["#9ad0ff", "#3a7fc0", "#14171c", "#c8603a", "#ffc09a"] };
 
-/** 256 colours, packed r, g, b: from below zero over the page's own white or black to above. */
+/** 257 colours, packed r, g, b: from below zero over the page's own white or black to above. */
 export function signedRamp(dark) {
-  const stops = SIGNED[Boolean(dark)].map(rgb), out = new Uint8ClampedArray(768);
-  for (let i = 0; i < 256; i++) {
-    const place = (i / 255) * 4, low = Math.min(3, Math.floor(place));
+  const stops = SIGNED[Boolean(dark)].map(rgb), out = new Uint8ClampedArray(3 * 257);
+  for (let i = 0; i <= 256; i++) {
+    const place = (i / 256) * 4, low = Math.min(3, Math.floor(place));
     for (let c = 0; c < 3; c++) out[3 * i + c] = stops[low][c] + (place - low) * (stops[low + 1][c] - stops[low][c]);
   }
   return out;
@@ -190,7 +190,7 @@ function paint(canvas, values, { height, width }, { grey, range }, ramp) {
   for (let at = 0; at < values.length; at++) {
     if (grey) to[4 * at] = to[4 * at + 1] = to[4 * at + 2] = (255 * values[at]) / range; // clamped by the array
     else {
-      const from = 3 * Math.round(127.5 + 127.5 * clamp(values[at] / range, -1, 1));
+      const from = 3 * Math.round(128 + 128 * clamp(values[at] / range, -1, 1));
       for (let c = 0; c < 3; c++) to[4 * at + c] = ramp[from + c];
     }
     to[4 * at + 3] = 255;
@@ -214,9 +214,9 @@ export class Playground {
     this.renew();
     host.listen(() => host.state !== this.saved && this.take(host.state));
     this.resized = new ResizeObserver(([{ contentRect: { width } }]) => {
-      if (!width || width === this.width) return; // hidden, as while JupyterLab changes its theme
+      if (width === this.width) return;
       this.width = width;
-      this.theme();
+      if (width) this.theme(); // hidden, as while JupyterLab changes its theme, it has none
     });
     this.resized.observe(root);
     this.endTheme = onTheme(() => this.theme());
@@ -584,7 +584,7 @@ export class Playground {
   later() {
     this.frame ||= requestAnimationFrame(() => {
       this.frame = null;
-      if (this.colours && this.root.isConnected) this.draw();
+      if (this.colours && this.root.clientWidth) this.draw();
     });
   }
 
