@@ -261,7 +261,7 @@ def test_the_tour_has_five_steps(browser: playwright.Browser, file: Path) -> Non
         assert said[-1].startswith(f"{step}. ") and seen.root.locator(".pg-lit").count() >= 1
         seen.root.locator(".pg-tour .pg-main").click()
         if step == 1:
-            assert seen.root.evaluate("root => root.attnconv.flight")  # the heads are on their way
+            assert seen.root.evaluate("root => Boolean(root.attnconv.flight)")  # the heads are on their way
     assert len(set(said)) == 5 and "kernel" in said[0] and "Theorem 1" in said[4]
     assert seen.state()["step"] == 0 and seen.root.locator(".pg-lit").count() == 0
     seen.page.context.close()
@@ -274,7 +274,7 @@ def test_keys_alone(seen: Seen) -> None:
         seen.page.keyboard.press(key)
     seen.settle()
     assert seen.state()["heads"][4]["centre"] == pytest.approx([-0.3, 0.5])
-    assert "looks at shift (−0.30, +0.50)" in seen.dot(4).get_attribute("aria-label")
+    assert "looks at shift (−0.3, +0.5)" in seen.dot(4).get_attribute("aria-label")
     seen.page.keyboard.press("Enter")
     assert not seen.state()["heads"][4]["on"]
     seen.page.keyboard.press("Enter")
@@ -379,12 +379,14 @@ def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
     page.evaluate("document.getElementById('b').hidden = false")  # a view that was hidden when it was made
     page.wait_for_function("document.querySelector('#b .attnconv-playground').attnconv.timings.length")
     assert page.evaluate("document.querySelector('#b .pg-plane').width") > 200
+    # JupyterLab hides it while themes change.
     page.evaluate("document.getElementById('a').style.display = 'none'")
-    page.evaluate("document.body.setAttribute('data-jp-theme-name', 'x')")  # JupyterLab hides it while themes change
+    page.evaluate("document.documentElement.style.setProperty('--jp-layout-color0', '#111')")
+    page.evaluate("document.body.setAttribute('data-jp-theme-name', 'JupyterLab Dark')")
     page.evaluate(SETTLED)
     page.evaluate("document.getElementById('a').style.display = ''")
-    seen.settle()
     assert seen.dot(0).bounding_box()["width"] > 25 and seen.pixels(".pg-plane").shape[0] > 200
+    assert seen.image("difference").mean() < 40
     page.evaluate("ends.forEach((end) => end())")
     assert page.evaluate("calls['change:state'].length") == 0 and page.locator(".pg-dot").count() == 0
     assert not seen.errors and (FRONT / "playground.js").is_file()

@@ -1136,13 +1136,13 @@ export class Explorer {
     this.relayout ||= relayout;
     this.frame ||= requestAnimationFrame(() => {
       this.frame = null;
-      if (this.colours && this.root.isConnected) this.draw();
+      if (this.colours && this.root.isConnected && (this.imageSide || this.panelBox.clientWidth)) this.draw();
     });
   }
 
   draw() {
     const start = performance.now(), { state } = this;
-    if (this.relayout) {
+    if (this.relayout && this.panelBox.clientWidth) { // JupyterLab hides it while themes change: it has no width then
       // In a narrow place the heads come right below the image, which is smaller: both are seen at once.
       const narrow = this.width < 560;
       this.imageSide = narrow ? clamp(Math.round(0.45 * this.width), 96, IMAGE_SIDE) : IMAGE_SIDE;

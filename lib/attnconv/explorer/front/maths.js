@@ -84,18 +84,27 @@ function nonzero(probabilities, length, before, after) {
   });
 }
 
-/** What a head sees from every pixel, sum_k P(q, k) X_k. P is a product of rows and columns: two short sums, not one long. */
-export function look({ pixels, height, width }, { centre, alpha, pads: [before, after] }) {
-  const [rows, columns] = [height, width].map((length, axis) =>
-    nonzero(axisProbabilities(alpha, centre[axis], length, before, after), length, before, after));
-  const across = new Float64Array(height * width), out = new Float64Array(height * width);
-  for (let r = 0; r < height; r++)
-    for (let c = 0; c < width; c++) {
-      const { first, row } = columns[c];
-      let total = 0;
-      for (let k = 0, from = r * width + first; k < row.length; k++) total += row[k] * pixels[from + k];
-      across[r * width + c] = total;
-    }
+/** What a head sees from every pixel, sum_k P(q, k) X_k. P is a product of rows and columns: two short sums, not one long.
+ *
+ * Heads of one picture, alpha and pads that stand in a line have an axis in common: what was made for one is kept in
+ * `shared` for the next.
+ */
+export function look({ pixels, height, width }, { centre, alpha, pads: [before, after] }, shared = new Map()) {
+  const once = (key, make) => shared.get(key) || shared.set(key, make()).get(key);
+  const [rows, columns] = [height, width].map((length, axis) => once(`${length} ${centre[axis]}`, () =>
+    nonzero(axisProbabilities(alpha, centre[axis], length, before, after), length, before, after)));
+  const across = once(centre[1], () => {
+    const sums = new Float64Array(height * width);
+    for (let r = 0; r < height; r++)
+      for (let c = 0; c < width; c++) {
+        const { first, row } = columns[c];
+        let total = 0;
+        for (let k = 0, from = r * width + first; k < row.length; k++) total += row[k] * pixels[from + k];
+        sums[r * width + c] = total;
+      }
+    return sums;
+  });
+  const out = new Float64Array(height * width);
   for (let r = 0; r < height; r++) {
     const { first, row } = rows[r];
     for (let k = 0; k < row.length; k++) {

@@ -71,12 +71,12 @@ export class Sums {
   }
 
   update(state, picture) {
-    const { size, kernel, alpha } = state, pads = state.padding ? padsOf(size) : [0, 0], kept = new Map();
+    const { size, kernel, alpha } = state, pads = state.padding ? padsOf(size) : [0, 0], kept = new Map(), shared = new Map();
     if (this.picture !== picture) this.kept.clear();
     const weights = headWeights(state.heads, kernel);
     const seen = state.heads.map(({ centre }) => {
       const key = [...centre, alpha, ...pads].join();
-      const found = kept.get(key) || this.kept.get(key) || look(picture, { centre, alpha, pads });
+      const found = kept.get(key) || this.kept.get(key) || look(picture, { centre, alpha, pads }, shared);
       kept.set(key, found);
       return found;
     });
@@ -117,7 +117,7 @@ export function written(value, plus = false) {
   return sign + (size >= 100 ? size.toFixed(0) : String(+size.toFixed(size >= 10 ? 1 : 3)));
 }
 
-const shiftText = (shift, digits) => `(${shift.map((c) => (digits === undefined ? (c > 0 ? "+" : c < 0 ? "−" : "") + Math.abs(c) : (c < 0 ? "−" : "+") + Math.abs(c).toFixed(digits))).join(", ")})`;
+const shiftText = (shift, digits = 2) => `(${shift.map((value) => +value.toFixed(digits)).map((c) => (c > 0 ? "+" : c < 0 ? "−" : "") + Math.abs(c)).join(", ")})`;
 const percent = (p) => (p > 0.9995 && p < 1 ? "99.9%" : p < 0.0005 && p > 0 ? `${written(100 * p)}%` : `${(100 * p).toFixed(p < 0.1 ? 1 : 0)}%`);
 const numerals = ["no heads", "one head", "two heads", "three heads", "four heads", "five heads", "six heads", "seven heads", "eight heads", "nine heads"];
 const howMany = (n) => numerals[n] || `${n} heads`;
@@ -143,7 +143,7 @@ export function equation(state) {
   if (!sharp)
     words.push(`<i>P</i><sub><i>h</i></sub>(<i>q</i>, <i>k</i>) is the softmax of −<i>α</i>‖<i>k</i> − <i>q</i> − <i>c</i><sub>h</sub>‖². At <i>α</i> = ${written(alpha)} a head gives its own pixel ${percent(1 - missedMass(alpha))} of its attention; ${percent(missedMass(alpha))} goes to the pixels around it.`);
   for (const { number, centre, tapShift, tap } of moved.slice(0, 3))
-    words.push(`Head ${number} looks at <i>q</i> + ${shiftText(centre, 2)} and not at its tap <i>q</i> + ${shiftText(tapShift)}${kernel[tap] ? "" : ", but its weight is 0: it says nothing"}.`);
+    words.push(`Head ${number} looks at <i>q</i> + ${shiftText(centre)} and not at its tap <i>q</i> + ${shiftText(tapShift)}${kernel[tap] ? "" : ", but its weight is 0: it says nothing"}.`);
   if (moved.length > 3) words.push(`So do ${moved.length - 3} others.`);
   if (moved.length && sharp) words.push(whole ? "All heads look at whole shifts: their sum is a convolution still, with another kernel." : "Between two pixels, a head divides its attention.");
   if (removed.length) {
@@ -548,7 +548,7 @@ export class Playground {
     if (this.state.heads.length !== heads.length) this.setHeads(heads, 0);
     else this.fly(heads);
     this.draw(); // so that the cards are lit, and the tour has its height
-    const card = this.root.querySelector(".pg-lit");
+    const [first] = TOUR("nine")[step - 1][0].split(" "), card = this.root.querySelector(`[data-card=${first}]`);
     if (!this.root.classList.contains("pg-narrow") || !card) return;
     card.style.scrollMarginTop = `${this.tour.offsetHeight + 8}px`;
     card.scrollIntoView({ behavior: "smooth" });
@@ -576,7 +576,7 @@ export class Playground {
     this.colours = themeOf(this.root);
     this.ramp = signedRamp(this.colours.dark);
     this.root.classList.toggle("pg-narrow", this.width < 640);
-    this.root.classList.toggle("pg-middle", this.width >= 640 && this.width < 1060);
+    this.root.classList.toggle("pg-middle", this.width >= 640 && this.width < 1000);
     this.later();
   }
 
@@ -584,7 +584,7 @@ export class Playground {
   later() {
     this.frame ||= requestAnimationFrame(() => {
       this.frame = null;
-      if (this.colours && this.root.clientWidth) this.draw();
+      if (this.colours && this.root.isConnected) this.draw();
     });
   }
 
@@ -649,7 +649,8 @@ export class Playground {
   /** The pixels around q, the kernel's cells, and over them the heads. */
   drawPlane() {
     const { state, picture, colours } = this, { size, alpha, heads, chosen } = state, reach = reachOf(size), cells = 2 * reach + 1;
-    const side = Math.min(this.plane.parentElement.clientWidth, 340), cell = (this.cell = side / cells), middle = side / 2;
+    const side = (this.side = Math.min(this.plane.parentElement.clientWidth, 340) || this.side), // hidden, it has no width
+      cell = (this.cell = side / cells), middle = side / 2;
     const pen = canvasOf(this.plane, side, side), [row, column] = state.query;
     const at = (shift) => middle + shift * cell;
     for (let r = -reach; r <= reach; r++)
@@ -736,10 +737,10 @@ export class Playground {
       dot.classList.toggle("pg-off", !on);
       dot.classList.toggle("pg-chosen", index === chosen);
       dot.setAttribute("aria-pressed", String(on));
-      dot.setAttribute("aria-label", `Head ${index + 1}, weight ${written(weights[index])}, looks at shift ${shiftText(centre, 2)}, its tap is ${shiftText(shifts[tap])}${on ? "" : ", taken away"}`);
+      dot.setAttribute("aria-label", `Head ${index + 1}, weight ${written(weights[index])}, looks at shift ${shiftText(centre)}, its tap is ${shiftText(shifts[tap])}${on ? "" : ", taken away"}`);
     });
     const { centre, tap, on } = heads[chosen];
-    this.about.replaceChildren(element("b", { textContent: `Head ${chosen + 1}` }), `: weight ${written(weights[chosen])}, looks at ${shiftText(centre, centre.every(Number.isInteger) ? undefined : 2)}${near(centre, shifts[tap]) ? "" : `, its tap is ${shiftText(shifts[tap])}`}`);
+    this.about.replaceChildren(element("b", { textContent: `Head ${chosen + 1}` }), `: weight ${written(weights[chosen])}, looks at ${shiftText(centre)}${near(centre, shifts[tap]) ? "" : `, its tap is ${shiftText(shifts[tap])}`}`);
     this.toggle.textContent = on ? "Take away" : "Bring back";
   }
 
@@ -774,7 +775,7 @@ export class Playground {
       if (head === null) cells.push(["pg-shift", ""], ["", "no head"], ["", ""]);
       else {
         const { on, centre } = heads[head], sees = sums.seen[head][at], same = on && tap !== null && Math.abs(sees * sums.weights[head] - pixel(shifts[tap]) * kernel[tap]) < 5e-4;
-        cells.push(["pg-shift", shiftText(centre, centre.every(Number.isInteger) ? undefined : 1)], ["", on ? `${sees.toFixed(3)} · ${written(sums.weights[head])}` : "away"], [same ? "pg-product" : "pg-product pg-other", on ? product(sees * sums.weights[head]) : "–"]);
+        cells.push(["pg-shift", shiftText(centre, 1)], ["", on ? `${sees.toFixed(3)} · ${written(sums.weights[head])}` : "away"], [same ? "pg-product" : "pg-product pg-other", on ? product(sees * sums.weights[head]) : "–"]);
       }
       line.push(cells);
     }
