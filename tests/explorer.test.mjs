@@ -2,7 +2,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { gzipSync } from "node:zlib";
-import { Model, brightness, clamp, covarianceOf, describe, ellipse, inParts, pageHost, project, ramp, rescaled, sigmaOf, softmax, typed, unpack, widgetHost } from "../lib/attnconv/explorer.js";
+import { Model, brightness, covarianceOf, describe, ellipse, inParts, pageHost, project, ramp, rescaled, sigmaOf, typed, unpack, widgetHost } from "../lib/attnconv/explorer/front/explorer.js";
+import { clamp, softmax } from "../lib/attnconv/explorer/front/maths.js";
 
 const float32 = (values, shape) => ({ dtype: "float32", shape, data: new Uint8Array(new Float32Array(values).buffer) });
 const near = (a, b, tolerance = 1e-5) => assert.ok(Math.abs(a - b) <= tolerance, `${a} is not ${b}`);

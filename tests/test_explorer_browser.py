@@ -20,7 +20,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attnconv.config import ModelConfig
 from attnconv.explorer import explore
+from attnconv.models import build_model
 from attnconv.runs import Run
 from attnconv.workspace import REPOSITORY, open_workspace
 
@@ -536,6 +538,24 @@ def test_an_exported_page_is_as_the_view_was(runs: dict[str, Run], browser: play
     number = number.evaluate(f"node => {{ {text}; }}")
     bar, box = (one.evaluate("node => node.getBoundingClientRect().toJSON()") for one in (bar, box))
     assert bar["width"] > 20 and bar["right"] < number["left"] and number["right"] <= box["right"] + 0.5
+    page.close()
+
+
+def test_a_change_of_theme_keeps_the_sizes(browser: playwright.Browser, tmp_path: Path) -> None:
+    """JupyterLab hides the notebook while it changes its theme; nothing is laid out at a width of 0."""
+    small = ModelConfig(image_size=(28, 28), image_channels=1, downsampling=4, layers=2, heads=3, hidden=8, mlp=8)
+    page = browser.new_page()
+    page.goto(explore(build_model(small)).export_html(tmp_path / "page.html").as_uri())
+    seen = Seen(page, tmp_path)
+    before, light = seen.pixels().shape, seen.root.evaluate("root => root.attnconv.dark")
+    seen.root.evaluate("root => { root.style.display = 'none'; }")
+    page.evaluate("document.documentElement.style.setProperty('--jp-layout-color0', '#111')")
+    page.evaluate("document.body.setAttribute('data-jp-theme-name', 'JupyterLab Dark')")
+    seen.idle()
+    assert seen.pixels().shape == before
+    seen.root.evaluate("root => { root.style.display = ''; }")
+    seen.idle()
+    assert seen.pixels().shape == before and not light and seen.root.evaluate("root => root.attnconv.dark")
     page.close()
 
 

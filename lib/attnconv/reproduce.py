@@ -243,7 +243,7 @@ def source_hash(path: Path) -> str:
 
 def library_hash() -> str:
     """Changes with the library's version, code and styles (the runner itself aside)."""
-    files = sorted(f for pattern in ("*.py", "*.mplstyle") for f in Path(__file__).parent.rglob(pattern))
+    files = sorted(f for pattern in ("**/*.py", "*.mplstyle", "*/front/*") for f in Path(__file__).parent.glob(pattern))
     return _digest(__version__, [[f.name, _file_hash(f)] for f in files if f.stem not in RUNNER_MODULES])
 
 

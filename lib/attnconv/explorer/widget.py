@@ -1,8 +1,8 @@
 """The head explorer: an image with a query pixel, and beside it where every head of every layer looks.
 
 `explore` shows it in a notebook; `Explorer.export_html` writes it as one file that needs neither Python nor a network.
-Both run the same front end (explorer.js, explorer.css): arrays go to the browser once and are drawn there, so that
-moving the query never waits for Python. What is sent depends on the encoding:
+Both run the same front end (front/explorer.js, front/explorer.css): arrays go to the browser once and are drawn there,
+so that moving the query never waits for Python. What is sent depends on the encoding:
 
 - quadratic: centres and Sigma^{-1} (of every epoch, where a run recorded them), so the browser computes P itself;
 - learned: the scores by shift of each axis, likewise exact;
@@ -16,11 +16,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
-import html
 import io
 import json
 import math
-import os
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
@@ -41,6 +39,7 @@ from torch import Tensor
 from attnconv import figures, heads, sources
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 from attnconv.data import STATISTICS, Dataset, load_data, normalize
+from attnconv.explorer import assets
 from attnconv.models import AttentionNet, predict
 from attnconv.runs import Run, find_runs, writing
 from attnconv.training import load_run
@@ -48,8 +47,7 @@ from attnconv.training import load_run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FRONT_END = Path(__file__).with_name("explorer.js")
-STYLE = Path(__file__).with_name("explorer.css")
+FRONT_END = assets.FRONT / "explorer.js"
 
 FILE_LIMIT = 32 * 2**20
 """Bytes of an image file that a reader may upload."""
@@ -475,8 +473,8 @@ def _side(run_or_model: Run | AttentionNet | str | Path) -> _Side:
 class Explorer(anywidget.AnyWidget):
     """The head explorer as a widget; `explore` makes it. ``state`` is what the reader has chosen, such as the query."""
 
-    _esm = FRONT_END
-    _css = STYLE
+    _esm = assets.script("explorer.js")
+    _css = assets.style("explorer.css")
     sides = traitlets.List().tag(sync=True)
     image = traitlets.Dict().tag(sync=True)
     average = traitlets.List().tag(sync=True)
@@ -653,16 +651,7 @@ class Explorer(anywidget.AnyWidget):
         return file.getvalue()
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        """The widget, and a picture of it for readers and programs that cannot run it.
-
-        The picture only with ``ATTNCONV_STATIC=1``, as in batch runs: many viewers of executed notebooks would choose
-        the widget and then show nothing.
-        """
-        if os.environ.get("ATTNCONV_STATIC") == "1":
-            return {"image/png": base64.b64encode(self._png).decode(), "text/plain": repr(self)}, {}
-        shown = super()._repr_mimebundle_(**options)
-        bundle, notes = shown if isinstance(shown, tuple) else (shown, {})
-        return {**(bundle or {}), "image/png": base64.b64encode(self._png).decode()}, notes
+        return assets.shown(super()._repr_mimebundle_(**options), self._png, repr(self))
 
     def page(self, limit: int = EXPORT_LIMIT) -> str:
         """The explorer as one HTML page of at most ``limit`` bytes, which needs neither Python nor a network.
@@ -700,20 +689,7 @@ class Explorer(anywidget.AnyWidget):
 
     def _frame(self) -> str:
         """The page without its data."""
-        script = FRONT_END.read_text().replace("</script", "<\\/script")
-        title = html.escape(f"Attention heads: {self.sides[0]['title']}")
-        picture = base64.b64encode(self._png).decode()
-        return "\n".join(
-            [
-                f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>',
-                '<meta name="viewport" content="width=device-width, initial-scale=1">',
-                f"<style>\n{STYLE.read_text()}</style>\n</head>\n<body class='attnconv-page'>",
-                f"<main><h1>{title}</h1>\n<div id='explorer'></div>",
-                f"<noscript><img alt='{title}' src='data:image/png;base64,{picture}'></noscript></main>",
-                "<script id='data' type='text/plain'>@DATA@</script>",
-                f"<script type='module'>\n{script}\nopenPage(document);\n</script>\n</body>\n</html>\n",
-            ]
-        )
+        return assets.page(f"Attention heads: {self.sides[0]['title']}", "explorer", "@DATA@", self._png)
 
     def export_html(self, path: str | Path) -> Path:
         """Write `page` to a file and return its path."""

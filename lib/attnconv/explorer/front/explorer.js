@@ -5,6 +5,9 @@
 // Then the page: one `Explorer` per element. A `host` stands between it and Python: it holds the data, takes messages,
 // and tells when data changed. The exported page has a host that answers from what the file holds.
 
+import { clamp, softmax } from "./maths.js";
+import { canvasOf, element, luminance, onTheme, rgb, themeOf } from "./page.js";
+
 // --- arrays ---------------------------------------------------------------------------------------------------------
 
 const TYPES = { uint8: Uint8Array, uint16: Uint16Array, float32: Float32Array };
@@ -43,15 +46,6 @@ class Quantized {
 
 // --- attention maps -------------------------------------------------------------------------------------------------
 
-/** Softmax of logits into `out`. */
-export function softmax(logits, out) {
-  let top = -Infinity, total = 0;
-  for (const value of logits) if (value > top) top = value;
-  for (let k = 0; k < logits.length; k++) total += out[k] = Math.exp(logits[k] - top);
-  for (let k = 0; k < out.length; k++) out[k] /= total;
-  return out;
-}
-
 /** Standard deviation det(Sigma)^(1/4) of a Gaussian head, from Sigma^{-1} as [rr, rc, cr, cc]. */
 export const sigmaOf = (p) => Math.max(p[0] * p[3] - p[1] * p[2], 0) ** -0.25;
 
@@ -64,9 +58,6 @@ export function rescaled(precision, sigma) {
 
 /** The same place on another grid: the pixel that holds the query's middle. */
 export const project = (query, from, to) => query.map((q, i) => Math.min(to[i] - 1, Math.floor(((q + 0.5) * to[i]) / from[i])));
-
-/** Bring a number into a range. */
-export const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
 /** One model: gives the logits and the map of any head at any query. `edits` maps "layer.head" to {centre, sigma, off}. */
 export class Model {
@@ -214,7 +205,6 @@ export function covarianceOf([a, b, c, d]) {
 
 // Lightness rises or falls all along (seaborn's mako), so the ramps read without colour vision, and in print.
 const MAKO = ["#0b0405", "#251729", "#382a54", "#413f80", "#395d9c", "#357ba3", "#3497a9", "#3eb4ad", "#60ceac", "#a9e1bd", "#def5e5"];
-const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
 /** 256 colours, packed r, g, b; from light to dark on a light page, from dark to light on a dark one. */
 export function ramp(dark) {
@@ -260,16 +250,6 @@ const IMAGE_SIDE = 240; // px, as the chosen head's map
 const TILE = 14; // px, the smallest side of a head's map
 const PATIENCE = 20000; // ms after which a silent Python is mentioned
 let count = 0;
-
-/** An element: tag, properties (those with a dash, and "role", as attributes), children. */
-function element(tag, properties = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties))
-    if (name.includes("-") || name === "role") node.setAttribute(name, value);
-    else node[name] = value;
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
-}
 
 /** One model's part of the page: its grid of heads, and the chosen head large. */
 class Panel {
@@ -710,18 +690,6 @@ class Panel {
   }
 }
 
-const luminance = (c) => (0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2]) / 255;
-
-/** A canvas of that size on the page, as sharp as the screen; returns its cleared context. */
-function canvasOf(canvas, wide, tall) {
-  const ratio = window.devicePixelRatio || 1;
-  Object.assign(canvas, { width: Math.round(wide * ratio), height: Math.round(tall * ratio) });
-  Object.assign(canvas.style, { width: `${wide}px`, height: `${tall}px` });
-  const pen = canvas.getContext("2d");
-  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-  return pen;
-}
-
 /** Lines between whole shifts around a query pixel, which is filled. */
 function pixelGrid(pen, x, y, scale, range, colours) {
   pen.strokeStyle = colours.line;
@@ -754,18 +722,14 @@ export class Explorer {
       this.width = width;
     });
     this.resized.observe(this.root);
-    this.themed = new MutationObserver(() => this.theme());
-    this.themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
-    this.media = window.matchMedia("(prefers-color-scheme: dark)");
-    this.media.addEventListener("change", this.onMedia = () => this.theme());
+    this.endTheme = onTheme(() => this.theme());
     root.attnconv = this; // for tests, benchmarks and the curious
   }
 
   remove() {
     this.stop();
     this.resized.disconnect();
-    this.themed.disconnect();
-    this.media.removeEventListener("change", this.onMedia);
+    this.endTheme();
     this.root.replaceChildren();
   }
 
@@ -1161,17 +1125,9 @@ export class Explorer {
 
   theme() {
     if (!this.root.isConnected) return; // no colours yet
-    const style = getComputedStyle(this.root), get = (name) => style.getPropertyValue(name).trim();
-    // The browser turns any colour of the theme into numbers when a canvas takes it.
-    const probe = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-    probe.fillStyle = get("--ax-back");
-    probe.fillRect(0, 0, 1, 1);
-    this.dark = luminance(probe.getImageData(0, 0, 1, 1).data) < 0.5;
-    this.root.classList.toggle("ax-dark", this.dark);
-    this.colours = {
-      back: get("--ax-back"), panel: get("--ax-panel"), text: get("--ax-text"), faint: get("--ax-faint"), line: get("--ax-line"),
-      accent: get("--ax-accent"), font: style.fontFamily, ramp: ramp(this.dark), spot: ramp(true),
-    };
+    const { dark, ...colours } = themeOf(this.root);
+    this.dark = dark;
+    this.colours = { ...colours, ramp: ramp(dark), spot: ramp(true) };
     this.later(true);
   }
 
@@ -1180,13 +1136,13 @@ export class Explorer {
     this.relayout ||= relayout;
     this.frame ||= requestAnimationFrame(() => {
       this.frame = null;
-      if (this.colours && this.root.isConnected) this.draw();
+      if (this.colours && this.root.isConnected && (this.imageSide || this.panelBox.clientWidth)) this.draw();
     });
   }
 
   draw() {
     const start = performance.now(), { state } = this;
-    if (this.relayout) {
+    if (this.relayout && this.panelBox.clientWidth) { // JupyterLab hides it while themes change: it has no width then
       // In a narrow place the heads come right below the image, which is smaller: both are seen at once.
       const narrow = this.width < 560;
       this.imageSide = narrow ? clamp(Math.round(0.45 * this.width), 96, IMAGE_SIDE) : IMAGE_SIDE;

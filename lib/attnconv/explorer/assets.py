@@ -1,0 +1,63 @@
+"""The files of front/ as the widgets and the offline pages take them: one script, one style sheet, one page."""
+
+from __future__ import annotations
+
+import base64
+import html
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+FRONT = Path(__file__).with_name("front")
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
+
+
+def script(name: str) -> str:
+    """A module of front/ as one text, after the modules that it imports: anywidget and a page take a single file."""
+    parts: dict[str, str] = {}
+
+    def add(file: str) -> None:
+        source = (FRONT / file).read_text()
+        for imported in _IMPORT.findall(source):
+            if imported not in parts:
+                add(imported)
+        parts[file] = _IMPORT.sub("", source)
+
+    add(name)
+    return "\n".join(parts.values())
+
+
+def style(name: str) -> str:
+    """A style sheet of front/ after the colours that all share."""
+    return (FRONT / "theme.css").read_text() + (FRONT / name).read_text()
+
+
+def page(title: str, name: str, data: str, picture: bytes, heading: bool = True) -> str:
+    """One HTML file that needs no network: ``name``.js, its style, its data, and a PNG for readers without scripts."""
+    code = script(f"{name}.js").replace("</script", "<\\/script")
+    title, picture_data = html.escape(title), base64.b64encode(picture).decode()
+    return "\n".join(
+        [
+            f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<style>\n{style(f'{name}.css')}</style>\n</head>\n<body class='attnconv-page'>",
+            f"<main>{f'<h1>{title}</h1>' if heading else ''}\n<div id='{name}'></div>",
+            f"<noscript><img alt='{title}' src='data:image/png;base64,{picture_data}'></noscript></main>",
+            f"<script id='data' type='text/plain'>{data}</script>",
+            f"<script type='module'>\n{code}\nopenPage(document);\n</script>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def shown(shown_live: Any, picture: bytes, text: str) -> Any:
+    """What a widget shows: itself, and a picture for readers and programs that cannot run it.
+
+    The picture only with ``ATTNCONV_STATIC=1``, as in batch runs: many viewers of executed notebooks would choose the
+    widget and then show nothing.
+    """
+    image = {"image/png": base64.b64encode(picture).decode()}
+    if os.environ.get("ATTNCONV_STATIC") == "1":
+        return {**image, "text/plain": text}, {}
+    bundle, notes = shown_live if isinstance(shown_live, tuple) else (shown_live, {})
+    return {**(bundle or {}), **image}, notes

@@ -1,0 +1,132 @@
+"""The playground for Theorem 1: a kernel, one attention head for each of its taps, and what both make of a picture.
+
+`playground` shows it in a notebook; `export_playground` writes it as one file that needs neither Python nor a network.
+All arithmetic is done in the browser (front/maths.js), for one channel in and one out. Python sends the pictures, and
+a state as text: what the link of the offline page has after its ``#``.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import traitlets
+from matplotlib import cbook
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from attnconv import figures
+from attnconv.data import load_data
+from attnconv.equivalence import conv_to_attention
+from attnconv.explorer import assets
+from attnconv.runs import writing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TITLE = "A convolution is attention with one head per tap"
+SOBEL = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])
+
+
+def pictures() -> list[dict[str, Any]]:
+    """The pictures to choose from, each (H, W) in 8 bits: a photograph, a shoe, shapes, and a single bright pixel."""
+    photo = Image.open(cbook.get_sample_data("grace_hopper.jpg")).convert("L").crop((120, 10, 400, 290))
+    hopper = np.asarray(photo.resize((64, 64), Image.Resampling.LANCZOS))
+    boot = load_data("embedded", progress=False).test_images[0, ..., 0].numpy()
+    pixel = np.zeros((15, 15), np.uint8)
+    pixel[7, 7] = 255
+    return [
+        _picture("hopper", "Grace Hopper", "Rear Admiral Grace Hopper. US Navy, public domain.", hopper, [38, 20]),
+        _picture("boot", "Ankle boot", "From Fashion-MNIST. Zalando SE, MIT licence.", boot, [14, 14]),
+        _picture("shapes", "Shapes", "Drawn by a formula.", _shapes(64), [32, 20]),
+        _picture("pixel", "One bright pixel", "Its output is the kernel, turned by half a turn.", pixel, [7, 6]),
+    ]
+
+
+def _picture(name: str, title: str, credit: str, pixels: NDArray[np.uint8], query: list[int]) -> dict[str, Any]:
+    height, width = pixels.shape
+    data = base64.b64encode(pixels.tobytes()).decode()
+    return dict(name=name, title=title, credit=credit, height=height, width=width, data=data, query=query)
+
+
+def _shapes(side: int) -> NDArray[np.uint8]:
+    """A disc, a ring, bars that get narrower, and a slope in brightness."""
+    row, column = np.mgrid[:side, :side] / side
+    picture = 0.35 + 0.3 * column
+    picture[np.hypot(row - 0.32, column - 0.3) < 0.2] = 0.95
+    picture[np.abs(np.hypot(row - 0.32, column - 0.72) - 0.15) < 0.035] = 0.05
+    bars = (row > 0.62) & (row < 0.92)
+    picture[bars] = np.where(np.sin(60 * column**2) > 0, 0.95, 0.05)[bars]
+    return np.rint(255 * picture).astype(np.uint8)
+
+
+def playground(alpha: float = 50.0) -> Playground:
+    """Show Theorem 1 at work: choose a kernel and a picture, move its heads, and compare their sum with `Conv2d`.
+
+    ``alpha`` is the sharpness of the heads at the start (Lemma 2): from 0.02, a blur, to 50, one pixel.
+    """
+    return Playground(alpha)
+
+
+def export_playground(path: str | Path) -> Path:
+    """Write the playground as one HTML page of its own, and return the path. A link to the page can hold any state."""
+    path = Path(path)
+    with writing(path) as temporary:
+        temporary.write_text(playground().page())
+    return path
+
+
+class Playground(anywidget.AnyWidget):
+    """The playground as a widget; `playground` makes it. ``state`` is what the reader has set, as text.
+
+    It may be set from Python: ``widget.state = "kernel=blur&size=5&alpha=0.7"``.
+    """
+
+    _esm = assets.script("playground.js")
+    _css = assets.style("playground.css")
+    pictures = traitlets.List().tag(sync=True)
+    colours = traitlets.List().tag(sync=True)
+    state = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, alpha: float):
+        if not 0.02 <= alpha <= 50:
+            raise ValueError(f"alpha = {alpha} must be from 0.02 (a blur) to 50 (one pixel).")
+        self._alpha = float(alpha)
+        super().__init__(pictures=pictures(), colours=figures.head_colours(20), state=f"alpha={alpha:g}")
+
+    def figure(self) -> Figure:
+        """A still picture of the start: the photograph, Conv2d, the sum of nine heads, their difference."""
+        about = self.pictures[0]
+        pixels = np.frombuffer(base64.b64decode(about["data"]), np.uint8).reshape(about["height"], about["width"])
+        photo = torch.from_numpy(pixels / 255).float()
+        conv = nn.Conv2d(1, 1, 3, padding=1, bias=False).requires_grad_(False)
+        conv.weight[0, 0] = SOBEL
+        expected, got = (layer(photo[None, None])[0, 0] for layer in (conv, conv_to_attention(conv, self._alpha)))
+        apart = (got - expected).abs().max().item()
+        titles = ["Picture", "Conv2d", f"Nine heads, α = {self._alpha:g}", f"Difference: at most {apart:.1g}"]
+        images = [image.numpy() for image in (expected, got, got - expected)]
+        return figures.signed_images(images, titles, photo=photo.numpy(), query=tuple(about["query"]))
+
+    @cached_property
+    def _png(self) -> bytes:
+        file, figure = io.BytesIO(), self.figure()
+        figure.savefig(file, format="png", dpi=110)
+        plt.close(figure)
+        return file.getvalue()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return assets.shown(super()._repr_mimebundle_(**options), self._png, repr(self))
+
+    def page(self) -> str:
+        """The playground as one HTML page, which needs neither Python nor a network."""
+        data = dict(pictures=self.pictures, colours=self.colours, state=self.state)
+        return assets.page(TITLE, "playground", json.dumps(data), self._png, heading=False)

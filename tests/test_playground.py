@@ -1,0 +1,132 @@
+"""The playground without a browser: its arithmetic against the library's layers, and its page."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from attnconv.attention import QuadraticAttention
+from attnconv.equivalence import conv_to_attention, missed_mass, tap_shifts
+from attnconv.explorer import Playground, export_playground, playground
+from attnconv.explorer.assets import FRONT
+
+NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the front end's arithmetic is not tested")
+
+
+def in_node(source: str) -> dict:
+    """What a script that ends in an expression `out` has computed with both modules of the playground."""
+    imports = f"""
+        import * as maths from {json.dumps((FRONT / "maths.js").as_uri())};
+        import * as play from {json.dumps((FRONT / "playground.js").as_uri())};
+        const plain = (key, value) => (ArrayBuffer.isView(value) ? [...value] : value);"""
+    command = [NODE, "--input-type=module", "-e", f"{imports}\n{source}\nconsole.log(JSON.stringify(out, plain));"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@needs_node
+def test_the_front_end_with_node() -> None:
+    command = [NODE, "--test", Path(__file__).with_name("playground.test.mjs")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_node
+def test_the_browser_computes_what_the_layers_do() -> None:
+    """Conv2d, its heads with zeros around the image and without, at any sharpness, on and off their taps."""
+    rng = np.random.default_rng(3)
+    warnings.filterwarnings("ignore", "Using padding='same'")
+    image = torch.from_numpy(rng.random((11, 8)))
+    cases = []
+    for size, alpha, padding, moved in (
+        (3, 50.0, True, 0.0),
+        (3, 0.7, True, 0.0),
+        (4, 2.0, True, 0.3),
+        (5, 0.1, False, 0.9),
+        (3, 50.0, False, 0.0),
+    ):
+        kernel = rng.standard_normal((size, size))
+        centres = tap_shifts((size, size)).double().numpy() + moved * rng.standard_normal((size**2, 2))
+        cases.append(dict(size=size, alpha=alpha, padding=padding, kernel=kernel.ravel().tolist()))
+        cases[-1]["heads"] = [dict(tap=tap, centre=list(centre), on=True) for tap, centre in enumerate(centres)]
+    given = dict(height=11, width=8, pixels=image.flatten().tolist())
+    answers = in_node(f"""
+        const sums = {json.dumps(cases)}.map((state) => new play.Sums().update(state, {json.dumps(given)}));
+        const out = sums.map(({{ convolved, total }}) => [convolved, total]);""")
+    for case, (convolved, total) in zip(cases, answers, strict=True):
+        size = case["size"]
+        conv = nn.Conv2d(1, 1, size, padding="same", bias=False, dtype=torch.float64).requires_grad_(False)
+        conv.weight[0, 0] = torch.tensor(case["kernel"]).view(size, size)
+        expected = conv(image[None, None])[0, 0].flatten()
+        assert torch.allclose(torch.tensor(convolved, dtype=torch.float64), expected, atol=1e-12)
+        centres = torch.tensor([head["centre"] for head in case["heads"]], dtype=torch.float64)
+        if case["padding"]:
+            layer = conv_to_attention(conv, case["alpha"]).requires_grad_(False)
+            layer.centres[:] = centres
+            expected = layer(image[None, None])[0, 0].flatten()
+        else:
+            layer = QuadraticAttention(1, 1, size**2).double().requires_grad_(False)
+            layer.centres[:], layer.spreads[:] = centres, (2 * case["alpha"]) ** 0.5
+            p = layer.probabilities(11, 8)  # (h, H, W, H, W)
+            expected = torch.einsum("hijkl,kl,h->ij", p, image, torch.tensor(case["kernel"]).double()).flatten()
+        assert torch.allclose(torch.tensor(total, dtype=torch.float64), expected, atol=1e-12), case
+
+
+@needs_node
+def test_the_formula_is_the_library_s() -> None:
+    alphas = [0.02, 0.3, 1.0, 4.0, 20.0]
+    told = in_node(f"const out = {alphas}.map(maths.missedMass);")
+    assert told == pytest.approx([missed_mass(alpha) for alpha in alphas], rel=1e-12)
+
+
+def test_the_pictures_are_small_and_named() -> None:
+    widget = playground()
+    assert [picture["name"] for picture in widget.pictures] == ["hopper", "boot", "shapes", "pixel"]
+    for picture in widget.pictures:
+        pixels = base64.b64decode(picture["data"])
+        assert len(pixels) == picture["height"] * picture["width"] <= 64 * 64
+        assert np.ptp(np.frombuffer(pixels, np.uint8)) > 200 and picture["credit"]
+    assert "public domain" in widget.pictures[0]["credit"] and "MIT" in widget.pictures[1]["credit"]
+
+
+def test_the_page_is_whole_and_needs_nothing(tmp_path: Path) -> None:
+    page = export_playground(tmp_path / "playground.html").read_text()
+    assert len(page.encode()) < 300_000
+    assert "import {" not in page and "import(" not in page
+    assert not re.findall(r"(?:src|href)=[\"'](?!data:)|url\((?!data:)|https?://", page)
+    data = json.loads(re.search(r"<script id='data' type='text/plain'>(.*?)</script>", page).group(1))
+    assert data["state"] == "alpha=50" and len(data["pictures"]) == 4
+    assert page.count("<noscript><img") == 1
+
+
+def test_it_is_a_picture_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNCONV_STATIC", "1")
+    bundle, _ = playground()._repr_mimebundle_()
+    assert set(bundle) == {"image/png", "text/plain"}
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    monkeypatch.delenv("ATTNCONV_STATIC")
+    bundle, _ = playground()._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in bundle and "image/png" in bundle
+
+
+def test_the_still_picture_shows_the_sharpness() -> None:
+    titles = [ax.get_title() for ax in Playground(0.7).figure().axes]
+    assert titles[:3] == ["Picture", "Conv2d", "Nine heads, α = 0.7"] and float(titles[3].split()[-1]) > 0.1
+    exact = [ax.get_title() for ax in Playground(50).figure().axes]
+    assert float(exact[3].split()[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, 51.0, float("nan")])
+def test_a_sharpness_out_of_range_is_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match="from 0.02"):
+        playground(alpha)

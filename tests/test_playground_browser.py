@@ -1,0 +1,393 @@
+"""The playground in a real browser: as the offline page with the network off, and as the widget's front end."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attnconv.explorer import playground
+from attnconv.explorer.assets import FRONT, script, style
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
+]
+SETTLED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("playground") / "page.html"
+    path.write_text(playground().page())
+    return path
+
+
+class Seen:
+    """A playground on a page: what it shows, and what a reader can do."""
+
+    def __init__(self, page: playwright.Page):
+        self.page, self.root = page, page.locator(".attnconv-playground").first
+        self.errors: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.wait_for_function("document.querySelector('.attnconv-playground')?.attnconv?.timings.length")
+
+    def state(self) -> dict:
+        return self.root.evaluate("root => structuredClone(root.attnconv.state)")
+
+    def wait(self, condition: str) -> None:
+        """Wait until an expression about the playground ``x`` is true."""
+        self.page.wait_for_function(
+            f"(() => {{ const x = document.querySelector('.attnconv-playground').attnconv; return {condition}; }})()"
+        )
+
+    def settle(self) -> None:
+        self.wait("!x.flight")
+        self.page.evaluate(SETTLED)
+
+    def apart(self) -> float:
+        self.settle()
+        return self.root.evaluate("root => root.attnconv.sums.apart")
+
+    def told(self) -> str:
+        """The difference as the reader sees it."""
+        self.settle()
+        return self.root.locator(".pg-apart").text_content()
+
+    def words(self) -> str:
+        return self.root.locator(".pg-equation").text_content() + self.root.locator(".pg-words").text_content()
+
+    def pixels(self, selector: str) -> np.ndarray:
+        """A canvas as the reader sees it: (H, W, 3)."""
+        self.settle()
+        url = self.root.locator(selector).evaluate("canvas => canvas.toDataURL()")
+        return np.asarray(Image.open(io.BytesIO(urllib.request.urlopen(url).read())).convert("RGB")).astype(int)
+
+    def image(self, name: str) -> np.ndarray:
+        order = ["picture", "convolved", "total", "difference"]
+        return self.pixels(f".pg-frame >> nth={order.index(name)} >> canvas")
+
+    def dot(self, head: int) -> playwright.Locator:
+        return self.root.locator(".pg-dot").nth(head)
+
+    def drag(self, head: int, rows: float, columns: float) -> None:
+        """Drag a head by so many cells, in a few moves."""
+        self.dot(head).scroll_into_view_if_needed()
+        box, cell = self.dot(head).bounding_box(), self.root.evaluate("root => root.attnconv.cell")
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        self.page.mouse.move(x, y)
+        self.page.mouse.down()
+        for part in (0.3, 0.7, 1):
+            self.page.mouse.move(x + part * columns * cell, y + part * rows * cell)
+        self.page.mouse.up()
+        self.settle()
+
+    def choose(self, field: str, value: str) -> None:
+        self.root.locator(f"label.pg-field:has(> span:text-is('{field}')) select").select_option(value)
+        self.settle()
+
+    def press(self, text: str) -> None:
+        self.root.get_by_role("button", name=text, exact=True).click()
+        self.settle()
+
+
+def opened(browser: playwright.Browser, file: Path, link: str = "", **options) -> Seen:
+    options = dict(viewport=dict(width=1280, height=900), reduced_motion="reduce") | options
+    context = browser.new_context(offline=True, **options)
+    page = context.new_page()
+    page.on("request", lambda request: pytest.fail(request.url) if request.url.startswith("http") else None)
+    page.goto(f"{file.as_uri()}#{link}")
+    return Seen(page)
+
+
+@pytest.fixture
+def seen(browser: playwright.Browser, file: Path) -> Iterator[Seen]:
+    seen = opened(browser, file)
+    yield seen
+    assert not seen.errors
+    seen.page.context.close()
+
+
+def test_the_heads_are_the_convolution_until_one_is_dragged_off(seen: Seen) -> None:
+    assert seen.told() == "largest: 0" and "Theorem 1" in seen.words()
+    assert (seen.image("convolved") == seen.image("total")).all() and np.ptp(seen.image("difference")) == 0
+    plane = seen.pixels(".pg-plane")
+    seen.drag(5, -0.5, 0.4)
+    assert seen.state()["heads"][5]["centre"] == pytest.approx([-0.5, 1.4], abs=0.05)
+    assert seen.apart() > 0.1 and "≠" in seen.words() and "Head 6 looks at q + (−0.5" in seen.words()
+    assert (seen.image("convolved") != seen.image("total")).any() and np.ptp(seen.image("difference")) > 50
+    assert (plane != seen.pixels(".pg-plane")).any()
+    seen.drag(5, 0.45, -0.37)  # nearly back: it falls onto the tap
+    assert seen.state()["heads"][5]["centre"] == [0, 1] and seen.told() == "largest: 0"
+    seen.drag(3, 0, 1)  # a whole shift
+    assert "a convolution still" in seen.words() and seen.apart() > 0.1
+    seen.press("Heads, take your taps")
+    assert seen.told() == "largest: 0"
+    seen.press("Scatter")
+    assert seen.apart() > 0.1
+
+
+def test_a_click_takes_a_head_away_and_brings_it_back(seen: Seen) -> None:
+    seen.dot(3).click()
+    assert not seen.state()["heads"][3]["on"] and seen.dot(3).get_attribute("aria-pressed") == "false"
+    largest = seen.root.evaluate("r => Math.max(...r.attnconv.sums.seen[3])")
+    assert seen.apart() == pytest.approx(2 * largest) and "Without head 4" in seen.words()
+    seen.root.locator(".pg-tile").nth(3).click()
+    assert seen.told() == "largest: 0" and seen.state()["heads"][3]["on"]
+    seen.dot(1).click()  # its weight is 0
+    assert seen.told() == "largest: 0" and "nothing is missing" in seen.words()
+
+
+def test_several_heads_share_a_tap(seen: Seen) -> None:
+    seen.dot(3).focus()
+    seen.press("Add a head here")
+    assert len(seen.state()["heads"]) == 10 and seen.told() == "largest: 0"
+    assert "Heads 4 and 10 have one tap" in seen.words()
+    first, last = (seen.dot(head).bounding_box() for head in (3, 9))
+    assert abs(first["x"] - last["x"]) + abs(first["y"] - last["y"]) > 8  # beside each other: both can be hit
+    seen.dot(9).click()
+    assert seen.apart() == pytest.approx(seen.root.evaluate("r => Math.max(...r.attnconv.sums.seen[3])"))
+
+
+def test_sharpness_follows_the_formula(seen: Seen) -> None:
+    seen.choose("Picture", "pixel")
+    seen.choose("Kernel", "identity")
+    slider, curve = seen.root.locator("input[type=range]"), seen.pixels(".pg-curve")
+    falls = []
+    for alpha in (0.05, 1, 8):
+        slider.fill(str(round(np.log(alpha), 2)))
+        seen.settle()
+        n = np.arange(-40, 41)
+        formula = 1 - np.exp(-seen.state()["alpha"] * n**2.0).sum() ** -2
+        falls.append(seen.apart())
+        assert falls[-1] == pytest.approx(formula, abs=0.02)  # one pixel of 1: the difference is what is missed
+        assert "softmax" in seen.words()
+    assert falls[0] > falls[1] > falls[2] > 0 and (curve != seen.pixels(".pg-curve")).any()
+    assert "1 − 1/S(α)²" in seen.root.locator(".pg-card-sharp .pg-note").text_content()
+    seen.wait("x.measured?.points.length === 15")
+
+
+def test_without_zeros_the_border_appears(seen: Seen) -> None:
+    seen.root.get_by_label("zeros around the picture").uncheck()
+    assert seen.apart() > 0.1 and "border differs" in seen.words()
+    difference = seen.image("difference")
+    assert np.ptp(difference[1:-1, 1:-1]) == 0 and np.ptp(difference) > 50
+    seen.root.get_by_label("zeros around the picture").check()
+    assert seen.told() == "largest: 0"
+
+
+def test_kernels_chosen_and_typed(seen: Seen) -> None:
+    before = seen.image("convolved")
+    seen.choose("Kernel", "emboss")
+    assert (before != seen.image("convolved")).any() and seen.told() == "largest: 0"
+    cell = seen.root.locator(".pg-cells input").nth(4)
+    assert cell.input_value() == "1"
+    cell.fill("-2.5")
+    seen.settle()
+    assert seen.state()["kernel"][4] == -2.5 and seen.state()["preset"] is None and seen.told() == "largest: 0"
+    cell.fill("")
+    cell.blur()
+    assert cell.input_value() == "-2.5"
+    for size in (5, 4):
+        seen.choose("Size", str(size))
+        assert seen.dot(0).is_visible() and len(seen.state()["heads"]) == size**2 and seen.told() == "largest: 0"
+
+
+def test_products_are_written_out(seen: Seen) -> None:
+    frame = seen.root.locator(".pg-frame").nth(2)
+    box = frame.bounding_box()
+    seen.page.mouse.move(box["x"] + box["width"] * 40.5 / 64, box["y"] + box["height"] * 20.5 / 64)
+    seen.settle()
+    assert seen.state()["query"] == [20, 40]
+    rows = seen.root.locator("tbody tr").all()
+    products = [row.locator("td").all_inner_texts() for row in rows]
+    number = lambda text: float(text.replace("−", "-"))  # noqa: E731
+    assert len(products) == 10 and products[0][1] == "(−1, −1)"
+    for column in (3, 6):
+        total = sum(number(row[column]) for row in products[:-1])
+        assert total == pytest.approx(number(products[-1][column]), abs=0.005)
+    left, right = products[3][2].split(" · ")
+    assert right == "−2" and number(left) * -2 == pytest.approx(number(products[3][3]), abs=0.002)
+    seen.dot(3).click()
+    seen.settle()
+    assert seen.root.locator("tbody tr").nth(3).locator("td").nth(5).text_content() == "away"
+    frame.locator("canvas").press("ArrowLeft")
+    assert seen.state()["query"] == [20, 39]
+
+
+def test_pictures_and_ones_own(seen: Seen, tmp_path: Path) -> None:
+    looks = [seen.image("picture")]
+    for name in ("boot", "shapes", "pixel"):
+        seen.choose("Picture", name)
+        looks.append(seen.image("picture"))
+        assert seen.told() == "largest: 0"
+    assert [len(look) for look in looks] == [64, 28, 64, 15]
+    Image.linear_gradient("L").resize((300, 200)).save(tmp_path / "own.png")
+    (tmp_path / "no.png").write_text("no picture")
+    choose = seen.root.locator("input[type=file]")
+    choose.set_input_files(tmp_path / "no.png")
+    seen.root.locator(".pg-notice", has_text="no.png is not a picture").wait_for()
+    choose.set_input_files(tmp_path / "own.png")
+    seen.wait("x.state.image === 'own'")
+    own = seen.image("picture")
+    assert own.shape == (64, 64, 3) and own[0].mean() < 20 and own[-1].mean() > 235 and seen.told() == "largest: 0"
+    assert seen.root.locator(".pg-notice").is_hidden()
+
+
+def test_the_tour_has_five_steps(browser: playwright.Browser, file: Path) -> None:
+    seen = opened(browser, file, "alpha=0.3&padding=0", reduced_motion="no-preference")
+    seen.press("Take the tour")
+    said = []
+    for step in range(1, 6):
+        assert seen.state()["step"] == step and seen.told() == "largest: 0"  # what was changed is put back
+        said.append(seen.root.locator(".pg-step").text_content())
+        assert said[-1].startswith(f"{step}. ") and seen.root.locator(".pg-lit").count() >= 1
+        seen.root.locator(".pg-tour .pg-main").click()
+        if step == 1:
+            assert seen.root.evaluate("root => Boolean(root.attnconv.flight)")  # the heads are on their way
+    assert len(set(said)) == 5 and "kernel" in said[0] and "Theorem 1" in said[4]
+    assert seen.state()["step"] == 0 and seen.root.locator(".pg-lit").count() == 0
+    seen.page.context.close()
+
+
+def test_keys_alone(seen: Seen) -> None:
+    seen.dot(4).focus()
+    assert "Head 5" in seen.root.locator(".pg-about").text_content()
+    for key in ("ArrowRight", "ArrowRight", "ArrowUp", "Shift+ArrowUp"):
+        seen.page.keyboard.press(key)
+    seen.settle()
+    assert seen.state()["heads"][4]["centre"] == pytest.approx([-0.3, 0.5])
+    assert "looks at shift (−0.3, +0.5)" in seen.dot(4).get_attribute("aria-label")
+    seen.page.keyboard.press("Enter")
+    assert not seen.state()["heads"][4]["on"]
+    seen.page.keyboard.press("Enter")
+    seen.page.keyboard.press("Delete")
+    assert not seen.state()["heads"][4]["on"]
+    for control in seen.root.locator("button, input:not([type=file]), select, canvas[tabindex]").all():
+        assert control.evaluate("n => n.labels?.length || n.ariaLabel || n.textContent.trim()"), control
+
+
+def test_a_link_holds_the_state(browser: playwright.Browser, seen: Seen, file: Path) -> None:
+    seen.choose("Kernel", "sharpen")
+    seen.drag(1, 0, -0.6)
+    seen.root.get_by_label("zeros around the picture").uncheck()
+    seen.page.wait_for_function("location.hash.includes('padding=0') && location.hash.includes('heads=')")
+    state = seen.state()
+    other = opened(browser, file, seen.page.evaluate("location.hash.slice(1)"))
+    there = other.state()
+    assert [there[n] for n in ("preset", "padding", "query")] == [state[n] for n in ("preset", "padding", "query")]
+    assert there["heads"][1]["centre"] == pytest.approx(state["heads"][1]["centre"], abs=1e-3)
+    assert other.apart() == pytest.approx(seen.apart(), abs=1e-2)
+    other.page.evaluate("location.hash = 'kernel=blur&size=4'")
+    other.wait("x.state.size === 4")
+    assert other.told() == "largest: 0"
+    other.page.context.close()
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_on_a_phone(browser: playwright.Browser, file: Path, size: int) -> None:
+    screen = dict(viewport=dict(width=375, height=812), has_touch=True, is_mobile=True)
+    seen = opened(browser, file, f"size={size}", **screen)
+    assert seen.page.evaluate("document.documentElement.scrollWidth") == 375
+    boxes = [dot.bounding_box() for dot in seen.root.locator(".pg-dot").all()]
+    assert min(min(box["width"], box["height"]) for box in boxes) >= (43.5 if size == 3 else 40)
+    middles = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in boxes]
+    assert min(abs(a[0] - b[0]) + abs(a[1] - b[1]) for a in middles for b in middles if a != b) >= 40
+    table = seen.root.locator(".pg-scroll").evaluate("n => n.scrollWidth - n.clientWidth")
+    assert table <= (0 if size == 3 else 12)
+    for control in seen.root.locator("select, .pg-row button:visible").all():
+        assert control.bounding_box()["height"] >= 44
+    seen.dot(3).tap()
+    assert not seen.state()["heads"][3]["on"]
+    frame = seen.root.locator(".pg-frame").first
+    frame.scroll_into_view_if_needed()
+    frame.tap(position=dict(x=10, y=10))
+    assert max(seen.state()["query"]) < 8
+    seen.page.context.close()
+
+
+def test_dark(browser: playwright.Browser, seen: Seen, file: Path) -> None:
+    dark = opened(browser, file, color_scheme="dark")
+    light_empty, dark_empty = (one.image("difference").mean() for one in (seen, dark))
+    assert light_empty > 230 and dark_empty < 40
+    background = "n => getComputedStyle(n).backgroundColor"
+    assert seen.root.evaluate(background) != dark.root.evaluate(background)
+    seen.page.emulate_media(color_scheme="dark")
+    assert seen.image("difference").mean() < 40
+    dark.page.context.close()
+
+
+def test_a_drag_is_drawn_within_a_frame(browser: playwright.Browser, file: Path) -> None:
+    """64 x 64 pixels, nine heads. This allows for a busy machine: 16 ms are kept on an idle one."""
+    seen = opened(browser, file)
+    seen.root.evaluate("root => { root.attnconv.timings.length = 0; }")
+    for rows, columns in ((0.6, 0.5), (-0.4, 0.3), (0.7, -0.9)):
+        seen.drag(8, rows, columns)
+    times = seen.root.evaluate("root => root.attnconv.timings")
+    assert len(times) >= 6 and np.median(times) < 40, times
+    seen.page.context.close()
+
+
+def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
+    """What anywidget does with it: a model with traits, two views, a state that comes from Python, removal."""
+    widget = playground(0.7)
+    traits = json.dumps(dict(pictures=widget.pictures, colours=widget.colours, state=widget.state))
+    page = browser.new_context(viewport=dict(width=900, height=900)).new_page()
+    page.set_content(f"<style>{style('playground.css')}</style><div id=a></div><div id=b hidden></div>")
+    page.evaluate(
+        """async ([code, traits]) => {
+            const file = new Blob([code], { type: "text/javascript" });
+            const { default: widget } = await import(URL.createObjectURL(file));
+            const calls = {};
+            window.model = {
+                traits,
+                get: (name) => traits[name],
+                set(name, value) { traits[name] = value; (calls[`change:${name}`] || []).forEach((act) => act()); },
+                save_changes() {},
+                on(name, act) { (calls[name] ||= []).push(act); },
+                off(name, act) { calls[name] = calls[name].filter((one) => one !== act); },
+            };
+            window.calls = calls;
+            window.ends = ["a", "b"].map((id) => widget.render({ model, el: document.getElementById(id) }));
+        }""",
+        [script("playground.js"), json.loads(traits)],
+    )
+    seen = Seen(page)
+    assert seen.state()["alpha"] == 0.7 and seen.root.evaluate("r => r.classList.contains('pg-middle')")
+    page.evaluate("model.set('state', 'kernel=blur&size=5')")
+    seen.settle()
+    assert seen.state()["size"] == 5 and seen.told() == "largest: 0"
+    seen.dot(0).click()
+    page.wait_for_function("model.traits.state.includes('heads=')")
+    page.evaluate("document.getElementById('b').hidden = false")  # a view that was hidden when it was made
+    page.wait_for_function("document.querySelector('#b .attnconv-playground').attnconv.timings.length")
+    assert page.evaluate("document.querySelector('#b .pg-plane').width") > 200
+    # JupyterLab hides it while themes change.
+    page.evaluate("document.getElementById('a').style.display = 'none'")
+    page.evaluate("document.documentElement.style.setProperty('--jp-layout-color0', '#111')")
+    page.evaluate("document.body.setAttribute('data-jp-theme-name', 'JupyterLab Dark')")
+    page.evaluate(SETTLED)
+    page.evaluate("document.getElementById('a').style.display = ''")
+    assert seen.dot(0).bounding_box()["width"] > 25 and seen.pixels(".pg-plane").shape[0] > 200
+    assert seen.image("difference").mean() < 40
+    page.evaluate("ends.forEach((end) => end())")
+    assert page.evaluate("calls['change:state'].length") == 0 and page.locator(".pg-dot").count() == 0
+    assert not seen.errors and (FRONT / "playground.js").is_file()
+    page.context.close()
