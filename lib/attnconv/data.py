@@ -168,11 +168,8 @@ def load_strip(path: Path) -> Dataset:
         arrays = _arrays(path)
         about = json.loads(str(arrays["about"]))
         about |= {name: tuple(about[name]) for name in ("mean", "std")}
-        return Dataset(
-            key=hashlib.sha256(_content(path)).hexdigest(),
-            **about,
-            **_checked(arrays, path),
-        )
+        key = hashlib.sha256(_content(path)).hexdigest()
+        return Dataset(key=key, **(_checked(arrays, path) | about))
     except Exception as error:
         raise DataError(f"{path} is damaged ({error}). Restore it with 'git checkout {path.parent}'.") from error
 
@@ -312,7 +309,7 @@ def _look(path: Path) -> Source | None:
             shards = {int(n) for file in split for n in re.findall(r"-of-(\d+)\.parquet", file.name)}
             if shards - {len(split)}:
                 raise DataError(
-                    f"{path}: {len(split)} files like {split[0].name}, not {max(shards)}. Bring all of them."
+                    f"{path}: {len(split)} files like {split[0].name}, not {max(shards)}. Bring the others."
                 )
         if any(splits):
             return Source(path.name, form, path, *splits)
@@ -382,6 +379,8 @@ def load_data(source: str | Path = "embedded", *, root: str | Path | None = None
     elif name in ("cifar10", "fashion-mnist"):
         what = f"images {tuple(images.shape)}, classes {', '.join(content['classes'][:10])}"
         raise DataError(f"{found.path} is not {name} as published: {what}. Rename it, and give its path as the source.")
+    if beside := sorted(path.name for path in found.path.glob("val*")):
+        warnings.warn(f"{found.path}: {', '.join(beside)} is not read, only train and test are.", stacklevel=2)
     for split in SPLITS:
         if absent := set(range(len(content["classes"]))) - set(content[f"{split}_labels"].tolist()):
             names = ", ".join(content["classes"][i] for i in sorted(absent)[:10])
@@ -476,10 +475,12 @@ def _folder_rows(source: Source, split: str, arrays: dict) -> Iterator[tuple[str
     from torchvision.datasets.folder import find_classes
 
     (train, labels), (test, _) = (find_classes(source.path / name) for name in SPLITS)
-    if train != test:
-        raise DataError(
-            f"{source.path}: {sorted({*train} ^ {*test})} is only in one split. Give both the same classes."
+    loose = [file.name for file in sorted((source.path / split).glob("[!.]*")) if not file.is_dir()]
+    if train != test or loose:
+        odd = (
+            f"{sorted({*train} ^ {*test})} is only in one split" if train != test else f"{split} has {loose[:9]} loose"
         )
+        raise DataError(f"{source.path}: {odd}. Give both splits the same class folders, and nothing else.")
     arrays["classes"] = train
     for file in getattr(source, split):
         yield str(file), _content(file), labels[file.parent.name]
@@ -493,9 +494,8 @@ def _parquet_rows(source: Source, split: str, arrays: dict) -> Iterator[tuple[st
     for file in getattr(source, split):
         with _reading(file), ParquetFile(BufferReader(_content(file)), page_checksum_verification=True) as table:
             schema = table.schema_arrow
-            found = [
-                [name for name in schema.names if name in pair] for pair in (("img", "image"), ("label", "labels"))
-            ]
+            wanted = ("img", "image"), ("label", "labels")
+            found = [[name for name in schema.names if name in pair] for pair in wanted]
             if [len(names) for names in found] != [1, 1]:
                 raise DataError(f"{file} has columns {schema.names}. Needed are one img or image, one label or labels.")
             _limit(file, sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)))
@@ -505,7 +505,7 @@ def _parquet_rows(source: Source, split: str, arrays: dict) -> Iterator[tuple[st
             arrays.setdefault("classes", feature.get("names") or ())
         for row, (image, label) in enumerate(zip(images, labels, strict=True)):
             content = image.get("bytes") if isinstance(image, dict) else image
-            if not isinstance(content, bytes) or not isinstance(label, int):
+            if not isinstance(content, bytes) or not isinstance(label, int) or label.bit_length() > 63:
                 raise DataError(f"{file}, row {row}: no image bytes, or no whole number as label. Remove that row.")
             yield f"{file}, row {row}", content, label
 
