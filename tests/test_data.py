@@ -574,6 +574,7 @@ def test_wrong_npz_files(tmp_path, root):
         (dict(train_labels=np.array([0, None, 1, 1], object)), "Object arrays"),
         (dict(test_images=np.zeros((4, 5, 7), np.uint8)), "(4, 5, 7, 1)", "(4, 5, 6, 1)"),
         (dict(train_labels=None), "lacks train_labels"),
+        (dict(val_images=images), "['val_images']"),
         (dict(classes=np.array("cat")), "the classes are 'cat'"),
         (dict(classes=np.array([["a", "b"]])), "[['a', 'b']]"),
         (dict(classes=np.array(["a", "a"])), "['a', 'a']"),

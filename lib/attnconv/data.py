@@ -58,7 +58,7 @@ FORMS = f"""Understood are:
   Parquet: train*.parquet and test*.parquet (shards too), columns img or image (bytes) and label or labels
   image folders: train/<class>/ and test/<class>/ with {", ".join(FORMATS)} files, and no others
   idx files: train-images-idx3-ubyte, train-labels-idx1-ubyte, and t10k-... for the test split, plain or .gz
-  npz: {", ".join(ARRAYS)}, and classes if they have names"""
+  npz: {", ".join(ARRAYS)}, classes if they have names, and no others"""
 LIMIT = 4 * 2**30  # bytes of one file, packed or unpacked, and of the pixels of one split
 PAD = 4  # pixels of black around an image before it is cropped to its size again
 
@@ -408,10 +408,12 @@ def _read(source: Source, cache: Path, progress: bool) -> dict:
 
 
 def _arrays(file: Path) -> dict:
-    """The arrays of an npz file that are a data set's. Nothing is unpickled."""
+    """The arrays of an npz file. Nothing is unpickled."""
     with _reading(file), np.load(io.BytesIO(_content(file)), allow_pickle=False) as members:
         _limit(file, max(member.file_size for member in members.zip.infolist()))
-        return {name: members[name] for name in (*ARRAYS, "classes", "form", "about") if name in members}
+        if unknown := {*members} - {*ARRAYS, "classes", "form", "about"}:
+            raise DataError(f"{file} has {sorted(unknown)[:9]}; it should hold {', '.join(ARRAYS)} and classes only.")
+        return dict(members)
 
 
 def _read_idx(source: Source) -> dict:
