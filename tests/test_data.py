@@ -417,7 +417,7 @@ def test_damage_is_refused_harmless_or_gives_another_key(tmp_path, monkeypatch, 
 
 def test_paths_that_hold_no_data(tmp_path, root, cifar):
     refused(tmp_path / "nowhere", root, "nowhere", "'embedded'")
-    refused("~nouser/cifar10", root, "~nouser/cifar10", "Name a path that exists")
+    refused("~nouser/cifar10", root, "~nouser/cifar10", "There is no file or folder")
     refused("x" * 5000, root, "x" * 5000)
     folder = tmp_path / "stuff"
     folder.mkdir()

@@ -132,8 +132,9 @@ class Dataset:
         """Refuse, with `DataError`, more validation images than `hold_out` can take."""
         total = len(self.train_labels)
         if not 0 <= n < total:
-            place = f"{n} validation images cannot be held out of {total} training images"
-            raise DataError(f"{place}: choose 0 to {total - 1}.")
+            raise DataError(
+                f"{n} validation images cannot be held out of {total} for training: choose 0 to {total - 1}."
+            )
 
 
 def _balanced(labels: Tensor, n: int | None) -> Tensor:
@@ -277,8 +278,13 @@ def find_data(source: str | Path = "embedded", root: str | Path | None = None) -
             if source == "embedded":
                 return replace(found, form=EMBEDDED)
             return replace(found, name=source) if source in named else found
-    missing = f"{source} is not on this machine: there is no {', no '.join(map(str, places))}. Name a path that exists"
-    raise (MissingData if source in named else DataError)(f"{missing}, or one of {', '.join(map(repr, named))}.")
+    tried = ", ".join(map(str, places))
+    if source in named:
+        remedy = " In a clone, 'git checkout data' restores it." if source == "embedded" else ""
+        raise MissingData(f"{source} is not on this machine: looked for {tried}.{remedy}")
+    raise DataError(
+        f"There is no file or folder {tried}. Name one that exists, or one of {', '.join(map(repr, named))}."
+    )
 
 
 def _data_root(root: str | Path | None) -> Path:
@@ -341,7 +347,8 @@ def _download(name: str, root: Path, missing: MissingData) -> None:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as temporary:
             kind(temporary, download=True)
-            os.rename(Path(temporary, folder), root / folder)
+            if not (root / folder).exists():  # else another process was faster
+                os.rename(Path(temporary, folder), root / folder)
     except Exception as error:
         remedy = f"Bring its published files to {root / folder} yourself, or use 'embedded', which needs no download."
         raise MissingData(f"{missing} The download failed ({type(error).__name__}: {error}). {remedy}") from error
