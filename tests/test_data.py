@@ -1,7 +1,8 @@
-"""Data: every form is recognised and read exactly, everything wrong is refused and leaves nothing behind."""
+"""Data: every form is read exactly; what is wrong is refused with its place, and leaves nothing behind."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -10,31 +11,142 @@ import io
 import json
 import os
 import pickle
+import shutil
 import socket
 import struct
 import subprocess
 import sys
 import tarfile
 import threading
-import time
 import urllib.error
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
+from torchvision.datasets import CIFAR10, FashionMNIST
 
-from attnconv import data, sources
-from attnconv.data import DataError, augment, batches, epoch_plan, load_data, normalize
-from attnconv.sources import CIFAR10_CLASSES, IDX_FILES, content_key, find_data
+from attnconv import data
+from attnconv.data import CIFAR10_CLASSES, DataError, MissingData, content_key, find_data, load_data
 
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
+PARTS = ("images", "labels")
+
+# Each writer puts the same kind of thing on disk: {"train": (images, labels), "test": ...} ------------------------
+
+
+def some(train=40, test=20, shape=(32, 32, 3), classes=10) -> dict:
+    rng = np.random.default_rng(0)
+    return {
+        split: (rng.integers(0, 256, (n, *shape), dtype=np.uint8), rng.permutation(np.arange(n) % classes))
+        for split, n in (("train", train), ("test", test))
+    }
+
+
+def encoded(pixels: np.ndarray, form: str = "PNG", **options) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, form, **options)
+    return file.getvalue()
+
+
+def write_parquet(path: Path, images, labels, *, image="img", label="label", info=None, plain=None) -> None:
+    """Images are arrays, or bytes as they are; ``plain``: a binary type instead of the Hub's struct."""
+    images = [i if isinstance(i, bytes | None) else encoded(i) for i in images]
+    struct_type = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    column = pa.array(images, plain) if plain else pa.array([{"bytes": i, "path": None} for i in images], struct_type)
+    table = pa.table({image: column, label: pa.array(labels)})
+    if info is not None:
+        features = {label: {"names": info}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, write_page_checksum=True)
+
+
+def parquet(folder: Path, splits: dict, train=("train.parquet",), test=("test.parquet",), **options) -> Path:
+    for split, names in (("train", train), ("test", test)):
+        images, labels = splits[split]
+        for name, rows in zip(names, np.array_split(np.arange(len(labels)), len(names)), strict=True):
+            write_parquet(folder / name, [images[i] for i in rows], [labels[i] for i in rows], **options)
+    return folder
+
+
+def folders(folder: Path, splits: dict, classes=CIFAR10_CLASSES) -> Path:
+    for split, (images, labels) in splits.items():
+        for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+            file = folder / split / classes[label] / f"{i:04}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encoded(image))
+    return folder
+
+
+def by_class(splits: dict) -> dict:
+    """In the order of class folders."""
+    orders = {split: np.argsort(labels, kind="stable") for split, (_, labels) in splits.items()}
+    return {split: tuple(array[orders[split]] for array in arrays) for split, arrays in splits.items()}
+
+
+def idx(folder: Path, splits: dict, zipped=False) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        images, labels = splits[split]
+        for name, array in (("images-idx3", images.squeeze(-1)), ("labels-idx1", labels.astype(np.uint8))):
+            content = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+            file = folder / f"{prefix}-{name}-ubyte{'.gz' * zipped}"
+            file.write_bytes(gzip.compress(content) if zipped else content)
+    return folder
+
+
+def npz(file: Path, splits: dict, **more) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {f"{s}_{part}": array for s, both in splits.items() for part, array in zip(PARTS, both, strict=True)}
+    arrays |= more
+    np.savez(file, **{name: array for name, array in arrays.items() if array is not None})
+    return file
+
+
+def batches(folder: Path, splits: dict, monkeypatch) -> Path:
+    """The published layout, five training batches; torchvision's checksums are replaced by these files' own."""
+    folder.mkdir(parents=True)
+    pickles = {"batches.meta": {"label_names": list(CIFAR10_CLASSES)}}
+    (images, labels), (test, test_labels) = (splits[s] for s in ("train", "test"))
+    parts = {f"data_batch_{i + 1}": (images[i::5], labels[i::5]) for i in range(5)} | {
+        "test_batch": (test, test_labels)
+    }
+    for name, (some_images, some_labels) in parts.items():
+        rows = some_images.transpose(0, 3, 1, 2).reshape(len(some_images), -1)
+        pickles[name] = {"data": rows, "labels": some_labels.tolist()}
+    sums = {}
+    for name, content in pickles.items():
+        (folder / name).write_bytes(pickle.dumps(content))
+        sums[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
+    monkeypatch.setattr(CIFAR10, "train_list", [[name, sums[name]] for name in parts if name != "test_batch"])
+    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", sums["test_batch"]]])
+    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": sums["batches.meta"]})
+    splits["train"] = tuple(
+        np.concatenate([part[k] for name, part in parts.items() if name != "test_batch"]) for k in (0, 1)
+    )
+    return folder
+
+
+def archive(file: Path, splits: dict, monkeypatch) -> Path:
+    folder = batches(file.parent / "unpacked" / "cifar-10-batches-py", splits, monkeypatch)
+    with tarfile.open(file, "w:gz") as tar:
+        tar.add(folder, folder.name)
+    shutil.rmtree(folder.parent)
+    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5(file.read_bytes()).hexdigest())
+    return file
+
+
+# Checks ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path) -> Path:
     """Where caches and downloads go."""
     folder = tmp_path / "root"
     folder.mkdir()
@@ -42,87 +154,10 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def cifar(monkeypatch):
-    """Forty training and twenty test images that count as CIFAR-10: {split: (images, labels)}."""
-    monkeypatch.setattr(sources, "CIFAR10_IMAGES", (40, 20))
-    rng = np.random.default_rng(0)
-    return {
-        split: (rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), rng.permutation(np.arange(n) % 10))
-        for split, n in (("train", 40), ("test", 20))
-    }
-
-
-def png(pixels: np.ndarray, **options) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels, **options).save(file, "PNG")
-    return file.getvalue()
-
-
-def write_parquet(path: Path, images, labels, column="img", label="label", features=None) -> None:
-    """Images are arrays, or the bytes that should stand in the file."""
-    encoded = [{"bytes": i if isinstance(i, bytes | None) else png(i), "path": None} for i in images]
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    table = pa.table(
-        {column: pa.array(encoded, kind), label: pa.array([None if x is None else int(x) for x in labels])}
-    )
-    if features:
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path)
-
-
-def write_parquet_copy(folder: Path, splits: dict, **options) -> Path:
-    for split, (images, labels) in splits.items():
-        write_parquet(folder / f"{split}.parquet", images, labels, **options)
-    return folder
-
-
-def write_batches(folder: Path, splits: dict, monkeypatch) -> Path:
-    """The published layout, five training batches; torchvision's checksums are replaced by these files' own."""
-    from torchvision.datasets import CIFAR10
-
-    folder.mkdir(parents=True)
-    sums = {}
-    parts = {f"data_batch_{i + 1}": ("train", slice(i * 8, i * 8 + 8)) for i in range(5)}
-    for name, (split, rows) in (parts | {"test_batch": ("test", slice(None))}).items():
-        images, labels = (array[rows] for array in splits[split])
-        batch = {"data": images.transpose(0, 3, 1, 2).reshape(len(images), -1), "labels": labels.tolist()}
-        (folder / name).write_bytes(pickle.dumps(batch))
-        sums[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
-    monkeypatch.setattr(CIFAR10, "train_list", [[f"data_batch_{i}", sums[f"data_batch_{i}"]] for i in range(1, 6)])
-    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", sums["test_batch"]]])
-    return folder
-
-
-def write_folders(folder: Path, splits: dict, classes=CIFAR10_CLASSES) -> Path:
-    for split, (images, labels) in splits.items():
-        for i, (image, label) in enumerate(zip(images, labels, strict=True)):
-            file = folder / split / classes[label] / f"{i}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(png(image))
-    return folder
-
-
-def write_idx(folder: Path, zipped: bool, train=30, test=10) -> dict:
-    folder.mkdir(parents=True, exist_ok=True)
-    rng, splits = np.random.default_rng(1), {}
-    for split, prefix, n in (("train", "train", train), ("test", "t10k", test)):
-        images, labels = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8), (np.arange(n) % 10).astype(np.uint8)
-        splits[split] = images[..., None], labels
-        for name, head, array in (
-            (f"{prefix}-images-idx3-ubyte", struct.pack(">4B3I", 0, 0, 8, 3, n, 28, 28), images),
-            (f"{prefix}-labels-idx1-ubyte", struct.pack(">4BI", 0, 0, 8, 1, n), labels),
-        ):
-            content = head + array.tobytes()
-            (folder / (name + ".gz" * zipped)).write_bytes(gzip.compress(content) if zipped else content)
-    return splits
-
-
-def publish_idx(folder: Path, monkeypatch) -> None:
-    """Let these idx files count as the published Fashion-MNIST."""
-    for name in IDX_FILES:
-        file = next(folder.glob(name + "*"))
-        monkeypatch.setitem(sources.FASHION_MNIST_SHA256, name, hashlib.sha256(sources.read_file(file)).hexdigest())
+def cifar(monkeypatch) -> dict:
+    """Images that count as CIFAR-10."""
+    monkeypatch.setattr(data, "CIFAR10_IMAGES", (40, 20))
+    return some()
 
 
 def assert_holds(dataset, splits) -> None:
@@ -137,558 +172,456 @@ def everything(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
-def refused(source, root, *words: str) -> str:
-    """The message of the `DataError`; it must hold these words, and nothing may have been written."""
+def refused(source, root, *words: str) -> None:
+    """A `DataError` with these words; nothing may have been written."""
     before = everything(root)
     with pytest.raises(DataError) as caught:
         load_data(source, root=root, progress=False)
     for word in words:
         assert word in str(caught.value), caught.value
     assert everything(root) == before
-    return str(caught.value)
 
 
 # The embedded sample ---------------------------------------------------------------------------------------------
 
 
-def test_embedded_sample_is_balanced_and_normalised(root):
-    sample = load_data(root=root)
-    assert (sample.name, sample.form) == ("fashion-mnist-sample", "embedded sample")
-    assert sample.classes == sources.FASHION_MNIST_CLASSES
+@pytest.fixture(scope="module")
+def sample():
+    return load_data("embedded")
+
+
+def test_embedded_sample(sample, monkeypatch, root):
+    assert (sample.name, sample.form, sample.key) == ("fashion-mnist-sample", "embedded sample", data.SAMPLE_KEY)
+    assert sample.classes == data.FASHION_MNIST_CLASSES
     assert (sample.image_size, sample.image_channels) == ((28, 28), 1)
     assert sample.train_labels.bincount().tolist() == [600] * 10
     assert sample.test_labels.bincount().tolist() == [100] * 10
-    x = normalize(sample.train_images, sample.mean, sample.std)
+    x = data.normalize(sample.train_images, sample.mean, sample.std)
     assert abs(x.mean()) < 0.02 and abs(x.std() - 1) < 0.02
-    assert everything(root) == []
+    monkeypatch.setenv("ATTNCONV_DATA", str(root))  # it is found whatever the data folder, and nothing is written
+    assert find_data().path == find_data(root=data.REPOSITORY_DATA).path and everything(root) == []
+    content, folder = find_data().path.read_bytes(), find_data().path.parent
+    assert "Zalando SE" in (folder / "LICENSE").read_text() and len(content) < 4e6
+    assert hashlib.sha256(content).hexdigest() in (folder / "README.md").read_text()
 
 
-def test_embedded_sample_comes_with_its_licence_and_true_checksum():
-    folder = sources.REPOSITORY_DATA / "fashion-mnist-sample"
-    assert "Zalando SE" in (folder / "LICENSE").read_text()
-    assert sources.SAMPLE_SHA256 in (folder / "README.md").read_text()
-    assert sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) < 4e6
-
-
-def test_embedded_sample_is_found_whatever_the_data_folder(root, monkeypatch):
-    monkeypatch.setenv("ATTNCONV_DATA", str(root))
-    assert load_data().name == "fashion-mnist-sample"
-
-
-def test_damaged_embedded_sample_is_refused(root):
-    folder = root / "fashion-mnist-sample"
-    folder.mkdir()
+def test_damaged_or_missing_embedded_sample(root, tmp_path, monkeypatch):
     content = bytearray(find_data("embedded").path.read_bytes())
     content[1_000_000] ^= 1
-    (folder / "fashion-mnist-sample.npz").write_bytes(content)
-    refused("embedded", root, str(folder), "checksum mismatch", "git checkout")
+    (root / "fashion-mnist-sample").mkdir()
+    (root / "fashion-mnist-sample" / "fashion-mnist-sample.npz").write_bytes(content)
+    refused("embedded", root, str(root), "checksum mismatch", "git checkout")
+    monkeypatch.setattr(data, "REPOSITORY_DATA", tmp_path)
+    with pytest.raises(MissingData, match="embedded is not on this machine"):
+        load_data("embedded", root=tmp_path)
 
 
-def test_sample_script_picks_the_first_of_each_class_and_repeats_itself(tmp_path):
-    splits = write_idx(tmp_path / "idx", zipped=True, train=6500, test=1100)
-    script = sources.REPOSITORY_DATA / "fashion-mnist-sample" / "make_sample.py"
-    for name in ("a.npz", "b.npz"):
-        command = [sys.executable, script, tmp_path / "idx", "--output", tmp_path / name]
-        subprocess.run(command, check=True, capture_output=True)
-    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-    expected = {s: tuple(array[:n] for array in splits[s]) for s, n in (("train", 6000), ("test", 1000))}
-    assert_holds(load_data(tmp_path / "a.npz", root=tmp_path), expected)  # labels go 0 to 9, again and again
-
-
-@pytest.mark.skipif(not sources.DEBIAN_FASHION_MNIST.exists(), reason="needs Debian's dataset-fashion-mnist")
-def test_sample_script_rebuilds_the_committed_bytes(tmp_path):
-    script = sources.REPOSITORY_DATA / "fashion-mnist-sample" / "make_sample.py"
+@pytest.mark.skipif(not Path("/usr/share/datasets/fashion-mnist").exists(), reason="needs dataset-fashion-mnist")
+def test_fashion_mnist_of_debian_and_the_sample_made_of_it(tmp_path, root, sample):
+    script = data.REPOSITORY_DATA / "fashion-mnist-sample" / "make_sample.py"
     subprocess.run([sys.executable, script, "--output", tmp_path / "a.npz"], check=True, capture_output=True)
-    assert hashlib.sha256((tmp_path / "a.npz").read_bytes()).hexdigest() == sources.SAMPLE_SHA256
+    assert (tmp_path / "a.npz").read_bytes() == find_data("embedded").path.read_bytes()
+    loaded = load_data("fashion-mnist", root=root)
+    assert (loaded.name, loaded.classes, len(loaded.train_labels)) == (
+        "fashion-mnist",
+        data.FASHION_MNIST_CLASSES,
+        60000,
+    )
+    assert torch.equal(loaded.first(6000, 1000).train_images, sample.train_images)
 
 
 # Every form ------------------------------------------------------------------------------------------------------
 
+HUB = dict(
+    train=[f"plain_text/train-0000{i}-of-00002.parquet" for i in (0, 1)],
+    test=["plain_text/test-00000-of-00001.parquet"],
+)
+SPLIT_FOLDERS = dict(train=[f"data/train/000{i}.parquet" for i in (0, 1)], test=["data/test/0000.parquet"])
+CIFAR10_FORMS = {
+    "cifar-10-batches-py": lambda p, splits, m: batches(p / "cifar-10-batches-py", splits, m),
+    "batches, renamed": lambda p, splits, m: batches(p / "batches", splits, m),
+    "batches, by the parent": lambda p, splits, m: batches(p / "in" / "cifar-10-batches-py", splits, m).parent,
+    "archive": lambda p, splits, m: archive(p / "cifar-10-python.tar.gz", splits, m),
+    "archive, by the parent": lambda p, splits, m: archive(p / "cifar-10-python.tar.gz", splits, m).parent,
+    "Parquet": lambda p, splits, m: parquet(p / "c", splits),
+    "Parquet, the Hub's": lambda p, splits, m: parquet(p / "c", splits, **HUB, image="image", label="labels"),
+    "Parquet, split folders": lambda p, splits, m: parquet(p / "c", splits, **SPLIT_FOLDERS, info=CIFAR10_CLASSES),
+    "Parquet, binary": lambda p, splits, m: parquet(p / "c", splits, plain=pa.binary(), info=None),
+    "Parquet, large binary": lambda p, splits, m: parquet(p / "c", splits, plain=pa.large_binary()),
+    "npz": lambda p, splits, m: npz(p / "c.npz", splits),
+    "npz, by its folder": lambda p, splits, m: npz(p / "c" / "x.npz", splits, classes=np.array(CIFAR10_CLASSES)).parent,
+}
 
-@pytest.mark.parametrize("inside", ["", "parent", "archive"])
-def test_published_cifar10_batches(tmp_path, root, cifar, monkeypatch, inside):
-    from torchvision.datasets import CIFAR10
 
-    folder = write_batches(tmp_path / "copy" / "cifar-10-batches-py", cifar, monkeypatch)
-    source = folder.parent if inside == "parent" else folder
-    if inside == "archive":
-        source = tmp_path / "cifar-10-python.tar.gz"
-        with tarfile.open(source, "w:gz") as archive:
-            archive.add(folder, "cifar-10-batches-py")
-        monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5(source.read_bytes()).hexdigest())
-    loaded = load_data(source, root=root, progress=False)
+@pytest.mark.parametrize("form", CIFAR10_FORMS)
+def test_cifar10_in_each_form(tmp_path, root, cifar, monkeypatch, form):
+    (tmp_path / "copy").mkdir()
+    loaded = load_data(CIFAR10_FORMS[form](tmp_path / "copy", cifar, monkeypatch), root=root, progress=False)
     assert_holds(loaded, cifar)
     assert (loaded.name, loaded.classes) == ("cifar10", CIFAR10_CLASSES)
-    assert loaded.mean == (0.4914, 0.4822, 0.4465) and loaded.std == (0.2023, 0.1994, 0.2010)
-
-
-@pytest.mark.parametrize(
-    ("files", "column", "label"),
-    [
-        ({"train": ["train.parquet"], "test": ["test.parquet"]}, "img", "label"),
-        (
-            {
-                "train": [f"plain_text/train-0000{i}-of-00002.parquet" for i in (0, 1)],
-                "test": ["plain_text/test-00000-of-00001.parquet"],
-            },
-            "image",
-            "labels",
-        ),
-        ({"train": [f"data/train/{i}.parquet" for i in (9, 10)], "test": ["data/test/0.parquet"]}, "img", "label"),
-    ],
-)
-def test_parquet_in_each_layout(tmp_path, root, cifar, files, column, label):
-    for split, names in files.items():
-        images, labels = cifar[split]
-        for name, rows in zip(names, np.array_split(np.arange(len(labels)), len(names)), strict=True):
-            write_parquet(tmp_path / "copy" / name, images[rows], labels[rows], column, label)
-    loaded = load_data(tmp_path / "copy", root=root, progress=False)
-    assert_holds(loaded, cifar)
-    assert (loaded.name, loaded.form, loaded.classes) == ("cifar10", "Parquet", CIFAR10_CLASSES)
-
-
-def test_parquet_says_its_class_names_and_that_it_is_jpeg(tmp_path, root, cifar):
-    def jpeg(pixels):
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "JPEG", quality=95)
-        return file.getvalue()
-
-    digits = {"label": {"names": list("0123456789")}}
-    copy = {split: ([jpeg(i) for i in images], labels) for split, (images, labels) in cifar.items()}
-    loaded = load_data(write_parquet_copy(tmp_path / "digits", copy, features=digits), root=root, progress=False)
-    assert (loaded.name, loaded.classes, loaded.form) == ("digits", tuple("0123456789"), "Parquet, JPEG images")
-    np.testing.assert_allclose(loaded.mean, cifar["train"][0].mean((0, 1, 2)) / 255, atol=0.05)
-    again = load_data(tmp_path / "digits", root=root, progress=False)  # from the cache
-    assert (again.classes, again.form, again.mean) == (loaded.classes, loaded.form, loaded.mean)
-
-
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_parquet_with_plain_bytes(tmp_path, root, cifar, kind):
-    for split, (images, labels) in cifar.items():
-        table = pa.table({"image": pa.array(map(png, images), kind), "label": labels})
-        pq.write_table(table, tmp_path / f"{split}.parquet")
-    assert_holds(load_data(tmp_path, root=root, progress=False), cifar)
+    assert (loaded.mean, loaded.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
 def test_image_folders(tmp_path, root, cifar):
-    loaded = load_data(write_folders(tmp_path / "copy", cifar), root=root, progress=False)
-    by_class = {s: tuple(array[np.argsort(labels, kind="stable")] for array in (images, labels))
-                for s, (images, labels) in cifar.items()}  # fmt: skip
-    assert_holds(loaded, by_class)
-    assert (loaded.name, loaded.classes) == ("cifar10", CIFAR10_CLASSES)
-
-
-def test_image_folders_with_other_classes_and_gray_images(tmp_path, root):
-    images = np.arange(6 * 8 * 10, dtype=np.uint8).reshape(6, 8, 10, 1)
-    splits = {"train": (images[:4], [0, 0, 1, 1]), "test": (images[4:], [0, 1])}
-    loaded = load_data(write_folders(tmp_path / "copy", splits, ("cat", "yak")), root=root, progress=False)
-    assert_holds(loaded, splits)
-    assert (loaded.name, loaded.classes, loaded.image_size) == ("copy", ("cat", "yak"), (8, 10))
-    np.testing.assert_allclose(loaded.mean, (images[:4] / 255).mean())
-    np.testing.assert_allclose(loaded.std, (images[:4] / 255).std())
+    loaded = load_data(folders(tmp_path / "copy", cifar), root=root, progress=False)
+    assert_holds(loaded, by_class(cifar))
+    assert (loaded.name, loaded.classes, loaded.form) == ("cifar10", CIFAR10_CLASSES, "image folders")
+    gray = some(6, 4, (8, 10, 1), 2)
+    loaded = load_data(folders(tmp_path / "gray", gray, ("cat", "yak")), root=root, progress=False)
+    assert_holds(loaded, by_class(gray))
+    assert (loaded.name, loaded.classes, loaded.image_size) == ("gray", ("cat", "yak"), (8, 10))
+    np.testing.assert_allclose((loaded.mean, loaded.std), [[f(gray["train"][0] / 255)] for f in (np.mean, np.std)])
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_fashion_mnist_idx_files(root, monkeypatch, zipped):
-    folder = root / "FashionMNIST" / "raw"
-    splits = write_idx(folder, zipped)
-    publish_idx(folder, monkeypatch)
-    for source in ("fashion-mnist", folder):
+def test_idx_files(root, monkeypatch, zipped):
+    splits = some(30, 10, (28, 28, 1))
+    folder = idx(root / "FashionMNIST" / "raw", splits, zipped)
+    own = load_data(folder, root=root)
+    assert_holds(own, splits)
+    assert (own.name, own.form, own.classes) == ("raw", "idx files", tuple("0123456789"))
+    refused("fashion-mnist", root, str(folder), "not fashion-mnist as published")
+    monkeypatch.setattr(data, "FASHION_MNIST_KEY", own.key)  # the same key, packed or not, or both
+    idx(folder, splits, zipped=not zipped)
+    for source in ("fashion-mnist", folder, root):
         loaded = load_data(source, root=root)
-        assert_holds(loaded, splits)
-        assert (loaded.name, loaded.form, loaded.mean, loaded.std) == ("fashion-mnist", "idx files", (0.286,), (0.353,))
-        assert loaded.classes == sources.FASHION_MNIST_CLASSES
+        assert (loaded.name, loaded.mean, loaded.classes) == ("fashion-mnist", (0.286,), data.FASHION_MNIST_CLASSES)
 
 
-def test_key_of_idx_files_does_not_depend_on_gzip(tmp_path):
-    for name in ("a", "b"):
-        write_idx(tmp_path / name, zipped=name == "a")
-    assert content_key(find_data(tmp_path / "a")) == content_key(find_data(tmp_path / "b"))
+def test_names_statistics_and_jpeg_of_parquet(tmp_path, root, cifar):
+    jpeg = {s: ([encoded(i, "JPEG", quality=95) for i in images], labels) for s, (images, labels) in cifar.items()}
+    folder = parquet(tmp_path / "digits", jpeg, info=list("0123456789"))
+    for _ in range(2):  # the second time from the cache
+        loaded = load_data(folder, root=root, progress=False)
+        assert (loaded.name, loaded.classes, loaded.form) == ("digits", tuple("0123456789"), "Parquet, JPEG images")
+        np.testing.assert_allclose(loaded.mean, cifar["train"][0].mean((0, 1, 2)) / 255, atol=0.05)
 
 
-@pytest.mark.skipif(not sources.DEBIAN_FASHION_MNIST.exists(), reason="needs Debian's dataset-fashion-mnist")
-def test_fashion_mnist_of_debian(root):
-    loaded = load_data("fashion-mnist", root=root)
-    assert loaded.train_images.shape == (60000, 28, 28, 1) and loaded.test_images.shape == (10000, 28, 28, 1)
-    np.testing.assert_allclose((loaded.train_images.numpy() / 255).mean(), 0.2860, atol=5e-5)
-    sample = load_data("embedded")
-    first = loaded.first(6000, 1000)
-    assert torch.equal(first.train_images, sample.train_images) and torch.equal(first.test_labels, sample.test_labels)
-
-
-def test_npz_without_names(tmp_path, root):
-    images, labels = np.zeros((4, 5, 6), np.uint8), np.array([0, 1, 1, 0])
-    np.savez(tmp_path / "mine.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    loaded = load_data(tmp_path / "mine.npz", root=root)
-    assert (loaded.name, loaded.classes, loaded.image_size, loaded.std) == ("mine", ("0", "1"), (5, 6), (1.0,))
-
-
-@pytest.mark.parametrize(("classes", "count"), [(2, 40), (9, 40), (11, 44), (10, 50)])
-def test_other_images_of_the_same_size_are_not_taken_for_cifar10(tmp_path, root, cifar, classes, count):
-    rng = np.random.default_rng(2)
-    images, labels = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), np.arange(count) % classes
-    test = {"test_images": images[:20], "test_labels": labels[:20]}
-    np.savez(tmp_path / "mine.npz", train_images=images, train_labels=labels, **test)
-    loaded = load_data(tmp_path / "mine.npz", root=root)
+@pytest.mark.parametrize(("classes", "train", "test"), [(2, 40, 20), (9, 40, 20), (11, 40, 20), (10, 50, 20)])
+def test_other_images_of_the_same_size_are_not_taken_for_cifar10(tmp_path, root, cifar, classes, train, test):
+    splits = some(train, test, classes=classes)
+    loaded = load_data(npz(tmp_path / "mine.npz", splits), root=root)
     assert (loaded.name, loaded.classes) == ("mine", tuple(map(str, range(classes))))
-    np.testing.assert_allclose(loaded.mean, images.mean((0, 1, 2)) / 255)
+    np.testing.assert_allclose(loaded.mean, splits["train"][0].mean((0, 1, 2)) / 255)
 
 
 def test_cifar10_by_name_finds_what_lies_in_the_data_folder(root, cifar):
-    write_parquet_copy(root / "cifar10-jpeg", cifar)
+    parquet(root / "cifar10-jpeg", cifar)
     (root / "cifar100").mkdir()
     assert_holds(load_data("cifar10", root=root, progress=False), cifar)
+    shutil.rmtree(root)
+    folders(root / "cifar10", some(4, 4, (8, 8, 1), 2), ("cat", "yak"))
+    with pytest.raises(DataError, match="not cifar10 as published"):
+        load_data("cifar10", root=root, progress=False)
 
 
-def test_palette_and_alpha_become_rgb(tmp_path, root):
+def test_gray_palette_and_alpha(tmp_path, root):
     pixels = np.full((8, 8, 3), (255, 0, 51), np.uint8)
-    files = []
-    for image in (Image.fromarray(pixels), Image.fromarray(pixels).convert("P", palette=Image.Palette.ADAPTIVE)):
-        files.append(io.BytesIO())
-        image.save(files[-1], "PNG")
-    files.append(io.BytesIO())
-    Image.fromarray(np.dstack([pixels, np.full((8, 8), 9, np.uint8)])).save(files[-1], "PNG")
-    images = [file.getvalue() for file in files]
-    loaded = load_data(write_parquet_copy(tmp_path / "c", {"train": (images, [0, 1, 0]), "test": (images[:1], [0])}),
-                       root=root, progress=False)  # fmt: skip
-    np.testing.assert_array_equal(loaded.train_images.numpy(), np.stack([pixels] * 3))
-
-
-def test_sources_need_no_torch(tmp_path):
-    code = (
-        "import sys; from attnconv.sources import *; from attnconv import sources as s; s.content_key(s.find_data());"
-    )
-    code += "assert not {'torch', 'numpy', 'torchvision', 'pyarrow', 'PIL'} & set(sys.modules), 'imported'"
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
-
-
-def test_data_imports_no_readers_until_used():
-    code = "import sys, attnconv.data; assert not {'torchvision', 'pyarrow', 'PIL'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    palette = io.BytesIO()
+    Image.fromarray(pixels).convert("P", palette=Image.Palette.ADAPTIVE).save(palette, "PNG")
+    images = [pixels, palette.getvalue(), encoded(np.dstack([pixels, pixels[..., 0]]))]
+    folder = parquet(tmp_path / "c", {"train": (images, [0, 1, 0]), "test": (images[:2], [0, 1])})
+    np.testing.assert_array_equal(load_data(folder, root=root, progress=False).train_images, np.stack([pixels] * 3))
 
 
 # Cache and key ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def copy(tmp_path, cifar):
-    return write_parquet_copy(tmp_path / "copy", cifar)
-
-
-def test_second_load_comes_from_the_cache(copy, root, cifar, monkeypatch):
-    first = load_data(copy, root=root, progress=False)
-    assert everything(root) == ["cache", f"cache/{first.key}.v2.safetensors"]
-    monkeypatch.setitem(data._READERS, sources.PARQUET, None)
-    second = load_data(copy, root=root, progress=False)
-    assert_holds(second, cifar)
-    assert (first.key, first.name, first.form) == (second.key, second.name, second.form)
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "renamed", "empty", "header"])
-def test_damaged_cache_is_made_again(copy, root, cifar, damage):
-    load_data(copy, root=root, progress=False)
-    [cache] = (root / "cache").iterdir()
+def test_cache_is_used_and_made_again_when_damaged(tmp_path, root, cifar, monkeypatch):
+    folder = parquet(tmp_path / "copy", cifar)
+    first = load_data(folder, root=root, progress=False)
+    assert everything(root) == ["cache", f"cache/{first.key}.npz"]
+    cache = root / "cache" / f"{first.key}.npz"
     whole = cache.read_bytes()
-    flipped = bytearray(whole)
-    flipped[-5000] ^= 4
-    damaged = {"truncated": whole[:-1000], "flipped": flipped, "renamed": whole.replace(b"horse", b"house")}
-    cache.write_bytes(damaged.get(damage, b"x" * 8000 if damage == "header" else b""))
-    with pytest.warns(UserWarning, match="damaged"):
-        assert_holds(load_data(copy, root=root, progress=False), cifar)
-    assert cache.stat().st_size == len(whole)
-    load_data(copy, root=root, progress=False)  # whole again: a warning would be an error
-
-
-def test_half_written_cache_is_never_read_and_goes_away(copy, root, cifar, monkeypatch):
-    import safetensors.torch
-
-    def killed(tensors, path, meta):
-        Path(path).write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(safetensors.torch, "save_file", killed)
-        load_data(copy, root=root, progress=False)
-    assert everything(root) == ["cache"]
-    left = root / "cache" / "left.partial"  # by a process that had no time to clean up
-    left.write_bytes(b"half")
-    os.utime(left, (time.time() - 7200,) * 2)
-    loaded = load_data(copy, root=root, progress=False)
-    assert_holds(loaded, cifar)
-    assert everything(root) == ["cache", f"cache/{loaded.key}.v2.safetensors"]
-
-
-def test_cache_appears_whole_by_a_rename_in_its_folder(copy, root, cifar, monkeypatch):
-    moves, replace = [], os.replace
-
-    def watched(old, new):
-        moves.append((Path(old).parent == Path(new).parent, Path(new).exists(), Path(old).stat().st_size))
-        replace(old, new)
-
-    monkeypatch.setattr(os, "replace", watched)
-    load_data(copy, root=root, progress=False)
-    [cache] = (root / "cache").iterdir()
-    assert moves == [(True, False, cache.stat().st_size)]
-
-
-def test_without_a_place_for_the_cache_it_warns_and_goes_on(copy, root, cifar):
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "_read_encoded", None)
+        second = load_data(folder, root=root, progress=False)
+        assert_holds(second, cifar)
+        assert (first.name, first.form, first.classes) == (second.name, second.form, second.classes)
+    for damaged in (whole[:-1000], whole[:5000] + b"x" + whole[5001:], b""):
+        cache.write_bytes(damaged)
+        assert_holds(load_data(folder, root=root, progress=False), cifar)
+        assert len(cache.read_bytes()) == len(whole) and len(everything(root)) == 2
+    shutil.rmtree(root / "cache")
     (root / "cache").write_text("a file in the way")
-    with pytest.warns(UserWarning, match="cannot be cached"):
-        assert_holds(load_data(copy, root=root, progress=False), cifar)
+    assert_holds(load_data(folder, root=root, progress=False), cifar)
     assert everything(root) == ["cache"]
 
 
-def test_key_follows_the_content(tmp_path, copy, root, cifar):
-    keys = {load_data(copy, root=root, progress=False).key}
-    moved = tmp_path / "moved"
-    copy.rename(moved)
-    assert load_data(moved, root=root, progress=False).key in keys
+def test_key_follows_the_content(tmp_path, cifar):
+    folder = parquet(tmp_path / "copy", cifar)
+    key = content_key(find_data(folder))
+    assert content_key(find_data(folder.rename(tmp_path / "moved"))) == key
     cifar["test"][0][3, 4, 5, 1] ^= 1
-    write_parquet_copy(moved, cifar)
-    changed = load_data(moved, root=root, progress=False)
-    assert changed.key not in keys
-    assert_holds(changed, cifar)
-
-
-def test_key_of_image_folders_knows_the_class(tmp_path, cifar):
-    folder = write_folders(tmp_path / "copy", cifar)
-    before = content_key(find_data(folder))
+    assert content_key(find_data(parquet(tmp_path / "moved", cifar))) != key
+    folder = folders(tmp_path / "folders", cifar)
+    key = content_key(find_data(folder))
     last = sorted((folder / "train" / "airplane").iterdir())[-1]
-    last.rename(folder / "train" / "automobile" / "0.png")
-    assert content_key(find_data(folder)) != before
+    last.rename(folder / "train" / "automobile" / "0.png")  # the same bytes in the same order, of another class
+    assert content_key(find_data(folder)) != key
+
+
+# Damage ----------------------------------------------------------------------------------------------------------
+
+SMALL = some(12, 6, (8, 8, 1), 3)
+DAMAGED_FORMS = {  # form: whether every byte is under a checksum
+    "batches": (lambda p, m: batches(p / "cifar-10-batches-py", some(10, 5, classes=5), m), True),
+    "archive": (lambda p, m: archive(p / "cifar-10-python.tar.gz", some(10, 5, classes=5), m), True),
+    "npz": (lambda p, m: npz(p / "x.npz", SMALL, classes=np.array(["a", "b", "c"])), True),
+    "gz": (lambda p, m: idx(p, SMALL, zipped=True), True),
+    "idx": (lambda p, m: idx(p, SMALL), False),
+    "Parquet": (lambda p, m: parquet(p, SMALL, info=["a", "b", "c"]), False),
+    "folders": (lambda p, m: folders(p, SMALL, ("a", "b", "c")), False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*have no")
+@pytest.mark.parametrize("form", DAMAGED_FORMS)
+def test_damage_is_refused_harmless_or_gives_another_key(tmp_path, monkeypatch, form):
+    """Where a form has no checksum of its own, the key tells: no run is misnamed."""
+    write, summed = DAMAGED_FORMS[form]
+    home = tmp_path / "home"
+    home.mkdir()
+    write(home, monkeypatch)
+    whole = load_data(home, root=tmp_path / "root", progress=False)
+    files = sorted(file for file in home.rglob("*") if file.is_file())
+
+    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @given(
+        st.integers(0, len(files) - 1),
+        st.sampled_from(["cut", "delete", "flip"]),
+        st.floats(0, 0.9999),
+        st.integers(0, 7),
+    )
+    def damage(which, kind, where, bit):
+        file = files[which]
+        content = file.read_bytes()
+        at = int(where * len(content))
+        damaged = content[:at] + (bytes([content[at] ^ 1 << bit]) + content[at + 1 :]) * (kind == "flip")
+        try:
+            file.unlink() if kind == "delete" else file.write_bytes(damaged)
+            loaded = load_data(home, root=tmp_path / "root", progress=False)
+        except DataError as error:
+            assert str(home) in str(error)
+            return
+        finally:
+            file.write_bytes(content)
+        same = all(torch.equal(getattr(loaded, name), getattr(whole, name)) for name in data.ARRAYS)
+        assert (same and loaded.classes == whole.classes) or (not summed and loaded.key != whole.key)
+
+    damage()
 
 
 # Refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_missing_path(tmp_path, root):
+def test_paths_that_hold_no_data(tmp_path, root, cifar):
     refused(tmp_path / "nowhere", root, "nowhere", "'embedded'")
-
-
-def test_unrecognised_folder_says_what_is_there_and_what_is_understood(tmp_path, root):
+    refused("~nouser/cifar10", root, "~nouser/cifar10", "There is no file or folder")
+    refused("x" * 5000, root, "x" * 5000)
     folder = tmp_path / "stuff"
     folder.mkdir()
+    refused(folder, root, "holds: nothing")
     (folder / "notes.txt").write_text("hello")
     refused(folder, root, "notes.txt", "Parquet", "image folders", "idx files", "cifar-10-batches-py", "npz")
-    refused(folder / "notes.txt", root, "notes.txt", "a file of 5 bytes")
-    (folder / "notes.txt").unlink()
-    refused(folder, root, "holds nothing")
-
-
-def test_two_data_sets_in_one_folder(tmp_path, root, cifar):
+    refused(folder / "notes.txt", root, str(folder / "notes.txt"), "Understood are")
     for name in ("a", "b"):
-        write_parquet_copy(tmp_path / "both" / name, cifar)
-    refused(tmp_path / "both", root, "2 data sets", str(tmp_path / "both" / "a"), "Name one")
+        parquet(folder / name, cifar)
+    refused(folder, root, "2 data sets", str(folder / "a"), "Name one")
 
 
-@pytest.mark.parametrize("name", ["data_batch_3", "test_batch"])
-def test_cifar10_batches_missing_truncated_or_changed(tmp_path, root, cifar, monkeypatch, name):
-    file = write_batches(tmp_path / "cifar-10-batches-py", cifar, monkeypatch) / name
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-10])
-    refused(file.parent, root, str(file), "checksum mismatch", "Delete")
-
+def test_cifar10_files_missing_or_of_another_checksum_are_never_unpickled(tmp_path, root, cifar, monkeypatch):
     class Evil:
         def __reduce__(self):
             return (Path.write_text, (tmp_path / "evil", "ran"))
 
+    file = batches(tmp_path / "cifar-10-batches-py", cifar, monkeypatch) / "data_batch_3"
     file.write_bytes(pickle.dumps(Evil()))
-    refused(file.parent, root, str(file), "checksum mismatch")
-    assert not (tmp_path / "evil").exists()  # never unpickled
+    refused(file.parent, root, str(file), "checksum", "Get it again")
+    assert not (tmp_path / "evil").exists()
     file.unlink()
-    refused(file.parent, root, name, "misses")
-
-
-def test_truncated_archive(root):
+    refused(file.parent, root, str(file), "missing")
     (root / "cifar-10-python.tar.gz").write_bytes(b"\x1f\x8b half")
-    refused("cifar10", root, str(root / "cifar-10-python.tar.gz"), "checksum mismatch", "Delete")
+    refused("cifar10", root, str(root / "cifar-10-python.tar.gz"), "checksum")
 
 
-def test_truncated_parquet(copy, root):
-    for damaged in ("test.parquet", "train.parquet"):
-        file = copy / damaged
-        file.write_bytes(file.read_bytes()[:-100])
-        refused(copy, root, str(file), "truncated")
-
-
-def test_damaged_parquet_pages(copy, root):
-    file = copy / "train.parquet"
-    content = bytearray(file.read_bytes())
-    content[20:200] = bytes(180)
-    file.write_bytes(content)
-    refused(copy, root, str(file), "copy" if "row" in refused(copy, root) else "Copy")
-
-
-def test_missing_split_and_missing_shard(tmp_path, copy, root):
-    (copy / "test.parquet").rename(copy / "train-00000-of-00003.parquet")
-    refused(copy, root, "3 shards", "train-00000-of-00003.parquet")
-    (copy / "train-00000-of-00003.parquet").unlink()
-    refused(copy, root, "no test*.parquet", "train.parquet")
-    refused(copy / "train.parquet", root, "train.parquet", "folder")
-
-
-def test_wrong_columns(tmp_path, root, cifar):
-    folder = write_parquet_copy(tmp_path / "c", cifar, column="picture")
-    refused(folder, root, str(folder / "train.parquet"), "picture (struct", "label (int64)", "img or image")
-    folder = write_parquet_copy(tmp_path / "d", cifar, label="target")
-    refused(folder, root, str(folder / "train.parquet"), "target (int64)", "label or labels")
-    pq.write_table(pa.table({"img": [1, 2], "label": ["a", "b"]}), folder / "train.parquet")
-    refused(folder, root, "img (int64)", "label (string)", "(binary, or a struct with bytes)")
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("bad", [10, 57, -1])
-def test_label_out_of_range(tmp_path, root, cifar, split, bad):
-    cifar[split][1][17] = bad
-    features = {"label": {"names": list(CIFAR10_CLASSES)}}
-    folder = write_parquet_copy(tmp_path / "c", cifar, features=features)
-    refused(folder, root, str(folder / f"{split}.parquet"), "row 17", f"label {bad}", "0 to 9")
-
-
-def test_label_out_of_range_where_the_file_names_no_classes(tmp_path, root, cifar):
-    cifar["train"][1][17] = 57
-    folder = write_parquet_copy(tmp_path / "c", cifar)
-    refused(folder, root, "train.parquet, row 17", "label 57", "0 to 9")
-
-
-def test_a_label_beyond_int64_is_out_of_range(tmp_path, root, cifar):
-    folder = write_parquet_copy(tmp_path / "c", cifar)
-    labels = cifar["train"][1].astype(np.uint64)
-    labels[17] = 2**63 + 5
-    images = pa.array([png(image) for image in cifar["train"][0]])
-    pq.write_table(pa.table({"img": images, "label": labels}), folder / "train.parquet")
-    refused(folder, root, "train.parquet, row 17", f"label {2**63 + 5} is out of range")
-    (images, _), (test, test_labels) = cifar["train"], cifar["test"]
-    arrays = dict(train_images=images, train_labels=labels, test_images=test, test_labels=test_labels)
-    np.savez(tmp_path / "mine.npz", **arrays)
-    refused(tmp_path / "mine.npz", root, "train split, row 17", f"label {2**63 + 5} is out of range")
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_undecodable_image(tmp_path, root, cifar, split):
-    images = list(cifar[split][0])
-    for bad in (b"no image", b"", png(images[0])[:-60]):
-        images[11] = bad
-        folder = write_parquet_copy(tmp_path / "c", cifar | {split: (images, cifar[split][1])})
-        message = refused(folder, root, str(folder / f"{split}.parquet"), "row 11", "cannot be decoded")
-        assert "0x" not in message and ("not an image" in message) == (len(bad) < 10)
-    images[11] = None
-    folder = write_parquet_copy(tmp_path / "c", cifar | {split: (images, cifar[split][1])})
-    refused(folder, root, "row 11", "no image bytes")
-
-
-def test_missing_label(tmp_path, root, cifar):
-    labels = [None if i == 5 else x for i, x in enumerate(cifar["train"][1])]
-    folder = write_parquet_copy(tmp_path / "c", cifar | {"train": (cifar["train"][0], labels)})
-    refused(folder, root, "train.parquet, row 5", "no label")
-
-
-def test_undecodable_file_in_image_folders(tmp_path, root, cifar):
-    folder = write_folders(tmp_path / "c", cifar)
-    file = next((folder / "test" / "frog").iterdir())
-    file.write_bytes(b"no image")
-    refused(folder, root, str(file), "cannot be decoded")
-
-
-def test_images_of_another_size_or_channels_or_depth(tmp_path, root, cifar):
-    for bad, words in (
-        (np.zeros((32, 31, 3), np.uint8), ("32x31", "32x32")),
-        (np.zeros((32, 32, 1), np.uint8), ("1 channels", "has 3")),
-        (np.zeros((32, 32), np.uint16), ("I;16", "8-bit")),
+def test_parquet_rows_that_cannot_be_used(tmp_path, root, cifar):
+    images, labels = cifar["train"]
+    parquet(tmp_path / "c", cifar)
+    file = tmp_path / "c" / "train.parquet"
+    turned, frames = Image.Exif(), [Image.fromarray(image) for image in images[:3]]
+    turned[274] = 6
+    apng = io.BytesIO()
+    frames[0].save(apng, "PNG", save_all=True, append_images=frames[1:])
+    for content, *words in (
+        (b"no image", "cannot identify image"),
+        (b"", "cannot identify image"),
+        (None, "no image bytes"),
+        (encoded(images[0])[:-60], "cannot be read"),
+        (encoded(images[0], "TIFF"), "cannot identify image"),  # not among FORMATS, nor is EPS
+        (encoded(images[0][:, :31]), "(32, 31, 3)", "(32, 32, 3)"),
+        (encoded(images[0][..., :1]), "(32, 32, 1)", "all gray or all RGB"),
+        (encoded(np.zeros((32, 32), np.uint16)), "I;16", "8-bit"),
+        (encoded(images[0], "JPEG", exif=turned), "EXIF orientation 6"),
+        (apng.getvalue(), "3 frames"),
     ):
-        images = list(cifar["test"][0])
-        images[7] = png(bad)
-        folder = write_parquet_copy(tmp_path / "c", cifar | {"test": (images, cifar["test"][1])})
-        refused(folder, root, str(folder / "test.parquet"), "row 7", *words)
+        write_parquet(file, [*images[:7], content, *images[8:]], labels)
+        refused(file.parent, root, f"{file}, row 7", *words)
+    write_parquet(file, images, [None if i == 5 else int(x) for i, x in enumerate(labels)])
+    refused(file.parent, root, f"{file}, row 5", "label")
+    write_parquet(file, images, labels.astype(str))
+    refused(file.parent, root, f"{file}, row 0", "label")
 
 
-def test_empty_splits(tmp_path, root, cifar):
-    folder = write_parquet_copy(tmp_path / "c", cifar | {"test": ([], [])})
-    refused(folder, root, str(folder / "test.parquet"), "empty")
-    folder = write_folders(tmp_path / "f", {"train": cifar["train"]})
-    (folder / "test" / "frog").mkdir(parents=True)
-    refused(folder, root, str(folder / "test"), "no images")
-
-
-def test_test_split_with_another_class(tmp_path, root):
-    images = np.zeros((3, 4, 4, 1), np.uint8)
-    folder = write_folders(tmp_path / "c", {"train": (images, [0, 1, 1]), "test": (images, [0, 1, 2])}, ("a", "b", "c"))
-    refused(folder, root, str(folder / "test" / "c"), "'c'", "a, b")
-
-
-def test_one_class_only(tmp_path, root):
-    images = np.zeros((3, 4, 4, 1), np.uint8)
-    folder = write_folders(tmp_path / "c", {"train": (images, [0, 0, 0]), "test": (images, [0, 0, 0])}, ("cat",))
-    refused(folder, root, f"{folder} has one class only, 'cat'", "Add")
-
-
-def test_damaged_idx_files(tmp_path, root, monkeypatch):
-    folder = tmp_path / "idx"
-    write_idx(folder, zipped=False)
-    file = folder / "train-images-idx3-ubyte"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1])
-    refused(folder, root, str(file), "truncated", "30x28x28")
-    file.write_bytes(whole[:6])
-    refused(folder, root, str(file), "truncated")
-    file.write_bytes(struct.pack(">4B3I", 0, 0, 8, 3, 29, 28, 28) + whole[16:-784])
-    refused(folder, root, str(file), "29 images, but 30 labels")
+def test_parquet_tables_that_cannot_be_used(tmp_path, root, cifar):
+    folder = parquet(tmp_path / "c", cifar)
+    file, (images, labels) = folder / "train.parquet", cifar["train"]
+    for options, *words in (
+        (dict(image="picture"), "picture", "img or image"),
+        (dict(label="target"), "target", "label or labels"),
+        (dict(info=5), "the classes are 5"),
+        (dict(info=["a"] * 10), "a name of its own"),
+        (dict(info=[["a", "b"], ["c", "d"]]), "the classes are"),
+        (dict(info=["a", "b\ud800"]), "the classes are"),
+        (dict(info=list("abcdefghi")), "label 9 is out of range", "9 classes"),
+    ):
+        write_parquet(file, images, labels, **options)
+        refused(folder, root, str(folder), *words)
+    write_parquet(file, images, labels, info=None)
+    assert load_data(folder, root=root, progress=False).classes == CIFAR10_CLASSES
+    shutil.rmtree(root / "cache")
+    table = pq.read_table(file)
+    pq.write_table(table.append_column("img", table["img"]), file)
+    refused(folder, root, str(file), "'img', 'label', 'img'")
+    pq.write_table(table.slice(0, 0), file)
+    refused(folder, root, str(folder), "train split", "at least 1")
     file.unlink()
-    refused(folder, root, file.name, "misses")
+    refused(folder, root, str(folder), "train split", "at least 1")
+    pq.write_table(table, folder / "train-00000-of-00003.parquet")
+    refused(folder, root, "1 files like train-00000-of-00003.parquet, not 3")
 
 
-def test_damaged_gzip(tmp_path, root):
-    folder = tmp_path / "idx"
-    write_idx(folder, zipped=True)
-    for name in IDX_FILES:
-        file = folder / f"{name}.gz"
-        whole = file.read_bytes()
-        file.write_bytes(whole[:-20])
-        refused(folder, root, str(file), "truncated")
-        file.write_bytes(whole)
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("bad", [10, 57, -1, 2**63 + 5])
+def test_label_out_of_range(tmp_path, root, cifar, split, bad):
+    labels = [bad if i == 17 else int(label) for i, label in enumerate(cifar[split][1])]
+    splits = cifar | {split: (cifar[split][0], np.array(labels, np.uint64 if bad > 0 else np.int64))}
+    file = npz(tmp_path / "x.npz", splits, classes=np.arange(10))
+    refused(file, root, f"{file}, {split} split, row 17: label {bad} is out of range", "10 classes")
+    folder = parquet(tmp_path / "c", splits, info=CIFAR10_CLASSES)
+    refused(folder, root, str(folder), "row 17", "label")
 
 
-def test_fashion_mnist_with_a_changed_byte(root, monkeypatch):
-    folder = root / "FashionMNIST" / "raw"
-    write_idx(folder, zipped=False)
-    publish_idx(folder, monkeypatch)
-    file = folder / "train-images-idx3-ubyte"
-    content = bytearray(file.read_bytes())
-    content[500] ^= 1
-    file.write_bytes(content)
-    refused("fashion-mnist", root, str(file), "checksum mismatch")
+def test_folders_that_cannot_be_used(tmp_path, root):
+    splits, classes = some(9, 6, (8, 8, 1), 3), ("a", "b", "c")
+    folder = folders(tmp_path / "c", splits, classes)
+
+    @contextlib.contextmanager
+    def wrong(file: Path, content: bytes | None):
+        file.parent.mkdir(exist_ok=True)
+        os.mkfifo(file) if content is None else file.write_bytes(content)
+        yield
+        file.unlink()
+
+    image, place = encoded(splits["train"][0][0]), folder / "train" / "b"
+    for file, content, *words in (
+        (place / "x.png", b"no image", "cannot identify image"),
+        (place / "notes.txt", b"hello", "cannot be read", "remove it"),  # nothing is skipped in silence
+        (place / "pipe.png", None, "no regular file"),
+        (folder / "train" / "d" / "x.png", image, "['d'] is only in one split"),
+    ):
+        with wrong(file, content):
+            refused(folder, root, str(folder if file.parent.name == "d" else file), *words)
+    shutil.rmtree(folder / "train" / "d")
+    with wrong(folder / "test" / "x.png", image):
+        refused(folder, root, str(folder), "test has ['x.png'] loose")
+    with wrong(folder / "val" / "x.png", image), pytest.warns(UserWarning, match="val is not read"):
+        assert_holds(load_data(folder, root=root, progress=False), by_class(splits))
+    (folder / "val").rmdir()
+    shutil.rmtree(root / "cache")
+    with wrong(place / ".DS_Store", b"of a Mac"):
+        assert_holds(load_data(folder, root=root, progress=False), by_class(splits))
+    (place / "more").mkdir()
+    refused(folder, root, str(place / "more"), "no regular file")
+    (place / "more").rmdir()
+    shutil.rmtree(folder / "test")
+    refused(folder, root, str(folder / "test"), "No such file")
+    one = folders(tmp_path / "one", some(4, 4, (8, 8, 1), 1), ("cat",))
+    refused(one, root, "the classes are ['cat']", "two or more")
+
+
+def test_class_folders_that_are_not_utf8(tmp_path, root):
+    folder = folders(tmp_path / "c", some(8, 8, (8, 8, 1), 2), ("cat", os.fsdecode(b"g\xe9ant")))
+    refused(folder, root, str(folder), r"g\udce9ant")
+
+
+def test_classes_without_images_are_said(tmp_path, root):
+    splits = {"train": some(9, 6, (4, 4), 3)["train"], "test": some(9, 6, (4, 4), 2)["test"]}
+    with pytest.warns(UserWarning, match="x.npz: 1 classes have no test images: c"):
+        load_data(npz(tmp_path / "x.npz", splits, classes=np.array(["a", "b", "c"])), root=root)
 
 
 def test_wrong_npz_files(tmp_path, root):
-    file = tmp_path / "mine.npz"
-    images, labels = np.zeros((4, 5, 6), np.uint8), np.array([0, 1, 1, 0])
-    good = {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
-    for change, words in (
-        ({"test_images": images[:3]}, ("3 images", "4 labels", "test split")),
-        ({"train_images": images.astype(np.float32)}, ("float32", "uint8")),
-        ({"train_images": np.zeros((4, 5, 6, 2), np.uint8)}, ("(4, 5, 6, 2)",)),
-        ({"train_images": images[:, :0], "test_images": images[:, :0]}, ("(4, 0, 6)", "at least 1")),
-        ({"train_labels": labels.astype(float)}, ("float64", "integers")),
-        ({"test_images": np.zeros((4, 5, 7), np.uint8)}, ("5x7x1", "5x6x1")),
-        ({"test_labels": np.array([0, 1, 2, 0])}, ("test split, row 2", "label 2", "0 to 1")),
-        ({"train_labels": np.array([[0]] * 4)}, ("(4, 1)",)),
-        ({"train_labels": np.array([0, None, 1, 1], object)}, ("Object arrays",)),
+    splits = some(4, 4, (5, 6), 2)
+    images, labels = splits["train"]
+    for change, *words in (
+        (dict(test_images=images[:3]), "(3, 5, 6)", "(4,)", "test split"),
+        (dict(train_images=images.astype(np.float32)), "float32", "uint8"),
+        (dict(train_images=np.zeros((4, 5, 6, 2), np.uint8)), "(4, 5, 6, 2)"),
+        (dict(train_images=images[:, :0], test_images=images[:, :0]), "(4, 0, 6)", "at least 1"),
+        (dict(train_labels=labels.astype(float)), "float64", "whole numbers"),
+        (dict(train_labels=labels[:, None]), "(4, 1)"),
+        (dict(train_labels=np.array([0, None, 1, 1], object)), "Object arrays"),
+        (dict(test_images=np.zeros((4, 5, 7), np.uint8)), "(4, 5, 7, 1)", "(4, 5, 6, 1)"),
+        (dict(train_labels=None), "lacks train_labels"),
+        (dict(val_images=images), "['val_images']"),
+        (dict(classes=np.array("cat")), "the classes are 'cat'"),
+        (dict(classes=np.array([["a", "b"]])), "[['a', 'b']]"),
+        (dict(classes=np.array(["a", "a"])), "['a', 'a']"),
     ):
-        np.savez(file, **(good | change))
+        file = npz(tmp_path / "mine.npz", splits, **change)
         refused(file, root, str(file), *words)
-    np.savez(file, images=images)
-    refused(file, root, str(file), "train_images", "it has images")
-    np.savez(file, **good)
-    file.write_bytes(file.read_bytes()[:-50])
-    refused(file, root, str(file), "truncated")
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (192414534860800,), }"
+    member = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    for content, *words in ((member, "cannot be read"), (b"no array", "images |S8 ()")):
+        npz(file, splits, train_images=None)
+        with zipfile.ZipFile(file, "a") as members:
+            members.writestr("train_images.npy", content)
+        refused(file, root, str(file), *words)
+    np.save(tmp_path / "array.npy", images)
+    (tmp_path / "array.npy").rename(file)
+    refused(file, root, str(file), "cannot be read")
 
 
-def test_something_else_under_the_name_cifar10(root):
-    images = np.zeros((4, 8, 8, 1), np.uint8)
-    write_folders(root / "cifar10", {"train": (images, [0, 1, 0, 1]), "test": (images, [0, 1, 0, 1])}, ("cat", "yak"))
-    with pytest.raises(DataError, match="not CIFAR-10"):
-        load_data("cifar10", root=root, progress=False)
+def test_reading_is_bounded(tmp_path, root, monkeypatch):
+    splits = {split: (images * 0, labels) for split, (images, labels) in some(40, 20, (64, 64, 1)).items()}
+    sources = [npz(tmp_path / "x.npz", splits), idx(tmp_path / "plain", splits), idx(tmp_path / "packed", splits, True)]
+    sources += [parquet(tmp_path / "parquet", splits), folders(tmp_path / "folders", splits)]
+    with (
+        zipfile.ZipFile(sources[0]) as whole,
+        zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for name in whole.namelist():
+            bomb.writestr(name, whole.read(name))
+    monkeypatch.setattr(data, "LIMIT", 40 * 64 * 64 - 1)
+    for source in (*sources, tmp_path / "bomb.npz"):
+        refused(source, root, str(source), f"{data.LIMIT:,}")
+
+
+def test_wrong_idx_files(tmp_path, root):
+    folder = idx(tmp_path / "idx", some(30, 10, (28, 28, 1)))
+    file = folder / "train-images-idx3-ubyte"
+    whole = file.read_bytes()
+    for content, *words in (
+        (whole[:-1], str(file), "cannot reshape"),
+        (whole[:6], str(file), "cannot be read"),
+        (b"\0\0\x0d" + whole[3:], str(file), "no idx file of unsigned bytes"),
+        (struct.pack(">4B3I", 0, 0, 8, 3, 29, 28, 28) + whole[16:-784], "(29, 28, 28)", "(30,)"),
+    ):
+        file.write_bytes(content)
+        refused(folder, root, *words)
+    file.unlink()
+    refused(folder, root, str(folder), "lacks train_images")
 
 
 # Download --------------------------------------------------------------------------------------------------------
@@ -696,72 +629,37 @@ def test_something_else_under_the_name_cifar10(root):
 
 @pytest.mark.parametrize("name", ["cifar10", "fashion-mnist"])
 def test_no_network(tmp_path, root, monkeypatch, name):
-    from torchvision import datasets
-
     def offline(self):
         (Path(self.root) / "half.tar.gz").write_bytes(b"half")
         assert socket.getdefaulttimeout() == 30
         raise urllib.error.URLError("no route to host")
 
-    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "not installed")
-    for kind in (datasets.CIFAR10, datasets.FashionMNIST):
+    for kind in (CIFAR10, FashionMNIST):
         monkeypatch.setattr(kind, "download", offline)
-    refused(name, root, str(root), "no route to host", "By hand", "'embedded'")
-    refused(name, tmp_path / "new", "no route to host")
-    assert not (tmp_path / "new").exists() and socket.getdefaulttimeout() is None
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: exists(path) and not path.is_relative_to("/usr/share"))
+    refused(name, root, str(root), "no route to host", "'embedded'")
+    assert socket.getdefaulttimeout() is None
 
 
-@pytest.fixture
-def local_server(monkeypatch):
-    """A function that serves a folder on this machine and gives its address."""
+def test_downloaded_cifar10_is_moved_to_the_data_folder(tmp_path, root, cifar, monkeypatch):
+    file = archive(tmp_path / "cifar-10-python.tar.gz", cifar, monkeypatch)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    monkeypatch.setattr(handler.func, "log_message", lambda *_: None)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    servers = []
-
-    def serve(folder: Path) -> str:
-        handler = functools.partial(QuietHandler, directory=folder)
-        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}"
-
-    yield serve
-    for server in servers:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{file.name}")
+        with monkeypatch.context() as patch:
+            patch.setattr(CIFAR10, "tgz_md5", "0" * 32)  # torchvision checks the sum of what it fetched
+            refused("cifar10", root, "The download failed", "corrupted", str(root / "cifar-10-batches-py"))
+        assert_holds(load_data("cifar10", root=root, progress=False), cifar)
         server.shutdown()
-        server.server_close()
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args) -> None:
-        pass
-
-
-def test_downloaded_cifar10_is_moved_to_the_data_folder(tmp_path, root, cifar, monkeypatch, local_server):
-    from torchvision.datasets import CIFAR10
-
-    copy = write_batches(tmp_path / "served" / "cifar-10-batches-py", cifar, monkeypatch)
-    meta = pickle.dumps({"label_names": list(CIFAR10_CLASSES)})
-    (copy / "batches.meta").write_bytes(meta)
-    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": hashlib.md5(meta).hexdigest()})
-    served = tmp_path / "http" / "served.tar.gz"
-    served.parent.mkdir()
-    with tarfile.open(served, "w:gz") as archive:
-        archive.add(copy, copy.name)
-    monkeypatch.setattr(CIFAR10, "url", f"{local_server(served.parent)}/served.tar.gz")
-    monkeypatch.setattr(CIFAR10, "tgz_md5", "0" * 32)
-    refused("cifar10", root, "corrupted", "By hand")  # torchvision checks the sum of what it fetched
-
-    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5(served.read_bytes()).hexdigest())
-    assert_holds(load_data("cifar10", root=root, progress=False), cifar)
-    assert [p.name for p in root.iterdir()] == ["cifar-10-batches-py"]
-    served.unlink()
     assert_holds(load_data("cifar10", root=root, progress=False), cifar)  # not fetched again
+    assert {path.name for path in root.iterdir()} == {"cifar-10-batches-py", "cache"}
 
 
 # Subsets ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def sample():
-    return load_data("embedded")
 
 
 def test_first_keeps_the_first_of_each_class_in_order(sample):
@@ -808,14 +706,28 @@ def test_hold_out_splits_the_training_images(sample):
         small.first(0, None)
 
 
+def test_strip_keeps_what_it_says(tmp_path, sample):
+    file = tmp_path / "strip.npz"
+    data.save_strip(sample, file, train=3, test=20)
+    strip = data.load_strip(file)
+    assert (strip.name, strip.classes, strip.mean, strip.std) == (sample.name, sample.classes, sample.mean, sample.std)
+    assert torch.equal(strip.train_images, sample.train_images[:3]) and strip.train_labels.dtype == torch.int64
+    assert torch.equal(strip.test_labels, sample.test_labels[:20]) and "first 20 test images" in strip.form
+    content = file.read_bytes()
+    for damaged in (content[:1000], content.replace(b"about.npy", b"abouT.npy"), b""):
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match=f"{file} is damaged.*git checkout"):
+            data.load_strip(file)
+
+
 # Batches ---------------------------------------------------------------------------------------------------------
 
 
 def test_plan_is_a_function_of_seed_and_epoch():
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    plan = epoch_plan(5000, seed=1, epoch=2, augment=True)
-    again = epoch_plan(5000, seed=1, epoch=2, augment=True)
+    plan = data.epoch_plan(5000, seed=1, epoch=2, augment=True)
+    again = data.epoch_plan(5000, seed=1, epoch=2, augment=True)
     assert torch.equal(torch.get_rng_state(), state)
     names = ("order", "rows", "columns", "flips")
     assert all(torch.equal(getattr(plan, name), getattr(again, name)) for name in names)
@@ -824,9 +736,12 @@ def test_plan_is_a_function_of_seed_and_epoch():
         assert offsets.unique().tolist() == list(range(9))
     assert not torch.equal(plan.rows, plan.columns)
     assert 0.45 < plan.flips.float().mean() < 0.55
-    for other in (epoch_plan(5000, seed=2, epoch=1, augment=True), epoch_plan(5000, seed=1, epoch=3, augment=True)):
+    for other in (
+        data.epoch_plan(5000, seed=2, epoch=1, augment=True),
+        data.epoch_plan(5000, seed=1, epoch=3, augment=True),
+    ):
         assert not any(torch.equal(getattr(plan, name), getattr(other, name)) for name in names)
-    plain = epoch_plan(5000, seed=1, epoch=2, augment=False)
+    plain = data.epoch_plan(5000, seed=1, epoch=2, augment=False)
     assert torch.equal(plain.order, plan.order) and plain.rows is plain.columns is plain.flips is None
 
 
@@ -836,9 +751,9 @@ def test_augment_equals_torchvision(channels):
 
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (200, 7, 12, channels), dtype=torch.uint8, generator=generator)
-    plan = epoch_plan(200, seed=0, epoch=0, augment=True)
+    plan = data.epoch_plan(200, seed=0, epoch=0, augment=True)
     assert {0, 8} <= set(plan.rows.tolist()) and {0, 8} <= set(plan.columns.tolist())
-    result = augment(images, plan.rows, plan.columns, plan.flips)
+    result = data.augment(images, plan.rows, plan.columns, plan.flips)
     assert result.dtype == torch.uint8
     for i, image in enumerate(images.permute(0, 3, 1, 2)):
         expected = tv.crop(tv.pad(image, [4]), int(plan.rows[i]), int(plan.columns[i]), 7, 12)
@@ -851,31 +766,31 @@ def test_normalize_equals_torchvision(cifar):
 
     images = torch.from_numpy(cifar["train"][0])
     mean, std = data.STATISTICS["cifar10"]
-    result = normalize(images, mean, std)
+    result = data.normalize(images, mean, std)
     expected = tv.normalize(images.permute(0, 3, 1, 2).float() / 255, mean, std)
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)
     assert result.shape == (40, 3, 32, 32) and result.is_contiguous(memory_format=torch.channels_last)
-    assert normalize(images, mean, std, torch.bfloat16).dtype == torch.bfloat16
+    assert data.normalize(images, mean, std, torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_batches_follow_the_plan_from_any_step(sample):
     small = sample.first(103, None)
     images, labels, statistics = small.train_images, small.train_labels, (small.mean, small.std)
-    plan = epoch_plan(103, seed=0, epoch=1, augment=True)
-    steps = list(batches(images, labels, plan, 20, *statistics))
+    plan = data.epoch_plan(103, seed=0, epoch=1, augment=True)
+    steps = list(data.batches(images, labels, plan, 20, *statistics))
     assert [len(y) for _, y in steps] == [20, 20, 20, 20, 20, 3]
     assert torch.equal(torch.cat([y for _, y in steps]), labels[plan.order])
-    whole = normalize(augment(images[plan.order], plan.rows, plan.columns, plan.flips), *statistics)
+    whole = data.normalize(data.augment(images[plan.order], plan.rows, plan.columns, plan.flips), *statistics)
     assert torch.equal(torch.cat([x for x, _ in steps]), whole)
-    resumed = list(batches(images, labels, plan, 20, *statistics, start=4))
+    resumed = list(data.batches(images, labels, plan, 20, *statistics, start=4))
     assert len(resumed) == 2 and torch.equal(resumed[0][0], steps[4][0])
-    assert list(batches(images, labels, plan, 20, *statistics, start=6)) == []
+    assert list(data.batches(images, labels, plan, 20, *statistics, start=6)) == []
 
-    plain = epoch_plan(103, seed=0, epoch=1, augment=False)
-    x = torch.cat([x for x, _ in batches(images, labels, plain, 20, *statistics)])
-    assert torch.equal(x, normalize(images[plan.order], *statistics))
-    x = torch.cat([x for x, _ in batches(images, labels, None, 20, *statistics)])
-    assert torch.equal(x, normalize(images, *statistics))
+    plain = data.epoch_plan(103, seed=0, epoch=1, augment=False)
+    x = torch.cat([x for x, _ in data.batches(images, labels, plain, 20, *statistics)])
+    assert torch.equal(x, data.normalize(images[plan.order], *statistics))
+    x = torch.cat([x for x, _ in data.batches(images, labels, None, 20, *statistics)])
+    assert torch.equal(x, data.normalize(images, *statistics))
 
 
 def test_dataset_moves_to_a_device(sample):

@@ -15,8 +15,8 @@ import pytest
 
 from attnconv import cli
 from attnconv.config import ConfigError, load_profile
+from attnconv.data import DataError
 from attnconv.reproduce import clock, plan, read_notebook, reproduce, runs_hash, select, source_hash, table, with_needs
-from attnconv.sources import DataError
 from conftest import PARAMETERS, Toys
 
 PER_RUN = PARAMETERS + "preset = 'quadratic'\nseed = 0\n"

@@ -11,9 +11,8 @@ import torch
 
 from attnconv import results, workspace
 from attnconv.config import Profile, replace
-from attnconv.data import normalize, save_strip
+from attnconv.data import DataError, MissingData, normalize, save_strip
 from attnconv.heads import AVERAGED, measure_attention
-from attnconv.sources import DataError, MissingData
 from attnconv.training import load_run
 from attnconv.workspace import REPOSITORY, open_workspace, output_folder
 

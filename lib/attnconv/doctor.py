@@ -14,7 +14,6 @@ from attnconv import __version__
 from attnconv.constraints import requirements
 from attnconv.reproduce import cores, device, version_of
 from attnconv.runs import Run
-from attnconv.sources import DataError, MissingData, find_data, read_sample
 from attnconv.workspace import REPOSITORY
 
 Line = tuple[str, str, str]
@@ -74,11 +73,20 @@ def kernel() -> Iterator[Line]:
 
 def data() -> Iterator[Line]:
     """The data sets that can be named. Only the embedded one must be there, and only its bytes are verified."""
+    try:
+        from attnconv.data import DataError, MissingData, content_key, find_data
+    except Exception as error:  # a broken torch, or one that is missing
+        yield (
+            "data",
+            f"attnconv.data does not import: {error}",
+            "set up again with 'make clean' and 'make doctor'",
+        )
+        return
     for name in ("embedded", "cifar10", "fashion-mnist"):
         try:
             found = find_data(name)
             if name == "embedded":
-                read_sample(found.path)
+                content_key(found)
         except MissingData as error:
             if name == "embedded":
                 yield f"data: {name}", "missing", str(error)

@@ -41,7 +41,6 @@ from attnconv import __version__
 from attnconv.config import ConfigError, Profile, load_profile, to_dict
 from attnconv.index import write_index
 from attnconv.runs import writing
-from attnconv.sources import MissingData, content_key, find_data
 from attnconv.workspace import REPOSITORY, output_folder
 
 GIVEN = ("profile", "data", "output")
@@ -555,6 +554,8 @@ class Batch:
 
     def data_key(self) -> str | None:
         """The data's hash; None while it still has to be downloaded."""
+        from attnconv.data import MissingData, content_key, find_data  # here, as it imports torch
+
         if self._key is None:
             with contextlib.suppress(MissingData):
                 source = find_data(self.data)
@@ -807,6 +808,8 @@ def reproduce(
 
 def _checked_data(data: str) -> str:
     """A known word as it is, a path made absolute; `DataError` when nothing can be read there."""
+    from attnconv.data import find_data
+
     if data in ("embedded", "cifar10", "fashion-mnist"):
         if data == "embedded":
             find_data(data)

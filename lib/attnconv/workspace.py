@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
 from attnconv.runs import Run, find_runs, identity, writing
-from attnconv.sources import MissingData, find_data
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +59,8 @@ class Workspace:
     @cached_property
     def has_data(self) -> bool:
         """Whether the data set is on this machine; if not, and without a strip, asking for ``data`` downloads it."""
+        from attnconv.data import MissingData, find_data
+
         try:
             return bool(find_data(self.source))
         except MissingData:
@@ -86,6 +87,7 @@ class Workspace:
         ``recorded``, a run that was kept stands in for training, from whichever copy of the data it was made; not where
         ``fresh`` asks for a run of this very data.
         """
+        from attnconv.data import MissingData
         from attnconv.training import train
 
         changes = dict(model_changes=model_changes, train_changes=train_changes)

@@ -36,9 +36,9 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageCms, ImageOps
 from torch import Tensor
 
-from attnconv import figures, heads, sources
+from attnconv import figures, heads
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
-from attnconv.data import STATISTICS, Dataset, load_data, normalize
+from attnconv.data import STATISTICS, DataError, Dataset, find_data, load_data, normalize
 from attnconv.explorer import assets
 from attnconv.models import AttentionNet, predict
 from attnconv.runs import Run, find_runs, writing
@@ -244,8 +244,8 @@ def _own_data(name: str | None, size: tuple[int, int], channels: int) -> Dataset
     """The data that a run names, where it is on this machine (nothing is downloaded); else a drawn picture."""
     source = "embedded" if name in (None, "fashion-mnist-sample") else name
     if source in ("embedded", "cifar10", "fashion-mnist"):
-        with contextlib.suppress(sources.DataError):
-            sources.find_data(source)
+        with contextlib.suppress(DataError):
+            find_data(source)
             data = load_data(source, progress=False)
             if name or (data.image_size, data.image_channels) == (tuple(size), channels):
                 return data
