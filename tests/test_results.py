@@ -1,6 +1,7 @@
 """Table 1: what it says of a run, and the files that it becomes."""
 
 import csv
+import dataclasses
 import math
 
 import numpy as np
@@ -32,11 +33,13 @@ def test_results_table():
         "not run",
     ]
     first = table.iloc[0]
-    assert first["Accuracy (%)"] == 94.61 and first["Seeds"] == 3 and first["Parameters (M)"] == 11.174
+    assert first["Accuracy (%)"] == 94.61 and first["Seeds"] == 3 and first["Parameters (M)"] == 11.2
     assert first["±"] == pytest.approx(np.std([94.63, 94.51, 94.7], ddof=1), abs=0.006)
-    assert math.isnan(table["±"][1]) and table["Training (min)"].tolist()[:2] == [1, 1333.3]
+    assert math.isnan(table["±"][1]) and table["Training (min)"].tolist()[:2] == [1, 1330]
     assert table["Paper (%)"].tolist()[:3] == [93.8, 91.8, 93.8], "by the published title"
     assert "differs: +0.81" in results.results_table(RESULTS[:1], tolerance=0.5)["Against the paper"][0]
+    small = results.results_table([dataclasses.replace(RESULTS[0], parameters=4_234)])
+    assert small["Parameters (M)"][0] == 0.00423, "three digits of whatever size"
     assert results.results_table([]).empty
 
 
@@ -46,7 +49,7 @@ def test_a_table_becomes_three_files(tmp_path):
     work.save_table(frame, "table")
     markdown, plain, latex = ((tmp_path / "tables" / f"table.{form}").read_text() for form in ("md", "csv", "tex"))
     lines = markdown.splitlines()
-    assert len(lines) == 7 and "94.61" in lines[2] and "11.174" in lines[2] and "—" in lines[3]
+    assert len(lines) == 7 and "94.61" in lines[2] and "11.2 " in lines[2] and "—" in lines[3]
     rows = list(csv.DictReader(plain.splitlines()))
     assert rows[2]["Model"] == "mine | 50% & more" and rows[3]["Accuracy (%)"] == ""
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "tables" / "table.csv"), frame, check_dtype=False)

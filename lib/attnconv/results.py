@@ -161,14 +161,18 @@ def results_table(rows: Sequence[Result], tolerance: float = 1.0) -> pd.DataFram
         "Paper (%)": [_published(row) for row in rows],
         "Reproduction 2021 (%)": [REPRODUCTION_2021.get(row.published or row.model, math.nan) for row in rows],
         "Against the paper": [_verdict(row, tolerance) for row in rows],
-        "Parameters (M)": [row.parameters / 1e6 for row in rows],
-        "GFLOPs as in the paper": [row.flops_paper / 1e9 for row in rows],
-        "GFLOPs, dense": [row.flops_dense / 1e9 for row in rows],
-        "GFLOPs, separable": [row.flops_separable / 1e9 for row in rows],
-        "Training (min)": [row.seconds / 60 for row in rows],
+        "Parameters (M)": [_short(row.parameters / 1e6) for row in rows],
+        "GFLOPs as in the paper": [_short(row.flops_paper / 1e9) for row in rows],
+        "GFLOPs, dense": [_short(row.flops_dense / 1e9) for row in rows],
+        "GFLOPs, separable": [_short(row.flops_separable / 1e9) for row in rows],
+        "Training (min)": [_short(row.seconds / 60) for row in rows],
     }
-    digits = {"Parameters (M)": 3, "Training (min)": 1} | {name: 3 for name in columns if "GFLOPs" in name}
-    return pd.DataFrame(columns).round({"Accuracy (%)": 2, "±": 2} | digits)
+    return pd.DataFrame(columns).round({"Accuracy (%)": 2, "±": 2})
+
+
+def _short(number: float) -> float:
+    """To three significant digits."""
+    return float(f"{number:.3g}")
 
 
 def _mean(accuracies: Sequence[float]) -> float:
