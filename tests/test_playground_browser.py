@@ -259,9 +259,8 @@ def test_the_tour_has_five_steps(browser: playwright.Browser, file: Path) -> Non
         assert seen.state()["step"] == step and seen.told() == "largest: 0"  # what was changed is put back
         said.append(seen.root.locator(".pg-step").text_content())
         assert said[-1].startswith(f"{step}. ") and seen.root.locator(".pg-lit").count() >= 1
-        seen.root.locator(".pg-tour .pg-main").click()
-        if step == 1:
-            assert seen.root.evaluate("root => Boolean(root.attnconv.flight)")  # the heads are on their way
+        click = "root => { root.querySelector('.pg-tour .pg-main').click(); return Boolean(root.attnconv.flight); }"
+        assert seen.root.evaluate(click) == (step == 1)  # to the second step, heads fly to their taps
     assert len(set(said)) == 5 and "kernel" in said[0] and "Theorem 1" in said[4]
     assert seen.state()["step"] == 0 and seen.root.locator(".pg-lit").count() == 0
     seen.page.context.close()
@@ -269,11 +268,13 @@ def test_the_tour_has_five_steps(browser: playwright.Browser, file: Path) -> Non
 
 def test_keys_alone(seen: Seen) -> None:
     seen.dot(4).focus()
+    seen.settle()
     assert "Head 5" in seen.root.locator(".pg-about").text_content()
     for key in ("ArrowRight", "ArrowRight", "ArrowUp", "Shift+ArrowUp"):
         seen.page.keyboard.press(key)
     seen.settle()
     assert seen.state()["heads"][4]["centre"] == pytest.approx([-0.3, 0.5])
+    seen.settle()
     assert "looks at shift (−0.3, +0.5)" in seen.dot(4).get_attribute("aria-label")
     seen.page.keyboard.press("Enter")
     assert not seen.state()["heads"][4]["on"]

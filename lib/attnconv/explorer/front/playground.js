@@ -525,7 +525,7 @@ export class Playground {
   /** Move heads to new centres, to be followed by the eye; at once for readers who want no motion. */
   fly(targets) {
     const from = this.state.heads.map(({ centre }) => centre), start = performance.now();
-    if (from.length !== targets.length || window.matchMedia("(prefers-reduced-motion: reduce)").matches) return this.setHeads(targets);
+    if (targets.every(({ centre }, at) => near(centre, from[at])) || window.matchMedia("(prefers-reduced-motion: reduce)").matches) return this.setHeads(targets);
     const flight = (this.flight = {});
     const step = (now) => {
       if (this.flight !== flight) return;
@@ -545,8 +545,8 @@ export class Playground {
     const { size } = this.state, heads = headsOnTaps(size), reach = reachOf(size);
     this.set({ alpha: ALPHAS[1], padding: true });
     if (step === 2) this.setHeads(heads.map((head, at) => ({ ...head, centre: [reach * Math.sin(7 * at + 1), reach * Math.cos(5 * at)] })), 0);
-    if (this.state.heads.length !== heads.length) this.setHeads(heads, 0);
-    else this.fly(heads);
+    if (this.state.heads.length !== heads.length) this.setHeads(heads, 0); // those that were added go
+    this.fly(heads);
     this.draw(); // so that the cards are lit, and the tour has its height
     const [first] = TOUR("nine")[step - 1][0].split(" "), card = this.root.querySelector(`[data-card=${first}]`);
     if (!this.root.classList.contains("pg-narrow") || !card) return;
