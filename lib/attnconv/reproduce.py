@@ -1,33 +1,15 @@
 """The batch run: notebooks through papermill, each in a kernel of its own, and one page of all that they made.
 
-A notebook says in its metadata what the runner must know, and in its cell tagged ``parameters`` what it can be told:
-
-    "attnconv": {"per_run": true}               executed once per preset and seed of the profile
-    "attnconv": {"needs": ["03:quadratic"]}     comes after notebook 03's run of that preset (or after all of "03")
-    "attnconv": {"alone": true}                 it measures time: nothing else runs beside it
-    "attnconv": {"makes": ["explorer.html"]}    what it writes into the output folder itself
-
-What it writes into figures/ and tables/ begins with its number. Where it is executed once per preset and seed, the name
-also says which: 03-learning-curve-quadratic-seed0.png.
-
-One rule decides what is up to date. The manifest records the content of all that a job was made from and of all that it
-made; the job is done again when anything in it has changed. No torch is imported here.
+`plan` says what there is to do, `fresh` what is up to date. No torch is imported here.
 """
 
 from __future__ import annotations
 
-import ast
 import base64
 import contextlib
 import csv
-import dataclasses
 import fcntl
-import functools
 import graphlib
-import hashlib
-import importlib.metadata
-import importlib.util
-import itertools
 import json
 import os
 import platform
@@ -40,7 +22,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -55,309 +36,14 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from attnconv import __version__
-from attnconv.config import PRESETS, ConfigError, Profile, load_profile, to_dict
+from attnconv.config import ConfigError, Profile, load_profile
+from attnconv.fresh import changed, file_hash, inputs, results, version_of
+from attnconv.plan import Job, plan, read_notebook, select, title_of, with_needs, with_parameters
 from attnconv.runs import Run, RunError, find_runs, locked, writing
 from attnconv.sources import MissingData, content_key, find_data
 from attnconv.workspace import NAMED_DATA, REPOSITORY, VERDICTS, output_folder
 
 LIBRARY = Path(__file__).parent
-GIVEN = ("profile", "data", "output")
-"""Parameters that every notebook is given; per-run notebooks get ``preset`` and ``seed`` too."""
-ANYTHING = object()
-"""Stands for a default that is not a literal: any value may replace it."""
-
-
-@dataclass(frozen=True)
-class Notebook:
-    """A notebook as the runner sees it."""
-
-    path: Path
-    title: str
-    cells: int
-    """Code cells, with the one that papermill adds."""
-    defaults: dict[str, Any]
-    """Its parameters' default values."""
-    per_run: bool = False
-    needs: tuple[str, ...] = ()
-    alone: bool = False
-    makes: tuple[str, ...] = ()
-
-    @property
-    def number(self) -> str:
-        return self.path.name[:2]
-
-
-@dataclass(frozen=True)
-class Job:
-    """One execution of one notebook."""
-
-    name: str
-    """Also the executed copy's file name."""
-    notebook: Notebook
-    parameters: dict[str, Any]
-    run: tuple[str, int] | None = None
-    """Preset and seed, where there is an execution for each."""
-    needs: tuple[str, ...] = ()
-    """Names of other jobs."""
-    reads: frozenset[tuple[str | None, int | None]] = frozenset()
-    """Presets and seeds whose run folders are among its inputs; None is any, of this profile or dropped in."""
-
-    @property
-    def title(self) -> str:
-        words = f", {self.run[0]}, seed {self.run[1]}" if self.run else ""
-        return f"{self.notebook.number} {self.notebook.title}{words}"
-
-    def is_of(self, preset: str) -> bool:
-        return not preset or bool(self.run and self.run[0] == preset)
-
-    def reads_run(self, preset: str, seed: int) -> bool:
-        return not self.reads.isdisjoint([(preset, seed), (preset, None), (None, None)])
-
-
-# ---- what there is to do ------------------------------------------------------------------------------------------
-
-
-def read_notebook(path: Path) -> Notebook:
-    """A notebook's parameters and needs; `ConfigError` when the runner cannot work with it."""
-    try:
-        notebook = nbformat.read(path, as_version=4)
-    except Exception as error:  # nbformat raises many kinds
-        raise ConfigError(f"{path} is not a readable notebook ({error}); restore it with git.") from error
-    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
-    tagged = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
-    if not tagged:
-        raise ConfigError(f"{path.name} has no code cell tagged 'parameters'; add one with {', '.join(GIVEN)}.")
-    defaults = {}
-    try:
-        for statement in ast.parse(tagged[0].source).body:
-            for target in getattr(statement, "targets", [getattr(statement, "target", None)]):
-                if isinstance(target, ast.Name) and getattr(statement, "value", None) is not None:
-                    defaults[target.id] = ANYTHING
-                    with contextlib.suppress(ValueError):
-                        defaults[target.id] = ast.literal_eval(statement.value)
-    except SyntaxError as error:
-        raise ConfigError(f"{path.name}: its cell tagged 'parameters' is not valid Python ({error}).") from error
-    notes = notebook.metadata.get("attnconv", {})
-    lists = {name: tuple(map(str, notes.get(name, ()))) for name in ("needs", "makes")}
-    switches = {name: bool(notes.get(name)) for name in ("per_run", "alone")}
-    found = Notebook(path, title_of(path), len(code) + 1, defaults, **switches, **lists)
-    missing = [name for name in (*GIVEN, *(("preset", "seed") if found.per_run else ())) if name not in defaults]
-    if missing:
-        raise ConfigError(f"{path.name}: its cell tagged 'parameters' must also set {', '.join(missing)}.")
-    return found
-
-
-def title_of(path: Path) -> str:
-    """A notebook's heading, or else words from its file's name."""
-    with contextlib.suppress(Exception):  # nbformat raises many kinds
-        for cell in nbformat.read(path, as_version=4).cells:
-            if cell.cell_type == "markdown" and cell.source.startswith("# "):
-                return cell.source.partition("\n")[0][2:].strip()
-    return path.stem.partition("-")[0][3:].replace("_", " ")
-
-
-def check_parameters(notebook: Notebook, parameters: dict[str, Any]) -> None:
-    """Refuse parameters that the notebook does not have, or whose type differs from their default's."""
-    kinds = {int: (int,), float: (int, float), list: (list, tuple), tuple: (list, tuple)}
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    for name, value in parameters.items():
-        if name not in notebook.defaults:
-            known = ", ".join(notebook.defaults)
-            raise ConfigError(f"{notebook.path.name} has no parameter {name!r}. Its parameters: {known}.")
-        default = notebook.defaults[name]
-        kind = type(default)
-        if default is not None and default is not ANYTHING and type(value) not in kinds.get(kind, (kind,)):
-            raise ConfigError(
-                f"{notebook.path.name}: parameter {name} = {value!r} must be {words.get(kind, f'a {kind.__name__}')}, "
-                f"like its default {default!r}."
-            )
-
-
-def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any]) -> dict[str, Job]:
-    """Every job of a profile, in the order of notebooks and of the profile's runs."""
-    jobs: dict[str, Job] = {}
-    for notebook in notebooks:
-        for run in itertools.product(profile.runs, profile.seeds) if notebook.per_run else [None]:
-            parameters = given | ({"preset": run[0], "seed": run[1]} if run else {})
-            check_parameters(notebook, parameters)
-            name = f"{notebook.path.stem}-{run[0]}-seed{run[1]}" if run else notebook.path.stem
-            jobs[name] = Job(name, notebook, parameters, run)
-    jobs = {name: _with_needs(job, list(jobs.values()), profile) for name, job in jobs.items()}
-    try:
-        graphlib.TopologicalSorter({name: job.needs for name, job in jobs.items()}).prepare()
-    except graphlib.CycleError as error:
-        circle = ", ".join(sorted({jobs[name].notebook.path.name for name in error.args[1]}))
-        raise ConfigError(f"These notebooks need each other in a circle: {circle}. Correct their 'needs'.") from None
-    return jobs
-
-
-def _with_needs(job: Job, jobs: list[Job], profile: Profile) -> Job:
-    needed: list[Job] = []
-    reads: set[tuple[str | None, int | None]] = {job.run} if job.run else set()
-    for word in job.notebook.needs:
-        number, _, preset = word.partition(":")
-        others = [other for other in jobs if other.notebook.number == number]
-        if not others:
-            raise ConfigError(f"{job.notebook.path.name} needs notebook {number}, which is not there.")
-        # A preset that this profile does not run is no need: the notebook says so itself, or trains it.
-        needed += [other for other in others if other.is_of(preset)]
-        reads |= {(preset or None, None)} if any(other.run for other in others) else set()
-    if job.run and (start := profile.configs(*job.run)[1].start_from):
-        first = (start, job.run[1])
-        needed += [other for other in jobs if other.notebook == job.notebook and other.run == first]
-        reads.add(first)
-    return dataclasses.replace(job, needs=tuple(dict.fromkeys(o.name for o in needed)), reads=frozenset(reads))
-
-
-def select(jobs: dict[str, Job], only: Iterable[str]) -> set[str]:
-    """The jobs that ``--only`` names: ``03``, or ``03:quadratic`` for one of its presets."""
-    chosen: set[str] = set()
-    for word in only:
-        number, _, preset = word.partition(":")
-        found = {n for n, job in jobs.items() if job.notebook.number == number.zfill(2) and job.is_of(preset)}
-        if not found:
-            known = [job.notebook.number for job in jobs.values()]
-            known += [f"{job.notebook.number}:{job.run[0]}" for job in jobs.values() if job.run]
-            raise ConfigError(f"There is no notebook {word!r} to run. Known: {', '.join(dict.fromkeys(known))}.")
-        chosen |= found
-    return chosen
-
-
-def with_needs(jobs: dict[str, Job], chosen: set[str]) -> dict[str, Job]:
-    """The chosen jobs and all that they need."""
-    wanted: set[str] = set()
-    todo = list(chosen)
-    while todo:
-        if (name := todo.pop()) not in wanted:
-            wanted.add(name)
-            todo += jobs[name].needs
-    return {name: job for name, job in jobs.items() if name in wanted}
-
-
-# ---- what is up to date -------------------------------------------------------------------------------------------
-
-
-def digest(value: Any) -> str:
-    """A hash of anything that JSON can hold."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def file_hash(file: Path) -> str | None:
-    """A hash of a file's content; None where there is no such file."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError), file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Names of inputs that are not as they were. A file that joins a run folder, such as attention.npz, changes nothing
-    for a notebook that was made without it."""
-    known = {name.rpartition("/")[0] for name in before if name.startswith("runs/")}
-    joined = [name for name in now if name not in before and name.rpartition("/")[0] not in known]
-    return [name for name in before if now.get(name) != before[name]] + joined
-
-
-def reached(sources: Iterable[str]) -> tuple[set[Path], set[str]]:
-    """What code can reach by imports, wherever they stand in it: this library's files, and names of other packages."""
-    files: set[Path] = set()
-    packages: set[str] = set()
-    todo = [("", source) for source in sources]  # the package that relative imports start from, and code
-    while todo:
-        package, source = todo.pop()
-        for name in _imported(source, package):
-            parts = name.split(".")
-            packages.add(parts[0])
-            for place in itertools.accumulate(parts, Path.joinpath, initial=LIBRARY.parent):
-                for file in {place / "__init__.py", place.with_suffix(".py")} - files:
-                    if file.is_relative_to(LIBRARY) and file.is_file():
-                        files.add(file)
-                        todo.append((".".join(file.parent.relative_to(LIBRARY.parent).parts), file.read_text("utf-8")))
-    return files | _data_files(files), packages - {LIBRARY.name, *sys.stdlib_module_names}
-
-
-@functools.cache
-def _imported(source: str, package: str) -> list[str]:
-    """Dotted names that may be modules. Lines for IPython are left out; a cell that is no Python fails when it runs."""
-    names: list[str] = []
-    with contextlib.suppress(SyntaxError, ImportError):
-        for node in ast.walk(ast.parse(re.sub(r"(?m)^\s*[%!].*", "", source))):
-            if isinstance(node, ast.Import):
-                names += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                base = "." * node.level + (node.module or "")
-                base = importlib.util.resolve_name(base, package) if node.level else base
-                names += [f"{base}.{alias.name}" for alias in node.names]
-    return names
-
-
-def _data_files(modules: set[Path]) -> set[Path]:
-    """Scripts and styles that these modules name, and those that no module of the library names."""
-    texts = {module: module.read_text("utf-8") for module in LIBRARY.rglob("*.py")}
-    files = [f for f in LIBRARY.rglob("*") if f.is_file() and f.suffix not in (".py", ".pyc")]
-    named = {file: {module for module, text in texts.items() if file.name in text} for file in files}
-    return {file for file, by in named.items() if not by or by & modules}
-
-
-@functools.cache
-def _distributions() -> dict[str, list[str]]:
-    return importlib.metadata.packages_distributions()
-
-
-def version_of(distribution: str) -> str | None:
-    """An installed distribution's version."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(distribution)
-
-
-def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[str, Any]:
-    """All that a job's results are made from, by name. ``data`` is the hash of the data set's content.
-
-    Of the profile, the configurations of those models that the notebook trains, reads or names.
-    """
-    notebook = nbformat.read(job.notebook.path, as_version=4)
-    cells = [[cell.cell_type, cell.source, cell.metadata.get("tags", [])] for cell in notebook.cells]
-    code = [source for kind, source, tags in cells if kind == "code" and "parameters" not in tags]
-    files, packages = reached(code)
-    found = {
-        "the notebook": digest([cells, notebook.metadata.get("attnconv", {})]),
-        "its parameters": digest({n: v for n, v in job.parameters.items() if n not in ("output", "data")}),
-        "the data": data or file_hash(output / "strip.npz"),
-        "requirements.lock": file_hash(REPOSITORY / "requirements.lock"),
-        "python": platform.python_version(),
-    }
-    found |= {name: version_of(_distributions().get(name, [name])[0]) for name in sorted(packages)}
-    found |= {file.relative_to(LIBRARY.parent).as_posix(): file_hash(file) for file in sorted(files)}
-
-    presets = set(profile.runs)
-    for weights in sorted(output.glob("runs/*/model.safetensors")):  # an unfinished run is nobody's input
-        try:
-            config = json.loads((weights.parent / "config.json").read_text())
-            preset, seed = config["preset"], config["train"]["seed"]
-            presets.add(preset)
-            read = job.reads_run(preset, seed)
-        except (OSError, ValueError, KeyError, TypeError):
-            read = bool(job.reads)  # damaged: whoever reads it will say so
-        for file in sorted(weights.parent.glob("[!.]*")) if read else ():
-            found |= {file.relative_to(output).as_posix(): file_hash(file)} if file.is_file() else {}
-
-    named = {preset for preset in PRESETS if re.search(rf"""["']{preset}["']""", "\n".join(code))}
-    named |= {job.parameters.get("preset")}
-    read = {preset for preset in presets if any(job.reads_run(preset, seed) for seed in profile.seeds)}
-    for preset in sorted(PRESETS.keys() & (read | named - {preset for preset, _ in job.reads})):
-        for seed in [job.run[1]] if job.run else profile.seeds:
-            model, train = map(to_dict, profile.configs(preset, seed))
-            found[f"the profile's {preset}, seed {seed}"] = digest([model, train | {"checkpoint_seconds": None}])
-    found["the profile's data"] = [profile.train_images, profile.test_images, profile.recorded]
-    return found
-
-
-def results(job: Job, output: Path) -> dict[str, str | None]:
-    """All that a job made, by name."""
-    own = re.compile(rf"-{re.escape(job.run[0])}-seed{job.run[1]}(?!\d)" if job.run else "")
-    files = [output / "notebooks" / f"{job.name}{suffix}" for suffix in (".ipynb", ".html")]
-    files += [output / name for name in job.notebook.makes]
-    for folder in ("figures", "tables"):
-        files += [f for f in sorted(output.glob(f"{folder}/{job.notebook.number}-*")) if own.search(f.name)]
-    return {file.relative_to(output).as_posix(): file_hash(file) for file in files}
 
 
 def read_json(file: Path, kind: type) -> Any:
@@ -530,7 +216,6 @@ class Batch:
             "parameters": {name: value for name, value in job.parameters.items() if name not in ("output", "data")},
         }
         if not failure:
-            export_html(copy)
             # What was there at the start counts as it was then; runs and data that the notebook itself brought, as now.
             known = {name: value for name, value in before.items() if value is not None}
             entry |= {"made_from": self.inputs(job) | known, "made": results(job, self.output)}
@@ -592,6 +277,7 @@ class Batch:
                 resources={"metadata": {"path": str(job.notebook.path.parent)}},
                 on_cell_executed=count,
             )
+            export_html(self._copy(job, ".running-"), self._copy(job).with_suffix(".html"))
         except PapermillExecutionError as error:
             failure = _last("the cell", error.source, 6)
             failure += _last("the error", "\n".join(error.traceback) or f"{error.ename}: {error.evalue}", 14)
@@ -618,14 +304,9 @@ class Batch:
     def summary(self) -> str:
         """What was done, and where it is."""
         entries = self.manifest["notebooks"]
-        rows = [
-            (
-                job.title,
-                self.status[name],
-                entries[name]["seconds"] if self.status[name] in ("done", "failed") else None,
-            )
-            for name, job in self.jobs.items()
-        ]
+        ended = {name: status in ("done", "failed") for name, status in self.status.items()}
+        times = [entries[name]["seconds"] if ended[name] else None for name in self.jobs]
+        rows = zip([job.title for job in self.jobs.values()], map(self.status.get, self.jobs), times, strict=True)
         text = ["", tabulate(rows, headers=("notebook", "status", "seconds")), ""]
         text += [f"in all {tqdm.format_interval(self.manifest['seconds'])}, record: {shown(self.output)}/manifest.json"]
         return "\n".join([*text, f"figures, tables and claims on one page: {shown(write_page(self.output))}"])
@@ -671,15 +352,12 @@ def reproduce(
     jobs = plan(map(read_notebook, paths), profile, given)
     chosen = select(jobs, only) if only else set(jobs)
     if parameters:
-        jobs |= {name: _with_parameters(jobs[name], parameters, profile) for name in chosen}
+        jobs |= {name: with_parameters(jobs[name], parameters, profile) for name in chosen}
     wanted = with_needs(jobs, chosen)
 
     (folder / "notebooks").mkdir(parents=True, exist_ok=True)
     if threading.current_thread() is threading.main_thread():
-        for number in (
-            signal.SIGTERM,
-            signal.SIGHUP,
-        ):  # stop as Ctrl-C does, but a SIGHUP that nohup ignores stays ignored
+        for number in (signal.SIGTERM, signal.SIGHUP):  # stop as Ctrl-C does; what nohup ignores stays ignored
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, signal.default_int_handler)
     with alone(folder):
@@ -698,19 +376,6 @@ def reproduce(
             return 130
         print(batch.summary(), flush=True)
         return status
-
-
-def _with_parameters(job: Job, parameters: dict[str, Any], profile: Profile) -> Job:
-    fixed = [name for name in (*GIVEN, *(("preset", "seed") if job.run else ())) if name in parameters]
-    if fixed:
-        raise ConfigError(f"{fixed[0]!r} is given by the profile and the command's own options, not with -p.")
-    check_parameters(job.notebook, parameters)
-    job = dataclasses.replace(job, parameters=job.parameters | parameters)
-    names = ("preset", "seed", "model_changes", "train_changes")
-    values = {n: v for n, v in {**job.notebook.defaults, **job.parameters}.items() if v is not ANYTHING}
-    if values.get("preset") and set(names) & set(parameters):
-        profile.configs(*map(values.get, names))  # a wrong value costs no time
-    return job
 
 
 @contextlib.contextmanager
@@ -739,12 +404,13 @@ def remove_leftovers(folder: Path) -> None:
 # ---- the page -----------------------------------------------------------------------------------------------------
 
 
-def export_html(notebook: Path) -> None:
-    """Write an executed notebook as a page, beside it."""
+def export_html(notebook: Path, target: Path) -> None:
+    """Write an executed notebook as a page that a browser shows."""
     from nbconvert import HTMLExporter
 
-    page, _ = HTMLExporter(embed_images=True).from_filename(str(notebook))
-    with writing(notebook.with_suffix(".html")) as temporary:
+    names = {"metadata": {"name": title_of(notebook)}}
+    page, _ = HTMLExporter(embed_images=True).from_notebook_node(nbformat.read(notebook, as_version=4), names)
+    with writing(target) as temporary:
         temporary.write_text(page)
 
 
