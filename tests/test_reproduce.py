@@ -232,7 +232,7 @@ def record(toys: Toys, library: Path, monkeypatch):
     """A folder in which everything is up to date, and what would be done again: a function without arguments."""
     toys.profile(PROFILE)
     toys.add("01_theory", "import attnconv.workspace")
-    toys.add("03_train", "from attnconv.training import train", parameters=PER_RUN, per_run=True)
+    toys.add("03_train", "from attnconv.training import train; 'resnet18'", parameters=PER_RUN, per_run=True)
     toys.add("04_heads", "from attnconv import figures", needs=["03:quadratic"])
     toys.add("06_all", "import attnconv.results, attnconv.workspace", needs=["03"])
     toys.add("08_explore", "import attnconv.explorer", needs=["03:quadratic"], makes=["explorer.html"])

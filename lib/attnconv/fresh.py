@@ -45,8 +45,10 @@ def file_hash(file: Path) -> str | None:
 
 
 def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Names of inputs that are not as they were. A file that joins a run folder, such as attention.npz, changes nothing
-    for a notebook that was made without it."""
+    """Names of inputs that are not as they were.
+
+    A file that joins a run folder, such as attention.npz, changes nothing for a notebook that was made without it.
+    """
     known = {name.rpartition("/")[0] for name in before if name.startswith("runs/")}
     joined = [name for name in now if name not in before and name.rpartition("/")[0] not in known]
     return [name for name in before if now.get(name) != before[name]] + joined
@@ -107,7 +109,8 @@ def version_of(distribution: str) -> str | None:
 def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[str, Any]:
     """All that a job's results are made from, by name. ``data`` is the hash of the data set's content.
 
-    Of the profile, the configurations of those models that the notebook trains, reads or names.
+    Of the profile, these are the configurations of the models whose runs the notebook makes or reads. Where it reads
+    none, they are those of the models that its code names.
     """
     notebook = nbformat.read(job.notebook.path, as_version=4)
     cells = [[cell.cell_type, cell.source, cell.metadata.get("tags", [])] for cell in notebook.cells]
@@ -135,10 +138,11 @@ def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[s
         for file in sorted(weights.parent.glob("[!.]*")) if read else ():
             found |= {file.relative_to(output).as_posix(): file_hash(file)} if file.is_file() else {}
 
-    named = {preset for preset in PRESETS if re.search(rf"""["']{preset}["']""", "\n".join(code))}
-    named |= {job.parameters.get("preset")}
-    read = {preset for preset in presets if any(job.reads_run(preset, seed) for seed in profile.seeds)}
-    for preset in sorted(PRESETS.keys() & (read | named - {preset for preset, _ in job.reads})):
+    if job.reads:
+        used = {preset for preset in presets if any(job.reads_run(preset, seed) for seed in profile.seeds)}
+    else:
+        used = {preset for preset in PRESETS if re.search(rf"""["']{preset}["']""", "\n".join(code))}
+    for preset in sorted(PRESETS.keys() & used):
         for seed in [job.run[1]] if job.run else profile.seeds:
             model, train = map(to_dict, profile.configs(preset, seed))
             found[f"the profile's {preset}, seed {seed}"] = digest([model, train | {"checkpoint_seconds": None}])

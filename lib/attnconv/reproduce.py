@@ -242,8 +242,10 @@ class Batch:
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // self.at_once)))
 
         class Kernel(AsyncKernelManager):
-            """Of this very interpreter, whatever kernels the user has registered. It ends by itself when the runner is
-            gone, even by ``kill -9``: ipykernel watches its parent."""
+            """Of this very interpreter, whatever kernels the user has registered.
+
+            It ends by itself when the runner is gone, even by ``kill -9``: ipykernel watches its parent.
+            """
 
             @property
             def kernel_spec(self) -> KernelSpec:
