@@ -8,7 +8,7 @@
 # make bench       what attention costs on this machine, in time and memory (outputs/bench, ten minutes), ResNet-50 as attention
 #                  too; and how fast the explorer is, where there is chromium
 # make doctor      what this machine has, which data and runs there are, and what is missing
-# make lock        write requirements.lock anew: the newest versions that work together
+# make lock        bring requirements.lock in line with pyproject.toml; UPGRADE=1 takes the newest versions that fit together
 # make clean       remove the environment and caches; outputs and data stay
 #
 # Each sets up .venv first if needed; PYTHON=python3.12 picks the interpreter for a new one. On a machine that already
@@ -20,18 +20,22 @@ VENV := .venv
 VENV_FLAGS ?= $(shell cat $(VENV)/flags 2>/dev/null)
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/ready
+# A machine's own torch stays, with the packages that it was built with.
+LEFT_OUT = $(if $(findstring system-site-packages,$(VENV_FLAGS)),^(torch|torchvision|numpy|sympy)=,^$$)
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
 .PHONY: help reproduce paper lab explore test lint bench doctor lock clean flags
+export PROFILE JOBS DATA OUTPUT ONLY
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
+# The user's words reach the shell as variables, so that no character in them means anything to it.
 reproduce: $(READY)
-	@$(RUN) attnconv reproduce --profile '$(PROFILE)' $(if $(JOBS),--jobs '$(JOBS)') \
-		$(if $(DATA),--data '$(DATA)') $(if $(OUTPUT),--output '$(OUTPUT)') \
-		$(if $(ONLY),--only $(ONLY)) $(if $(filter-out 0,$(FORCE)),--force) $(if $(filter-out 0,$(RETRAIN)),--retrain)
+	@$(RUN) attnconv reproduce --profile "$$PROFILE" $${JOBS:+--jobs "$$JOBS"} $${DATA:+--data "$$DATA"} \
+		$${OUTPUT:+--output "$$OUTPUT"} $${ONLY:+--only $$ONLY} \
+		$(if $(filter-out 0,$(FORCE)),--force) $(if $(filter-out 0,$(RETRAIN)),--retrain)
 
 paper: PROFILE := paper
 paper: reproduce
@@ -61,9 +65,12 @@ doctor: $(READY)
 	@$(RUN) attnconv doctor
 
 lock: $(READY)
-	$(RUN) pip install --quiet --dry-run --ignore-installed --report $(VENV)/report.json --editable '.[test]'
-	PYTHONPATH=lib $(RUN) attnconv.constraints $(VENV)/report.json > requirements.lock.new
-	mv requirements.lock.new requirements.lock
+	$(RUN) pip install --quiet uv
+	cp requirements.lock $(VENV)/lock
+	$(RUN) uv pip compile --quiet $(if $(UPGRADE),--upgrade) --extra test --python-version 3.11 --no-annotate --no-header \
+		--output-file $(VENV)/lock pyproject.toml
+	{ grep '^#' requirements.lock; grep -vE '^((nvidia|cuda)-|triton=|#)' $(VENV)/lock; } > $(VENV)/lock.new
+	mv $(VENV)/lock.new requirements.lock
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis lib/*.egg-info
@@ -75,7 +82,7 @@ $(READY): requirements.lock pyproject.toml $(if $(filter-out $(shell cat $(VENV)
 	@echo "Setting up $(VENV) with $$('$(PYTHON)' -V 2>&1): once, a few minutes; without a torch of its own up to 3 GB to download, 6 GB on disk."
 	@if $(VENV)/bin/python -m pip --version >/dev/null 2>&1 && [ "$$(cat $(VENV)/flags 2>/dev/null)" = '$(strip $(VENV_FLAGS))' ]; \
 	then :; else '$(PYTHON)' -m venv --clear $(VENV_FLAGS) $(VENV) && echo '$(strip $(VENV_FLAGS))' > $(VENV)/flags; fi
-	@PYTHONPATH=lib $(RUN) attnconv.constraints > $(VENV)/constraints.txt
+	@grep -vE '$(LEFT_OUT)' requirements.lock > $(VENV)/constraints.txt
 	@$(RUN) pip install -qq --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[test]' \
 		|| { echo "pip could not install the dependencies (above: why). The package index must be reachable; then run the same command again."; exit 1; }
 	@touch $(READY)

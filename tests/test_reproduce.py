@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from attnconv import cli
+import attnconv.reproduce as runner
+from attnconv import cli, fresh
 from attnconv.config import ConfigError, load_profile
 from attnconv.data import DataError
-from attnconv.reproduce import clock, plan, read_notebook, reproduce, runs_hash, select, source_hash, table, with_needs
+from attnconv.fresh import reached
+from attnconv.plan import plan, read_notebook, select, with_needs
+from attnconv.reproduce import alone, reproduce
+from attnconv.runs import RunError, locked
 from conftest import PARAMETERS, Toys
 
 PER_RUN = PARAMETERS + "preset = 'quadratic'\nseed = 0\n"
@@ -39,13 +48,6 @@ def status(toys: Toys) -> dict[str, str]:
     return {name: entry["status"] for name, entry in manifest(toys)["notebooks"].items()}
 
 
-def put_run(toys: Toys, preset: str, seed: int, metrics: str) -> None:
-    folder = toys.output / "runs" / f"{preset}-seed{seed}-0"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"preset": preset, "train": {"seed": seed}}))
-    (folder / "metrics.jsonl").write_text(metrics)
-
-
 # What there is to do
 
 
@@ -62,7 +64,7 @@ def test_a_per_run_notebook_is_planned_once_per_preset_and_seed_after_what_it_st
     assert jobs["03_train-quadratic_pruned-seed3"].needs == ("03_train-quadratic_full-seed3",)
     assert set(jobs["04_heads"].needs) == {"03_train-quadratic_full-seed0", "03_train-quadratic_full-seed3"}
     assert jobs["04_heads"].reads == {("quadratic_full", None), ("learned", None)}
-    assert all(names.index(need) < names.index(name) for name, job in jobs.items() for need in job.needs)
+    assert ("quadratic_full", 3) in jobs["03_train-quadratic_pruned-seed3"].reads
     assert jobs["03_train-quadratic_full-seed3"].parameters == {"profile": "toy", "preset": "quadratic_full", "seed": 3}
 
 
@@ -134,18 +136,12 @@ def test_parameters_that_no_configuration_has_are_refused(toys: Toys, parameters
     refused(toys, message, only=["04"], parameters=parameters)
 
 
-def test_an_ill_typed_default_of_a_given_parameter_is_refused(toys: Toys) -> None:
-    toys.add("02_theory", parameters="profile = 3\ndata = None\noutput = None\n")
-    refused(toys, "profile = 'toy' must be a whole number")
-
-
-def test_a_notebook_that_lacks_a_given_parameter_is_refused(toys: Toys) -> None:
-    toys.add("02_theory", parameters="profile = 'toy'\n")
-    refused(toys, "must also set data, output")
-
-
 def test_other_mistakes_are_refused(toys: Toys, tmp_path: Path) -> None:
     refused(toys, "no notebooks in")
+    toys.add("02_theory", parameters="profile = 3\ndata = None\noutput = None\n")
+    refused(toys, "profile = 'toy' must be a whole number")
+    toys.add("02_theory", parameters="profile = 'toy'\n")
+    refused(toys, "must also set data, output")
     path = toys.add("02_theory")
     refused(toys, "no notebook '9'", only=["9"])
     refused(toys, "--jobs 0", at_once=0)
@@ -189,36 +185,192 @@ def test_changes_go_to_the_configuration_that_has_them() -> None:
     assert cli.changes(["heads=16", "lr=0.1", "augment=no"]) == ({"heads": 16}, {"lr": 0.1, "augment": False})
 
 
-# What counts as changed
+# What is up to date
 
 
-def test_the_source_hash_is_of_cells_and_needs_alone(toys: Toys) -> None:
-    path = toys.add("02_theory", "1 + 1")
-    before = source_hash(path)
+def test_code_reaches_what_it_imports_wherever_that_stands_and_what_that_names() -> None:
+    files, packages = reached(["def f():\n    from attnconv import figures\n%matplotlib inline", "import PIL.Image"])
+    names = {file.name for file in files}
+    assert {"__init__.py", "figures.py", "runs.py", "config.py", "attnconv.mplstyle"} <= names
+    assert not {"training.py", "explorer.py", "explorer.js", "reproduce.py", "page.html.j2"} & names
+    assert {"matplotlib", "numpy", "PIL", "yaml"} <= packages and not {"json", "attnconv", "torch"} & packages
+    explorer = {file.name for file in reached(["from attnconv.explorer import explore"])[0]}
+    assert {"explorer.js", "explorer.css", "heads.py", "training.py"} <= explorer  # heads by relative imports
+    assert not {"cli.py", "doctor.py", "reproduce.py", "page.html.j2"} & explorer
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch) -> Path:
+    """A copy of the library to change files of, which the runner takes for its own."""
+    copy = shutil.copytree(fresh.LIBRARY, tmp_path / "lib" / "attnconv", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(fresh.REPOSITORY / "requirements.lock", tmp_path)
+    monkeypatch.setattr(fresh, "LIBRARY", copy)
+    monkeypatch.setattr(fresh, "REPOSITORY", tmp_path)
+    return tmp_path
+
+
+def write(file: Path, content: str | bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def put_run(toys: Toys, preset: str, seed: int = 0, name: str = "0", finished: bool = True) -> Path:
+    folder = toys.output / "runs" / f"{preset}-seed{seed}-{name}"
+    write(folder / "config.json", json.dumps({"preset": preset, "train": {"seed": seed}}))
+    write(folder / "metrics.jsonl", "1")
+    write(folder / "heads.npz", "2")
+    if finished:
+        write(folder / "model.safetensors", "3")
+    return folder
+
+
+PROFILE = "runs: [quadratic, learned]\nseeds: [0]\ntrain: {lr: 0.1}\n"
+
+
+@pytest.fixture
+def record(toys: Toys, library: Path, monkeypatch):
+    """A folder in which everything is up to date, and what would be done again: a function without arguments."""
+    toys.profile(PROFILE)
+    toys.add("01_theory", "import attnconv.workspace")
+    toys.add("03_train", "from attnconv.training import train; 'resnet18'", parameters=PER_RUN, per_run=True)
+    toys.add("04_heads", "from attnconv import figures", needs=["03:quadratic"])
+    toys.add("06_all", "import attnconv.results, attnconv.workspace", needs=["03"])
+    toys.add("08_explore", "import attnconv.explorer", needs=["03:quadratic"], makes=["explorer.html"])
+    toys.add("09_costs", "from attnconv.cost import cost\ncost('quadratic')")
+    for name in ("quadratic", "learned"):
+        put_run(toys, name)
+        write(toys.output / "figures" / f"03-curve-{name}-seed0.png", name)
+    write(toys.output / "runs" / "learned-seed0-0" / "attention.npz", "4")
+    write(toys.output / "figures" / "04-a.png", "a")
+    write(toys.output / "tables" / "04-a.csv", "a")
+    write(toys.output / "explorer.html", "page")
+
+    def batch() -> runner.Batch:
+        profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
+        return runner.Batch(planned(toys), profile, "embedded", toys.output, set(), 1)
+
+    first = batch()
+    for name, job in first.jobs.items():
+        for suffix in (".ipynb", ".html"):
+            write(toys.output / "notebooks" / f"{name}{suffix}", name)
+        entry = {"status": "done", "made_from": first.inputs(job), "made": fresh.results(job, toys.output)}
+        first.manifest["notebooks"][name] = entry
+    write(toys.output / "manifest.json", json.dumps(first.manifest))
+
+    def again() -> set[str]:
+        now = batch()
+        names = {name for name, job in now.jobs.items() if now.reasons(job, now.inputs(job))}
+        return {re.sub(r"_[a-z]+(-([a-z]+)-seed0)?", lambda m: f":{m[2]}" if m[2] else "", name) for name in names}
+
+    assert again() == set()
+    return again
+
+
+ALL = {"01", "03:quadratic", "03:learned", "04", "06", "08", "09"}
+
+
+@pytest.mark.parametrize(
+    ("file", "jobs"),
+    [
+        ("explorer.html", {"08"}),
+        ("figures/03-curve-learned-seed0.png", {"03:learned"}),
+        ("figures/04-a.png", {"04"}),
+        ("tables/04-a.csv", {"04"}),
+        ("notebooks/01_theory.ipynb", {"01"}),
+        ("notebooks/04_heads.html", {"04"}),
+        *[
+            (f"runs/learned-seed0-0/{name}", {"03:learned", "06"})
+            for name in ("heads.npz", "attention.npz", "metrics.jsonl")
+        ],
+        ("runs/quadratic-seed0-0/model.safetensors", {"03:quadratic", "04", "06", "08"}),
+    ],
+)
+def test_what_was_made_or_read_is_noticed_when_it_is_no_longer_the_same(toys: Toys, record, file, jobs) -> None:
+    file = toys.output / file
+    before = file.read_bytes()
+    file.unlink()
+    assert record() == jobs
+    for content in (b"", before + b"more", before[::-1] + b"."):
+        file.write_bytes(content)
+        assert record() == jobs
+    file.write_bytes(before)  # a new time changes nothing
+    assert record() == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "jobs"),
+    [
+        ("explorer.js", {"08"}),
+        ("explorer.css", {"08"}),
+        ("attnconv.mplstyle", {"01", "04", "06", "08"}),
+        ("config.py", ALL),
+        *[(name, set()) for name in ("cli.py", "doctor.py", "reproduce.py", "plan.py", "fresh.py", "page.html.j2")],
+    ],
+)
+def test_a_file_of_the_library_counts_where_it_is_reached(record, library: Path, file: str, jobs: set[str]) -> None:
+    with (library / "lib" / "attnconv" / file).open("a") as stream:
+        stream.write("\n")
+    assert record() == jobs
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "jobs"),
+    [
+        ("runs:", "description: other words\nruns:", set()),
+        ("lr: 0.1", "lr: 0.1, checkpoint_seconds: 7.0", set()),
+        ("seeds:", "presets: {resnet18: {train: {lr: 0.2}}}\nseeds:", set()),
+        ("seeds:", "presets: {learned: {train: {lr: 0.2}}}\nseeds:", {"03:learned", "06"}),
+        ("lr: 0.1", "lr: 0.2", ALL - {"01"}),
+        ("runs:", "train_images: 100\nruns:", ALL),
+    ],
+)
+def test_of_the_profile_counts_what_a_notebook_runs(toys: Toys, record, old: str, new: str, jobs: set[str]) -> None:
+    toys.profile(PROFILE.replace(old, new))
+    assert record() == jobs
+
+
+def test_versions_notebooks_parameters_and_data_count(toys: Toys, record, library: Path, monkeypatch) -> None:
+    version = fresh.version_of
+    with monkeypatch.context() as patch:
+        patch.setattr(fresh, "version_of", lambda name: "9.9" if name == "torch" else version(name))
+        assert "01" in record() and "04" not in record()  # figures import no torch
+        patch.setattr(fresh, "version_of", version)
+        patch.setattr(runner, "content_key", lambda source: "other")
+        assert record() == ALL
+        patch.setattr(fresh.platform, "python_version", lambda: "3.99")
+        assert record() == ALL
+    (library / "requirements.lock").write_text("torch==9.9\n")
+    assert record() == ALL
+
+
+def test_a_notebook_counts_by_its_cells_and_needs_alone(toys: Toys, record) -> None:
+    path = toys.notebooks / "04_heads.ipynb"
     notebook = nbformat.read(path, as_version=4)
     notebook.cells[-1].execution_count = 7
     notebook.metadata["kernelspec"] = {"name": "other", "display_name": "Other"}
     nbformat.write(notebook, path)
-    assert source_hash(path) == before
-    notebook.cells[-1].source = "1 + 2"
+    assert record() == set()
+    notebook.cells[-1].source += "  # changed"
     nbformat.write(notebook, path)
-    assert source_hash(path) != before
+    assert record() == {"04"}
 
 
-def test_the_runs_hash_is_of_the_wanted_runs_alone(toys: Toys) -> None:
-    hashes = [runs_hash(toys.output / "runs", [("quadratic", 0)])]
-    for preset, seed, metrics in [("quadratic", 0, "1"), ("quadratic", 0, "2")]:
-        put_run(toys, preset, seed, metrics)
-        hashes.append(runs_hash(toys.output / "runs", [("quadratic", 0)]))
-    assert len(set(hashes)) == 3
-    put_run(toys, "learned", 0, "1")
-    put_run(toys, "quadratic", 1, "1")
-    assert runs_hash(toys.output / "runs", [("quadratic", 0)]) == hashes[-1]
-    of_any = [(runs, runs_hash(toys.output / "runs", runs)) for runs in ([("quadratic", None)], [(None, None)])]
-    put_run(toys, "learned_content", 0, "1")  # dropped in, of no profile
-    assert [runs_hash(toys.output / "runs", runs) == before for runs, before in of_any] == [True, False]
-    put_run(toys, "quadratic", 7, "1")
-    assert all(runs_hash(toys.output / "runs", runs) != before for runs, before in of_any)
+def test_of_runs_beside_only_finished_ones_of_a_wanted_kind_count(toys: Toys, record) -> None:
+    put_run(toys, "quadratic", name="1", finished=False)
+    put_run(toys, "quadratic", seed=7, name="2", finished=False)
+    write(toys.output / "runs" / "quadratic-seed0-0" / "attention.npz", "joins it later")
+    write(toys.output / "runs" / "quadratic-seed0-0" / ".lock", "")
+    assert record() == set()
+    put_run(toys, "learned_content")  # dropped in, of no profile
+    assert record() == {"06"}
+    put_run(toys, "quadratic", seed=7)
+    assert record() == {"04", "06", "08"}
+
+
+def test_a_damaged_manifest_means_that_nothing_is_done(toys: Toys, record) -> None:
+    for text in ("{", "[]", '{"notebooks": 3}', '{"notebooks": {"01_theory": 3}}', "\x00", "[" * 100_000):
+        (toys.output / "manifest.json").write_text(text)
+        assert record() == ALL
 
 
 # Real executions
@@ -233,14 +385,15 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     (spec / "kernel.json").write_text(json.dumps({"argv": ["/bin/false"], "display_name": "no", "language": "python"}))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     monkeypatch.setenv("MPLBACKEND", "agg")
-    facts = "import os, sys; print(sys.executable, os.getcwd(), os.environ['ATTNCONV_QUIET'], 'MPLBACKEND is',"
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    facts = "import os, sys; print(sys.executable, os.getcwd(), os.environ['OMP_NUM_THREADS'], 'MPLBACKEND is',"
     toys.add("02_theory", facts + " os.environ.get('MPLBACKEND'))")
     figure = (
-        "import pathlib; p = pathlib.Path(output, 'figures'); p.mkdir(exist_ok=True); (p / 'f.png').write_text('x')"
+        "import pathlib; p = pathlib.Path(output, 'figures'); p.mkdir(exist_ok=True); (p / '04-f.png').write_text('x')"
     )
     toys.add("03_train", "print(preset, seed)", parameters=PER_RUN, per_run=True)
     toys.add("04_heads", figure, needs=["03:quadratic"])
-    train = "03_train-quadratic-seed0"
+    train, threads = "03_train-quadratic-seed0", max(1, runner.cores() // 2)
 
     assert run(toys, at_once=2) == 0
     order = toys.executed()
@@ -249,21 +402,22 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     assert status(toys) == {"02_theory": "done", train: "done", "04_heads": "done"}
     assert record["data"]["form"] == "embedded sample" and len(record["data"]["sha256"]) == 64
     assert record["versions"]["python"] and record["device"]["cores"] and record["seeds"] == [0]
-    assert record["notebooks"]["04_heads"]["made"] == ["figures/f.png"]
+    made = {"figures/04-f.png", "notebooks/04_heads.ipynb", "notebooks/04_heads.html"}
+    assert record["notebooks"]["04_heads"]["made"].keys() == made
     assert str(tmp_path) not in json.dumps(record)
     copy = nbformat.read(toys.output / "notebooks" / "02_theory.ipynb", as_version=4)
     said = "".join(output.get("text", "") for cell in copy.cells if cell.cell_type == "code" for output in cell.outputs)
-    assert said.startswith(f"{sys.executable} {toys.notebooks.resolve()} 1 MPLBACKEND is") and "agg" not in said
+    assert said.startswith(f"{sys.executable} {toys.notebooks.resolve()} {threads} MPLBACKEND is") and "agg" not in said
 
     assert run(toys) == 0
     assert toys.executed() == []
 
     toys.add("02_theory", "print('changed')")
-    (toys.output / "figures" / "f.png").unlink()
+    (toys.output / "figures" / "04-f.png").unlink()
     assert run(toys) == 0
     assert toys.executed() == ["02", "04"]
 
-    put_run(toys, "quadratic", 0, "from elsewhere")
+    put_run(toys, "quadratic")
     assert run(toys) == 0
     assert toys.executed() == ["03:quadratic", "04"]
 
@@ -282,14 +436,11 @@ def test_nothing_runs_beside_a_notebook_that_measures_time(toys: Toys, alone: bo
     log = log.replace("WAIT", "4" if alone else "30")
     toys.add("02_theory", log.replace("NAME", "02"))
     toys.add("03_speed", log.replace("NAME", "03"), alone=alone)
-    half_written = toys.output / "tables" / ".05-half"
-    half_written.parent.mkdir(parents=True)
-    half_written.touch()
-    os.utime(half_written, times=(time.time() + 60, time.time() + 60))
     assert run(toys, at_once=2) == 0
     beside = [(toys.output / "tables" / f"{name}-b").read_text() for name in ("02", "03")]
     assert (beside == ["02", "03"]) if alone else ("02 03" in beside)
-    assert manifest(toys)["notebooks"]["02_theory"]["made"] == ["tables/02-a", "tables/02-b"]
+    made = {"tables/02-a", "tables/02-b", "notebooks/02_theory.ipynb", "notebooks/02_theory.html"}
+    assert manifest(toys)["notebooks"]["02_theory"]["made"].keys() == made
 
 
 def test_a_failure_is_shown_kept_and_stops_only_what_needs_it(toys: Toys, capsys: pytest.CaptureFixture) -> None:
@@ -319,7 +470,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: signal.Signals) -> None:
     (toys.output / "notebooks").mkdir(parents=True)
     earlier = toys.output / "notebooks" / "02_long.ipynb"
@@ -343,9 +494,11 @@ def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: 
     assert all(map(alive, running))
     runner.send_signal(number)
     out, _ = runner.communicate(timeout=30)
-    until = time.time() + 5
-    while any(map(alive, running)) and time.time() < until:
+    until = time.time() + 20
+    while any(map(alive, running[:1] if number == signal.SIGKILL else running)) and time.time() < until:
         time.sleep(0.05)
+    if number == signal.SIGKILL:
+        os.kill(running.pop(), signal.SIGKILL)  # what a notebook started is not a kernel: nobody is left to end it
     assert not any(map(alive, running))
     assert earlier.read_text() == "an earlier success"
     if number != signal.SIGKILL:
@@ -355,15 +508,6 @@ def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: 
         assert status(toys) == {}
 
 
-def test_two_runs_into_one_folder_are_refused(toys: Toys) -> None:
-    toys.add("02_theory", "from pathlib import Path; from attnconv.reproduce import reproduce")
-    from attnconv.reproduce import _alone
-
-    toys.output.mkdir()
-    with _alone(toys.output), pytest.raises(ConfigError, match="Another run is writing"):
-        run(toys)
-
-
 def test_no_torch_is_imported() -> None:
     code = "import sys, attnconv.cli, attnconv.reproduce; sys.exit('torch' in sys.modules)"
     subprocess.run(
@@ -371,16 +515,57 @@ def test_no_torch_is_imported() -> None:
     )
 
 
-# What is printed
+def test_two_runs_into_one_folder_are_refused_and_an_ignored_hang_up_stays_ignored(toys: Toys) -> None:
+    toys.add("02_theory")
+    toys.output.mkdir()
+    for given, then in ((signal.SIG_IGN, signal.SIG_IGN), (signal.SIG_DFL, signal.default_int_handler)):
+        before = signal.signal(signal.SIGHUP, given)
+        try:
+            with alone(toys.output), pytest.raises(ConfigError, match="Another run is writing"):
+                run(toys)
+            assert signal.getsignal(signal.SIGHUP) is then
+        finally:
+            signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.04, "0.0 s"), (9.9, "9.9 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (365, "6 min 05 s"), (12060, "3 h 21 min")],
-)
-def test_times_are_said_in_words_that_fit(seconds: float, words: str) -> None:
-    assert clock(seconds) == words
+def test_of_two_jobs_that_need_the_same_run_the_second_waits(tmp_path: Path, monkeypatch, capsys) -> None:
+    def second() -> None:
+        with locked(tmp_path / "run"):
+            order.append("second")
+
+    order: list[str] = []
+    with locked(tmp_path / "run"), pytest.raises(RunError, match="being trained by another process"):
+        second()
+    monkeypatch.setenv("ATTNCONV_WAIT", "1")
+    with ThreadPoolExecutor() as pool:
+        with locked(tmp_path / "run"):
+            future = pool.submit(second)
+            with pytest.raises(TimeoutError):
+                future.result(timeout=0.3)
+            order.append("first")
+        future.result(timeout=30)
+    assert order == ["first", "second"] and "waiting for it" in capsys.readouterr().out
 
 
-def test_a_table_lines_up() -> None:
-    assert table([("a", "time"), ("long name", "3 s")]) == "a          time\n---------  ----\nlong name   3 s"
+def test_leftovers_of_killed_runs_are_removed_but_not_where_a_model_is_trained(toys: Toys) -> None:
+    half = ["notebooks/.running-02_a.ipynb", "figures/.04-a-abcdef_1.png", ".manifest-abcdefgh.json"]
+    half += [f"runs/a/{name}" for name in (".heads-abcdefgh.npz", "checkpoint/.state-abcdefgh.pt")]
+    kept = ["figures/04-a.png", "runs/a/.lock", "runs/b/.heads-abcdefgh.npz", "notebooks/02_a.ipynb", ".gitignore"]
+    for name in [*half, *kept]:
+        write(toys.output / name, "")
+    with locked(toys.output / "runs" / "b"):
+        runner.remove_leftovers(toys.output)
+    assert not [name for name in half if (toys.output / name).exists()]
+    assert all((toys.output / name).exists() for name in kept)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_cannot_be_written_is_said_in_one_line(toys: Toys, record, number, monkeypatch, capsys) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(runner, "writing", fail)
+    monkeypatch.setattr(runner, "reproduce", functools.partial(reproduce, notebooks=toys.notebooks))
+    assert cli.main(["reproduce", "--profile", "toy", "--output", str(toys.output)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("attnconv: ") and error.count("\n") == 1 and os.strerror(number) in error

@@ -6,6 +6,8 @@ import shutil
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -32,12 +34,28 @@ def run(work):
     [
         (Profile(name="quick"), None, "quick"),
         (Profile(name="quick"), "embedded", "quick"),
-        (Profile(name="quick"), "/somewhere/CIFAR 10", "quick-cifar-10"),
-        (Profile(name="paper", data="cifar10"), "/somewhere/cifar10", "paper"),
+        (Profile(name="quick"), "cifar10", "quick-cifar10"),
+        (Profile(name="quick"), "/somewhere/CIFAR 10", "quick-cifar-10-f57d"),
+        (Profile(name="paper", data="cifar10"), "/somewhere/images", "paper-images-8f60"),
+        (Profile(name="paper", data="cifar10"), "/elsewhere/images", "paper-images-b2e7"),
+        (Profile(name="paper", data="cifar10"), "fashion-mnist", "paper-fashion-mnist"),
     ],
 )
 def test_other_data_get_an_output_folder_of_their_own(profile, data, folder):
     assert output_folder(profile, data) == REPOSITORY / "outputs" / folder
+
+
+@pytest.mark.parametrize("form", ["batches", "Parquet"])
+def test_another_copy_of_the_profiles_data_shares_its_output_folder(form, tmp_path):
+    for i, (split, count) in enumerate((("train", 50_000), ("test", 10_000))):
+        if form == "Parquet":
+            labels = pa.table({"img": [b""] * count, "label": [0] * count})
+            pq.write_table(labels, tmp_path / f"{split}.parquet")
+        for name in [f"data_batch_{i + 1}" for i in range(5)] if i == 0 else ["test_batch"]:
+            if form == "batches":
+                (tmp_path / name).touch()
+    assert output_folder(Profile(name="paper", data="cifar10"), str(tmp_path)) == REPOSITORY / "outputs" / "paper"
+    assert output_folder(Profile(name="quick"), str(tmp_path)).name.startswith("quick-")
 
 
 def test_a_run_is_trained_once(work, run):

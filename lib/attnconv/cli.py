@@ -8,10 +8,7 @@ import os
 import sys
 from typing import Any
 
-import yaml
-
 from attnconv import __version__
-from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig, scaled
 
 PROFILE_HELP = "model size and recipe: smoke, quick (default), evening or paper, a file of notebooks/profiles"
 DATA_HELP = "embedded, cifar10, fashion-mnist, or a path to images (default: the profile's)"
@@ -19,18 +16,20 @@ DATA_HELP = "embedded, cifar10, fashion-mnist, or a path to images (default: the
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
+    from attnconv.config import PRESETS
+
     top = argparse.ArgumentParser(prog="attnconv", description="Self-attention as convolution: reproduce the paper.")
     top.add_argument("--version", action="version", version=f"attnconv {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("reproduce", help="run the notebooks; what is done and unchanged is not done again")
-    run.add_argument("--profile", default="quick", help=PROFILE_HELP)
+    run.add_argument("--profile", dest="profile_name", default="quick", help=PROFILE_HELP)
     run.add_argument("--data", help=DATA_HELP)
     only = "these notebooks (04, or 03:learned for one of its runs), and what they need"
     run.add_argument("--only", nargs="+", default=[], metavar="NN", help=only)
     run.add_argument("--force", action="store_true", help="run again what is up to date (with --only: only that)")
     at_once = "notebooks at a time (default: one for each core, 4 at most; 1 on a machine with a GPU)"
-    run.add_argument("--jobs", type=int, metavar="N", help=at_once)
+    run.add_argument("--jobs", dest="at_once", type=int, metavar="N", help=at_once)
     run.add_argument("--output", metavar="DIR", help="where results go (default: outputs/<profile>)")
     again = "train every model again, into outputs/<profile>-retrained; what is there stays"
     run.add_argument("--retrain", action="store_true", help=again)
@@ -49,40 +48,34 @@ def parser() -> argparse.ArgumentParser:
     batch = "SGD's learning rates follow in proportion (the paper's: 0.1 at 100)"
     train.add_argument("--batch-size", type=int, metavar="N", help=batch)
     other = "any other value of ModelConfig or TrainConfig; may be repeated"
-    train.add_argument("--set", dest="changes", action="append", default=[], metavar="NAME=VALUE", help=other)
+    train.add_argument("--set", dest="words", action="append", default=[], metavar="NAME=VALUE", help=other)
     train.set_defaults(call=_train)
 
-    doctor = commands.add_parser("doctor", help="what this machine has, which data and runs there are, what is missing")
-    doctor.set_defaults(call=_doctor)
+    commands.add_parser("doctor", help="what this machine has, which data and runs there are, what is missing")
     return top
 
 
 def _value(text: str) -> Any:
+    import yaml
+
+    from attnconv.config import ConfigError
+
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{text!r} is not a YAML value: {error}") from error
 
 
-def _reproduce(options: argparse.Namespace) -> int:
+def _reproduce(parameters: list[list[str]], **options: Any) -> int:
     from attnconv.reproduce import reproduce
 
-    if options.parameters and not options.only:
-        raise ConfigError("-p changes a parameter of the notebooks that --only names; name one, as in --only 04.")
-    return reproduce(
-        options.profile,
-        data=options.data,
-        only=options.only,
-        force=options.force,
-        at_once=options.jobs,
-        output=options.output,
-        retrain=options.retrain,
-        parameters={name: _value(value) for name, value in options.parameters},
-    )
+    return reproduce(parameters={name: _value(value) for name, value in parameters}, **options)
 
 
 def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """``NAME=VALUE`` words as changes to `ModelConfig` and to `TrainConfig`."""
+    from attnconv.config import ConfigError, ModelConfig, TrainConfig
+
     model, train = {}, {}
     known = [*ModelConfig.__dataclass_fields__, *TrainConfig.__dataclass_fields__]
     for word in words:
@@ -93,20 +86,20 @@ def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return model, train
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(preset: str, profile: str, seed: int | None, words: list[str], **options: Any) -> int:
+    from attnconv.config import scaled
     from attnconv.workspace import open_workspace
 
-    model, train = changes(options.changes)
-    for name in ("epochs", "batch_size"):
-        if (value := getattr(options, name)) is not None:
-            train[name] = value
-    work = open_workspace(options.profile, data=options.data, output=options.output)
-    if options.batch_size is not None:
-        train = scaled(work.profile.configs(options.preset)[1], options.batch_size) | train
-    _, recipe = work.profile.configs(options.preset, options.seed, model, train)  # a wrong value costs no time
+    model, train = changes(words)
+    given = {name: options.pop(name) for name in ("epochs", "batch_size")}
+    train |= {name: value for name, value in given.items() if value is not None}
+    work = open_workspace(profile, **options)
+    if given["batch_size"] is not None:
+        train = scaled(work.profile.configs(preset)[1], given["batch_size"]) | train
+    _, recipe = work.profile.configs(preset, seed, model, train)  # a wrong value costs no time
     work.data.check_hold_out(recipe.validation)
     try:
-        run = work.run(options.preset, options.seed, model_changes=model, train_changes=train, fresh=True)
+        run = work.run(preset, seed, model_changes=model, train_changes=train, fresh=True)
     except KeyboardInterrupt:
         print("\nStopped. To resume from the last checkpoint, run the same command again.", file=sys.stderr)
         return 130
@@ -115,19 +108,21 @@ def _train(options: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor(options: argparse.Namespace) -> int:
-    from attnconv.doctor import doctor
-
-    return doctor()
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; an error that the library explains is one message and exit status 2, no traceback."""
-    options = parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets a '?', not a traceback
     try:
-        return options.call(options)
+        if arguments == ["doctor"]:  # before anything is imported that may be missing
+            from attnconv.doctor import doctor
+
+            return doctor()
+        options = vars(parser().parse_args(arguments))
+        return options.pop("call")(**options)
+    except ImportError as error:
+        print(f"attnconv: {error}. 'attnconv doctor' says what is missing.", file=sys.stderr)
+        return 2
     except (ValueError, RuntimeError) as error:
         if not type(error).__module__.startswith("attnconv."):
             raise
@@ -140,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.filename is None and error.errno != errno.ENOSPC:
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
             raise
         print(f"attnconv: {error}. Check that path, its permissions and the disk's space.", file=sys.stderr)
         return 2

@@ -1,129 +1,68 @@
-"""``attnconv doctor``: what this machine has, and for everything that is missing a remedy."""
+"""``attnconv doctor``: what this machine has. It imports late what it asks about, to say what is missing."""
 
-from __future__ import annotations
-
-import importlib
-import json
-import platform
 import shutil
-import sys
-from collections.abc import Iterator
+import tomllib
+from importlib import import_module, metadata
 from pathlib import Path
 
-from attnconv import __version__
-from attnconv.constraints import requirements
-from attnconv.reproduce import cores, device, version_of
-from attnconv.runs import Run
-from attnconv.workspace import REPOSITORY
-
-Line = tuple[str, str, str]
-"""What, its state, and a remedy: empty where all is well."""
-
-NEEDED_DISK = 2 * 2**30
-"""Free bytes that data and runs may need."""
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def software() -> Iterator[Line]:
-    """Python and the dependencies, against what pyproject.toml asks for."""
-    fine = sys.version_info >= (3, 11)
-    yield "Python", platform.python_version(), "" if fine else "needs 3.11 or newer: make PYTHON=/path/to/python"
-    yield "attnconv", __version__, ""
-    for name, wanted in requirements(extras=()).items():
-        version = version_of(name)
-        fine = version is not None and wanted.specifier.contains(version, prereleases=True)
-        remedy = "" if fine else f"needs {wanted}: set up again with 'make clean' and 'make doctor'"
-        yield name, version or "missing", remedy
+def package(line: str) -> str:
+    """The version of what a line of pyproject.toml asks for, if it will do and, where that is often not so, imports."""
+    wanted = import_module("packaging.requirements").Requirement(line)
+    version = metadata.version(wanted.name)
+    if not wanted.specifier.contains(version, prereleases=True):
+        raise ValueError(f"{version}, but needed is {wanted}")
+    if wanted.name in ("torch", "torchvision", "ipykernel"):
+        import_module(wanted.name)
+    return version
+
+
+def gpu() -> str:
+    """GPUs, if torch can use them."""
+    names = import_module("attnconv.reproduce").device()["gpu"]
+    if names and not import_module("torch").cuda.is_available():
+        raise ValueError(f"{', '.join(names)}: this torch cannot use it; install one built for its driver")
+    return ", ".join(names) or "none: only the paper profile needs one"
+
+
+def data(name: str) -> str:
+    """Where a data set is; of the embedded one, which must be there, also whether its bytes are right."""
+    sources = import_module("attnconv.data")
     try:
-        importlib.import_module("torchvision")
-    except Exception as error:  # a torchvision of another torch fails in many ways
-        yield "torchvision", f"does not import: {error}", "install the torchvision that belongs to this torch"
+        found = sources.find_data(name)
+        if name == "embedded":
+            sources.content_key(found)
+        return f"{found.form}, {found.path}"
+    except sources.MissingData as error:
+        if name == "embedded":
+            raise error
+        return "not here: downloaded when first used, or bring it with --data PATH"
 
 
-def hardware() -> Iterator[Line]:
-    """Processor, memory, disk, GPU."""
-    here = device()
-    memory = f", {here['memory_gib']} GiB of memory" if here["memory_gib"] else ""
-    yield "machine", f"{here['cpu']}, {cores()} cores{memory}", ""
-    disk = shutil.disk_usage(REPOSITORY).free
-    remedy = "" if disk > NEEDED_DISK else f"make room: {NEEDED_DISK / 2**30:.0f} GiB may be needed"
-    yield "disk", f"{disk / 2**30:.0f} GiB free", remedy
-    try:
-        import torch
-    except Exception as error:
-        yield "GPU", "unknown", f"torch does not import ({error}): set up again with 'make clean' and 'make doctor'"
-        return
-    if torch.cuda.is_available():
-        yield "GPU", ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())), ""
-    elif here["gpu"]:
-        named = ", ".join(here["gpu"])
-        yield "GPU", f"{named}, which torch {torch.__version__} cannot use", "install a torch built for its driver"
-    else:
-        yield "GPU", "none: the quick profile needs none, the paper profile does", ""
-
-
-def kernel() -> Iterator[Line]:
-    """The notebooks' kernel is this interpreter's own."""
-    try:
-        importlib.import_module("ipykernel")
-    except ImportError as error:
-        yield "kernel", f"does not import: {error}", "set up again with 'make clean' and 'make doctor'"
-    else:
-        yield "kernel", sys.executable, ""
-
-
-def data() -> Iterator[Line]:
-    """The data sets that can be named. Only the embedded one must be there, and only its bytes are verified."""
-    try:
-        from attnconv.data import DataError, MissingData, content_key, find_data
-    except Exception as error:  # a broken torch, or one that is missing
-        yield (
-            "data",
-            f"attnconv.data does not import: {error}",
-            "set up again with 'make clean' and 'make doctor'",
-        )
-        return
-    for name in ("embedded", "cifar10", "fashion-mnist"):
-        try:
-            found = find_data(name)
-            if name == "embedded":
-                content_key(found)
-        except MissingData as error:
-            if name == "embedded":
-                yield f"data: {name}", "missing", str(error)
-            else:
-                yield f"data: {name}", "not here: downloaded when first used, or bring it with --data PATH", ""
-        except DataError as error:
-            yield f"data: {name}", "damaged", str(error)
-        else:
-            verified = "" if name == "embedded" else "found, not verified: "
-            yield f"data: {name}", f"{verified}{found.form}, {found.path}", ""
-
-
-def runs(outputs: Path = REPOSITORY / "outputs") -> Iterator[Line]:
-    """Run folders, finished or not."""
-    for file in sorted(outputs.glob("*/runs/*/config.json")):
-        name = f"run: {file.parents[2].name}/{file.parent.name}"
-        try:
-            epochs = json.loads(file.read_text())["train"]["epochs"]
-            metrics = file.with_name("metrics.jsonl")
-            lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
-            accuracy = f", {lines[-1]['test_accuracy']:.1%} test accuracy" if lines else ""
-            finished = Run(file.parent).finished
-        except (ValueError, KeyError, TypeError) as error:
-            yield name, f"damaged: {error!r}", f"remove {file.parent} and train again"
-            continue
-        state = "finished" if finished else f"epoch {len(lines)} of {epochs}, resumes when trained again"
-        yield name, state + accuracy, ""
+def run(folder: Path) -> str:
+    """How far a run is."""
+    found = import_module("attnconv.runs").Run(folder)
+    epochs = f"{len(found.metrics)} of {found.train.epochs} epochs, can be resumed"
+    return f"finished, {found.test_accuracy:.1%} test accuracy" if found.finished else epochs
 
 
 def doctor() -> int:
     """Print all of it; the exit status is 1 when something is missing."""
+    lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    checks = [(line, package, line) for line in lines] + [("GPU", gpu)]
+    checks += [("disk", lambda: f"{shutil.disk_usage(ROOT).free / 2**30:.0f} GiB free; 2 may be needed")]
+    checks += [(f"data: {name}", data, name) for name in ("embedded", "cifar10", "fashion-mnist")]
+    files = sorted((ROOT / "outputs").glob("*/runs/*/config.json"))
+    checks += [(f"run: {file.parts[-4]}/{file.parts[-2]}", run, file.parent) for file in files]
     troubles = 0
-    for part in (software, hardware, kernel, data, runs):
-        for what, state, remedy in part():
-            troubles += bool(remedy)
-            print(f"{'!!' if remedy else 'ok'}  {what:<20} {state}")
-            if remedy:
-                print(f"    {'':<20} {remedy}")
-    print("\nAll is well." if not troubles else f"\n{troubles} to put right (!! above).")
+    for name, check, *arguments in checks:
+        try:
+            print(f"ok  {name:<20} {check(*arguments)}")
+        except Exception as error:  # whatever it is, the other checks go on
+            troubles += 1
+            print(f"!!  {name:<20} {type(error).__name__}: {error}")
+    remedy = "For a package: 'make clean', then 'make doctor'. For a run: remove its folder and train again."
+    print(f"\n{troubles} to put right (!! above). {remedy}" if troubles else "\nAll is well.")
     return 1 if troubles else 0

@@ -140,11 +140,17 @@ def writing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process; a second one that wants to train it is refused."""
+    """Hold a run folder for this process; a second one that wants to train it is refused.
+
+    With ATTNCONV_WAIT=1, as in a batch run, whose notebooks may need the same missing run, the second one waits.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"{folder} is being trained by another process; wait for it or stop it first.") from None
+            if os.environ.get("ATTNCONV_WAIT") != "1":
+                raise RunError(f"{folder} is being trained by another process; wait for it or stop it first.") from None
+            print(f"{folder.name} is being trained by another process; waiting for it.", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

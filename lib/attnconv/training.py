@@ -291,7 +291,10 @@ def _write_json(path: Path, value: dict) -> None:
 
 @contextlib.contextmanager
 def _asked_to_stop() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM set an event instead of breaking a step in the middle; a second Ctrl-C breaks at once."""
+    """Ctrl-C, SIGTERM and SIGHUP set an event instead of breaking a step in the middle; a second one breaks at once.
+
+    A SIGHUP that is ignored, as under nohup, stays ignored.
+    """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -302,7 +305,8 @@ def _asked_to_stop() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         event.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    hang_up = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, *hang_up)}
     try:
         yield event
     finally:

@@ -7,8 +7,11 @@ work.save_figure(figure, "04-centres", "Centres of all heads.", run)
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import itertools
 import json
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROFILES = REPOSITORY / "notebooks" / "profiles"
+NAMED_DATA = ("embedded", "cifar10", "fashion-mnist")
+"""Data sets known by name; anything else is a path."""
 _described = itertools.count(1)
 
 
@@ -184,13 +189,38 @@ def open_workspace(profile: str = "quick", *, data: str | None = None, output: s
 
 
 def output_folder(profile: Profile, data: str | None = None, output: str | Path | None = None) -> Path:
-    """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> when other data is asked for."""
+    """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> for another data set than its own.
+
+    A path to the profile's own data set is not another one. Two folders of one name are told apart by a few digits.
+    """
     if output:
         return Path(output).expanduser().resolve()
-    if not data or data == profile.data or profile.data != "embedded":
+    if not data or data == profile.data or _is_copy(data, profile.data):
         return REPOSITORY / "outputs" / profile.name
-    word = "".join(c if c.isalnum() else "-" for c in Path(data).resolve().name.lower()).strip("-")
-    return REPOSITORY / "outputs" / f"{profile.name}-{word or 'data'}"
+    path = Path(data).expanduser().resolve()
+    word = "".join(c if c.isalnum() else "-" for c in path.name.lower()).strip("-")
+    digits = "" if data in NAMED_DATA else "-" + hashlib.sha256(os.fsencode(path)).hexdigest()[:4]
+    return REPOSITORY / "outputs" / f"{profile.name}-{word or 'data'}{digits}"
+
+
+def _is_copy(data: str, name: str) -> bool:
+    """Whether a path holds the data set of that name, as far as can be told before it is read."""
+    if data in NAMED_DATA:
+        return False
+    from attnconv.data import CIFAR10_IMAGES, PARQUET, DataError, find_data
+
+    with contextlib.suppress(DataError):
+        source = find_data(data)
+        if name == "cifar10" and source.form == PARQUET:  # its files do not say what they are, but how many images
+            from pyarrow import parquet
+
+            with contextlib.suppress(OSError, ValueError):
+                counts = [
+                    sum(parquet.read_metadata(f).num_rows for f in files) for files in (source.train, source.test)
+                ]
+                return tuple(counts) == CIFAR10_IMAGES
+        return source.name == name
+    return False
 
 
 VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}

@@ -1,0 +1,208 @@
+"""What a batch run has to do: notebooks, and a job for each execution of one.
+
+A notebook says in its metadata what the runner must know, and in its cell tagged ``parameters`` what it can be told:
+
+    "attnconv": {"per_run": true}               executed once per preset and seed of the profile
+    "attnconv": {"needs": ["03:quadratic"]}     comes after notebook 03's run of that preset (or after all of "03")
+    "attnconv": {"alone": true}                 it measures time: nothing else runs beside it
+    "attnconv": {"makes": ["explorer.html"]}    what it writes into the output folder itself
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import graphlib
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from attnconv.config import ConfigError, Profile
+
+GIVEN = ("profile", "data", "output")
+"""Parameters that every notebook is given; per-run notebooks get ``preset`` and ``seed`` too."""
+ANYTHING = object()
+"""Stands for a default that is not a literal: any value may replace it."""
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """A notebook as the runner sees it."""
+
+    path: Path
+    title: str
+    cells: int
+    """Code cells, with the one that papermill adds."""
+    defaults: dict[str, Any]
+    """Its parameters' default values."""
+    per_run: bool = False
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+    makes: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> str:
+        return self.path.name[:2]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One execution of one notebook."""
+
+    name: str
+    """Also the executed copy's file name."""
+    notebook: Notebook
+    parameters: dict[str, Any]
+    run: tuple[str, int] | None = None
+    """Preset and seed, where there is an execution for each."""
+    needs: tuple[str, ...] = ()
+    """Names of other jobs."""
+    reads: frozenset[tuple[str | None, int | None]] = frozenset()
+    """Presets and seeds whose run folders are among its inputs; None is any, of this profile or dropped in."""
+
+    @property
+    def title(self) -> str:
+        words = f", {self.run[0]}, seed {self.run[1]}" if self.run else ""
+        return f"{self.notebook.number} {self.notebook.title}{words}"
+
+    def is_of(self, preset: str) -> bool:
+        return not preset or bool(self.run and self.run[0] == preset)
+
+    def reads_run(self, preset: str, seed: int) -> bool:
+        return not self.reads.isdisjoint([(preset, seed), (preset, None), (None, None)])
+
+
+def read_notebook(path: Path) -> Notebook:
+    """A notebook's parameters and needs; `ConfigError` when the runner cannot work with it."""
+    try:
+        notebook = nbformat.read(path, as_version=4)
+    except Exception as error:  # nbformat raises many kinds
+        raise ConfigError(f"{path} is not a readable notebook ({error}); restore it with git.") from error
+    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    tagged = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
+    if not tagged:
+        raise ConfigError(f"{path.name} has no code cell tagged 'parameters'; add one with {', '.join(GIVEN)}.")
+    defaults = {}
+    try:
+        for statement in ast.parse(tagged[0].source).body:
+            for target in getattr(statement, "targets", [getattr(statement, "target", None)]):
+                if isinstance(target, ast.Name) and getattr(statement, "value", None) is not None:
+                    defaults[target.id] = ANYTHING
+                    with contextlib.suppress(ValueError):
+                        defaults[target.id] = ast.literal_eval(statement.value)
+    except SyntaxError as error:
+        raise ConfigError(f"{path.name}: its cell tagged 'parameters' is not valid Python ({error}).") from error
+    notes = notebook.metadata.get("attnconv", {})
+    lists = {name: tuple(map(str, notes.get(name, ()))) for name in ("needs", "makes")}
+    switches = {name: bool(notes.get(name)) for name in ("per_run", "alone")}
+    found = Notebook(path, title_of(path), len(code) + 1, defaults, **switches, **lists)
+    missing = [name for name in (*GIVEN, *(("preset", "seed") if found.per_run else ())) if name not in defaults]
+    if missing:
+        raise ConfigError(f"{path.name}: its cell tagged 'parameters' must also set {', '.join(missing)}.")
+    return found
+
+
+def title_of(path: Path) -> str:
+    """A notebook's heading, or else words from its file's name."""
+    with contextlib.suppress(Exception):  # nbformat raises many kinds
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "markdown" and cell.source.startswith("# "):
+                return cell.source.partition("\n")[0][2:].strip()
+    return path.stem.partition("-")[0][3:].replace("_", " ")
+
+
+def check_parameters(notebook: Notebook, parameters: dict[str, Any]) -> None:
+    """Refuse parameters that the notebook does not have, or whose type differs from their default's."""
+    kinds = {int: (int,), float: (int, float), list: (list, tuple), tuple: (list, tuple)}
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    for name, value in parameters.items():
+        if name not in notebook.defaults:
+            known = ", ".join(notebook.defaults)
+            raise ConfigError(f"{notebook.path.name} has no parameter {name!r}. Its parameters: {known}.")
+        default = notebook.defaults[name]
+        kind = type(default)
+        if default is not None and default is not ANYTHING and type(value) not in kinds.get(kind, (kind,)):
+            raise ConfigError(
+                f"{notebook.path.name}: parameter {name} = {value!r} must be {words.get(kind, f'a {kind.__name__}')}, "
+                f"like its default {default!r}."
+            )
+
+
+def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any]) -> dict[str, Job]:
+    """Every job of a profile, in the order of notebooks and of the profile's runs."""
+    jobs: dict[str, Job] = {}
+    for notebook in notebooks:
+        for run in itertools.product(profile.runs, profile.seeds) if notebook.per_run else [None]:
+            parameters = given | ({"preset": run[0], "seed": run[1]} if run else {})
+            check_parameters(notebook, parameters)
+            name = f"{notebook.path.stem}-{run[0]}-seed{run[1]}" if run else notebook.path.stem
+            jobs[name] = Job(name, notebook, parameters, run)
+    jobs = {name: _with_needs(job, list(jobs.values()), profile) for name, job in jobs.items()}
+    try:
+        graphlib.TopologicalSorter({name: job.needs for name, job in jobs.items()}).prepare()
+    except graphlib.CycleError as error:
+        circle = ", ".join(sorted({jobs[name].notebook.path.name for name in error.args[1]}))
+        raise ConfigError(f"These notebooks need each other in a circle: {circle}. Correct their 'needs'.") from None
+    return jobs
+
+
+def _with_needs(job: Job, jobs: list[Job], profile: Profile) -> Job:
+    needed: list[Job] = []
+    reads: set[tuple[str | None, int | None]] = {job.run} if job.run else set()
+    for word in job.notebook.needs:
+        number, _, preset = word.partition(":")
+        others = [other for other in jobs if other.notebook.number == number]
+        if not others:
+            raise ConfigError(f"{job.notebook.path.name} needs notebook {number}, which is not there.")
+        # A preset that this profile does not run is no need: the notebook says so itself, or trains it.
+        needed += [other for other in others if other.is_of(preset)]
+        reads |= {(preset or None, None)} if any(other.run for other in others) else set()
+    if job.run and (start := profile.configs(*job.run)[1].start_from):
+        first = (start, job.run[1])
+        needed += [other for other in jobs if other.notebook == job.notebook and other.run == first]
+        reads.add(first)
+    return dataclasses.replace(job, needs=tuple(dict.fromkeys(o.name for o in needed)), reads=frozenset(reads))
+
+
+def select(jobs: dict[str, Job], only: Iterable[str]) -> set[str]:
+    """The jobs that ``--only`` names: ``03``, or ``03:quadratic`` for one of its presets."""
+    chosen: set[str] = set()
+    for word in only:
+        number, _, preset = word.partition(":")
+        found = {n for n, job in jobs.items() if job.notebook.number == number.zfill(2) and job.is_of(preset)}
+        if not found:
+            known = [job.notebook.number for job in jobs.values()]
+            known += [f"{job.notebook.number}:{job.run[0]}" for job in jobs.values() if job.run]
+            raise ConfigError(f"There is no notebook {word!r} to run. Known: {', '.join(dict.fromkeys(known))}.")
+        chosen |= found
+    return chosen
+
+
+def with_needs(jobs: dict[str, Job], chosen: set[str]) -> dict[str, Job]:
+    """The chosen jobs and all that they need."""
+    wanted: set[str] = set()
+    todo = list(chosen)
+    while todo:
+        if (name := todo.pop()) not in wanted:
+            wanted.add(name)
+            todo += jobs[name].needs
+    return {name: job for name, job in jobs.items() if name in wanted}
+
+
+def with_parameters(job: Job, parameters: dict[str, Any], profile: Profile) -> Job:
+    """A job with values of ``-p``, refused where they cannot be meant."""
+    fixed = [name for name in (*GIVEN, *(("preset", "seed") if job.run else ())) if name in parameters]
+    if fixed:
+        raise ConfigError(f"{fixed[0]!r} is given by the profile and the command's own options, not with -p.")
+    check_parameters(job.notebook, parameters)
+    job = dataclasses.replace(job, parameters=job.parameters | parameters)
+    names = ("preset", "seed", "model_changes", "train_changes")
+    values = {n: v for n, v in {**job.notebook.defaults, **job.parameters}.items() if v is not ANYTHING}
+    if values.get("preset") and set(names) & set(parameters):
+        profile.configs(*map(values.get, names))  # a wrong value costs no time
+    return job
