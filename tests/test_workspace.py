@@ -154,7 +154,7 @@ def recorded(tmp_path_factory, work, run):
     folder = tmp_path_factory.mktemp("recorded")
     shutil.copytree(run.path, folder / "runs" / run.path.name)
     save_strip(work.data, folder / "strip.npz", train=3, test=20)
-    profile = dataclasses.replace(work.profile, recorded=True)
+    profile = replace(work.profile, {"recorded": True})
     return workspace.Workspace(profile, "cifar10", folder)
 
 
@@ -209,7 +209,7 @@ def test_heads_that_were_pruned_are_nan(work, run):
 
 
 def test_a_recorded_run_of_another_recipe_stands_in_too_but_not_for_changes(recorded, no_data):
-    longer = dataclasses.replace(recorded.profile, train={**recorded.profile.train, "epochs": 9})
+    longer = replace(recorded.profile, {"train": {**recorded.profile.train, "epochs": 9}})
     other = workspace.Workspace(longer, "cifar10", recorded.folder)
     assert other.run("quadratic").train.epochs == 2
     assert other.run("quadratic", train_changes={"epochs": 2}).train.epochs == 2  # this very recipe

@@ -62,7 +62,7 @@ def _value(text: str) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits
         raise ConfigError(f"{text!r} is not a YAML value: {error}") from error
 
 
@@ -77,12 +77,12 @@ def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     from attnconv.config import ConfigError, ModelConfig, TrainConfig
 
     model, train = {}, {}
-    known = [*ModelConfig.__dataclass_fields__, *TrainConfig.__dataclass_fields__]
+    known = [*ModelConfig.model_fields, *TrainConfig.model_fields]
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or name not in known:
             raise ConfigError(f"--set {word}: not NAME=VALUE with a known name. Names: {', '.join(sorted(known))}.")
-        (model if name in ModelConfig.__dataclass_fields__ else train)[name] = _value(value)
+        (model if name in ModelConfig.model_fields else train)[name] = _value(value)
     return model, train
 
 

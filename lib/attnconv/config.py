@@ -1,25 +1,24 @@
 """Configurations: what a model is, how it is trained, and the paper's runs as presets.
 
-Everything here is plain data: frozen dataclasses that refuse wrong values when they are made, so that a
-mistake costs a second and not a night. No torch is imported: the batch runner checks a profile with this module
-before anything runs.
+Everything here is plain data: frozen pydantic models that refuse wrong values when they are made, so that a mistake
+costs a second and not a night. No torch is imported: the batch runner checks a profile with this module before
+anything runs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import difflib
 import hashlib
 import json
 import math
-import types
-import typing
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
 
 Kind = Literal["quadratic", "learned", "learned_content", "resnet"]
 """Which encoding a network's attention uses; ``resnet`` is the convolutional baseline."""
@@ -29,59 +28,136 @@ class ConfigError(ValueError):
     """A configuration value that cannot work; the message names the value, the limit and the remedy."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class Config(BaseModel):
+    """What all configurations share: strict types, no unknown names, no change once made, `ConfigError` in one line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _explained(type(self), error, values) from None
+
+
+def _explained(cls: type[Config], error: ValidationError, values: dict[str, Any]) -> ConfigError:
+    """The first of pydantic's errors in this library's words."""
+    first = error.errors(include_url=False)[0]
+    if isinstance(own := first.get("ctx", {}).get("error"), ConfigError):
+        return own  # of a validator below
+    place = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        return ConfigError(f"{cls.__name__} has no value named {place[0]!r}.{_nearest(place[0], cls.model_fields)}")
+    if place[-1] == "[key]":
+        known = first["ctx"].get("expected", "a text") if "ctx" in first else "a text"
+        return ConfigError(f"{cls.__name__}.{'.'.join(place[:-2])} has a name {first['input']!r}; it must be {known}.")
+    if place[0] not in values:
+        return ConfigError(f"{cls.__name__}.{place[0]} is missing; give it a value.")
+    schema = cls.model_json_schema()["properties"][place[0]]
+    value = values[place[0]]
+    if schema.get("type") == "object":  # name the entry, not all of them
+        name, value, limit = ".".join(place), first["input"], "hold 'name: value' lines"
+    else:
+        name, limit = place[0], f"be {_allowed(schema)}"
+    quoted = isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", value)
+    return ConfigError(
+        f"{cls.__name__}.{name} = {shown(value)} must {limit}.{' Write it without quotes.' if quoted else ''}"
+    )
+
+
+def _allowed(schema: dict[str, Any]) -> str:
+    """What a field's JSON schema allows, in words."""
+    if "anyOf" in schema:
+        return ", or ".join(_allowed(option) for option in schema["anyOf"])
+    if "enum" in schema:
+        return "one of " + ", ".join(repr(option) for option in schema["enum"])
+    if schema["type"] == "array":
+        items = schema.get("prefixItems")
+        count = f"{len(items)} values" if items else "at least one value" if schema.get("minItems") else "values"
+        return f"a list of {count}, each {_allowed(items[0] if items else schema['items'])}"
+    words = {"integer": "a whole number", "number": "a finite number", "boolean": "true or false", "null": "None"}
+    limits = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    found = [f"{word} {schema[name]}" for name, word in limits.items() if name in schema]
+    return " ".join([words.get(schema["type"], "a text"), " and ".join(found)]).strip()
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: never longer than a line."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _nearest(name: Any, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else f" Known names: {', '.join(known)}."
+
+
+def _number(value: Any) -> Any:
+    """YAML reads 1e-3 as a text, 1.0e-3 as a number; both mean the number."""
+    exponent = isinstance(value, str) and re.fullmatch(r"[-+]?\d+\.?\d*[eE][-+]?\d+", value)
+    return float(value) if exponent else value
+
+
+FromText = BeforeValidator(_number)
+Size = Annotated[int, Field(ge=1, le=2**14)]
+"""Of a layer or an image: larger ones ask for more memory than there is."""
+Heads = Annotated[int, Field(ge=1, le=1000)]
+HeadsLeft = Annotated[int, Field(ge=0, le=1000)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Share = Annotated[float, Field(ge=0, lt=1), FromText]
+Positive = Annotated[float, Field(gt=0), FromText]
+NotNegative = Annotated[float, Field(ge=0), FromText]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+AsTuple = Strict(False)
+"""For tuples: YAML and JSON give lists."""
+
+
+class ModelConfig(Config):
     """A network of the paper (section 4). The defaults are the paper's quadratic model on CIFAR-10."""
 
     kind: Kind = "quadratic"
     covariance: Literal["isotropic", "full"] = "isotropic"
     """Quadratic encoding only: one spread per head, or a full 2x2 matrix (paper's appendix)."""
-    image_size: tuple[int, int] = (32, 32)
+    image_size: Annotated[tuple[Size, Size], AsTuple] = (32, 32)
     """Height and width of the input, in pixels."""
-    image_channels: int = 3
-    classes: int = 10
-    downsampling: int = 2
+    image_channels: Size = 3
+    classes: int = Field(10, ge=2, le=10**6)
+    downsampling: Size = 2
     """Side of the invertible space-to-depth patches: 32x32x3 becomes 16x16x12 at 2."""
-    layers: int = 6
-    heads: int | tuple[int, ...] = 9
+    layers: int = Field(6, ge=1, le=1000)
+    heads: Heads | Annotated[tuple[HeadsLeft, ...], AsTuple] = 9
     """Heads per layer: one number, or one per layer (after pruning)."""
-    hidden: int = 400
-    mlp: int = 512
-    key_size: int | None = None
+    hidden: Size = 400
+    mlp: Size = 512
+    key_size: Annotated[int, Field(ge=2, le=2**14)] | None = None
     """Learned encoding with content: size of a head's queries and keys; None is ``hidden``, as in the paper."""
-    dropout: float = 0.1
+    dropout: Share = 0.1
     """After each sub-layer's projection."""
-    attention_dropout: float = 0.0
+    attention_dropout: Share = 0.0
     """On the probabilities, one mask for the batch; 0.1 in the paper and its presets. Training then takes the dense
     form, as a mask breaks the product of rows and columns; our small profiles go without."""
-    centre_std: float = 2.0
+    centre_std: NotNegative = 2.0
     """Standard deviation of where the centres start, per coordinate, in pixels of the down-sampled grid."""
     centre_start: Literal["gaussian", "disc"] = "gaussian"
     """Centres start drawn from N(0, centre_std), as in the paper, or evenly over a disc, so that no two start alike."""
-    spread_start: float = 1.0
+    spread_start: Positive = 1.0
     """Spreads (entries of Sigma^{-1/2}) start at this value + N(0, 0.01)."""
-    resnet_width: int = 64
-    """ResNet only: channels of the first stage."""
+    resnet_width: Annotated[int, Field(ge=1, le=2**11)] = 64
+    """ResNet only: channels of the first stage; the last has eight times as many."""
 
-    def __post_init__(self) -> None:
-        _check_types(self)
-        _require(self, "image_size", len(self.image_size) == 2 and min(self.image_size) >= 1, "two sizes >= 1")
-        for name in ("image_channels", "classes", "downsampling", "layers", "hidden", "mlp", "resnet_width"):
-            _require(self, name, getattr(self, name) >= 1, "at least 1")
-        _require(self, "classes", self.classes >= 2, "at least 2")
-        if isinstance(self.heads, tuple):
-            _require(self, "heads", len(self.heads) == self.layers, f"one number per layer ({self.layers})")
-            _require(self, "heads", min(self.heads) >= 0, "no negative number of heads")
-        else:
-            _require(self, "heads", self.heads >= 1, "at least 1")
-        for name in ("dropout", "attention_dropout"):
-            _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
-        _require(self, "key_size", self.key_size is None or self.key_size >= 2, "None or at least 2")
-        if self.kind == "learned_content":
-            _require(self, "key_size", (self.key_size or self.hidden) % 2 == 0, "even: half rows, half columns")
-        _require(self, "centre_std", self.centre_std >= 0, "at least 0")
+    @model_validator(mode="after")
+    def _together(self) -> ModelConfig:
+        if isinstance(self.heads, tuple) and len(self.heads) != self.layers:
+            raise ConfigError(f"ModelConfig.heads = {shown(self.heads)} must be one number per layer ({self.layers}).")
+        if self.kind == "learned_content" and (self.key_size or self.hidden) % 2:
+            name = "key_size" if self.key_size else "hidden"
+            raise ConfigError(f"ModelConfig.{name} = {getattr(self, name)} must be even: half rows, half columns.")
         if self.kind != "quadratic" and self.covariance != "isotropic":
             raise ConfigError(f"covariance = {self.covariance!r} exists for kind 'quadratic' only, not {self.kind!r}.")
+        return self
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -98,142 +174,70 @@ class ModelConfig:
         return self.heads if isinstance(self.heads, tuple) else (self.heads,) * self.layers
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Config):
     """A training recipe. The defaults are the paper's (section 4)."""
 
-    epochs: int = 300
-    batch_size: int = 100
+    epochs: Count = 300
+    batch_size: Count = 100
     optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
     """``muon``: Muon for the matrices (and convolution kernels) between input and classifier, AdamW for the rest."""
-    lr: float = 0.1
+    lr: Positive = 0.1
     """Peak learning rate, after the warm-up; with Muon, that of the matrices."""
-    adamw_lr: float = 0.003
+    adamw_lr: Positive = 0.003
     """With Muon: peak learning rate of what AdamW trains."""
-    position_lr: float | None = None
+    position_lr: Positive | None = None
     """Learning rate of centres and spreads; None is ``lr``, the paper's way."""
-    momentum: float = 0.9
+    momentum: Share = 0.9
     """Of SGD and Muon, or AdamW's first beta."""
-    beta2: float = 0.99
+    beta2: Share = 0.99
     """AdamW's second beta."""
-    weight_decay: float = 1e-4
+    weight_decay: NotNegative = 1e-4
     """Never on centres and spreads; with AdamW and Muon on matrices only."""
-    label_smoothing: float = 0.0
+    label_smoothing: Share = 0.0
     """Share of each label that is spread evenly over all classes."""
-    warmup: float = 0.05
+    warmup: Share = 0.05
     """Share of all steps over which the learning rate rises linearly; a cosine to zero follows."""
-    clip: float | None = None
+    clip: Positive | None = None
     """Largest gradient norm (centres and spreads aside); None does not clip."""
     augment: bool = True
     """Pad by 4 and crop, flip left-right: each image its own draw."""
-    validation: int = 0
+    validation: int = Field(0, ge=0, le=10**9)
     """Training images to hold out, balanced by class; their accuracy is reported beside the test accuracy."""
-    seed: int = 0
+    seed: Seed = 0
     start_from: str | None = None
     """Preset whose finished run (same seed) gives the first weights; its degenerate heads are dropped."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bfloat16 autocast where the device is faster with it (`attnconv.precision`), float32 elsewhere."""
     compile: bool | Literal["reduce-overhead", "max-autotune"] | None = None
     """``torch.compile`` the network, in that mode if one is named (both use CUDA graphs); None: on CUDA only."""
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: NotNegative = 60.0
     """A checkpoint is written after an epoch (where epochs are short: not more often than costs 5% of the time), and
     inside an epoch when this much time has passed."""
 
-    def __post_init__(self) -> None:
-        _check_types(self)
-        for name in ("epochs", "batch_size"):
-            _require(self, name, getattr(self, name) >= 1, "at least 1")
-        for name in ("lr", "adamw_lr", "position_lr", "clip"):
-            value = getattr(self, name)
-            _require(self, name, value is None or (value > 0 and math.isfinite(value)), "positive and finite")
-        for name in ("momentum", "beta2", "warmup", "label_smoothing"):
-            _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
-        _require(self, "weight_decay", self.weight_decay >= 0, "at least 0")
-        _require(self, "validation", self.validation >= 0, "at least 0")
-        _require(self, "seed", 0 <= self.seed < 2**31, "in [0, 2^31)")
-        _require(self, "checkpoint_seconds", self.checkpoint_seconds >= 0, "at least 0")
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
-def _check_types(config: Any) -> None:
-    """Refuse values of the wrong type; turn lists into tuples and whole numbers into floats where a float is due."""
-    for name, hint in typing.get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        if isinstance(value, list):
-            value = tuple(value)
-        if isinstance(value, int) and not isinstance(value, bool) and _fits(0.5, hint) and not _fits(value, hint):
-            value = float(value)
-        if not _fits(value, hint):
-            remedy = ""
-            with contextlib.suppress(ValueError, TypeError):  # YAML reads 1e-3 as text, 1.0e-3 as a number
-                remedy = f" In YAML, write {float(value):f}." if isinstance(value, str) else ""
-            raise ConfigError(
-                f"{type(config).__name__}.{name} = {value!r} ({type(value).__name__}) is not {_describe(hint)}.{remedy}"
-            )
-        object.__setattr__(config, name, value)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if hint is Any:
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if origin is Literal:
-        return value in typing.get_args(hint) and not isinstance(value, bool)
-    if origin is tuple:
-        options = typing.get_args(hint)
-        if not isinstance(value, tuple):
-            return False
-        if options[-1] is Ellipsis:
-            return all(_fits(v, options[0]) for v in value)
-        return len(value) == len(options) and all(_fits(v, o) for v, o in zip(value, options, strict=True))
-    if hint in (int, float):
-        return type(value) is hint
-    if origin is dict:
-        return isinstance(value, dict)
-    return isinstance(value, hint)
-
-
-def _describe(hint: Any) -> str:
-    origin = typing.get_origin(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(repr(option) for option in typing.get_args(hint))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(option) for option in typing.get_args(hint))
-    if hint is types.NoneType:
-        return "None"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(hint, str(hint))
-
-
-def _require(config: Any, name: str, ok: bool, limit: str) -> None:
-    if not ok:
-        raise ConfigError(f"{type(config).__name__}.{name} = {getattr(config, name)!r} must be: {limit}.")
-
-
-def from_dict(cls: type, values: dict[str, Any]) -> Any:
+def from_dict(cls: type[AnyConfig], values: dict[str, Any]) -> AnyConfig:
     """Build a configuration from a mapping; an unknown name is an error that suggests the nearest known one."""
-    return replace(cls(), values)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{cls.__name__}: {shown(values)} must hold 'name: value' lines.")
+    return cls(**{str(name): value for name, value in values.items()})
 
 
-def replace(config: Any, changes: dict[str, Any]) -> Any:
-    """`dataclasses.replace` that refuses unknown names and suggests the nearest known one."""
-    known = {f.name for f in dataclasses.fields(config)}
-    for name in changes:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" Known names: {', '.join(sorted(known))}."
-            raise ConfigError(f"{type(config).__name__} has no value named {name!r}.{hint}")
-    return dataclasses.replace(config, **changes)
+def replace(config: AnyConfig, changes: dict[str, Any]) -> AnyConfig:
+    """The same configuration with some values changed, checked as if it were new."""
+    return from_dict(type(config), {**dict(config), **changes})
 
 
-def to_dict(config: Any) -> dict[str, Any]:
+def to_dict(config: Config) -> dict[str, Any]:
     """The inverse of `from_dict`, ready for JSON (tuples become lists)."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
+    return config.model_dump(mode="json")
 
 
 def config_hash(*configs: Any) -> str:
-    """Eight hexadecimal digits that name these configurations (dataclasses or plain values)."""
-    plain = [to_dict(c) if dataclasses.is_dataclass(c) else c for c in configs]
+    """Eight hexadecimal digits that name these configurations (or plain values)."""
+    plain = [to_dict(c) if isinstance(c, Config) else c for c in configs]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -265,9 +269,7 @@ PRESETS: dict[str, Preset] = {
 def preset(name: str) -> Preset:
     """The preset of that name; an unknown name is an error that suggests the nearest one."""
     if name not in PRESETS:
-        near = difflib.get_close_matches(str(name), PRESETS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"There is no preset {name!r}.{hint} Presets: {', '.join(PRESETS)}.")
+        raise ConfigError(f"There is no preset {shown(name)}.{_nearest(name, PRESETS)}")
     return PRESETS[name]
 
 
@@ -279,8 +281,7 @@ _SETTLED = {
 """Values of `ModelConfig` that no profile or command changes, and what to do instead."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(Config):
     """How large a reproduction is: a YAML file of ``notebooks/profiles``, checked when it is read."""
 
     name: str
@@ -289,38 +290,30 @@ class Profile:
     """``embedded``, ``cifar10``, ``fashion-mnist``, or a path (see `attnconv.data.load_data`)."""
     recorded: bool = False
     """Its runs are kept in the repository: they stand in for training, whichever copy of the data is here, or none."""
-    train_images: int | None = None
+    train_images: Count | None = None
     """Use only that many training images, balanced by class; None uses all."""
-    test_images: int | None = None
-    runs: tuple[str, ...] = ("quadratic", "learned", "learned_content", "resnet18")
+    test_images: Count | None = None
+    runs: Annotated[tuple[str, ...], AsTuple, Field(min_length=1)] = (
+        "quadratic",
+        "learned",
+        "learned_content",
+        "resnet18",
+    )
     """Presets that the batch run trains, in this order."""
-    seeds: tuple[int, ...] = (0,)
-    model: dict[str, Any] = field(default_factory=dict)
+    seeds: Annotated[tuple[Seed, ...], AsTuple, Field(min_length=1)] = (0,)
+    model: dict[str, Any] = {}
     """Changes to every preset's `ModelConfig`."""
-    train: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = {}
     """Changes to every preset's `TrainConfig`."""
-    presets: dict[str, Any] = field(default_factory=dict)
+    presets: dict[str, dict[Literal["model", "train"], dict[str, Any] | None] | None] = {}
     """Changes to one preset: ``{preset: {model: {...}, train: {...}}}``; they come last."""
 
-    def __post_init__(self) -> None:
-        _check_types(self)
-        for name in ("train_images", "test_images"):
-            value = getattr(self, name)
-            _require(self, name, value is None or value >= 1, "None or at least 1")
-        _require(self, "runs", len(self.runs) >= 1, "at least one preset")
-        _require(self, "seeds", len(self.seeds) >= 1, "at least one seed")
-        for name, changes in self.presets.items():
-            where = f"Profile {self.name!r}, preset {name!r}"
-            if not isinstance(changes, dict | None):
-                raise ConfigError(f"{where}: {changes!r} must be sections, as in {{train: {{epochs: 3}}}}.")
-            for section, values in (changes or {}).items():
-                if section not in ("model", "train"):
-                    raise ConfigError(f"{where}: unknown section {section!r}.")
-                if not isinstance(values, dict | None):
-                    raise ConfigError(f"{where}: {section} = {values!r} must hold 'name: value' lines.")
+    @model_validator(mode="after")
+    def _every_run(self) -> Profile:
         for name in {*self.runs, *self.presets, *PRESETS}:
             for seed in self.seeds:
                 self.configs(name, seed)
+        return self
 
     def configs(
         self,
@@ -354,7 +347,7 @@ class Profile:
         model = {**self.model, **changes}
         for name, remedy in _SETTLED.items():
             if name in model:
-                raise ConfigError(f"ModelConfig.{name} = {model[name]!r} cannot be set: {remedy}.")
+                raise ConfigError(f"ModelConfig.{name} = {shown(model[name])} cannot be set: {remedy}.")
         return replace(base.model, model), recipe
 
 
@@ -386,11 +379,11 @@ def load_profile(path: str | Path) -> Profile:
         raise ConfigError(f"There is no profile {path.stem!r} in {path.parent}. Profiles there: {known}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}. Name a profile that can.") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of more than 4,300 digits
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}. Correct it there.") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold 'name: value' lines.")
     try:
-        return replace(Profile(name=path.stem), {**values, "name": path.stem})
+        return from_dict(Profile, {**values, "name": path.stem})
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
