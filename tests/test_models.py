@@ -1,5 +1,7 @@
 """The networks of section 4 and what they cost, against the paper's Table 1 and PyTorch's own counter."""
 
+import zlib
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -52,6 +54,30 @@ def test_every_preset_builds_runs_and_learns(name, channels):
     assert logits.shape == (4, 7)
     logits.logsumexp(1).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+STARTS = {  # of an earlier version: names and shapes of the state, and a sum over its values
+    "resnet18": (1011028667, -111.758935),
+    "quadratic": (1196347168, 12.720798),
+    "quadratic_full": (2019312239, 15.001864),
+    "quadratic_pruned": (2019312239, 15.001864),
+    "quadratic_16": (1196347168, 12.720798),
+    "learned": (780699840, 14.751739),
+    "learned_content": (942844809, 20.071211),
+    "disc": (1196347168, 10.734437),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_models_start_as_they_always_did(name):
+    """Runs that were trained earlier are loaded, resumed and repeated: same names, same random numbers in turn."""
+    torch.manual_seed(0)
+    disc = dict(centre_start="disc", centre_std=1.0) if name == "disc" else {}
+    state = build_model(replace(PRESETS["quadratic" if disc else name].model, SMALL | disc)).state_dict()
+    names = zlib.crc32(repr([(key, tuple(value.shape)) for key, value in state.items()]).encode())
+    values = torch.cat([value.double().flatten() for value in state.values()])
+    total = (values * torch.linspace(-1, 1, len(values), dtype=torch.float64)).sum().item()
+    assert (names, total) == (STARTS[name][0], pytest.approx(STARTS[name][1], abs=1e-4))
 
 
 class DevicesOfResults(TorchDispatchMode):
