@@ -5,9 +5,10 @@ import zlib
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.config import PRESETS, ConfigError, ModelConfig, replace
-from attnconv.cost import attention_flops, cost, counted_flops
+from attnconv.cost import PeakMemory, attention_flops, cost
 from attnconv.models import build_model, position_parameters, predict
 
 TABLE_1 = {  # parameters in millions, FLOPs in billions
@@ -24,6 +25,18 @@ def test_costs_are_those_of_table_1(name):
     parameters, flops = TABLE_1[name]
     assert counted.parameters / 1e6 == pytest.approx(parameters, rel=0.01)
     assert counted.paper / 1e9 == pytest.approx(flops, rel=0.02)
+
+
+def counted_flops(config, mixing):
+    """FLOPs of one image's forward pass as PyTorch's own counter sees them, on the meta device."""
+    config = replace(config, {"attention_dropout": 0.0})
+    with torch.device("meta"):
+        model = build_model(config).eval()
+        for layer in getattr(model, "attention_layers", []):
+            layer.mixing = mixing
+        with FlopCounterMode(display=False) as counter:
+            model(torch.empty(1, config.image_channels, *config.image_size, device="meta"))
+    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -162,3 +175,12 @@ def test_predict_leaves_the_mode_alone():
     images = torch.randn(2, 3, 12, 20)
     assert torch.equal(predict(model, images), predict(model, images))
     assert model.training
+
+
+def test_peak_memory_is_what_tensors_hold_at_once():
+    with PeakMemory() as memory:
+        for _ in range(3):
+            a = torch.zeros(1000)
+            b = a + 1  # two at once
+            del a, b
+    assert memory.peak == 8000
