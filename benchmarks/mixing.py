@@ -8,14 +8,14 @@ Leaves mixing.json, mixing.md, mixing.csv and mixing.pdf/png in outputs/bench: s
 import argparse
 import csv
 import json
+import statistics
 from pathlib import Path
 
 import torch
+from measure import FORMS, Case, byte_rate, in_turns, lower_bound, matrix_rate, peak_memory
 
 from attnconv import figures
-from attnconv.timing import Case, byte_rate, in_turns, lower_bound, matrix_rate, median, peak_memory
 
-FORMS = ("separable", "dense", "full covariance", "content", "conv 3x3", "value projection")
 LARGEST = {"dense": 48, "full covariance": 48, "content": 64}
 """Beyond these sides a form takes too long, or more memory than most machines have."""
 
@@ -54,7 +54,7 @@ def main() -> None:
             seconds = times[case.form]
             products, traffic = lower_bound(case, *rates)
             row = vars(case) | dict(
-                ms=1e3 * median(seconds), fastest_ms=1e3 * min(seconds), slowest_ms=1e3 * max(seconds)
+                ms=1e3 * statistics.median(seconds), fastest_ms=1e3 * min(seconds), slowest_ms=1e3 * max(seconds)
             )
             row |= dict(products_ms=1e3 * products, bytes_ms=1e3 * traffic)
             row |= dict(peak_mib=peak_memory(case) / 2**20 if case.training else None)

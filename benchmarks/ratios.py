@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from measure import Case, in_turns, matrix_rate, peak_memory, step_flops, training_step
 
 from attnconv.config import ModelConfig, TrainConfig
-from attnconv.timing import Case, in_turns, matrix_rate, peak_memory, step_flops, training_step
 
 SIZES = [(128, 2), (64, 2), (128, 4)]
 """Hidden channels and down-sampling of the quadratic model's steps: 16 x 16, 16 x 16 and 8 x 8 positions."""

@@ -1,11 +1,14 @@
 """The networks of section 4 and what they cost, against the paper's Table 1 and PyTorch's own counter."""
 
+import zlib
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.config import PRESETS, ConfigError, ModelConfig, replace
-from attnconv.cost import attention_flops, cost, counted_flops
+from attnconv.cost import PeakMemory, attention_flops, cost
 from attnconv.models import build_model, position_parameters, predict
 
 TABLE_1 = {  # parameters in millions, FLOPs in billions
@@ -22,6 +25,18 @@ def test_costs_are_those_of_table_1(name):
     parameters, flops = TABLE_1[name]
     assert counted.parameters / 1e6 == pytest.approx(parameters, rel=0.01)
     assert counted.paper / 1e9 == pytest.approx(flops, rel=0.02)
+
+
+def counted_flops(config, mixing):
+    """FLOPs of one image's forward pass as PyTorch's own counter sees them, on the meta device."""
+    config = replace(config, {"attention_dropout": 0.0})
+    with torch.device("meta"):
+        model = build_model(config).eval()
+        for layer in getattr(model, "attention_layers", []):
+            layer.mixing = mixing
+        with FlopCounterMode(display=False) as counter:
+            model(torch.empty(1, config.image_channels, *config.image_size, device="meta"))
+    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -52,6 +67,30 @@ def test_every_preset_builds_runs_and_learns(name, channels):
     assert logits.shape == (4, 7)
     logits.logsumexp(1).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+STARTS = {  # of an earlier version: names and shapes of the state, and a sum over its values
+    "resnet18": (1011028667, -111.758935),
+    "quadratic": (1196347168, 12.720798),
+    "quadratic_full": (2019312239, 15.001864),
+    "quadratic_pruned": (2019312239, 15.001864),
+    "quadratic_16": (1196347168, 12.720798),
+    "learned": (780699840, 14.751739),
+    "learned_content": (942844809, 20.071211),
+    "disc": (1196347168, 10.734437),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_models_start_as_they_always_did(name):
+    """Runs that were trained earlier are loaded, resumed and repeated: same names, same random numbers in turn."""
+    torch.manual_seed(0)
+    disc = dict(centre_start="disc", centre_std=1.0) if name == "disc" else {}
+    state = build_model(replace(PRESETS["quadratic" if disc else name].model, SMALL | disc)).state_dict()
+    names = zlib.crc32(repr([(key, tuple(value.shape)) for key, value in state.items()]).encode())
+    values = torch.cat([value.double().flatten() for value in state.values()])
+    total = (values * torch.linspace(-1, 1, len(values), dtype=torch.float64)).sum().item()
+    assert (names, total) == (STARTS[name][0], pytest.approx(STARTS[name][1], abs=1e-4))
 
 
 class DevicesOfResults(TorchDispatchMode):
@@ -136,3 +175,12 @@ def test_predict_leaves_the_mode_alone():
     images = torch.randn(2, 3, 12, 20)
     assert torch.equal(predict(model, images), predict(model, images))
     assert model.training
+
+
+def test_peak_memory_is_what_tensors_hold_at_once():
+    with PeakMemory() as memory:
+        for _ in range(3):
+            a = torch.zeros(1000)
+            b = a + 1  # two at once
+            del a, b
+    assert memory.peak == 8000

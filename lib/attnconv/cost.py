@@ -1,4 +1,4 @@
-"""What a network costs: parameters and floating-point operations, as the paper counts them and exactly.
+"""What a network costs: parameters and floating-point operations, as the paper counts them and exactly; memory.
 
 A multiply-add is two FLOPs. Normalisation, softmax, activations and additions are left out, as everywhere in the field.
 """
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
-from attnconv.config import ModelConfig, replace
+from attnconv.config import ModelConfig
 from attnconv.models import build_model
 
 
@@ -82,16 +84,23 @@ def attention_flops(config: ModelConfig) -> list[tuple[int, int, int]]:
     return layers
 
 
-def counted_flops(config: ModelConfig, mixing: str = "auto") -> int:
-    """FLOPs of one image's forward pass as PyTorch's own counter sees them, on the meta device."""
-    config = replace(config, {"attention_dropout": 0.0})
-    with torch.device("meta"):
-        model = build_model(config).eval()
-        for layer in getattr(model, "attention_layers", []):
-            layer.mixing = mixing
-        with FlopCounterMode(display=False) as counter:
-            model(_meta_images(config))
-    return counter.get_total_flops()
+class PeakMemory(TorchDispatchMode):
+    """The most bytes that tensors made inside hold at once: ``with PeakMemory() as memory: ...``, then ``memory.peak``.
+
+    It counts tensors, forward and backward, not what libraries allocate inside an operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive, self.peak = WeakIdKeyDictionary(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._alive[tensor.untyped_storage()] = tensor.untyped_storage().nbytes()
+        self.peak = max(self.peak, sum(self._alive.values()))
+        return result
 
 
 def _meta_images(config: ModelConfig) -> torch.Tensor:

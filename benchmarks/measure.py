@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import subprocess
@@ -17,10 +18,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 
 from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
 from attnconv.config import ModelConfig, TrainConfig
@@ -123,24 +124,28 @@ def in_turns(calls: Mapping[str, Callable[[], object]], repeats: int, budget: fl
 
 
 def matrix_rate(bfloat16: bool = False) -> float:
-    """FLOP/s of this project's typical product at the best that the CPU reaches: by either library, the best of 30."""
+    """FLOP/s of this project's typical product at the best that the CPU reaches, by either library."""
     rows, inner, columns = 4096, 576, 64
     x, weight = torch.randn(rows, inner), torch.randn(columns, inner)
     if bfloat16:
         x, weight = x.bfloat16(), weight.bfloat16()
-    best = 0.0
+    best = math.inf
     for onednn in (False, True):
         with computing(Computation(onednn=onednn), x.device):
-            seconds = min(in_turns({"": lambda: F.linear(x, weight)}, 30)[""])
-        best = max(best, 2 * rows * inner * columns / seconds)
-    return best
+            best = min(best, fastest("torch.nn.functional.linear(x, weight)", x=x, weight=weight))
+    return 2 * rows * inner * columns / best
 
 
 def byte_rate(megabytes: int = 128) -> float:
-    """Bytes read and written in a second by a copy that no cache holds: the best of ten."""
+    """Bytes read and written in a second by a copy that no cache holds."""
     a = torch.ones(megabytes * 2**18)
-    b = torch.empty_like(a)
-    return 2 * a.nbytes / min(in_turns({"": lambda: b.copy_(a)}, 10)[""])
+    return 2 * a.nbytes / fastest("b.copy_(a)", a=a, b=torch.empty_like(a))
+
+
+def fastest(statement: str, **names: Tensor) -> float:
+    """Seconds of a statement at best: what else the machine does can only make it slower."""
+    timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
+    return min(timer.blocked_autorange(min_run_time=0.3).times)
 
 
 def lower_bound(case: Case, flop_rate: float, bandwidth: float) -> tuple[float, float]:
@@ -150,9 +155,9 @@ def lower_bound(case: Case, flop_rate: float, bandwidth: float) -> tuple[float, 
 
 def peak_memory(case: Case) -> int:
     """Bytes that a case adds to a fresh process at its peak, by the operating system's count."""
-    code = "import sys; from attnconv.timing import _child; _child(sys.argv[1])"
+    code = "import sys; from measure import _child; _child(sys.argv[1])"
     given = json.dumps(vars(case) | {"threads": torch.get_num_threads()})
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", code, given], env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -178,26 +183,6 @@ def _highest() -> int:
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def median(seconds: list[float]) -> float:
-    """The middle of some timings."""
-    return float(np.median(seconds))
-
-
-_PARTS = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution"),
-    "LayerNorm": ("aten::native_layer_norm", "aten::native_layer_norm_backward"),
-    "GELU": ("aten::gelu", "aten::gelu_backward"),
-    "optimizer, clipping": (
-        "aten::_fused_adamw_",
-        "aten::_fused_sgd_",
-        "aten::linalg_vector_norm",
-        "aten::_foreach",
-    ),
-    "copies, sums, additions": ("aten::copy_", "aten::sum", "aten::add", "aten::mul", "aten::fill_", "aten::cat"),
-    "loops in Python": ("_Attend",),
-}
 
 
 def training_step(model: ModelConfig, recipe: TrainConfig, plain: bool = False) -> Callable[[], float]:
@@ -238,17 +223,3 @@ def training_step(model: ModelConfig, recipe: TrainConfig, plain: bool = False) 
 def step_flops(model: ModelConfig, batch: int) -> int:
     """Of a training step's matrix products, with nothing computed twice: three times the forward pass."""
     return 3 * batch * cost(model).separable
-
-
-def step_profile(model: ModelConfig, recipe: TrainConfig, steps: int = 10) -> dict[str, float]:
-    """Milliseconds of one training step on random images by kind of operation, by PyTorch's profiler (CPU time)."""
-    step = training_step(model, recipe)
-    step()
-    with torch.autograd.profiler.profile(use_kineto=False) as profile:  # Kineto talks on stderr
-        for _ in range(steps):
-            step()  # two of them
-    parts = dict.fromkeys(_PARTS, 0.0) | {"everything else": 0.0}
-    for event in profile.key_averages():
-        kind = next((k for k, names in _PARTS.items() if event.key.startswith(names)), "everything else")
-        parts[kind] += event.self_cpu_time_total / 1e3 / (2 * steps)
-    return parts
