@@ -263,34 +263,30 @@ def test_prune_nothing_and_everything():
 GRID = np.array([(r, c) for r in (-1, 0, 1) for c in (-1, 0, 1)], dtype=float)
 
 
-def test_coverage_of_a_grid_in_any_order():
+def test_a_tap_is_covered_by_a_sharp_head_near_it():
     order = np.random.default_rng(0).permutation(9)
-    c = heads.coverage(GRID[order] + 0.1, 3)
-    assert (c.covered, c.cells) == (1, 9) and c.distance == pytest.approx(0.1 * math.sqrt(2))
-    wide = heads.coverage(2 * GRID, 3)  # dilated: only the middle is in place
-    assert wide.covered == pytest.approx(1 / 9) and wide.cells == 1
-    assert heads.coverage(2 * GRID, 5).covered == pytest.approx(9 / 25)
+    assert heads.kernel_cells(np.ones(9), GRID[order] + 0.4, 3).all()
+    wide = heads.kernel_cells(np.ones(9), 2 * GRID, 3)  # dilated: only the middle is in place
+    assert wide.sum() == 1 and wide[1, 1]
+    mass = np.where(np.arange(9) == 2, 0.4, 0.6)  # the head of the third tap is no tap
+    assert np.argwhere(~heads.kernel_cells(mass, GRID, 3)).tolist() == [[0, 2]]
 
 
-def test_coverage_batched_padded_and_empty():
+def test_covered_taps_batched_padded_and_empty():
     centres = np.full((3, 9, 2), np.nan)
-    centres[0], centres[1, :4] = GRID, 0  # all four heads on the query: three of them must travel 1
-    c = heads.coverage(centres, 3)
-    np.testing.assert_allclose(c.covered, [1, 1 / 9, 0])
-    np.testing.assert_allclose(c.distance, [0, 3 / 4, np.nan])
-    np.testing.assert_array_equal(c.cells, [9, 1, 0])
-    assert heads.coverage(np.empty((0, 9, 2)), 3).covered.shape == (0,)
+    centres[0], centres[1, :4] = GRID, 0  # all four heads on the query: one tap
+    mass = np.where(np.isnan(centres[..., 0]), np.nan, 1)
+    assert heads.kernel_cells(mass, centres, 3).sum((1, 2)).tolist() == [9, 1, 0]
+    assert heads.kernel_cells(np.empty((0, 9)), np.empty((0, 9, 2)), 3).shape == (0, 3, 3)
     with pytest.raises(ValueError, match="at least 1"):
-        heads.coverage(GRID, 0)
+        heads.kernel_cells(mass, centres, 0)
 
 
 @pytest.mark.parametrize("first", [(-2, -2), (-2, -1), (-1, -2), (-1, -1)])
-def test_coverage_of_an_even_grid_wherever_the_query_is(first):
+def test_an_even_kernel_is_taken_wherever_the_query_is(first):
     grid = np.stack(np.meshgrid(*(np.arange(start, start + 4) for start in first), indexing="ij"), -1).reshape(-1, 2)
-    c = heads.coverage([grid[::-1], grid + 3], 4)  # one layer is in place, the other has one corner in it
-    np.testing.assert_allclose(c.covered[0], 1)
-    np.testing.assert_array_equal(c.cells[0], 16)
-    assert c.covered[1] < 0.3 and heads.coverage(grid, 4).distance == 0
+    found = heads.kernel_cells(np.ones((2, 16)), [grid[::-1], grid + 3], 4)  # the other has one corner in place
+    assert found[0].all() and found[1].sum() < 5
 
 
 def test_pruned_heads_return_to_their_former_places():
@@ -321,21 +317,6 @@ def test_gaussian_maps_are_the_attention_of_a_layer_far_from_borders(covariance)
     maps = heads.gaussian_maps(layer.centres.detach(), layer.precision().detach(), 5, 7)
     np.testing.assert_allclose(maps, heads.query_maps(layer, (4, 6), 9, 13), atol=1e-12)
     assert np.isfinite(found["precision"]).all() and np.isnan(heads.gaussian_maps([np.nan] * 2, np.eye(2), 3, 3)).all()
-
-
-def test_coverage_has_more_heads_than_cells():
-    c = heads.coverage(np.concatenate([GRID + 5, GRID]), 3)
-    assert (c.covered, c.distance, c.cells) == (1, 0, 9)
-
-
-def test_free_cell_distance():
-    np.testing.assert_allclose(heads.free_cell_distance(GRID * 7), np.zeros(9))
-    np.testing.assert_allclose(heads.free_cell_distance([(0.3, -0.4)]), [0.5])
-    two = heads.free_cell_distance([(0, 0), (np.nan, np.nan), (0, 0)])
-    assert np.isnan(two[1]) and sorted(two[[0, 2]]) == [0, 1]
-    crowd = heads.free_cell_distance(np.zeros((2, 16, 2)))  # sixteen heads on the query take the sixteen nearest cells
-    cells = sorted(math.hypot(r, c) for r in range(-3, 4) for c in range(-3, 4))[:16]
-    np.testing.assert_allclose(np.sort(crowd, axis=-1), np.broadcast_to(cells, (2, 16)))
 
 
 def test_overlap():

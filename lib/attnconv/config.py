@@ -281,6 +281,16 @@ _SETTLED = {
 """Values of `ModelConfig` that no profile or command changes, and what to do instead."""
 
 
+class Study(Config):
+    """A grid of short runs, beside the profile's own (notebook 10)."""
+
+    seeds: Annotated[tuple[Seed, ...], AsTuple, Field(min_length=1)] = (0,)
+    model: dict[str, Any] = {}
+    """Changes to the quadratic preset's `ModelConfig`, after the profile's."""
+    train: dict[str, Any] = {}
+    """Changes to its `TrainConfig`."""
+
+
 class Profile(Config):
     """How large a reproduction is: a YAML file of ``notebooks/profiles``, checked when it is read."""
 
@@ -307,12 +317,15 @@ class Profile(Config):
     """Changes to every preset's `TrainConfig`."""
     presets: dict[str, dict[Literal["model", "train"], dict[str, Any] | None] | None] = {}
     """Changes to one preset: ``{preset: {model: {...}, train: {...}}}``; they come last."""
+    study: Study = Study()
+    """The many short runs of notebook 10."""
 
     @model_validator(mode="after")
     def _every_run(self) -> Profile:
         for name in {*self.runs, *self.presets, *PRESETS}:
             for seed in self.seeds:
                 self.configs(name, seed)
+        self.configs("quadratic", None, self.study.model, self.study.train)
         return self
 
     def configs(

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
@@ -337,78 +335,30 @@ def _parameter(old: nn.Parameter, values: Tensor) -> nn.Parameter:
 # --- the heads of a layer together --------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Coverage:
-    """How the heads of each layer fill the k x k grid around the query; see `coverage`. Arrays (...)."""
+def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int, least: float = 0.5) -> NDArray:
+    """The taps of a k x k kernel that have a head: (..., k, k) bool, rows then columns, shifts from -(k // 2) on.
 
-    covered: NDArray
-    """Share of the k^2 cells with a head's centre within half a pixel: 1 is Lemma 1's bijection (if k^2 heads)."""
-    distance: NDArray
-    """Mean distance of head and cell in the best assignment, pixels; NaN without heads."""
-    cells: NDArray
-    """Number of cells that are the nearest whole shift of at least one head."""
-
-
-def coverage(centres: ArrayLike, kernel_size: int) -> Coverage:
-    """How closely heads' centres (..., h, 2), in pixels, form the k x k grid around the query.
-
-    Lemma 1 wants a bijection between heads and the taps of a kernel; section 4 finds such grids in early layers. Heads
-    are assigned to different cells at the least total Euclidean distance (`scipy.optimize.linear_sum_assignment`; with
-    more heads than cells, or fewer, min(h, k^2) of them). Discs of radius 0.5 around cells do not overlap, so the
-    covered share counts cells with any head inside: no assignment covers more. Heads that are NaN are left out. An even
-    k x k grid has the query at one of its four middle cells: at that for which it is covered best.
+    Lemma 1 wants a bijection between heads and taps; section 4 finds such grids in early layers. A head covers the
+    whole shift nearest to its ``centre`` (..., h, 2), in pixels, if its ``mass`` (..., h) on that shift is above
+    ``least``. Two heads on one shift cover one tap. An even k x k kernel has the query at one of its four middle taps:
+    at that for which most are covered.
 
     Raises:
         ValueError: kernel_size is below 1.
     """
     if kernel_size < 1:
         raise ValueError(f"kernel_size = {kernel_size} must be at least 1.")
-    firsts = sorted({-(kernel_size // 2), 1 - (kernel_size + 1) // 2})  # first row or column of the grid; two if even
-    centres = np.asarray(centres, dtype=float)
-    places = [_coverage(centres, kernel_size, first) for first in itertools.product(firsts, repeat=2)]
-    covered, distance, cells = (np.stack(values) for values in zip(*places, strict=True))
-    best = np.lexsort((distance, -covered), axis=0)[:1]
-    return Coverage(*(np.take_along_axis(values, best, axis=0)[0] for values in (covered, distance, cells)))
-
-
-def _coverage(centres: NDArray, side: int, first: tuple[int, int]) -> tuple[NDArray, NDArray, NDArray]:
-    grid = np.stack(np.meshgrid(*(np.arange(start, start + side) for start in first), indexing="ij"), -1).reshape(-1, 2)
-    covered, distance = np.zeros(centres.shape[:-2]), np.full(centres.shape[:-2], np.nan)
-    cells = np.zeros(centres.shape[:-2], dtype=int)
-    for index in np.ndindex(centres.shape[:-2]):
-        layer = centres[index][np.isfinite(centres[index]).all(-1)]
-        if len(layer):
-            distances = cdist(layer, grid)  # (h, k^2)
-            covered[index] = (distances.min(0) <= 0.5).mean()
-            distance[index] = distances[linear_sum_assignment(distances)].mean()
-            nearest = np.rint(layer)
-            inside = nearest[((nearest >= first) & (nearest < np.add(first, side))).all(-1)]
-            cells[index] = len(np.unique(inside, axis=0))
-    return covered, distance, cells
-
-
-def free_cell_distance(centres: ArrayLike) -> NDArray:
-    """Distance in pixels from each head's centre (..., h, 2) to the nearest free cell of the pixel grid: (..., h).
-
-    Every head takes a cell (a whole shift) of its own, at the least total distance. Each then sits on the nearest cell
-    that no other head has taken, or moving there would shorten the total. 0 for heads on different whole shifts, as
-    Lemma 1 wants them; two heads on the same shift cost one of them the way to a neighbour. NaN heads stay NaN.
-    """
-    centres = np.asarray(centres, dtype=float)
-    result = np.full(centres.shape[:-1], np.nan)
-    for index in np.ndindex(centres.shape[:-2]):
-        there = np.isfinite(centres[index]).all(-1)
-        layer = centres[index][there]
-        # The h cells nearest to a head hold one that h - 1 others left free, and lie within sqrt(h / pi) + 1.3.
-        side = int(np.ceil(np.sqrt(len(layer)))) + 1
-        around = np.stack(np.meshgrid(*[np.arange(-side, side + 1)] * 2, indexing="ij"), -1).reshape(-1, 2)
-        cells = np.unique((np.rint(layer)[:, None] + around).reshape(-1, 2), axis=0)
-        distances = cdist(layer, cells)
-        heads, taken = linear_sum_assignment(distances)
-        own = np.full(len(layer), np.nan)
-        own[heads] = distances[heads, taken]
-        result[(*index, there)] = own
-    return result
+    mass, shift = np.asarray(mass, dtype=float), np.rint(np.asarray(centre, dtype=float))
+    firsts = sorted({-(kernel_size // 2), 1 - (kernel_size + 1) // 2})  # first row or column; two choices if even
+    steps = np.arange(kernel_size)
+    placed = []
+    for row, column in itertools.product(firsts, repeat=2):
+        in_row, in_column = shift[..., 0, None] == row + steps, shift[..., 1, None] == column + steps  # (..., h, k)
+        sharp = (mass > least)[..., None, None]
+        placed.append((sharp & in_row[..., :, None] & in_column[..., None, :]).any(-3))  # (..., k, k)
+    placed = np.stack(placed)
+    best = placed.sum((-2, -1)).argmax(0)[None, ..., None, None]
+    return np.take_along_axis(placed, best, axis=0)[0]
 
 
 def in_former_places(values: ArrayLike, centres: ArrayLike, before: ArrayLike) -> NDArray:

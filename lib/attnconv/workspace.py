@@ -85,12 +85,13 @@ class Workspace:
         model_changes: dict[str, Any] | None = None,
         train_changes: dict[str, Any] | None = None,
         fresh: bool = False,
+        kept_in: str = "runs",
     ) -> Run:
         """A preset's finished run: the one that is there, or else one trained (or resumed) now.
 
         Every configuration has a folder of its own, so a run is never overwritten by another. Where the profile says
         ``recorded``, a run that was kept stands in for training, from whichever copy of the data it was made; not where
-        ``fresh`` asks for a run of this very data.
+        ``fresh`` asks for a run of this very data. ``kept_in``: the folder of run folders.
         """
         from attnconv.data import MissingData
         from attnconv.training import train
@@ -98,22 +99,22 @@ class Workspace:
         changes = dict(model_changes=model_changes, train_changes=train_changes)
         model, recipe = self.configs(name, seed, **changes)
         if self.profile.recorded and not fresh:
-            if kept := self._kept(name, model, recipe, changed=any(changes.values())):
+            if kept := self._kept(name, model, recipe, kept_in, changed=any(changes.values())):
                 return kept
         if not self.has_data and self.strip.is_file():
             raise MissingData(
-                f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / 'runs'}. To train it, "
+                f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / kept_in}. To train it, "
                 f"say where the data set {self.source} is: --data PATH (make: DATA=PATH)."
             )
         start = self.run(recipe.start_from, recipe.seed, fresh=fresh) if recipe.start_from else None
         digits = identity(model, recipe, self.data.key, start and start.config["hash"])
-        folder = self.folder / "runs" / f"{name}-seed{recipe.seed}-{digits}"
+        folder = self.folder / kept_in / f"{name}-seed{recipe.seed}-{digits}"
         return train(model, recipe, self.data, folder, preset=name, start=start)
 
-    def _kept(self, name: str, model: ModelConfig, recipe: TrainConfig, *, changed: bool) -> Run | None:
+    def _kept(self, name: str, model: ModelConfig, recipe: TrainConfig, kept_in: str, *, changed: bool) -> Run | None:
         """The recorded run of these configurations; without ``changed`` any recipe will do, the longest first."""
         free = {"heads": 1} if recipe.start_from else {}  # pruning leaves each run its own
-        alike = [run for run in self.runs() if (run.preset, run.train.seed) == (name, recipe.seed)]
+        alike = [run for run in find_runs(self.folder / kept_in) if (run.preset, run.train.seed) == (name, recipe.seed)]
         exact = [r for r in alike if r.train == recipe and replace(r.model, free) == replace(model, free)]
         others = [] if changed else sorted(alike, key=lambda run: run.train.epochs, reverse=True)
         return next(iter([*exact, *others]), None)
@@ -228,13 +229,15 @@ VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, checked here. A notebook's cell that ends in one shows it."""
+    """A claim, checked here. A notebook's cell that ends in one shows it."""
 
     text: str
     holds: bool | None
     """None: the noise is too large to tell."""
     evidence: str
     """The numbers that decided, in words."""
+    paper: str = ""
+    """The claim of the paper that this is (a key of `results.PAPER_CLAIMS`); empty for a check of our own."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "holds", None if self.holds is None else bool(self.holds))  # NumPy's truth is not JSON
@@ -257,9 +260,9 @@ class Claims(list[Claim]):
         super().__init__()
         self.file = file
 
-    def check(self, text: str, holds: bool | None, evidence: str) -> Claim:
+    def check(self, text: str, holds: bool | None, evidence: str, *, paper: str = "") -> Claim:
         """Add a claim, and return it to be shown."""
-        self.append(Claim(text, holds, evidence))
+        self.append(Claim(text, holds, evidence, paper))
         return self[-1]
 
     def save(self) -> None:
