@@ -254,6 +254,8 @@ def keys_stay_here(seen: Seen) -> None:
     assert seen.state()["head"] == value + 1
     seen.choose("Class", "")
     seen.field("Head").press("ArrowUp")
+    seen.root.get_by_text("Reset all").click()
+    seen.idle()
 
 
 def averages_follow_the_models(seen: Seen) -> None:
@@ -324,6 +326,18 @@ def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_p
     seen.idle()
     assert "→" in seen.root.locator(".ax-predictions").first.text_content()
     seen.root.get_by_text("Reset all").click()
+    seen.idle()
+
+    # Changed heads stay on another image, and after a file that is refused.
+    seen.root.get_by_label("head on").uncheck()
+    seen.choose("Class", "1")
+    seen.root.locator("input[type=file]").set_input_files(files(tmp_path)["broken"])
+    seen.root.locator(".ax-notice").filter(has_text="damaged").wait_for()
+    seen.wait("x.host.edited.heads?.length === 1")
+    assert "→" in seen.root.locator(".ax-predictions").first.text_content() and seen.state()["edits"]
+    seen.root.get_by_text("Undo").click()
+    seen.wait("x.host.edited.heads?.length === 0")
+    assert not seen.state()["edits"]
     seen.idle()
 
     # Images: by class, and the reader's own files.
@@ -529,6 +543,17 @@ def test_an_exported_page_is_as_the_view_was(runs: dict[str, Run], browser: play
     assert "needs Python" in answer.inner_text() and "→" not in answer.inner_text()
     seen.root.get_by_text("Reset all").click()
     assert "needs Python" not in answer.inner_text() and "→" not in answer.inner_text()
+
+    # Back step by step to the heads of the export, which stay on another image.
+    seen.root.get_by_text("Undo").click()
+    assert "needs Python" in answer.inner_text()
+    seen.root.get_by_text("Undo").click()
+    seen.idle()
+    assert seen.state()["edits"]["1.2"]["centre"][0] == 3 and "→" in answer.inner_text()
+    seen.root.get_by_text("Random image").click()
+    seen.idle()
+    assert len(seen.state()["edits"]) == 2 and "needs Python" in answer.inner_text()
+    seen.root.get_by_text("Reset all").click()
 
     # Numbers of any width stay in their column.
     draw = "root => root.attnconv.panels[0].drawPrediction([...Array(10)].map(() => 1e-6), Array(10).fill(2e-4), 0)"

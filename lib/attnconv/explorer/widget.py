@@ -595,9 +595,9 @@ class Explorer(anywidget.AnyWidget):
         return _side(self._runs[name])
 
     def _set_sides(self, sides: list[_Side]) -> None:
-        self._sides = sides
+        same, self._sides = sides[0] is self._sides[0], sides  # beside another run, changed heads stay changed
         with self.hold_sync():
-            self.average, self.edited, self.state = [], {}, self.state | dict(edits={})
+            self.average, self.edited, self.state = [], {}, self.state if same else self.state | dict(edits={})
             self.sides = [side.arrays for side in sides]
             self.image = self._look([self._shown])[0]
 

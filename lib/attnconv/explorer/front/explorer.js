@@ -308,11 +308,12 @@ class Panel {
     const sigma = this.slider("spread σ", low, high, 0.01, (value) => explorer.edit((edit) => { edit.sigma = clamp(Math.exp(value), ...explorer.host.choices.sigmas); }), (v) => `${Math.exp(v).toFixed(2)} px`);
     const off = element("input", { type: "checkbox", onchange: () => explorer.edit((edit) => { edit.off = !off.checked; }) });
     const reset = element("button", { type: "button", textContent: "Reset head", onclick: () => explorer.reset(false) });
+    const undo = element("button", { type: "button", textContent: "Undo", onclick: () => explorer.undo() });
     const resetAll = element("button", { type: "button", textContent: "Reset all", onclick: () => explorer.reset(true) });
     const gaussian = element("div", {}, row.row, column.row, sigma.row);
     const box = element("div", { className: "ax-sliders" }, gaussian,
-      element("div", { className: "ax-row" }, element("label", {}, off, " head on"), reset, resetAll));
-    return { box, gaussian, row, column, sigma, off, reset, resetAll };
+      element("div", { className: "ax-row" }, element("label", {}, off, " head on"), undo, reset, resetAll));
+    return { box, gaussian, row, column, sigma, off, undo, reset, resetAll };
   }
 
   /** The width below which it cannot stand beside another. */
@@ -651,6 +652,7 @@ class Panel {
     sliders.off.parentElement.hidden = !explorer.host.live;
     sliders.off.checked = !this.off(layer, head);
     sliders.reset.disabled = !model.edits[`${layer}.${head}`];
+    sliders.undo.disabled = !explorer.past.length;
     sliders.resetAll.disabled = !Object.keys(model.edits).length;
     if (sliders.gaussian.hidden) return;
     const { centre, precision } = model.gaussian(layer, head), own = model.gaussian(layer, head, true).centre;
@@ -708,7 +710,7 @@ function pixelGrid(pen, x, y, scale, range, colours) {
 
 export class Explorer {
   constructor(root, host) {
-    Object.assign(this, { root, host, pending: new Map(), serial: 0, timings: [], waiting: null });
+    Object.assign(this, { root, host, pending: new Map(), serial: 0, timings: [], waiting: null, past: [] });
     const [height, width] = host.sides[0].grid;
     this.state = {
       query: [height >> 1, width >> 1], locked: false, layer: 0, head: 0, view: "maps", part: "full", scale: "probabilities",
@@ -863,17 +865,30 @@ export class Explorer {
       clearTimeout(this.pending.get(value));
       this.pending.delete(value);
       this.root.classList.toggle("ax-busy", this.pending.size > 0);
-      if (!this.pending.size && this.waiting) [this.waiting, value] = [null, this.waiting()];
+      if (!this.pending.size && this.waiting) {
+        const next = this.waiting;
+        this.waiting = null; // first: the exported page answers at once
+        next();
+      }
       if (failed) this.set({ average: false }, true);
     } else if (what === "notice") this.complain(value);
     else if (what === "file") this.download(new Blob([value.content], { type: value.type }), value.name);
     else if (what === "sides") {
-      this.state.edits = {};
+      if (this.host.sides[0].name !== this.models[0].name) [this.past, this.state.edits] = [[], {}]; // another model's
       this.load();
+      this.askAgain();
     } else if (what === "average") {
       this.takeAverage();
       this.later(true);
-    } else this.takeImage();
+    } else {
+      this.takeImage();
+      if (what === "image") this.askAgain();
+    }
+  }
+
+  /** Changed heads stay changed on another image or beside another run: ask what becomes of its prediction. */
+  askAgain() {
+    if (Object.keys(this.state.edits).length) this.askPrediction();
   }
 
   ask(message, buffers = []) {
@@ -964,6 +979,7 @@ export class Explorer {
     const now = model.encoding === "quadratic" ? model.gaussian(state.layer, state.head) : {};
     const edit = { ...state.edits[key] };
     change(edit, now);
+    this.remember(key);
     if (!edit.off) delete edit.off;
     state.edits = { ...state.edits, [key]: edit };
     if (!Object.keys(edit).length) delete state.edits[key];
@@ -972,7 +988,22 @@ export class Explorer {
     this.askPrediction();
   }
 
+  /** Keep the changed heads as they are now for `undo`; what a slider does at a stretch is one step. */
+  remember(key) {
+    const time = performance.now(), { key: before, time: then } = this.lately || {};
+    if (key === null || key !== before || time - then > 800) this.past = [...this.past, this.state.edits].slice(-100);
+    this.lately = { key, time };
+  }
+
+  undo() {
+    this.models[0].edits = this.state.edits = this.past.pop() || {};
+    this.lately = null;
+    this.later();
+    this.askPrediction();
+  }
+
   reset(all) {
+    this.remember(null);
     const { state } = this, { [`${state.layer}.${state.head}`]: _, ...others } = state.edits;
     this.models[0].edits = state.edits = all ? {} : others;
     this.later();
@@ -1047,7 +1078,6 @@ export class Explorer {
 
   newImage() {
     const label = this.classes.value === "" ? null : Number(this.classes.value);
-    this.state.edits = this.models[0].edits = {};
     this.ask({ kind: "image", class: label });
   }
 
@@ -1056,7 +1086,6 @@ export class Explorer {
     if (!file) return;
     const limit = this.host.choices.file_limit;
     if (file.size > limit) return this.complain(`${file.name} has ${Math.round(file.size / 2 ** 20)} MB; at most ${limit >> 20} MB are read.`);
-    this.state.edits = this.models[0].edits = {};
     for (const [message, part] of inParts(file.name, await file.arrayBuffer())) this.ask(message, [part]);
   }
 
