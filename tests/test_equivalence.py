@@ -69,8 +69,8 @@ def weights_of(layer):
     return layer.value.weight.detach().unflatten(1, (layer.heads, -1)).permute(1, 2, 0)
 
 
-@given(cases())
-@settings(max_examples=120, deadline=None)
+@given(st.one_of(cases(), cases(dimensions=1)))
+@settings(max_examples=150, deadline=None)
 def test_every_convolution_is_attention(case):
     conv, x = case
     layer = conv_to_attention(conv)
@@ -78,19 +78,9 @@ def test_every_convolution_is_attention(case):
         expected, sparse = conv(x), layer(x)
     dense = layer(x)  # gradients for the positions wanted: no entry of the softmax is left out
     scale = expected.abs().max().clamp_min(1e-3)
-    assert sparse.shape == dense.shape == expected.shape
+    assert sparse.shape == dense.shape == expected.shape and layer(x[:0]).shape == expected[:0].shape
     assert (sparse - expected).abs().max() <= 1e-12 * scale
     assert (dense - expected).abs().max() <= 1e-12 * scale
-
-
-@given(cases(dimensions=1))
-@settings(max_examples=50, deadline=None)
-def test_every_one_dimensional_convolution_is_attention(case):
-    conv, x = case
-    with torch.no_grad():
-        expected, output = conv(x), conv_to_attention(conv)(x)
-    assert output.shape == expected.shape
-    assert (output - expected).abs().max() <= 1e-12 * expected.abs().max().clamp_min(1e-3)
 
 
 @given(cases(groups=1), st.sampled_from([0.3, 2.0, 104.0, 800.0]))
@@ -282,8 +272,8 @@ def test_the_progress_bar_names_the_layer(capsys, monkeypatch):
     assert isinstance(convert(nn.Conv1d(1, 1, 1)), TapAttention)
 
 
-@given(cases())
-@settings(max_examples=30, deadline=None)
+@given(st.one_of(cases(), cases(dimensions=1)))
+@settings(max_examples=40, deadline=None)
 def test_round_trip_returns_the_convolution(case):
     conv, x = case
     again, report = attention_to_conv(conv_to_attention(conv))
@@ -292,14 +282,6 @@ def test_round_trip_returns_the_convolution(case):
     with torch.no_grad():
         assert torch.allclose(again(x), conv(x), atol=1e-6)
     assert report.outside.abs().max() == 0 and report.bound == 0 and report.relative_error < 1e-12
-
-
-def test_round_trip_in_one_dimension_and_in_float32():
-    conv = nn.Conv1d(4, 6, 4, stride=2, padding=3, dilation=2, groups=2, padding_mode="circular")
-    again, report = attention_to_conv(conv_to_attention(conv))
-    assert isinstance(again, nn.Conv1d) and report.kernel_size == (4,)
-    x = torch.randn(1, 4, 12)
-    assert torch.allclose(again(x), conv(x), atol=1e-6)
 
 
 def quadratic(covariance="isotropic", heads=4, spread=0.7):
@@ -389,11 +371,6 @@ def test_rank_limited_heads_lose_what_the_singular_values_say():
     assert (report.weight_error, report.output_error) == (0, 0)
 
 
-class OwnForward(nn.Conv2d):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
 def hooked(register, *hook):
     """A convolution with something that `register` left on it."""
     conv = nn.Conv2d(2, 2, 3)
@@ -412,7 +389,6 @@ def hooked(register, *hook):
         (nn.Conv3d(1, 1, 3), TypeError, "Conv3d is not a Conv1d or Conv2d"),
         (nn.LazyConv2d(1, 3), ValueError, "lazy"),
         (nn.Conv2d(1, 1, 3, dtype=torch.complex64), ValueError, "complex weights"),
-        (OwnForward(1, 1, 3), TypeError, "own way"),
         (hooked("register_forward_hook", lambda *_: None), ValueError, r"forward hooks.*`handle.remove\(\)`"),
         (hooked("register_full_backward_hook", lambda *_: None), ValueError, r"backward hooks.*`handle.remove\(\)`"),
         (hooked("register_forward_pre_hook", lambda *_: None), ValueError, r"forward pre-hooks \(<lambda>\)"),
@@ -501,10 +477,6 @@ def test_refusals_of_the_way_back_name_their_cause():
         attention_to_conv(ContentAttention(2, 2, 9, max_size=6), 3)
 
 
-def test_no_images_give_no_outputs():
-    assert conv_to_attention(nn.Conv2d(2, 3, 3))(torch.zeros(0, 2, 5, 4)).shape == (0, 3, 3, 2)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_on_a_gpu(dtype):
@@ -525,10 +497,7 @@ def test_on_a_gpu(dtype):
 def test_what_was_frozen_stays_frozen_and_one_hot_positions_are():
     conv = nn.Conv2d(2, 3, 3)
     trained = {name for name, p in conv_to_attention(conv).named_parameters() if p.requires_grad}
-    assert trained == {
-        "weight",
-        "bias",
-    }  # no gradient reaches one-hot positions
+    assert trained == {"weight", "bias"}  # no gradient reaches one-hot positions
     assert all(p.requires_grad for p in conv_to_attention(conv, alpha=5.0).parameters())
     for alpha in (5.0, equivalence.ALPHA):
         frozen = convert(nn.Sequential(conv).requires_grad_(False), alpha, progress=False)
@@ -579,16 +548,13 @@ def test_positions_keep_their_digits_in_half_precision(dtype, reach, later):
         torch.testing.assert_close(layer(x), conv(x), atol=0.03, rtol=0.03)
 
 
-class OwnCall(nn.Conv2d):
-    def __call__(self, x):
-        return 2 * super().__call__(x)
-
-
 @pytest.mark.parametrize("method", ["forward", "_conv_forward", "__call__"])
-def test_a_convolution_that_was_patched_is_refused(method):
-    conv = OwnCall(1, 1, 3) if method == "__call__" else nn.Conv2d(1, 1, 3)
-    if method != "__call__":
-        setattr(conv, method, getattr(conv, method))
+@pytest.mark.parametrize("subclass", [False, True])
+def test_a_convolution_that_computes_in_its_own_way_is_refused(method, subclass):
+    own = type("Own", (nn.Conv2d,), {method: lambda self, *inputs: None} if subclass else {})
+    conv = own(1, 1, 3)
+    if not subclass:
+        setattr(conv, method, lambda *inputs: None)
     with pytest.raises(TypeError, match="^0: .*own way.*module around"):
         convert(nn.Sequential(conv), progress=False)
 
