@@ -1016,7 +1016,7 @@ def kernel_closeness(
 def content_share(shares: ArrayLike) -> Figure:
     """Content's share of what makes the score vary, by layer and head: (layers, heads), 0 position to 1 content.
 
-    See `heads.ScoreShares.content_share`: it leaves [0, 1] where content and position cancel. Bars are layer means.
+    See `heads.content_share`: it leaves [0, 1] where content and position cancel. Bars are layer means.
     """
     shares = 100 * _array(shares, 2, name="shares", shape="(layers, heads)")
     layers, heads = shares.shape

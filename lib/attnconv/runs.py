@@ -157,8 +157,9 @@ class Run:
             return []
         with reading(file):
             lines = _METRICS.validate_python([json.loads(line) for line in file.read_bytes().splitlines()])
-            if [line["epoch"] for line in lines] != list(range(1, 1 + (self.train.epochs if weights else len(lines)))):
-                raise ValueError(f"its {len(lines)} epochs are not the run's {self.train.epochs}")
+            wanted = self.config["train"]["epochs"] if weights else len(lines)
+            if [line["epoch"] for line in lines] != list(range(1, wanted + 1)):
+                raise ValueError(f"its {len(lines)} lines are not one for each of {wanted} epochs")
             return lines
 
     @property

@@ -176,13 +176,15 @@ VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, checked here. A notebook's cell that ends in one shows it."""
+    """A claim, checked here. A notebook's cell that ends in one shows it."""
 
     text: str
     holds: bool | None
     """None: the noise is too large to tell."""
     evidence: str
     """The numbers that decided, in words."""
+    paper: str = ""
+    """Key of the paper's claim that it checks; empty for a check of our own."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "holds", None if self.holds is None else bool(self.holds))  # NumPy's truth is not JSON
@@ -205,12 +207,12 @@ class Claims(list[Claim]):
         super().__init__()
         self.file = file
 
-    def check(self, text: str, holds: bool | None, evidence: str) -> Claim:
+    def check(self, text: str, holds: bool | None, evidence: str, paper: str = "") -> Claim:
         """Add a claim, and return it to be shown."""
-        self.append(Claim(text, holds, evidence))
+        self.append(Claim(text, holds, evidence, paper))
         return self[-1]
 
     def save(self) -> None:
-        """Write each claim, whether it holds here, and the evidence."""
+        """Write each claim, whether it holds here, the evidence, and the paper's claim that it checks."""
         with writing(self.file) as temporary:
             temporary.write_text(json.dumps([vars(claim) for claim in self], indent=1) + "\n")
