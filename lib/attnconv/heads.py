@@ -42,30 +42,22 @@ class Description:
     """Mean shift, sum_k P(k) (k - q): (..., 2)."""
     covariance: NDArray
     """Of the shift around the centre, squared pixels: (..., 2, 2)."""
-    nearest_shift: NDArray
-    """Whole shift nearest to the centre (a half rounds to the even side): (..., 2)."""
     mass: NDArray
-    """Probability on ``nearest_shift``: 1 for a head that is one tap of a kernel."""
-    peak_shift: NDArray
-    """Whole shift with the most probability, the first in reading order of equal ones: (..., 2)."""
+    """Probability on the whole shift nearest to the centre: 1 for a head that is one tap of a kernel."""
     peak_mass: NDArray
-    """Probability on ``peak_shift``."""
+    """Probability on the whole shift that has the most."""
     entropy: NDArray
     """-sum_k P log P in nats: 0 for one pixel, log(H W) for a uniform map."""
     reach: NDArray
     """Mean distance from the query, sum_k P(k) |k - q|: how far the head looks."""
-    radius50: NDArray
-    """Radius around the centre of the smallest disc that holds half of the probability."""
-    radius90: NDArray
-    """The same for 90%."""
 
 
 def describe(maps: ArrayLike, query: Query) -> Description:
     """Describe what heads attend to at one query pixel: maps (..., H, W), each summing to 1.
 
-    The paper reads centres and 50% / 90% circles off the parameters of its Gaussian heads (section 4, figures 3 and 4);
-    this measures the same on the probabilities of any head, borders included, so a centre that lies outside the image
-    shows up where the head really looks.
+    The paper reads centres off the parameters of its Gaussian heads (section 4, figures 3 and 4); this measures the
+    same on the probabilities of any head, borders included, so a centre that lies outside the image shows up where the
+    head really looks.
 
     Raises:
         ValueError: the query lies outside the maps.
@@ -81,15 +73,7 @@ def describe(maps: ArrayLike, query: Query) -> Description:
     covariance = np.einsum("...n,...nd,...ne->...de", p, offset, offset)
     nearest = np.clip(np.rint(centre), shift[0], shift[-1])
     index = ((nearest - shift[0]) @ (len(columns), 1)).astype(int)
-    peak = p.argmax(-1)
     entropy = -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1) + 0.0  # no minus zero
-    distance = np.linalg.norm(offset, axis=-1)
-    order = distance.argsort(-1, kind="stable")
-    held = np.take_along_axis(p, order, -1).cumsum(-1)
-
-    def radius(share: float) -> NDArray:
-        first = (held >= share - 1e-6).argmax(-1)  # float32 probabilities sum to 1 only that closely
-        return np.take_along_axis(distance, np.take_along_axis(order, first[..., None], -1), -1)[..., 0]
 
     def known(values: NDArray) -> NDArray:
         return np.where(missing.reshape(shape + (1,) * (values.ndim - len(shape))), np.nan, values)
@@ -97,32 +81,11 @@ def describe(maps: ArrayLike, query: Query) -> Description:
     return Description(
         centre=known(centre),
         covariance=known(covariance),
-        nearest_shift=known(nearest),
         mass=known(np.take_along_axis(p, index[..., None], -1)[..., 0]),
-        peak_shift=known(shift[peak]),
-        peak_mass=known(np.take_along_axis(p, peak[..., None], -1)[..., 0]),
+        peak_mass=known(p.max(-1)),
         entropy=known(entropy),
         reach=known(p @ np.linalg.norm(shift, axis=-1)),
-        radius50=known(radius(0.5)),
-        radius90=known(radius(0.9)),
     )
-
-
-def gaussian_radius(spread: ArrayLike, share: float) -> NDArray:
-    """Radius in pixels around its centre within which an isotropic Gaussian head holds that share of its mass.
-
-    The shift's density is spread^2 / (2 pi) exp(-spread^2 r^2 / 2) with the paper's spread = Sigma^{-1/2}, so the share
-    within r is 1 - exp(-spread^2 r^2 / 2) and r = sqrt(-2 log(1 - share)) / |spread| (the circles of figure 4). It
-    holds for a head that is wide against a pixel and away from the borders; `describe` measures all others. At spread 0
-    it is infinite. The same number over sqrt(eigenvalue of Sigma^{-1}) gives the half axes of an ellipse.
-
-    Raises:
-        ValueError: share is not in [0, 1).
-    """
-    if not 0 <= share < 1:
-        raise ValueError(f"share = {share} must be in [0, 1).")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.sqrt(-2 * np.log1p(-share)) / np.abs(np.asarray(spread, dtype=float))
 
 
 def taps(mass: ArrayLike, centre: ArrayLike, grid: tuple[int, int], threshold: float = 0.8) -> NDArray:
@@ -422,39 +385,19 @@ def reach_order(reach: ArrayLike) -> NDArray:
 # --- moving the query ---------------------------------------------------------------------------------------------
 
 
-def mean_shifts(probabilities: ArrayLike) -> NDArray:
-    """Each head's centre at every query pixel, in pixels: P (..., H, W, H, W) -> (..., H, W, 2)."""
-    p = np.asarray(probabilities)
-    height, width = p.shape[-2:]
-    rows = p.sum(-1, dtype=float) @ np.arange(height) - np.arange(height)[:, None]
-    columns = p.sum(-2, dtype=float) @ np.arange(width) - np.arange(width)
-    return np.stack([rows, columns], axis=-1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Consistency:
-    """How constant heads stay as the query moves; see `translation_consistency`. Arrays (...)."""
-
-    agreement: NDArray
-    """Mean overlap of a head's map over shifts with that at the central query: 0 to 1, and 1 for a positional head."""
-    deviation: NDArray
-    """Root mean square change of its mean shift against the central query, pixels; 0 for a positional head."""
-
-
-def translation_consistency(probabilities: ArrayLike) -> Consistency:
-    """Whether heads keep their shift as the query moves, as a convolution would: P (..., H, W, H, W) -> (...).
+def translation_consistency(probabilities: ArrayLike) -> NDArray:
+    """Whether heads keep their shifts as the query moves, as a convolution would: P (..., H, W, H, W) -> (...).
 
     Section 4 (figures 6, 7) sees it in layers 2 and 3 of the model with content. The map at each query is compared with
-    the one at the central query (H // 2, W // 2), as maps over shifts. Near a border some shifts leave the image, so
-    both are first cut to the shifts that both queries have and renormalized: a positional softmax then agrees exactly.
-    Queries count by the product of the probabilities that the two cuts keep, so that an empty cut does not speak.
-    `Consistency.agreement` is then the mean of sum min(P, P_0), as in `overlap`. NaN where no query can be compared.
+    the one at the central query (H // 2, W // 2) by the mean of sum min(P, P_0), as in `overlap`: from 0 to 1, and 1
+    for a positional head. Near a border some shifts leave the image, so both maps are first cut to the shifts that both
+    queries have, and renormalized. A query's weight is the product of the probabilities that the two cuts keep: a cut
+    that keeps nothing counts for nothing. NaN where no query can be compared.
     """
     p = np.asarray(probabilities)
     height, width = p.shape[-2:]
     middle = height // 2, width // 2
-    weights = np.zeros(p.shape[:-4])
-    agreement, square = np.zeros(p.shape[:-4]), np.zeros(p.shape[:-4])
+    weights, agreement = np.zeros(p.shape[:-4]), np.zeros(p.shape[:-4])
     for query in np.ndindex(height, width):
         if query == middle:
             continue
@@ -466,57 +409,39 @@ def translation_consistency(probabilities: ArrayLike) -> Consistency:
         a = p[(..., *query, *here)].astype(float)
         b = p[(..., *middle, *there)].astype(float)
         mass_a, mass_b = a.sum((-2, -1)), b.sum((-2, -1))
-        weight = mass_a * mass_b
         a, b = (m / np.where(s > 0, s, 1)[..., None, None] for m, s in ((a, mass_a), (b, mass_b)))
-        apart = [(a - b).sum(-1) @ np.arange(a.shape[-2]), (a - b).sum(-2) @ np.arange(a.shape[-1])]
-        weights += weight
-        agreement += weight * np.minimum(a, b).sum((-2, -1))
-        square += weight * (apart[0] ** 2 + apart[1] ** 2)
+        weights += mass_a * mass_b
+        agreement += mass_a * mass_b * np.minimum(a, b).sum((-2, -1))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return Consistency(agreement / weights, np.sqrt(square / weights))
+        return agreement / weights
 
 
 # --- content versus position --------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoreShares:
-    """What makes a head's score vary over the keys: three shares (h,) that sum to 1; see `score_shares`."""
-
-    content: NDArray
-    """var(q . k) / var(score)."""
-    position: NDArray
-    """var(q . r) / var(score)."""
-    covariance: NDArray
-    """2 cov(q . k, q . r) / var(score): negative where the two parts work against each other."""
-
-    @property
-    def content_share(self) -> NDArray:
-        """Content's share with the covariance split in equal halves; below 0 or above 1 where the parts cancel."""
-        return self.content + self.covariance / 2
-
-
-def score_shares(content: ArrayLike, position: ArrayLike) -> ScoreShares:
-    """How much of the score is content and how much position, for each head: parts (B, h, H, W, H, W) -> (h,).
+def content_share(content: ArrayLike, position: ArrayLike) -> NDArray:
+    """How much of a head's score is content, the rest being position: parts (B, h, H, W, H, W) -> (h,).
 
     The parts are those of `ContentAttention.score_parts` (section 4, learned encoding with content). The softmax
     ignores what is constant over the keys, so each query's mean over keys is removed first; what is left are variances
     over keys, var(score) = var(content) + var(position) + 2 cov, each averaged over queries and images. The covariance
-    is a share of its own. The position part is q . r: it varies over keys by their position alone, though q is content.
-    NaN for a head whose score is constant.
+    is split in equal halves: the share is (var(content) + cov) / var(score). It leaves [0, 1] where the parts cancel.
+    The position part is q . r: it varies over keys by their position alone, but q comes from the content. NaN for a
+    head whose score is constant.
 
     Raises:
         ValueError: the two parts differ in shape.
     """
     if np.shape(content) != np.shape(position) or np.ndim(content) != 6:
         raise ValueError(f"parts of shapes {np.shape(content)}, {np.shape(position)} must both be (B, h, H, W, H, W).")
-    moments = np.zeros((3, np.shape(content)[1]))
+    shared = np.zeros(np.shape(content)[1])
+    total = np.zeros_like(shared)
     for c, p in zip(content, position, strict=True):  # image by image: in float64 a batch could fill the memory
         c, p = (np.asarray(part, dtype=float).reshape(*part.shape[:3], -1) for part in (c, p))
         c, p = (part - part.mean(-1, keepdims=True) for part in (c, p))
-        moments += [(c * c).mean((1, 2, 3)), (p * p).mean((1, 2, 3)), 2 * (c * p).mean((1, 2, 3))]
-    total = moments.sum(0)
-    return ScoreShares(*(moments / np.where(total > 0, total, np.nan)))
+        shared += (c * (c + p)).mean((1, 2, 3))
+        total += ((c + p) ** 2).mean((1, 2, 3))
+    return shared / np.where(total > 0, total, np.nan)
 
 
 # --- all heads of a trained network, at the queries that figures show ------------------------------------------------
@@ -542,9 +467,9 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
     Returns:
         ``queries`` (Q, 2), ``mean`` (Q, L, h, H, W) float16: P at these queries, and ``agreement`` (L, h) of
         `translation_consistency`; NaN for heads that a layer does not have. With content, ``mean`` is over the
-        first `AVERAGED` test images and ``agreement`` over the first `COMPARED`, as is ``content_share`` (L, h) of
-        `score_shares`; there are also ``images`` (n,), their ``pixels`` (n, H', W', C) and ``labels`` (n,), and
-        ``single`` (n, Q, L, h, H, W) float16.
+        first `AVERAGED` test images and ``agreement`` over the first `COMPARED`, as is ``content_share`` (L, h), see
+        there; there are also ``images`` (n,), their ``pixels`` (n, H', W', C) and ``labels`` (n,), and ``single``
+        (n, Q, L, h, H, W) float16.
     """
     layers, (height, width) = model.attention_layers, model.config.grid
     content = isinstance(layers[0], ContentAttention)
@@ -567,10 +492,9 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
     agreement, share = np.full((2, *shape[1:3]), np.nan)
     for index, (layer, seen) in enumerate(zip(layers, inputs, strict=True)):
         p = layer.probabilities(seen[:COMPARED]).mean(0) if content else layer.probabilities(height, width)
-        agreement[index, : layer.heads] = translation_consistency(p.cpu().numpy()).agreement
+        agreement[index, : layer.heads] = translation_consistency(p.cpu().numpy())
         if content:
-            parts = (part.cpu().numpy() for part in layer.score_parts(seen[:COMPARED]))
-            share[index] = score_shares(*parts).content_share
+            share[index] = content_share(*(part.cpu().numpy() for part in layer.score_parts(seen[:COMPARED])))
     found = dict(queries=np.array(places), mean=mean, agreement=agreement)
     if content:
         found |= dict(content_share=share, images=np.array(images), single=single, averaged=np.array(len(inputs[0])))

@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import sys
 import tempfile
-from collections.abc import Iterator
+import warnings
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from safetensors import safe_open
+from typing_extensions import TypedDict
 
-from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash, from_dict, to_dict
+from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash, from_dict, shown, to_dict
 
 
 class RunError(ValueError):
@@ -35,23 +41,78 @@ def identity(model: ModelConfig, train: TrainConfig, data_key: str, start: str |
     return config_hash(model, recipe, data_key, start)
 
 
+class _Data(TypedDict):
+    """The data set of a run, as far as what reads run folders asks for it."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)
+    name: str
+    form: str
+    key: str
+    classes: list[str]
+    train_images: int
+    test_images: int
+    mean: list[float]
+    std: list[float]
+
+
+class _Config(TypedDict):
+    """config.json."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)
+    preset: str
+    hash: str
+    model: dict[str, Any]
+    train: dict[str, Any]
+    data: _Data
+    sessions: NotRequired[list[dict[str, Any]]]
+    weights: NotRequired[str]
+
+
+class _Epoch(TypedDict):
+    """A line of metrics.jsonl."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    epoch: int
+    train_loss: float
+    train_accuracy: float
+    test_loss: float
+    test_accuracy: float
+    lr: float
+
+
+_CONFIG, _METRICS = TypeAdapter(_Config), TypeAdapter(list[_Epoch])
+
+
+@contextlib.contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Whatever goes wrong while a file of a run folder is read becomes one `RunError` that names it."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:  # the readers of damaged files raise dozens of kinds
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "its content"
+            why = f"{place} is missing" if first["type"] == "missing" else f"{place} is {shown(first['input'])}"
+        folder = file.parent.parent if file.parent.name == "checkpoint" else file.parent
+        raise RunError(f"{file} is damaged ({why}); bring it back, or remove {folder} and train again.") from error
+
+
 @dataclass(frozen=True)
 class Run:
-    """A run folder, read lazily."""
+    """A run folder, read lazily. What is read is checked: `RunError` names the file that is damaged."""
 
     path: Path
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """``config.json``: preset, title, hash, model, train, data, environment."""
-        try:
-            return json.loads((self.path / "config.json").read_text())
-        except FileNotFoundError:
-            raise RunError(f"{self.path} is no run folder: it has no config.json.") from None
-        except json.JSONDecodeError as error:
-            raise RunError(
-                f"{self.path / 'config.json'} is damaged ({error}); remove the folder and train again."
-            ) from None
+        """``config.json``: preset, hash, model, train, data, environment, and the checksum of the weights."""
+        if not (self.path / "config.json").exists():
+            raise RunError(f"{self.path} is no run folder: it has no config.json.")
+        with reading(self.path / "config.json"):
+            return _CONFIG.validate_python(json.loads((self.path / "config.json").read_bytes()))
 
     @property
     def preset(self) -> str:
@@ -64,21 +125,42 @@ class Run:
 
     @cached_property
     def model(self) -> ModelConfig:
-        return from_dict(ModelConfig, self.config["model"])
+        with reading(self.path / "config.json"):
+            return from_dict(ModelConfig, self.config["model"])
 
     @cached_property
     def train(self) -> TrainConfig:
-        return from_dict(TrainConfig, self.config["train"])
+        with reading(self.path / "config.json"):
+            return from_dict(TrainConfig, self.config["train"])
 
     @property
     def finished(self) -> bool:
-        return (self.path / "model.safetensors").is_file()
+        """Whether the weights are there, whole: of the checksum that config.json records, if it does."""
+        file = self.path / "model.safetensors"
+        if not file.is_file():
+            return False
+        if wanted := self.config.get("weights"):
+            about = file.stat()
+            return _sha256(file, about.st_size, about.st_mtime_ns) == wanted
+        try:
+            with safe_open(file, "numpy"):  # compares the file's size with its table of contents
+                return True
+        except Exception:  # of the kinds that `reading` speaks of
+            return False
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
         """One dictionary an epoch: train_loss, train_accuracy, test_loss, test_accuracy, lr, seconds, ..."""
         file = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+        weights = (self.path / "model.safetensors").exists()
+        if not weights and not file.exists():
+            return []
+        with reading(file):
+            lines = _METRICS.validate_python([json.loads(line) for line in file.read_bytes().splitlines()])
+            wanted = self.config["train"]["epochs"] if weights else len(lines)
+            if [line["epoch"] for line in lines] != list(range(1, wanted + 1)):
+                raise ValueError(f"its {len(lines)} lines are not one for each of {wanted} epochs")
+            return lines
 
     @property
     def test_accuracy(self) -> float:
@@ -90,42 +172,76 @@ class Run:
     @cached_property
     def heads(self) -> dict[str, np.ndarray]:
         """Head geometry before training and after every epoch: each (epochs + 1, layers, heads, ...), see `heads`."""
-        return _arrays(self.path / "heads.npz")
+        found = _arrays(self.path / "heads.npz", ("centre", "covariance", "mass", "entropy", "reach", "precision"))
+        with reading(self.path / "heads.npz"):
+            shapes = {values.shape[:3] for values in found.values()}
+            if found and shapes != {(len(self.metrics) + 1, self.model.layers, max(self.model.heads_per_layer))}:
+                raise ValueError(f"its arrays begin with {shapes}, which is not this run's (epochs + 1, layers, heads)")
+        return found
 
     @cached_property
     def right(self) -> np.ndarray | None:
         """Whether the trained network is right about each test image, in the data's order: (N,); None if not kept."""
-        kept = _arrays(self.path / "predictions.npz")
+        kept = _arrays(self.path / "predictions.npz", ("predicted", "label"))
+        with reading(self.path / "predictions.npz"):
+            if kept and {kept[name].shape for name in kept} != {(self.config["data"]["test_images"],)}:
+                raise ValueError("it is not one prediction and one label for each test image")
         return kept["predicted"] == kept["label"] if kept else None
 
     @cached_property
     def attention(self) -> dict[str, np.ndarray]:
         """What its heads attend to after training, as `heads.measure_attention` found it; empty if not asked yet."""
-        arrays = _arrays(self.path / "attention.npz")
-        for name in {"mean", "single"} & arrays.keys():  # float16 on disk
-            maps = arrays[name].astype(np.float32)
-            arrays[name] = maps / maps.sum((-2, -1), keepdims=True)
+        arrays = _arrays(self.path / "attention.npz", ("queries", "mean", "agreement"))
+        with reading(self.path / "attention.npz"):
+            for name in {"mean", "single"} & arrays.keys():  # float16 on disk
+                maps = arrays[name].astype(np.float32)
+                arrays[name] = maps / maps.sum((-2, -1), keepdims=True)
         return arrays
 
+    def check(self) -> None:
+        """Read all that is small: `RunError` names the first file that is damaged."""
+        _ = self.config, self.model, self.train, self.metrics, self.heads, self.right
+        if not self.finished:
+            raise RunError(f"{self.path / 'model.safetensors'} is damaged or missing; train the run again.")
 
-def _arrays(file: Path) -> dict[str, np.ndarray]:
-    if not file.is_file():
+
+@lru_cache
+def _sha256(file: Path, size: int, changed: int) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _arrays(file: Path, names: Collection[str]) -> dict[str, np.ndarray]:
+    """The arrays of an npz file, these among them; empty where there is no such file."""
+    if not file.exists():
         return {}
-    with np.load(file) as arrays:
-        return dict(arrays)
+    with reading(file), np.load(file) as arrays:
+        found = dict(arrays)
+        if missing := set(names) - found.keys():
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    return found
 
 
 def find_runs(folder: str | Path) -> list[Run]:
-    """All finished runs below a folder, in the presets' order, then by seed and name."""
-    order = {name: place for place, name in enumerate(PRESETS)}
-    runs = [Run(file.parent) for file in Path(folder).glob("*/config.json")]
-    runs = [run for run in runs if run.finished]
+    """All finished runs below a folder, in the presets' order, then by seed and name.
+
+    What is damaged, or no run of this library, is left out with a warning that names it.
+    """
+    order, runs = {name: place for place, name in enumerate(PRESETS)}, []
+    for file in Path(folder).glob("*/config.json"):
+        run = Run(file.parent)
+        if (run.path / "model.safetensors").exists():
+            try:
+                run.check()
+                runs.append(run)
+            except RunError as error:
+                warnings.warn(f"The run folder {run.path.name} is left out: {error}", stacklevel=2)
     return sorted(runs, key=lambda run: (order.get(run.preset, len(order)), run.train.seed, run.path.name))
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Write a file whole or not at all: gives a temporary path beside it, moved into place at the end."""
+    """Write a file whole or not at all: gives a temporary path beside it, moved into place when it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
@@ -133,24 +249,26 @@ def writing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o644)
+        with open(temporary, "rb") as file:
+            os.fsync(file)
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say where
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process; a second one that wants to train it is refused.
-
-    With ATTNCONV_WAIT=1, as in a batch run, whose notebooks may need the same missing run, the second one waits.
-    """
+    """Hold a run folder for this process, after waiting for one that trains it; what killed ones left is removed."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if os.environ.get("ATTNCONV_WAIT") != "1":
-                raise RunError(f"{folder} is being trained by another process; wait for it or stop it first.") from None
-            print(f"{folder.name} is being trained by another process; waiting for it.", flush=True)
+            print(f"Another process trains {folder}: waiting for it.", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
+        for leftover in folder.rglob(".*-*"):  # of `writing`
+            leftover.unlink()
         yield

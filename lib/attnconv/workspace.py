@@ -266,6 +266,6 @@ class Claims(list[Claim]):
         return self[-1]
 
     def save(self) -> None:
-        """Write each claim, whether it holds here, and the evidence."""
+        """Write each claim, whether it holds here, the evidence, and the paper's claim that it checks."""
         with writing(self.file) as temporary:
             temporary.write_text(json.dumps([vars(claim) for claim in self], indent=1) + "\n")
