@@ -235,7 +235,7 @@ class Batch:
         started, failure = time.time(), []
         log = tempfile.TemporaryFile("w+", errors="replace")  # what a kernel says before or after its notebook
         batch = self
-        environment = {**os.environ, "ATTNCONV_QUIET": "1", "ATTNCONV_STATIC": "1", "ATTNCONV_WAIT": "1"}
+        environment = {**os.environ, "ATTNCONV_QUIET": "1", "ATTNCONV_STATIC": "1"}
         environment["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LIBRARY.parent), os.environ.get("PYTHONPATH")]))
         environment.pop("MPLBACKEND", None)  # the kernel shows figures in the notebook
@@ -401,7 +401,7 @@ def remove_leftovers(folder: Path) -> None:
     for place in [*places, *folder.glob("runs/*/"), *folder.glob("runs/*/checkpoint/")]:
         files = [file for file in place.glob(".*") if half.fullmatch(file.name) and file.is_file()]
         run = next((p for p in (place, place.parent) if p.parent == folder / "runs"), None)
-        with contextlib.suppress(RunError), locked(run) if run and files else contextlib.nullcontext():
+        with contextlib.suppress(RunError), locked(run, wait=False) if run and files else contextlib.nullcontext():
             for file in files:
                 file.unlink(missing_ok=True)
 

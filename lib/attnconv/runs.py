@@ -260,13 +260,18 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process, after waiting for one that trains it; what killed ones left is removed."""
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a run folder for this process; what killed processes left in it is removed.
+
+    Where another process trains it: wait until it is done, or raise `RunError` if not ``wait``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if not wait:
+                raise RunError(f"{folder} is being trained by another process.") from None
             print(f"Another process trains {folder}: waiting for it.", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         for leftover in folder.rglob(".*-*"):  # of `writing`

@@ -187,7 +187,7 @@ def kernel_closeness(
 def content_share(shares: ArrayLike) -> Figure:
     """Content's share of what makes the score vary, by layer: a point for each of (layers, heads), 1 is all of it.
 
-    See `heads.ScoreShares.content_share`: it leaves [0, 1] where content and position cancel. Bars are layer means.
+    See `heads.content_share`: it leaves [0, 1] where content and position cancel. Bars are layer means.
     """
     shares = 100 * checked(shares, 2, name="shares", shape="(layers, heads)")
     layers = len(shares)
