@@ -321,7 +321,7 @@ def _compare(network: nn.Module, converted: nn.Module, images: Tensor) -> None:
                 "that its modules do not show, or alpha is too small (`missed_mass`); convert the parts that agree."
             )
 
-    run(network, lambda name, y: outputs.append((name, y)))
+    run(network, lambda name, y: outputs.append((name, y.clone())))  # before anything writes into it
     left = iter(outputs)
     run(converted, compare)
 
