@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from attnconv import doctor
 from attnconv.constraints import ROOT, constraints, lock_from_report, read_lock, requirements
@@ -158,13 +159,17 @@ def test_the_doctor_finds_a_damaged_sample(capsys: pytest.CaptureFixture, monkey
 
 
 def test_the_doctor_says_how_far_runs_are(tmp_path: Path) -> None:
+    data = dict(name="n", form="f", key="k", classes=[], train_images=1, test_images=1, mean=[], std=[])
+    config = dict(preset="quadratic", hash="h", model={}, train={"epochs": 3}, data=data)
+    epoch = dict(train_loss=1.0, train_accuracy=0.5, test_loss=1.0, test_accuracy=0.843, lr=0.1)
     for name, finished in (("a", True), ("b", False), ("c", False)):
         folder = tmp_path / "quick" / "runs" / name
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps({"train": {"epochs": 3}}) if name != "c" else "{")
-        (folder / "metrics.jsonl").write_text('{"test_accuracy": 0.843}\n' * (3 if finished else 1))
+        (folder / "config.json").write_text(json.dumps(config) if name != "c" else "{")
+        lines = [json.dumps({"epoch": i + 1, **epoch}) + "\n" for i in range(3 if finished else 1)]
+        (folder / "metrics.jsonl").write_text("".join(lines))
         if finished:
-            (folder / "model.safetensors").touch()
+            save_file({}, folder / "model.safetensors")
     (a, b, c) = doctor.runs(tmp_path)
     assert a == ("run: quick/a", "finished, 84.3% test accuracy", "")
     assert b == ("run: quick/b", "epoch 1 of 3, resumes when trained again, 84.3% test accuracy", "")

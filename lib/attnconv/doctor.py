@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import platform
 import shutil
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from attnconv import __version__
 from attnconv.constraints import requirements
 from attnconv.reproduce import cores, device, version_of
-from attnconv.runs import Run
+from attnconv.runs import Run, RunError
 from attnconv.sources import DataError, MissingData, find_data, read_sample
 from attnconv.workspace import REPOSITORY
 
@@ -96,14 +95,12 @@ def runs(outputs: Path = REPOSITORY / "outputs") -> Iterator[Line]:
     for file in sorted(outputs.glob("*/runs/*/config.json")):
         name = f"run: {file.parents[2].name}/{file.parent.name}"
         try:
-            epochs = json.loads(file.read_text())["train"]["epochs"]
-            metrics = file.with_name("metrics.jsonl")
-            lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
-            accuracy = f", {lines[-1]['test_accuracy']:.1%} test accuracy" if lines else ""
-            finished = Run(file.parent).finished
-        except (ValueError, KeyError, TypeError) as error:
-            yield name, f"damaged: {error!r}", f"remove {file.parent} and train again"
+            run = Run(file.parent)
+            epochs, lines, finished = run.train.epochs, run.metrics, run.finished
+        except RunError as error:
+            yield name, "damaged", str(error)
             continue
+        accuracy = f", {lines[-1]['test_accuracy']:.1%} test accuracy" if lines else ""
         state = "finished" if finished else f"epoch {len(lines)} of {epochs}, resumes when trained again"
         yield name, state + accuracy, ""
 

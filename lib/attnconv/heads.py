@@ -16,8 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
@@ -300,26 +298,13 @@ def _parameter(old: nn.Parameter, values: Tensor) -> nn.Parameter:
 # --- the heads of a layer together --------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Coverage:
-    """How the heads of each layer fill the k x k grid around the query; see `coverage`. Arrays (...)."""
+def coverage(centres: ArrayLike, kernel_size: int) -> NDArray:
+    """Share of the k x k grid around the query that heads' centres (..., h, 2), in pixels, cover: (...).
 
-    covered: NDArray
-    """Share of the k^2 cells with a head's centre within half a pixel: 1 is Lemma 1's bijection (if k^2 heads)."""
-    distance: NDArray
-    """Mean distance of head and cell in the best assignment, pixels; NaN without heads."""
-    cells: NDArray
-    """Number of cells that are the nearest whole shift of at least one head."""
-
-
-def coverage(centres: ArrayLike, kernel_size: int) -> Coverage:
-    """How closely heads' centres (..., h, 2), in pixels, form the k x k grid around the query.
-
-    Lemma 1 wants a bijection between heads and the taps of a kernel; section 4 finds such grids in early layers. Heads
-    are assigned to different cells at the least total Euclidean distance (`scipy.optimize.linear_sum_assignment`; with
-    more heads than cells, or fewer, min(h, k^2) of them). Discs of radius 0.5 around cells do not overlap, so the
-    covered share counts cells with any head inside: no assignment covers more. Heads that are NaN are left out. An even
-    k x k grid has the query at one of its four middle cells: at that for which it is covered best.
+    Lemma 1 wants a bijection between heads and the taps of a kernel; section 4 finds such grids in early layers. A cell
+    is covered if a head's centre lies within half a pixel of it: such discs do not overlap, so 1 means that k^2
+    different heads have a cell each. Heads that are NaN are left out. An even k x k grid has the query at one of its
+    four middle cells: at that for which it is covered best.
 
     Raises:
         ValueError: kernel_size is below 1.
@@ -327,27 +312,12 @@ def coverage(centres: ArrayLike, kernel_size: int) -> Coverage:
     if kernel_size < 1:
         raise ValueError(f"kernel_size = {kernel_size} must be at least 1.")
     firsts = sorted({-(kernel_size // 2), 1 - (kernel_size + 1) // 2})  # first row or column of the grid; two if even
-    centres = np.asarray(centres, dtype=float)
-    places = [_coverage(centres, kernel_size, first) for first in itertools.product(firsts, repeat=2)]
-    covered, distance, cells = (np.stack(values) for values in zip(*places, strict=True))
-    best = np.lexsort((distance, -covered), axis=0)[:1]
-    return Coverage(*(np.take_along_axis(values, best, axis=0)[0] for values in (covered, distance, cells)))
-
-
-def _coverage(centres: NDArray, side: int, first: tuple[int, int]) -> tuple[NDArray, NDArray, NDArray]:
-    grid = np.stack(np.meshgrid(*(np.arange(start, start + side) for start in first), indexing="ij"), -1).reshape(-1, 2)
-    covered, distance = np.zeros(centres.shape[:-2]), np.full(centres.shape[:-2], np.nan)
-    cells = np.zeros(centres.shape[:-2], dtype=int)
-    for index in np.ndindex(centres.shape[:-2]):
-        layer = centres[index][np.isfinite(centres[index]).all(-1)]
-        if len(layer):
-            distances = cdist(layer, grid)  # (h, k^2)
-            covered[index] = (distances.min(0) <= 0.5).mean()
-            distance[index] = distances[linear_sum_assignment(distances)].mean()
-            nearest = np.rint(layer)
-            inside = nearest[((nearest >= first) & (nearest < np.add(first, side))).all(-1)]
-            cells[index] = len(np.unique(inside, axis=0))
-    return covered, distance, cells
+    centres, covered = np.asarray(centres, dtype=float), []
+    for first in itertools.product(firsts, repeat=2):
+        cells = np.array(first) + np.stack(np.mgrid[:kernel_size, :kernel_size], -1).reshape(-1, 2)  # (k^2, 2)
+        distance = np.linalg.norm(centres[..., :, None, :] - cells, axis=-1)  # (..., h, k^2)
+        covered.append((distance <= 0.5).any(-2).mean(-1))
+    return np.max(covered, axis=0)
 
 
 def in_former_places(values: ArrayLike, centres: ArrayLike, before: ArrayLike) -> NDArray:
