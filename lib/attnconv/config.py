@@ -42,43 +42,31 @@ class Config(BaseModel):
 
 def _explained(cls: type[Config], error: ValidationError, values: dict[str, Any]) -> ConfigError:
     """The first of pydantic's errors in this library's words."""
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    first, place = errors[0], [str(part) for part in errors[0]["loc"]]
     if isinstance(own := first.get("ctx", {}).get("error"), ConfigError):
         return own  # of a validator below
-    place = [str(part) for part in first["loc"]]
+    name, value = place[0], values.get(place[0])
     if first["type"] == "extra_forbidden":
-        return ConfigError(f"{cls.__name__} has no value named {place[0]!r}.{_nearest(place[0], cls.model_fields)}")
-    if place[-1] == "[key]":
-        known = first["ctx"].get("expected", "a text") if "ctx" in first else "a text"
-        return ConfigError(f"{cls.__name__}.{'.'.join(place[:-2])} has a name {first['input']!r}; it must be {known}.")
-    if place[0] not in values:
-        return ConfigError(f"{cls.__name__}.{place[0]} is missing; give it a value.")
-    schema = cls.model_json_schema()["properties"][place[0]]
-    value = values[place[0]]
-    if schema.get("type") == "object":  # name the entry, not all of them
-        name, value, limit = ".".join(place), first["input"], "hold 'name: value' lines"
-    else:
-        name, limit = place[0], f"be {_allowed(schema)}"
+        return ConfigError(f"{cls.__name__} has no value named {name!r}.{_nearest(name, cls.model_fields)}")
+    if isinstance(value, dict):  # the entry, not all of them
+        name, value = ".".join(place).removesuffix(".[key]"), first["input"]
+    # A value of several possible types has an error for each.
+    limits = dict.fromkeys(e["msg"].removeprefix("Input should ") for e in errors if str(e["loc"][0]) == place[0])
+    text = f"{cls.__name__}.{name} = {shown(value)} must {', or '.join(limits)}."
+    for theirs, ours in _WORDS.items():
+        text = text.replace(theirs, ours)
     quoted = isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", value)
-    return ConfigError(
-        f"{cls.__name__}.{name} = {shown(value)} must {limit}.{' Write it without quotes.' if quoted else ''}"
-    )
+    return ConfigError(f"{text} Write it without quotes." if quoted else text)
 
 
-def _allowed(schema: dict[str, Any]) -> str:
-    """What a field's JSON schema allows, in words."""
-    if "anyOf" in schema:
-        return ", or ".join(_allowed(option) for option in schema["anyOf"])
-    if "enum" in schema:
-        return "one of " + ", ".join(repr(option) for option in schema["enum"])
-    if schema["type"] == "array":
-        items = schema.get("prefixItems")
-        count = f"{len(items)} values" if items else "at least one value" if schema.get("minItems") else "values"
-        return f"a list of {count}, each {_allowed(items[0] if items else schema['items'])}"
-    words = {"integer": "a whole number", "number": "a finite number", "boolean": "true or false", "null": "None"}
-    limits = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    found = [f"{word} {schema[name]}" for name, word in limits.items() if name in schema]
-    return " ".join([words.get(schema["type"], "a text"), " and ".join(found)]).strip()
+_WORDS = {"must Field required": "must be given", "must Tuple should": "must", "a valid integer": "a whole number"}
+_WORDS |= {
+    "a valid tuple": "a list",
+    "a valid dictionary": "'name: value' lines",
+    "a valid": "a",
+    " after validation": "",
+}
 
 
 def shown(value: Any) -> str:

@@ -110,7 +110,9 @@ class Run:
     def config(self) -> dict[str, Any]:
         """``config.json``: preset, hash, model, train, data, environment, and the checksum of the weights."""
         if not (self.path / "config.json").exists():
-            raise RunError(f"{self.path} is no run folder: it has no config.json.")
+            raise RunError(
+                f"{self.path} is no run folder: it has no config.json. Name another, or train into an empty one."
+            )
         with reading(self.path / "config.json"):
             return _CONFIG.validate_python(json.loads((self.path / "config.json").read_bytes()))
 

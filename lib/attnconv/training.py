@@ -63,10 +63,8 @@ def set_seed(seed: int) -> None:
 
 def best_device() -> torch.device:
     """CUDA where there is one (this process's own under torchrun), else the CPU."""
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else CPU
-
-
-CPU = torch.device("cpu")
+    cuda = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
+    return torch.device(cuda if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,8 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizers:
     positions = position_parameters(model)
     special = {id(p) for p in positions}
     rest = [(name, p) for name, p in model.named_parameters() if id(p) not in special]
-    inner = [p for name, p in rest if name.startswith(("blocks.", "stages.")) and _is_matrix(name, p)]
+    inside = [(name, p) for name, p in rest if name.startswith(("blocks.", "stages."))]
+    inner = [p for name, p in inside if p.dim() > 1 and name.endswith(".weight")]
     by_muon = {id(p) for p in inner} if config.optimizer == "muon" else set()
     others = [p for _, p in rest if id(p) not in by_muon]
     sgd = config.optimizer == "sgd"
@@ -130,10 +129,6 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizers:
     twins = [(p, nn.Parameter(p.detach().flatten(1).clone())) for p in inner]
     group = dict(params=[flat for _, flat in twins], peak_lr=config.lr, weight_decay=config.weight_decay)
     return Optimizers(adamw, torch.optim.Muon([group], momentum=config.momentum), twins=twins)
-
-
-def _is_matrix(name: str, p: Tensor) -> bool:
-    return p.dim() > 1 and name.endswith(".weight")
 
 
 class Optimizers:
@@ -220,15 +215,8 @@ def train(
         resumed = trainer.resume()
         here = environment(device) | {"computation": str(trainer.computation), "processes": team.size}
         before = Run(folder).config.get("sessions", []) if (folder / "config.json").is_file() else []
-        trainer.about = dict(
-            preset=preset,
-            hash=name,
-            model=to_dict(model.config),
-            train=to_dict(train_config),
-            data=_about(data),
-            environment=here,
-            sessions=[*before, here],
-        )
+        config = dict(preset=preset, hash=name, model=to_dict(model.config), train=to_dict(train_config))
+        trainer.about = config | dict(data=_about(data), environment=here, sessions=[*before, here])
         trainer.fit(resumed)
     return Run(folder)
 
@@ -289,7 +277,7 @@ def _commit() -> str | None:
 
 def _pruned(start: Run) -> nn.Module:
     """The trained model of a run without its degenerate heads."""
-    model, _ = load_run(start.path, CPU)
+    model, _ = load_run(start.path, torch.device("cpu"))
     for block in model.blocks:
         block.attention = heads.prune(block.attention)
     model.config = replace(model.config, {"heads": tuple(layer.heads for layer in model.attention_layers)})
@@ -498,8 +486,7 @@ class _Trainer:
 
     def resume(self) -> bool:
         """Take the state of the last checkpoint, if there is one."""
-        found = self.checkpoint.is_file()
-        if found:
+        if found := self.checkpoint.is_file():
             with reading(self.checkpoint):
                 if damaged := zipfile.ZipFile(self.checkpoint).testzip():  # torch does not compare checksums
                     raise ValueError(f"{damaged} has another checksum")
