@@ -1,7 +1,6 @@
 """What notebooks work with: where results go, that runs are found and never overwritten, and rows of Table 1."""
 
 import dataclasses
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -231,18 +230,3 @@ def test_a_small_run_is_not_held_against_the_paper(run):
     row = results.result(run.title, [run])
     assert not row.comparable and "fashion-mnist" in row.why
     assert row.accuracies == [run.test_accuracy] and row.flops_separable < row.flops_dense
-
-
-def test_claims_are_saved_and_shown(work):
-    claims = work.claims("claims")
-    shown = [claims.check(*claim)._repr_markdown_() for claim in (("A", True, "1 of 1"), ("B", np.False_, "0 of 1"))]
-    claims.check("C", None, "1 of 2", paper="grid")
-    claims.save()
-    saved = json.loads((work.folder / "tables" / "claims.json").read_text())
-    assert saved[1] == {"text": "B", "holds": False, "evidence": "0 of 1", "paper": ""}
-    assert (
-        saved[2]["holds"] is None
-        and saved[2]["paper"] == "grid"
-        and "**is undecided here**" in claims[2]._repr_markdown_()
-    )
-    assert "**holds here**" in shown[0] and "**does not hold here**" in shown[1]

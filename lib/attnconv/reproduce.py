@@ -36,11 +36,12 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from attnconv import __version__
+from attnconv.claims import Claim, PaperClaim, read_claims, scoreboard
 from attnconv.config import ConfigError, Profile, load_profile
 from attnconv.fresh import changed, file_hash, inputs, results, version_of
 from attnconv.plan import Job, plan, read_notebook, select, title_of, with_needs, with_parameters
 from attnconv.runs import Run, RunError, find_runs, locked, writing
-from attnconv.workspace import NAMED_DATA, REPOSITORY, VERDICTS, output_folder
+from attnconv.workspace import NAMED_DATA, REPOSITORY, output_folder
 
 LIBRARY = Path(__file__).parent
 
@@ -441,9 +442,13 @@ def write_page(output: Path) -> Path:
                 section["pictures"].append(_picture(file))
     for section in sections.values():
         section["pictures"].sort(key=lambda picture: (picture["place"], picture["name"]))  # as the notebook shows them
+    columns, board = _scoreboard(output)
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(LIBRARY), autoescape=True, trim_blocks=True)
     page = environment.get_template("page.html.j2").render(
         name=output.name,
+        columns=columns,
+        board=board,
+        pictured={picture["stem"] for section in sections.values() for picture in section["pictures"]},
         explorer=(output / "explorer.html").is_file(),
         runs=list(_runs(output / "runs")),
         sections=dict(sorted(sections.items())),
@@ -457,6 +462,7 @@ def _picture(file: Path) -> dict[str, Any]:
     note = read_json(file.with_suffix(".json"), dict)
     return dict(
         name=file.name,
+        stem=file.stem,
         source=f"data:image/{file.suffix[1:]};base64,{base64.b64encode(file.read_bytes()).decode()}",
         caption=str(note.get("caption") or file.stem[3:].replace("-", " ")),
         runs=note["runs"] if isinstance(note.get("runs"), list) else [],
@@ -464,12 +470,16 @@ def _picture(file: Path) -> dict[str, Any]:
     )
 
 
-def _claims(file: Path) -> Iterator[dict[str, Any]]:
+def _claims(file: Path) -> list[tuple[str, Claim]]:
     run = file.stem.partition("-claims-")[2]  # empty where it is about several
-    for claim in read_json(file, list):
-        if isinstance(claim, dict) and {"text", "holds", "evidence"} <= claim.keys():
-            holds = claim["holds"] if isinstance(claim["holds"], bool) else None
-            yield claim | {"run": run, "holds": holds, "verdict": VERDICTS[holds]}
+    return [(run, claim) for claim in read_claims(file) if not claim.paper]
+
+
+def _scoreboard(output: Path) -> tuple[list[str], list[tuple[PaperClaim, dict[str, list[Claim]]]]]:
+    """Columns, and each claim of the paper with what was found: in the recorded evening, where it is, and here."""
+    evening = REPOSITORY / "outputs" / "evening"
+    folders = {folder.name: folder for folder in (evening, output) if (folder / "tables").is_dir()}
+    return list(folders), scoreboard(folders)
 
 
 def _runs(folder: Path) -> Iterator[tuple[Run, float]]:

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnconv.claims import Claims
 from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
 from attnconv.runs import Run, find_runs, identity, writing
 
@@ -222,50 +223,3 @@ def _is_copy(data: str, name: str) -> bool:
                 return tuple(counts) == CIFAR10_IMAGES
         return source.name == name
     return False
-
-
-VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim, checked here. A notebook's cell that ends in one shows it."""
-
-    text: str
-    holds: bool | None
-    """None: the noise is too large to tell."""
-    evidence: str
-    """The numbers that decided, in words."""
-    paper: str = ""
-    """The claim of the paper that this is (a key of `results.PAPER_CLAIMS`); empty for a check of our own."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "holds", None if self.holds is None else bool(self.holds))  # NumPy's truth is not JSON
-
-    @property
-    def verdict(self) -> str:
-        return VERDICTS[self.holds]
-
-    def _repr_markdown_(self) -> str:
-        return f"> *{self.text}* — **{self.verdict} here**: {self.evidence}"
-
-    def __repr__(self) -> str:
-        return f"{self.text}: {self.verdict} here ({self.evidence})"
-
-
-class Claims(list[Claim]):
-    """The claims of one notebook; see `Workspace.claims`."""
-
-    def __init__(self, file: Path):
-        super().__init__()
-        self.file = file
-
-    def check(self, text: str, holds: bool | None, evidence: str, *, paper: str = "") -> Claim:
-        """Add a claim, and return it to be shown."""
-        self.append(Claim(text, holds, evidence, paper))
-        return self[-1]
-
-    def save(self) -> None:
-        """Write each claim, whether it holds here, the evidence, and the paper's claim that it checks."""
-        with writing(self.file) as temporary:
-            temporary.write_text(json.dumps([vars(claim) for claim in self], indent=1) + "\n")

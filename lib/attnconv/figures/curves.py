@@ -248,7 +248,7 @@ def coverage_grid(
             accuracy.axhline(100 * chance_accuracy, color="0.4", linewidth=0.9, linestyle=DASHED)
         cells.set_title(factor)
         cells.set(ylim=(-0.3, 9.3), yticks=(0, 3, 6, 9))
-        names = [textwrap.fill(level, 12) for level in values]
+        names = [textwrap.fill(level, 7) for level in values]
         accuracy.set(xlim=(-0.5, len(names) - 0.5), xticks=range(len(names)), xticklabels=names)
         for ax in (cells, accuracy):
             ax.grid(axis="y")
