@@ -450,6 +450,7 @@ def write_page(output: Path) -> Path:
         board=board,
         pictured={picture["stem"] for section in sections.values() for picture in section["pictures"]},
         explorer=(output / "explorer.html").is_file(),
+        playground=(output / "playground.html").is_file(),
         runs=list(_runs(output / "runs")),
         sections=dict(sorted(sections.items())),
     )
