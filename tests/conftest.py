@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import nbformat
 import pytest
+
+# A suite that is started in the background may inherit that Ctrl-C and SIGHUP are ignored. What it starts must not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 PARAMETERS = "profile = 'toy'\ndata = 'embedded'\noutput = '.'\n"
 

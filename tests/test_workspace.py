@@ -50,7 +50,7 @@ def test_another_copy_of_the_profiles_data_shares_its_output_folder(form, tmp_pa
         if form == "Parquet":
             labels = pa.table({"img": [b""] * count, "label": [0] * count})
             pq.write_table(labels, tmp_path / f"{split}.parquet")
-        for name in [f"data_batch_{i + 1}" for i in range(5)] if i == 0 else ["test_batch"]:
+        for name in [f"data_batch_{i + 1}" for i in range(5)] if i == 0 else ["test_batch", "batches.meta"]:
             if form == "batches":
                 (tmp_path / name).touch()
     assert output_folder(Profile(name="paper", data="cifar10"), str(tmp_path)) == REPOSITORY / "outputs" / "paper"
