@@ -46,15 +46,16 @@ def test_other_data_get_an_output_folder_of_their_own(profile, data, folder):
 
 @pytest.mark.parametrize("form", ["batches", "Parquet"])
 def test_another_copy_of_the_profiles_data_shares_its_output_folder(form, tmp_path):
-    for i, (split, count) in enumerate((("train", 50_000), ("test", 10_000))):
-        if form == "Parquet":
-            labels = pa.table({"img": [b""] * count, "label": [0] * count})
-            pq.write_table(labels, tmp_path / f"{split}.parquet")
-        for name in [f"data_batch_{i + 1}" for i in range(5)] if i == 0 else ["test_batch", "batches.meta"]:
-            if form == "batches":
-                (tmp_path / name).touch()
-    assert output_folder(Profile(name="paper", data="cifar10"), str(tmp_path)) == REPOSITORY / "outputs" / "paper"
-    assert output_folder(Profile(name="quick"), str(tmp_path)).name.startswith("quick-")
+    folder = tmp_path / ("cifar-10-batches-py" if form == "batches" else "images")
+    folder.mkdir()
+    if form == "batches":
+        for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"):
+            (folder / name).touch()
+    else:
+        for split, count in (("train", 50_000), ("test", 10_000)):
+            pq.write_table(pa.table({"img": [b""] * count, "label": [0] * count}), folder / f"{split}.parquet")
+    assert output_folder(Profile(name="paper", data="cifar10"), str(folder)) == REPOSITORY / "outputs" / "paper"
+    assert output_folder(Profile(name="quick"), str(folder)).name.startswith("quick-")
 
 
 def test_a_run_is_trained_once(work, run):
