@@ -209,10 +209,12 @@ def _is_copy(data: str, name: str) -> bool:
     """Whether a path holds the data set of that name, as far as can be told before it is read."""
     if data in NAMED_DATA:
         return False
-    from attnconv.data import CIFAR10_IMAGES, PARQUET, DataError, find_data
+    from attnconv.data import ARCHIVE, BATCHES, CIFAR10_IMAGES, PARQUET, DataError, find_data
 
     with contextlib.suppress(DataError):
         source = find_data(data)
+        if source.form in (BATCHES, ARCHIVE):  # only CIFAR-10 comes so
+            return name == "cifar10"
         if name == "cifar10" and source.form == PARQUET:  # its files do not say what they are, but how many images
             from pyarrow import parquet
 
