@@ -31,7 +31,9 @@ from attnconv.training import TrainingError, build_optimizer, evaluate, load_run
 
 MODEL = ModelConfig(downsampling=4, layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=4)
 """With dropout, as the defaults have it: its masks must be the same after resuming."""
-RECIPE = TrainConfig(epochs=3, batch_size=20, lr=0.05, augment=True, checkpoint_seconds=0.0, seed=5)
+RECIPE = TrainConfig(
+    epochs=3, batch_size=20, lr=0.05, augment=True, checkpoint_seconds=0.0, seed=5, precision="float32"
+)
 
 
 def small_data():
