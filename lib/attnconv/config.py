@@ -269,6 +269,10 @@ _SETTLED = {
 """Values of `ModelConfig` that no profile or command changes, and what to do instead."""
 
 
+WithWords = BeforeValidator(lambda value: {str(n): v for n, v in value.items()} if isinstance(value, dict) else value)
+"""YAML's names can be numbers or nothing."""
+
+
 class Study(Config):
     """A grid of short runs, beside the profile's own (notebook 10)."""
 
@@ -305,7 +309,7 @@ class Profile(Config):
     """Changes to every preset's `TrainConfig`."""
     presets: dict[str, dict[Literal["model", "train"], dict[str, Any] | None] | None] = {}
     """Changes to one preset: ``{preset: {model: {...}, train: {...}}}``; they come last."""
-    study: Study = Study()
+    study: Annotated[Study, WithWords] = Study()
     """The many short runs of notebook 10."""
 
     @model_validator(mode="after")
