@@ -86,11 +86,9 @@ def test_the_choice_is_the_same_on_a_busy_machine():
     quiet = choose(CPU, "auto")
     burn = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
     try:
-        again = []
         for _ in range(5):
             precision._speed_of_products.cache_clear()
-            again.append(choose(CPU, "auto") == quiet)
-        assert sum(again) >= 4  # a machine that is busy beyond this may tip one
+            assert choose(CPU, "auto") == quiet
     finally:
         for process in burn:
             process.kill()

@@ -387,7 +387,7 @@ def test_damage_is_named_or_harmless(run, tmp_path_factory):
             model, _ = load_run(folder)
         except (RunError, ConfigError) as error:
             assert str(folder) in str(error) and "\n" not in str(error) and "pydantic" not in str(error)
-            assert found == [] or name in ("model.safetensors", "config.json")  # such as another width
+            assert found == [] or name == "model.safetensors"
             return
         assert found == [one]
         assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())

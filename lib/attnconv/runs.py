@@ -66,6 +66,7 @@ class _Config(TypedDict):
     data: _Data
     sessions: NotRequired[list[dict[str, Any]]]
     weights: NotRequired[str]
+    checksum: NotRequired[str]
 
 
 class _Epoch(TypedDict):
@@ -100,6 +101,12 @@ def reading(file: Path) -> Iterator[None]:
         raise RunError(f"{file} is damaged ({why}); bring it back, or remove {folder} and train again.") from error
 
 
+def checksum(config: dict[str, Any]) -> str:
+    """Hex sha256 of what a config.json says about how the run was made: a changed width would still be a width."""
+    about = {name: config[name] for name in ("preset", "hash", "model", "train", "data")}
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class Run:
     """A run folder, read lazily. What is read is checked: `RunError` names the file that is damaged."""
@@ -114,7 +121,10 @@ class Run:
                 f"{self.path} is no run folder: it has no config.json. Name another, or train into an empty one."
             )
         with reading(self.path / "config.json"):
-            return _CONFIG.validate_python(json.loads((self.path / "config.json").read_bytes()))
+            found = _CONFIG.validate_python(json.loads((self.path / "config.json").read_bytes()))
+            if found.get("checksum", checksum(found)) != checksum(found):
+                raise ValueError("it is not what was written")
+            return found
 
     @property
     def preset(self) -> str:

@@ -44,7 +44,7 @@ from attnconv.config import ModelConfig, TrainConfig, for_images, replace, to_di
 from attnconv.data import Dataset, batches, epoch_plan, normalize
 from attnconv.models import AttentionNet, build_model, position_parameters, predict
 from attnconv.precision import Computation, choose, computing
-from attnconv.runs import Run, RunError, identity, locked, reading, writing
+from attnconv.runs import Run, RunError, checksum, identity, locked, reading, writing
 
 GEOMETRY_IMAGES = 32
 """Test images over which the attention of content heads is averaged when their geometry is recorded."""
@@ -509,7 +509,8 @@ class _Trainer:
         if not self.team.leads:
             return
         with writing(self.folder / "config.json") as temporary:
-            temporary.write_text(json.dumps(self.about | more, indent=1) + "\n")
+            about = self.about | {"checksum": checksum(self.about)} | more
+            temporary.write_text(json.dumps(about, indent=1) + "\n")
         with writing(self.folder / "metrics.jsonl") as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in self.metrics))
         if self.geometry:
