@@ -29,7 +29,7 @@ SHARES, IMAGES = RNG.random((LAYERS, HEADS)), RNG.normal(size=(3, 12, 10))
 OUTSIDE = RNG.random((2, 3, 4))
 OUTSIDE[1, :, 3] = np.nan
 CURVES = {"ResNet18": RNG.random((3, 8)), "SA learned": RNG.random((1, 8))}
-SEEDS = {"covered": [[3, 4], [5, 8]], "accuracy": [0.6, 0.8]}
+SEEDS = {"covered": [[3, 4], [5, 8]], "accuracy": [0.6, 0.8], "chance": 3.5}
 FACTORS = {"Start": {"wide": SEEDS, "close": SEEDS | {"chance": 4.5}}, "Rate": {"0.1": SEEDS}}
 COSTS, TEXTS = {"Parameters": (100, 127), "Time": (0.5, 5.0)}, {"Parameters": ("100", "127"), "Time": ("0.5 s", "5 s")}
 
@@ -68,28 +68,25 @@ MAPS = some_maps()
 EVERYTHING = {
     "accuracy_curves": lambda: figures.accuracy_curves(CURVES, {"SA learned": 0.9}),
     "agreement": lambda: figures.agreement(IMAGES[0], IMAGES[0]),
-    "atlas": lambda: figures.atlas(MAPS, None, {"centre": CENTRES, "reach": SHARES})[0],
+    "atlas": lambda: figures.atlas(MAPS, (2, 3), {"centre": CENTRES, "reach": SHARES})[0],
     "attention_grid": lambda: figures.attention_grid(MAPS),
     "attention_on_image": lambda: figures.attention_on_image(RNG.random((10, 14, 3)), (1, 2), MAPS, caption="Ship"),
-    "centre_panels": lambda: figures.centre_panels(HISTORY[:, 0], [0, 2, 4]),
-    "centre_paths": lambda: figures.centre_paths(HISTORY, grid=(7, 7)),
+    "centre_panels": lambda: figures.centre_panels(HISTORY[:, :1], [0, 2, 4]),
     "content_share": lambda: figures.content_share(SHARES),
     "cost_growth": lambda: figures.cost_growth({"a": ([8, 16], [[2, 1, 3], [4, 3, 9]])}, {"b": ([8, 16], [1, 1])}),
     "cost_ratios": lambda: figures.cost_ratios(COSTS, TEXTS),
-    "coverage_grid": lambda: figures.coverage_grid(FACTORS, 0.1),
-    "fine_tuning": lambda: figures.fine_tuning([3.0, 2.0, 1.0], {"softened": 3.5, "the CNN": 0.5}),
-    "gaussian_heads": lambda: figures.gaussian_heads(CENTRES, PRECISION, grid=(7, 7), start=HISTORY[0]),
+    "coverage_grid": lambda: figures.coverage_grid(FACTORS),
+    "gaussian_heads": lambda: figures.gaussian_heads(CENTRES, PRECISION, grid=(7, 7), paths=HISTORY),
     "hardening": lambda: figures.hardening([1, 9], MAPS[0, :2, :, 1:6], [0.5, 0], ([1, 2], [0.5, 0.1])),
     "image_rows": lambda: figures.image_rows([np.zeros((3, 8, 8, 1))], ["a", "b", "c"], ["published"]),
-    "kernel_closeness": lambda: figures.kernel_closeness({"SA learned": RNG.random((LAYERS, 4))}, uniform=[0.1] * 4),
+    "kernel_closeness": lambda: figures.kernel_closeness(SHARES[:, :4], (1, 3, 5, 7), [0.1] * 4, SHARES[:, 4:8]),
     "kernel_grids": lambda: figures.kernel_grids({"3": (tap_shifts((3, 3)), (1, 1)), "1-D": (CENTRES[0], (2,))}),
-    "kernel_reading": lambda: figures.kernel_reading((3, 5, 7), OUTSIDE, OUTSIDE[..., 0]),
+    "kernel_reading": lambda: figures.kernel_reading((3, 5, 7), OUTSIDE, OUTSIDE, OUTSIDE[..., 0]),
     "learning_curve": lambda: figures.learning_curve([{"epoch": 1, "train_loss": 2.0, "train_accuracy": 0.5}]),
-    "learning_rate": lambda: figures.learning_rate([0, 1], {"weights": [1, 0.1], "centres": [2, 0.2]}),
+    "lines": lambda: figures.lines({"a": ([0, 1], [1, 0.1]), "b": ([0, 1], [2, 0.2])}, "x", "y", {"c": 2.5}, log=True),
     "rank_curves": lambda: figures.rank_curves({"4 to 2": ([1, 2, 3], [0.5, 1e-7, 0], [0.7, 0, 0])}),
     "reach_over_training": lambda: figures.reach_over_training({"SA learned": RNG.random((5, LAYERS))}, (7, 7)),
     "schema": figures.schema,
-    "separability_timing": lambda: figures.separability_timing([8, 16], [0.1, 0.5], [0.1, 0.2]),
     "signed_images": lambda: figures.signed_images(IMAGES[:2], ["In", "a", "b"], photo=abs(IMAGES[2]), query=(3, 4)),
     "stacked_costs": lambda: figures.stacked_costs({"x": {"p": 1.0, "q": 2.0}, "y": {"p": 4.0}}, "GFLOP"),
     "sum_of_heads": lambda: figures.sum_of_heads(np.eye(9).reshape(9, 3, 3), np.arange(9) - 4.0, RNG.random((9, 5, 5))),
@@ -177,7 +174,7 @@ def test_gaussian_heads_are_drawn_where_they_are():
     low, high = axes[0].get_ylim()
     assert low > high, "rows point down"
     assert axes[0].get_ylabel() == "Row shift (pixels)" and axes[0].get_xlabel() == "Column shift (pixels)"
-    assert [p.get_bbox().bounds for p in labelled(axes[0].patches, "query")] == [(-0.5, -0.5, 1, 1)]
+    assert [p.get_bbox().bounds for p in labelled(axes[0].patches, "query pixel")] == [(-0.5, -0.5, 1, 1)]
     for head, mark in marks(axes[1]).items():
         np.testing.assert_allclose(mark.get_offsets()[0], CENTRES[1, head - 1, ::-1])
         assert to_hex(mark.get_facecolor()[0]) == figures.head_colours(HEADS)[head - 1].lower()
@@ -252,49 +249,48 @@ def test_axes_end_where_shifts_end():
     assert panels(figures.gaussian_heads(np.full((2, 4, 2), np.nan)))[0].get_xlim() == (-2.5, 2.5)
 
 
-def test_start_dropped_and_covered_cells():
-    start, dropped = CENTRES / 2, np.full((LAYERS, 2, 2), np.nan)
+def test_paths_dropped_heads_and_covered_cells():
+    dropped = np.full((LAYERS, 2, 2), np.nan)
     dropped[1, 0] = 2, -1
     covered = np.zeros((LAYERS, 3, 3), bool)
     covered[0, 0, 2] = covered[0, 1, 1] = True
-    figure = figures.gaussian_heads(CENTRES, start=start, dropped=dropped, covered=covered, half_width=9)
+    figure = figures.gaussian_heads(CENTRES, paths=HISTORY, dropped=dropped, covered=covered, half_width=9)
     axes = panels(figure)
-    ways = [line.get_xydata() for line in labelled(axes[2].lines, "way")]
-    np.testing.assert_allclose(ways, np.stack([start[2], CENTRES[2]], axis=1)[..., ::-1])
+    ways = [line.get_xydata() for line in labelled(axes[2].lines, "before training")]
+    np.testing.assert_allclose(ways, HISTORY[:, 2].swapaxes(0, 1)[..., ::-1])
     ghosts = [labelled(ax.collections, "dropped")[0].get_offsets().compressed().tolist() for ax in axes]
     assert ghosts == [[], [-1, 2], []]
-    cells = [[p.get_bbox().bounds[:2] for p in labelled(ax.patches, "covered")] for ax in axes]
+    cells = [[p.get_bbox().bounds[:2] for p in labelled(ax.patches, "cell covered")] for ax in axes]
     assert cells == [[(0.5, -1.5), (-0.5, -0.5)], [], []]  # up and right of the query, and the query
     assert [ax.get_title() for ax in axes] == [f"Layer {n}: {c} of 9 cells" for n, c in ((1, 2), (2, 0), (3, 0))]
     assert {"before training", "dropped", "cell covered"} <= set(legend(figure))
+    with pytest.raises(ValueError, match="paths has shape"):
+        figures.gaussian_heads(CENTRES, paths=CENTRES)
 
 
-def test_centres_over_training():
-    ax = panels(figures.centre_paths(HISTORY))[2]
-    for head, line in enumerate(labelled(ax.lines, "way")):
-        np.testing.assert_allclose(line.get_xydata(), HISTORY[:, 2, head, ::-1])
-    assert len(panels(figures.centre_paths(HISTORY[:, 0]))) == 1
-    with pytest.raises(ValueError, match="history has shape"):
-        figures.centre_paths(HISTORY[0, 0])
-
+def test_centres_at_chosen_epochs():
     figure = figures.centre_panels(HISTORY, [0, 4])
     assert len(figure.axes) == 2 * LAYERS and [ax.get_title() for ax in figure.axes[:2]] == ["Epoch 0", "Epoch 4"]
     np.testing.assert_allclose(marks(figure.axes[3])[1].get_offsets()[0], HISTORY[4, 1, 0, ::-1])
     with pytest.raises(ValueError, match=r"epochs \[7\] are not among the recorded 0 .. 4"):
         figures.centre_panels(HISTORY, [0, 7])
+    with pytest.raises(ValueError, match="history has shape"):
+        figures.centre_panels(HISTORY[0], [0])
 
 
 def test_centre_animation(tmp_path):
-    history, precision = HISTORY[:3, :1, :2], np.broadcast_to(PRECISION, (5, *PRECISION.shape))[:3, :1, :2]
+    history, precision = HISTORY[:3, :1, :2].copy(), np.broadcast_to(PRECISION, (5, *PRECISION.shape))[:3, :1, :2]
+    history[2, 0, 0] = 9, 0  # beyond the panel
     animation = figures.centre_animation(history, precision)
     figures.save_animation(animation, tmp_path / "centres.gif")
     with Image.open(tmp_path / "centres.gif") as image:
         assert image.n_frames == 3
     ax = panels(animation._fig)[0]
+    assert "beyond the panel" in legend(animation._fig)
     for frame in (2, 0):
         animation._draw_frame(frame)
         offsets = [mark.get_offsets()[0] for mark in marks(ax).values()]
-        np.testing.assert_allclose(offsets, history[frame, 0, :, ::-1])
+        np.testing.assert_allclose(offsets, np.clip(history[frame, 0, :, ::-1], -8.5, 8.5))
         ellipses = [p.get_center() for p in ax.patches if isinstance(p, Ellipse)]
         np.testing.assert_allclose(ellipses, history[frame, 0, :, ::-1])
 
@@ -303,9 +299,11 @@ def test_kernel_grids_show_heads_and_the_queries_that_a_stride_leaves():
     kernels = {"all": ((3, 3), (1, 1)), "some": ((2, 2), (2, 3)), "line": ((1, 3), (1,))}
     shifts = {title: (tap_shifts(size), stride) for title, (size, stride) in kernels.items()}
     figure = figures.kernel_grids(shifts, 2.5)
-    others = [[p.get_bbox().bounds[:2] for p in labelled(ax.patches, "other query")] for ax in figure.axes]
+    others = [[p.get_bbox().bounds[:2] for p in labelled(ax.patches, "other queries")] for ax in figure.axes]
     for ax, (centres, _) in zip(figure.axes, shifts.values(), strict=True):
-        np.testing.assert_allclose(labelled(ax.collections, "heads")[0].get_offsets(), np.asarray(centres)[:, ::-1])
+        np.testing.assert_allclose(
+            labelled(ax.collections, "centre of a head")[0].get_offsets(), np.asarray(centres)[:, ::-1]
+        )
     assert len(others[0]) == 7 * 7 - 1
     assert all((x + 0.5) % 3 == 0 and (y + 0.5) % 2 == 0 for x, y in others[1])
     assert {y for _, y in others[2]} == {-0.5}, "a convolution of one dimension has its queries in a row"
@@ -332,9 +330,10 @@ def test_attention_grid():
     assert [t.get_text() for ax in axes for t in ax.texts] == ["Layer 1", "Layer 2", "Layer 3"]
     ticks = [t.get_text() for t in figure.axes[-1].get_xticklabels()]
     assert ticks[0] == "0" and ticks[-1] == f"{maps.max():.2g}"
-    figure = figures.attention_grid(some_maps(1, 2, 4, 12), names=["a row", "a column"], largest=0.75)
+    figure = figures.attention_grid(some_maps(1, 2, 4, 12), [(0, 0), (3, 9)], names=["a row", "a column"])
     assert [ax.get_title() for ax in shown(figure)] == ["a row", "a column"]
-    assert shown(figure)[0].images[0].norm.vmax == 0.75
+    frames = [query.get_bbox().bounds[:2] for ax in shown(figure) for query in ax.patches]
+    assert frames == [(-0.5, -0.5), (8.5, 2.5)], "a query for each head"
     box = shown(figure)[0].get_position()
     assert box.height * figure.get_figheight() / (box.width * figure.get_figwidth()) == pytest.approx(4 / 12)
 
@@ -361,11 +360,15 @@ def test_maps_refuse_what_they_cannot_show():
 @pytest.mark.parametrize("shape", [(10, 14, 3), (10, 14, 1), (10, 14)])
 def test_attention_on_image(shape):
     image = (255 * RNG.random(shape)).astype(np.uint8)
-    *rest, picture = shown(figures.attention_on_image(image, (1, 2), some_maps(), caption="Ship"))
+    *rest, picture = shown(figures.attention_on_image(image, (1, 2), some_maps(), caption="Ship", largest=0.75))
     np.testing.assert_allclose(np.squeeze(picture.images[0].get_array()), np.squeeze(image) / 255)
     (query,) = picture.patches  # a pixel of the grid is 2 x 2 of the image's
     assert query.get_bbox().bounds == (3.5, 1.5, 2, 2)
-    assert picture.get_xlabel() == "Ship\nquery at row 1, column 2" and len(rest) == LAYERS * HEADS
+    assert (
+        rest[0].images[0].norm.vmax == 0.75
+        and picture.get_xlabel() == "Ship\nquery at row 1, column 2"
+        and len(rest) == LAYERS * HEADS
+    )
 
 
 def test_atlas_has_a_page_a_layer():
@@ -444,14 +447,12 @@ def test_accuracy_curves():
 
 def test_reach_over_training_has_two_yardsticks():
     reach = {"SA quadratic": np.ones((4, 3)), "SA learned": 2 * np.ones((6, 2))}
-    quadratic, learned = panels(figures.reach_over_training(reach))
-    assert (len(quadratic.lines), len(learned.lines)) == (3, 2) and quadratic.get_ylim() == learned.get_ylim() == (
-        0,
-        2.1,
-    )
-    assert [a.get_color() for a in quadratic.lines[:2]] == [a.get_color() for a in learned.lines]
     figure = figures.reach_over_training(reach, (2, 2))  # the query sees itself, two neighbours and the diagonal
-    levels = {line.get_label(): line.get_ydata()[0] for line in figure.axes[0].lines[3:]}
+    quadratic, learned = panels(figure)
+    assert (len(quadratic.lines), len(learned.lines)) == (3 + 2, 2 + 2) and quadratic.get_ylim() == learned.get_ylim()
+    assert quadratic.get_ylim()[0] == 0 and quadratic.get_ylim()[1] >= 2
+    assert [a.get_color() for a in quadratic.lines[:2]] == [a.get_color() for a in learned.lines[:2]]
+    levels = {line.get_label(): line.get_ydata()[0] for line in quadratic.lines[3:]}
     assert levels == {"attention spread evenly": pytest.approx((2 + 2**0.5) / 4), "farthest pixel": 2**0.5}
 
 
@@ -462,27 +463,26 @@ def test_coverage_grid_shows_every_seed_and_the_means():
     assert [line.get_ydata().tolist() for line in cells.lines] == [[4, 4], [6, 6]], "means of layers 1 and 2"
     points = np.concatenate([c.get_offsets() for c in cells.collections if len(c.get_offsets()) == 2])
     assert sorted(points[:, 1]) == [3, 3, 4, 4, 5, 5, 8, 8]
-    assert accuracy.lines[0].get_ydata().tolist() == pytest.approx([70, 70]) and accuracy.lines[1].get_ydata()[0] == 10
+    assert accuracy.lines[0].get_ydata().tolist() == pytest.approx([70, 70])
     assert [label.get_text() for label in accuracy.get_xticklabels()] == ["wide", "close"]
     chance = [c.get_segments()[0] for c in cells.collections if hasattr(c, "get_segments")]
-    np.testing.assert_allclose(chance, [[[0.6, 4.5], [1.4, 4.5]]])
+    np.testing.assert_allclose(chance, [[[-0.4, 3.5], [0.4, 3.5]], [[0.6, 4.5], [1.4, 4.5]]])
 
 
 def test_kernel_closeness_and_reading_show_the_start():
-    share, start = [[0.1, 0.2, 0.3, 1]], {"SA quadratic": [[0.0, 0.1, 0.2, 0.3]]}
-    figure = figures.kernel_closeness({"SA quadratic": share}, uniform=[0.01, 0.1, 0.2, 0.4], start=start)
+    figure = figures.kernel_closeness([[0.1, 0.2, 0.3, 1]], (1, 3, 5, 7), [0.01, 0.1, 0.2, 0.4], [[0.0, 0.1, 0.2, 0.3]])
     drawn = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     np.testing.assert_allclose([line.get_ydata()[0] for line in drawn], [10, 0, 20, 10, 30, 20, 100, 30])
     assert {"3 × 3", "uniform attention", "before training"} <= set(legend(figure))
 
-    figure = figures.kernel_reading((3, 5, 7), OUTSIDE, OUTSIDE[..., 0], OUTSIDE[..., 1])
+    figure = figures.kernel_reading((3, 5, 7), OUTSIDE, OUTSIDE / 2, OUTSIDE[..., 0])
     heads, output = figure.axes
     points = [c.get_offsets().filled(np.nan) for c in heads.collections if hasattr(c, "get_sizes")]
     assert np.isfinite(np.concatenate(points)).all(1).sum() == np.isfinite(OUTSIDE).sum()
     assert [bar.get_height() for bar in output.patches] == pytest.approx(100 * OUTSIDE[..., 0].T.ravel())
-    np.testing.assert_allclose([line.get_ydata() for line in output.lines], 100 * OUTSIDE[..., 1].T)
+    np.testing.assert_allclose([line.get_ydata() for line in heads.lines], 100 - 50 * np.nanmean(OUTSIDE, -1).T)
     with pytest.raises(ValueError, match="layers, sizes, heads"):
-        figures.kernel_reading((3,), OUTSIDE[0], OUTSIDE[0])
+        figures.kernel_reading((3,), OUTSIDE[0], OUTSIDE[0], OUTSIDE[0])
 
 
 def test_content_share_keeps_what_leaves_the_scale():
@@ -503,7 +503,7 @@ def test_hardening():
     np.testing.assert_array_equal(measured.get_ydata(), [0.5, 1e-4])
     assert zero.get_ydata() == ax.get_ylim()[0] and np.isnan(curve.get_ydata()[2])
     with pytest.raises(ValueError, match="do not match"):
-        figures.hardening([1], some_maps(1, 3)[0], [0.5])
+        figures.hardening([1], some_maps(1, 3)[0], [0.5], ([1], [0.5]))
 
 
 def test_rank_curves_match_dashed_to_solid():
@@ -540,7 +540,16 @@ def test_costs():
     looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines]
     assert looks[0][0] == looks[1][0] != looks[2][0] and looks[0][1] == looks[2][1] != looks[1][1], "two by two"
     assert legend(figure) == [", ".join(name) for name in names]
+    ax = EVERYTHING["cost_growth"]().axes[0]
+    assert ax.get_xscale() == ax.get_yscale() == "log" and [t.get_text() for t in ax.get_xticklabels()] == ["8", "16"]
+    (bars,) = ax.containers[0].lines[2]
+    np.testing.assert_allclose([segment[:, 1] for segment in bars.get_segments()], [[1, 3], [3, 9]])
 
-    dense = np.array([[1, 2, 3], [40, 40, 40], [np.nan] * 3])
-    ax = figures.separability_timing([8, 16, 32], dense, [[1, 1, 1], [4, 4, 4], [9, 9, 9]]).axes[0]
-    assert ax.get_xscale() == ax.get_yscale() == "log" and [t.get_text() for t in ax.texts] == ["2×", "10×"]
+
+def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
+    ax = figures.lines({"a": ([0, 1], [4, 2])}, "x", "y", {"b": 1}).axes[0]
+    assert (
+        [line.get_ydata()[0] for line in ax.lines] == [4, 1] and ax.get_ylim()[0] == 0 and ax.get_yscale() == "linear"
+    )
+    assert EVERYTHING["lines"]().axes[0].get_ylim() == pytest.approx((0.002, 4))
+    assert legend(EVERYTHING["lines"]()) == ["a", "b", "c"] and not legend(figures.lines({"a": ([0], [1])}, "x", "y"))

@@ -11,7 +11,6 @@ the same arrays give the same bytes (`save`).
 from attnconv.figures.centres import (
     centre_animation,
     centre_panels,
-    centre_paths,
     gaussian_heads,
     kernel_grids,
 )
@@ -22,15 +21,13 @@ from attnconv.figures.curves import (
     cost_growth,
     cost_ratios,
     coverage_grid,
-    fine_tuning,
     hardening,
     kernel_closeness,
     kernel_reading,
     learning_curve,
-    learning_rate,
+    lines,
     rank_curves,
     reach_over_training,
-    separability_timing,
     stacked_costs,
 )
 from attnconv.figures.maps import (

@@ -7,21 +7,19 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
-from attnconv.figures.maps import draw_map
+from attnconv.figures.maps import draw_map, probability_scale
 from attnconv.figures.style import (
     DASHED,
     DOTTED,
     DOUBLE,
-    MAP_COLOURS,
     MODELS,
     PALETTE,
     SINGLE,
@@ -42,6 +40,17 @@ _PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 def _line(label: str, **look) -> Line2D:
     """An entry of a legend."""
     return Line2D([], [], label=label, **{"color": "0.4"} | look)
+
+
+def _one_panel(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = new_figure(width, height)
+    ax = figure.add_subplot()
+    ax.grid(axis="y")
+    return figure, ax
+
+
+def _legend_below(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
+    figure.legend(handles=by_rows(list(handles), columns), loc="outside lower center", ncols=columns)
 
 
 # --- accuracy: figure 2 -------------------------------------------------------------------------------------------
@@ -98,88 +107,61 @@ def _label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None
 # --- layers over training and depth -------------------------------------------------------------------------------
 
 
-def _model_panels(titles: Sequence[str], ylabel: str, xlabel: str) -> tuple[Figure, list[Axes]]:
-    """A panel for each model, on one scale."""
-    rows, columns = rows_and_columns(len(titles))
-    figure = new_figure(SINGLE if columns == 1 else DOUBLE, rows * 1.75 + 0.4)
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-    for place, (ax, title) in enumerate(zip(axes, titles, strict=False)):
-        ax.set_title(textwrap.fill(title, 36 if columns > 1 else 50))
-        ax.grid(axis="y")
-        ax.set_ylabel(ylabel if place % columns == 0 else "")
-        ax.set_xlabel(xlabel if place + columns >= len(titles) else "")
-    for ax in axes[len(titles) :]:
-        ax.set_axis_off()
-    return figure, list(axes[: len(titles)])
-
-
-def _legend_below(figure: Figure | SubFigure, handles: list, columns: int) -> None:
-    figure.legend(handles=by_rows(handles, columns), loc="outside lower center", ncols=columns)
-
-
 @styled
-def reach_over_training(reach: Mapping[str, ArrayLike], grid: tuple[int, int] | None = None) -> Figure:
+def reach_over_training(reach: Mapping[str, ArrayLike], grid: tuple[int, int]) -> Figure:
     """How far each layer looks during training, a panel a model: ``{title: (epochs, layers)}``, in pixels.
 
     A layer's reach is the mean over its heads of the mean distance from the query (`heads.Description`). One scale for
-    all models. ``grid``: height and width of the image; two levels then tell the reach from its central query of
-    attention that is spread evenly, and the distance of the farthest pixel.
+    all models. Two levels tell the reach, from the central query of an image of that height and width, of attention
+    that is spread evenly, and the distance of the farthest pixel.
     """
     drawable(reach, "reach")
-    values = {t: checked(v, 2, name=t, shape="(epochs, layers)") for t, v in reach.items()}
-    figure, axes = _model_panels(list(values), "Reach (pixels)", "Epoch")
-    colours = layer_colours(max(v.shape[1] for v in values.values()))
-    levels = {}
-    if grid:
-        rows, columns = (np.arange(side) - side // 2 for side in grid)
-        distance = np.hypot(rows[:, None], columns)
-        levels = {"attention spread evenly": (distance.mean(), DASHED), "farthest pixel": (distance.max(), DOTTED)}
-    top = max([np.nanmax(v, initial=0) for v in values.values()] + [level for level, _ in levels.values()])
-    for ax, lines in zip(axes, values.values(), strict=True):
+    values = [checked(v, 2, name=title, shape="(epochs, layers)") for title, v in reach.items()]
+    colours = layer_colours(max(v.shape[1] for v in values))
+    distance = np.hypot(*(np.indices(grid) - np.reshape(grid, (2, 1, 1)) // 2))
+    levels = {"attention spread evenly": (distance.mean(), DASHED), "farthest pixel": (distance.max(), DOTTED)}
+    rows, columns = rows_and_columns(len(reach))
+    figure = new_figure(SINGLE if columns == 1 else DOUBLE, rows * 1.75 + 0.4)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+    for ax in axes[len(reach) :]:
+        ax.remove()
+    for place, (ax, title, lines) in enumerate(zip(axes, reach, values, strict=False)):
         for layer, colour in zip(lines.T, colours, strict=False):
             ax.plot(layer, color=colour, marker="o" if len(lines) == 1 else None)
         for name, (level, dashes) in levels.items():
             ax.axhline(level, color="0.4", linewidth=0.8, linestyle=dashes, label=name, zorder=1)
-        ax.set(ylim=(0, 1.05 * top or 1))
+        ax.set_title(textwrap.fill(title, 36))
+        ax.set_xlabel("Epoch" if place + columns >= len(reach) else "")
+        ax.set_ylabel("Reach (pixels)" if place % columns == 0 else "")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.grid(axis="y")
+    axes[0].set_ylim(bottom=0)
     handles = [_line(f"layer {i + 1}", color=c) for i, c in enumerate(colours)]
     handles += [_line(name, linewidth=0.8, linestyle=dashes) for name, (_, dashes) in levels.items()]
-    _legend_below(figure, handles, min(len(handles), 8 if figure.get_figwidth() > 5 else 3))
+    _legend_below(figure, handles, len(handles) if columns > 1 else 3)
     return figure
 
 
 @styled
-def kernel_closeness(
-    shares: Mapping[str, ArrayLike],
-    sizes: Sequence[int] = (1, 3, 5, 7),
-    uniform: Sequence[float] | None = None,
-    start: Mapping[str, ArrayLike] | None = None,
-) -> Figure:
-    """How close each layer is to a k x k convolution, a panel a model: ``{title: (layers, sizes)}``, shares in [0, 1].
+def kernel_closeness(shares: ArrayLike, sizes: Sequence[int], uniform: Sequence[float], start: ArrayLike) -> Figure:
+    """How close each layer is to a k x k convolution: shares (layers, sizes) of its attention inside k x k windows.
 
-    The share of a layer's attention inside the k x k window around the query, mean over heads (`heads.kernel_mass`).
-    ``uniform`` (sizes,): the same for attention spread evenly, dashed; ``start``: before training, hollow.
+    Shares are in [0, 1], of the window around the query, mean over heads (`heads.kernel_mass`). ``start`` (layers,
+    sizes): before training, hollow; ``uniform`` (sizes,): of attention spread evenly, dashed.
     """
-    drawable(shares, "shares")
-    figure, axes = _model_panels(list(shares), "Attention inside (%)", "Layer")
-    colours = ramp("crest", len(sizes))
-    for ax, (title, values) in zip(axes, shares.items(), strict=True):
-        values = 100 * checked(values, 2, name=title, shape=f"(layers, {len(sizes)} sizes)")
-        x = 1 + np.arange(len(values))
-        for index, colour in enumerate(colours):
-            ax.plot(x, values[:, index], color=colour, marker="o", clip_on=False, zorder=3)
-            if uniform is not None:
-                ax.axhline(100 * uniform[index], color=colour, linewidth=0.7, linestyle=DASHED)
-            if start is not None:
-                before = 100 * np.asarray(start[title])[:, index]
-                ax.plot(x, before, "o", markerfacecolor="white", color=colour, clip_on=False, zorder=2.5)
-        ax.set(ylim=(0, 100), xlim=(0.7, len(values) + 0.3), xticks=x)
+    shape = f"(layers, {len(sizes)} sizes)"
+    shares, start = (100 * checked(v, 2, name="shares", shape=shape) for v in (shares, start))
+    figure, ax = _one_panel(SINGLE, 2.2)
+    layers, colours = 1 + np.arange(len(shares)), ramp("crest", len(sizes))
+    for colour, after, before, level in zip(colours, shares.T, start.T, uniform, strict=True):
+        ax.plot(layers, after, color=colour, marker="o", clip_on=False, zorder=3)
+        ax.plot(layers, before, "o", markerfacecolor="white", color=colour, clip_on=False, zorder=2.5)
+        ax.axhline(100 * level, color=colour, linewidth=0.7, linestyle=DASHED)
+    ax.set(ylim=(0, 100), xlim=(0.7, len(shares) + 0.3), xticks=layers, xlabel="Layer", ylabel="Attention inside (%)")
     handles = [_line(f"{k} × {k}", color=c, marker="o") for k, c in zip(sizes, colours, strict=True)]
-    if uniform is not None:
-        handles.append(_line("uniform attention", linewidth=0.7, linestyle=DASHED))
-    if start is not None:
-        handles.append(_line("before training", marker="o", markerfacecolor="white", linestyle="none"))
-    _legend_below(figure, handles, len(handles) if figure.get_figwidth() > 5 else 3)
+    handles.append(_line("uniform attention", linewidth=0.7, linestyle=DASHED))
+    handles.append(_line("before training", marker="o", markerfacecolor="white", linestyle="none"))
+    _legend_below(figure, handles, 3)
     return figure
 
 
@@ -191,8 +173,7 @@ def content_share(shares: ArrayLike) -> Figure:
     """
     shares = 100 * checked(shares, 2, name="shares", shape="(layers, heads)")
     layers = len(shares)
-    figure = new_figure(SINGLE, 2.3)
-    ax = figure.add_subplot()
+    figure, ax = _one_panel(SINGLE, 2.3)
     for layer, values in enumerate(shares):
         if np.isfinite(values).any():
             _points_and_mean(ax, layer + 1, values, PALETTE[0], 0.3)
@@ -202,7 +183,6 @@ def content_share(shares: ArrayLike) -> Figure:
     for edge in (0, 100):
         ax.axhline(edge, color="0.75", linewidth=0.6, zorder=0)
     ax.set(xticks=1 + np.arange(layers), xlabel="Layer", ylabel="Share of the score's variance\nowed to content (%)")
-    ax.grid(axis="y")
     point = {"marker": "o", "linestyle": "none", "color": PALETTE[0]}
     _legend_below(figure, [_line("a head", **point), _line("mean of the layer", color="black", linewidth=1.4)], 2)
     return figure
@@ -217,47 +197,38 @@ def _points_and_mean(ax: Axes, x: float, values: NDArray, colour: str, half_widt
 
 
 @styled
-def coverage_grid(
-    factors: Mapping[str, Mapping[str, Mapping[str, ArrayLike]]], chance_accuracy: float | None = None
-) -> Figure:
+def coverage_grid(factors: Mapping[str, Mapping[str, Mapping[str, ArrayLike]]]) -> Figure:
     """How what was varied decides whether heads form a kernel: a panel for each factor, its levels side by side.
 
     Above, how many of the nine cells of a 3 x 3 kernel have a head, in layers 1 and 2: a point for each seed, and a
     line through the means. Below, test accuracy.
 
-    Args:
-        factors: ``{factor: {level: values}}``. The values of a level are ``covered`` (seeds, 2), cells of layers 1 and
-            2; ``accuracy`` (seeds,), in [0, 1]; and, if known, ``chance``, the cells that heads placed at random cover,
-            dashed.
-        chance_accuracy: in [0, 1], of guessing: dashed.
+    ``{factor: {level: values}}``. The values of a level are ``covered`` (seeds, 2), cells of layers 1 and 2;
+    ``accuracy`` (seeds,), in [0, 1]; and ``chance``, the cells that heads placed at random cover, dashed.
     """
     drawable(factors, "factors")
     figure = new_figure(DOUBLE, 3.4)
-    levels = [len(values) for values in factors.values()]
-    axes = figure.subplots(2, len(factors), squeeze=False, sharex="col", sharey="row", width_ratios=levels)
-    for (cells, accuracy), (factor, values) in zip(axes.T, factors.items(), strict=True):
-        covered = [checked(v["covered"], 2, name="covered", shape="(seeds, 2)") for v in values.values()]
-        for layer, (colour, marker) in enumerate(zip(layer_colours(2), "os", strict=True)):
-            _levels(cells, [seeds[:, layer] for seeds in covered], colour, marker, -0.1 if layer == 0 else 0.1)
-        right = [100 * checked(v["accuracy"], 1, name="accuracy", shape="(seeds,)") for v in values.values()]
+    widths = [len(levels) for levels in factors.values()]
+    axes = figure.subplots(2, len(factors), squeeze=False, sharex="col", sharey="row", width_ratios=widths)
+    layers = [("layer 1", layer_colours(2)[0], "o", -0.1), ("layer 2", layer_colours(2)[1], "s", 0.1)]
+    for (cells, accuracy), (factor, levels) in zip(axes.T, factors.items(), strict=True):
+        covered = [checked(v["covered"], 2, name="covered", shape="(seeds, 2)") for v in levels.values()]
+        for layer, (_, *look) in enumerate(layers):
+            _levels(cells, [seeds[:, layer] for seeds in covered], *look)
+        right = [100 * checked(v["accuracy"], 1, name="accuracy", shape="(seeds,)") for v in levels.values()]
         _levels(accuracy, right, PALETTE[0], "D", 0)
-        for place, value in enumerate(values.values()):
-            if "chance" in value:
-                cells.hlines(value["chance"], place - 0.4, place + 0.4, color="0.4", linewidth=0.9, linestyle=DASHED)
-        if chance_accuracy is not None:
-            accuracy.axhline(100 * chance_accuracy, color="0.4", linewidth=0.9, linestyle=DASHED)
-        cells.set_title(factor)
-        cells.set(ylim=(-0.3, 9.3), yticks=(0, 3, 6, 9))
-        names = [textwrap.fill(level, 7) for level in values]
+        for place, values in enumerate(levels.values()):
+            cells.hlines(values["chance"], place - 0.4, place + 0.4, color="0.4", linewidth=0.9, linestyle=DASHED)
+        cells.set(title=factor, ylim=(-0.3, 9.3), yticks=(0, 3, 6, 9))
+        names = [textwrap.fill(level, 7) for level in levels]
         accuracy.set(xlim=(-0.5, len(names) - 0.5), xticks=range(len(names)), xticklabels=names)
         for ax in (cells, accuracy):
             ax.grid(axis="y")
     axes[0, 0].set_ylabel("Cells covered, of 9")
     axes[1, 0].set_ylabel("Test accuracy (%)")
-    handles = [_line(f"layer {i + 1}", color=c, marker="os"[i]) for i, c in enumerate(layer_colours(2))]
+    handles = [_line(name, color=colour, marker=marker) for name, colour, marker, _ in layers]
     handles.append(_line("accuracy", color=PALETTE[0], marker="D"))
-    if chance_accuracy is not None or any("chance" in v for values in factors.values() for v in values.values()):
-        handles.append(_line("by chance", linewidth=0.9, linestyle=DASHED))
+    handles.append(_line("cells by chance", linewidth=0.9, linestyle=DASHED))
     _legend_below(figure, handles, len(handles))
     return figure
 
@@ -277,7 +248,7 @@ def _levels(ax: Axes, values: Sequence[NDArray], colour: str, marker: str, shift
 
 @styled
 def hardening(
-    alphas: Sequence[float], maps: ArrayLike, missed: ArrayLike, curve: tuple[ArrayLike, ArrayLike] | None = None
+    alphas: Sequence[float], maps: ArrayLike, missed: ArrayLike, curve: tuple[ArrayLike, ArrayLike]
 ) -> Figure:
     """A quadratic head hardening into one tap as alpha grows (Lemma 2).
 
@@ -291,27 +262,24 @@ def hardening(
         raise ValueError(f"{len(alphas)} alphas, {len(maps)} maps and {len(missed)} missed masses do not match.")
     figure = new_figure(DOUBLE, 3.4)
     upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.55))
-    scale = ScalarMappable(PowerNorm(0.5, vmin=0, vmax=1), MAP_COLOURS)
+    scale, middle = probability_scale(1), (maps.shape[1] // 2, maps.shape[2] // 2)
     axes = upper.subplots(1, len(alphas), squeeze=False)[0]
     for ax, alpha, values in zip(axes, alphas, maps, strict=True):
-        draw_map(ax, values, scale, (values.shape[0] // 2, values.shape[1] // 2))
-        ax.set_aspect("equal")
-        ax.set_title(f"α = {alpha:g}")
-    bar = upper.colorbar(scale, ax=list(axes), ticks=[0, 0.1, 0.5, 1], fraction=0.03, pad=0.01)
-    bar.ax.set_yticklabels(["0", "0.1", "0.5", "1"])
+        draw_map(ax, values, scale, middle)
+        ax.set(aspect="equal", title=f"α = {alpha:g}")
+    bar = upper.colorbar(scale, ax=list(axes), ticks=[0, 0.1, 0.5, 1], format=_PLAIN, fraction=0.03, pad=0.01)
     bar.set_label("Probability")
     bar.outline.set_linewidth(0.4)
     _draw_missed(lower.add_subplot(), alphas, missed, curve)
     return figure
 
 
-def _draw_missed(ax: Axes, alphas: NDArray, missed: NDArray, curve: tuple[ArrayLike, ArrayLike] | None) -> None:
+def _draw_missed(ax: Axes, alphas: NDArray, missed: NDArray, curve: tuple[ArrayLike, ArrayLike]) -> None:
     """The lower panel of `hardening`."""
     positive = missed > 0
     floor = 10.0 ** math.floor(math.log10(max(missed[positive].min(initial=1), 1e-16)) - 1)
-    if curve is not None:
-        x, y = (np.asarray(values, dtype=float) for values in curve)
-        ax.plot(x, np.where(y >= floor, y, np.nan), color="0.3", label="closed form", zorder=2)
+    x, y = (np.asarray(values, dtype=float) for values in curve)
+    ax.plot(x, np.where(y >= floor, y, np.nan), color="0.3", label="closed form", zorder=2)
     ax.plot(alphas[positive], missed[positive], "o", color=PALETTE[0], label="measured", zorder=3)
     if not positive.all():
         zero = alphas[~positive]
@@ -332,8 +300,7 @@ def rank_curves(curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]) ->
     norms over norms; values below 1e-4 are drawn as zero.
     """
     drawable(curves, "curves")
-    figure = new_figure(SINGLE, 2.8)
-    ax = figure.add_subplot()
+    figure, ax = _one_panel(SINGLE, 2.8)
     looks = [{"color": colour, "marker": marker} for colour, marker in zip(PALETTE, "osD^vPX<>*", strict=True)]
     for index, (dims, best, plain) in enumerate(curves.values()):
         best, plain = (100 * np.where(np.asarray(v) < 1e-4, 0, v) for v in (best, plain))
@@ -342,7 +309,6 @@ def rank_curves(curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]) ->
         ax.plot(dims, plain, linestyle=DASHED, linewidth=0.9, markerfacecolor="white", clip_on=False, zorder=2, **look)
     ax.set(xlabel="Dimension of a head, $D_h$", ylabel="Output lost (%)", ylim=(0, 100))
     ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    ax.grid(axis="y")
     handles = [_line(title, **looks[index % len(looks)]) for index, title in enumerate(curves)]
     handles += [_line("$D_h$ largest singular values"), _line("first $D_h$ channels", linestyle=DASHED, linewidth=0.9)]
     _legend_below(figure, handles, 2)
@@ -371,58 +337,33 @@ def agreement(expected: ArrayLike, given: ArrayLike) -> Figure:
 
 
 @styled
-def fine_tuning(losses: ArrayLike, references: Mapping[str, float]) -> Figure:
-    """Loss at every step (steps,), thin, and its mean over five; ``references``: losses on the same images, dashed."""
-    losses = checked(losses, 1, name="losses", shape="(steps,)")
-    smooth = min(5, len(losses))
-    figure = new_figure(SINGLE, 2.0)
-    ax = figure.add_subplot()
-    mean = np.convolve(losses, np.ones(smooth) / smooth, mode="valid")
-    ax.plot(np.arange(len(losses)), losses, color=PALETTE[0], linewidth=0.6, alpha=0.5)
-    ax.plot(np.arange(len(mean)) + (smooth - 1) / 2, mean, color=PALETTE[0], linewidth=1.4)
-    for (name, value), shade in zip(references.items(), ("0.6", "0"), strict=False):
-        ax.axhline(value, color=shade, linewidth=0.8, linestyle=DASHED, label=name)
-    ax.set(xlabel="Step", ylabel="Training loss (nats)", ylim=(0, None))
-    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    ax.grid(axis="y")
-    if references:
-        ax.legend()
-    return figure
-
-
-@styled
-def kernel_reading(
-    sizes: Sequence[int], outside: ArrayLike, lost: ArrayLike, lost_at_start: ArrayLike | None = None
-) -> Figure:
+def kernel_reading(sizes: Sequence[int], outside: ArrayLike, outside_at_start: ArrayLike, lost: ArrayLike) -> Figure:
     """How much of each attention layer is a k x k convolution, read out of it (`equivalence.attention_to_conv`).
 
     For every layer and size of kernel: ``outside`` (layers, sizes, heads) attention mass off the kernel, a point a
-    head, NaN where there is none; ``lost`` (layers, sizes) the expected share of the output that the kernel misses, and
-    ``lost_at_start`` (layers, sizes) that before training.
+    head, NaN where there is none, and the same before training, of which the means are shown; ``lost`` (layers, sizes)
+    the expected share of the output that the kernel misses.
     """
-    outside = checked(outside, 3, name="outside", shape="(layers, sizes, heads)")
+    shape = "(layers, sizes, heads)"
+    inside, start = (100 - 100 * checked(v, 3, name="outside", shape=shape) for v in (outside, outside_at_start))
     lost = 100 * checked(lost, 2, name="lost", shape="(layers, sizes)")
     figure = new_figure(DOUBLE, 2.45)
     left, right = figure.subplots(1, 2)
-    colours, places = ramp("crest", len(sizes)), 1 + np.arange(len(outside))
-    half = 0.36 / len(sizes)  # of a bar
-    for index, colour in enumerate(colours):
-        x = places + (2 * index + 1 - len(sizes)) * half
-        for place, values in zip(x, 100 * (1 - outside[:, index]), strict=True):
+    layers, half = 1 + np.arange(len(inside)), 0.36 / len(sizes)  # of the place of a size
+    diamond = {"marker": "D", "color": "black", "markerfacecolor": "white", "linestyle": "none", "markersize": 3}
+    for index, colour in enumerate(ramp("crest", len(sizes))):
+        x = layers + (2 * index + 1 - len(sizes)) * half
+        for place, values in zip(x, inside[:, index], strict=True):
             _points_and_mean(left, place, values, colour, 0.8 * half, s=7, linewidth=0)
-        right.bar(x, lost[:, index], width=1.7 * half, color=colour)
-        if lost_at_start is not None:
-            before = 100 * np.asarray(lost_at_start, dtype=float)[:, index]
-            right.plot(x, before, "D", color="black", markerfacecolor="white", markersize=3.5, clip_on=False)
+        left.plot(x, np.nanmean(start[:, index], axis=-1), clip_on=False, zorder=4, **diamond)
+        right.bar(x, lost[:, index], width=1.7 * half, color=colour, label=f"{sizes[index]} × {sizes[index]}")
     left.set(ylabel="Attention inside the kernel (%)", ylim=(0, 100), title="Heads")
     right.set(ylabel="Output that the kernel misses (%)", ylim=(0, max(100, np.nanmax(lost))), title="Output")
     for ax in (left, right):
-        ax.set(xlabel="Layer", xticks=places, xlim=(0.5, len(places) + 0.5))
+        ax.set(xlabel="Layer", xticks=layers, xlim=(0.5, len(layers) + 0.5))
         ax.grid(axis="y")
-    handles = [Rectangle((0, 0), 1, 1, color=c, label=f"{k} × {k}") for k, c in zip(sizes, colours, strict=True)]
-    handles.append(_line("mean of the heads", color="black", linewidth=1.4))
-    if lost_at_start is not None:
-        handles.append(_line("before training", color="black", marker="D", markerfacecolor="white", linestyle="none"))
+    handles = [*right.containers, _line("mean of the heads", color="black", linewidth=1.4)]
+    handles.append(_line("their mean before training", **diamond))
     _legend_below(figure, handles, len(handles))
     return figure
 
@@ -431,18 +372,25 @@ def kernel_reading(
 
 
 @styled
-def learning_rate(epochs: ArrayLike, rates: Mapping[str, ArrayLike]) -> Figure:
-    """Learning rates over a training: ``epochs`` (n,), and for each group of parameters by name its rates (n,)."""
-    figure = new_figure(SINGLE, 1.7)
-    ax = figure.add_subplot()
-    for (name, values), colour in zip(rates.items(), PALETTE, strict=False):
-        ax.plot(epochs, values, color=colour, label=name)
-    ax.set(yscale="log" if len(rates) > 1 else "linear", xlabel="Epoch", ylabel="Learning rate")
-    peaks = [np.max(values) for values in rates.values()]
-    ax.set_ylim((min(peaks) / 100, 2 * max(peaks)) if len(rates) > 1 else (0, 1.08 * peaks[0]))
-    ax.grid(which="major")
-    if len(rates) > 1:
-        ax.legend(loc="lower left")
+def lines(
+    curves: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    xlabel: str,
+    ylabel: str,
+    levels: Mapping[str, float] | None = None,
+    log: bool = False,
+) -> Figure:
+    """Curves by name, each (x (n,), y (n,)), and dashed ``levels``, from 0 up or, with ``log``, over three decades."""
+    figure, ax = _one_panel(SINGLE, 2.0)
+    for (name, (x, y)), colour in zip(curves.items(), PALETTE, strict=False):
+        ax.plot(x, y, color=colour, label=name)
+    for (name, level), shade in zip((levels or {}).items(), ("0.6", "0"), strict=False):
+        ax.axhline(level, color=shade, linewidth=0.8, linestyle=DASHED, label=name)
+    highest = max(np.max(y) for _, y in curves.values())
+    ax.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if log else "linear")
+    ax.set_ylim((highest / 1000, 2 * highest) if log else (0, None))
+    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    if len(curves) + len(levels or {}) > 1:
+        figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
@@ -468,24 +416,6 @@ def learning_curve(metrics: Sequence[Mapping[str, float]]) -> Figure:
 
 
 @styled
-def separability_timing(sides: Sequence[int], dense: ArrayLike, separable: ArrayLike) -> Figure:
-    """Time of one attention layer's forward pass, dense against separable, over the grid's side.
-
-    ``sides`` (G,) pixels; ``dense``, ``separable`` (G,) or (G, repeats) seconds, NaN where a layer did not fit. Lines
-    are medians, bars run from the fastest to the slowest repeat, and the ratio of the medians is written at each side.
-    """
-    times = [1000 * np.asarray(values, dtype=float).reshape(len(sides), -1) for values in (dense, separable)]
-    drawn = [np.stack([np.median(v, axis=1), v.min(1), v.max(1)], axis=1) for v in times]  # (G, 3)
-    figure = cost_growth({"dense": (sides, drawn[0]), "separable": (sides, drawn[1])}, None, "Time (ms)")
-    for side, slow, fast in zip(sides, drawn[0][:, 0], drawn[1][:, 0], strict=True):
-        if np.isfinite(slow) and np.isfinite(fast):
-            ratio = f"{slow / fast:.2g}×" if slow / fast < 100 else f"{slow / fast:.0f}×"
-            offset = {"xytext": (-3, 4), "textcoords": "offset points", "ha": "right"}
-            figure.axes[0].annotate(ratio, (side, max(slow, fast)), **offset)
-    return figure
-
-
-@styled
 def cost_growth(
     curves: Mapping[str | tuple[str, str], tuple[ArrayLike, ArrayLike]],
     bounds: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
@@ -497,8 +427,7 @@ def cost_growth(
     a bar. Each bound is (sides (G,), costs (G,)). The name of a curve may be a pair: the first word then decides on its
     colour and the second on its mark, hollow from the second on.
     """
-    figure = new_figure(DOUBLE, 3.1)
-    ax = figure.add_subplot()
+    figure, ax = _one_panel(DOUBLE, 3.1)
     handles, pairs = [], [name if isinstance(name, tuple) else (name, "") for name in curves]
     first, second = (list(dict.fromkeys(words)) for words in zip(*pairs, strict=True))
     for (one, other), (sides, costs) in zip(pairs, curves.values(), strict=True):
@@ -508,15 +437,14 @@ def cost_growth(
         marker = "osD^vP"[(kind if len(second) > 1 else first.index(one)) % 6]
         look = {"marker": marker, "markersize": 4, "elinewidth": 0.8, "capsize": 1.5, "color": colour}
         look |= {"markerfacecolor": "white", "linestyle": DASHED} if kind else {}
-        handles.append(
-            ax.errorbar(sides, costs[:, 0], yerr=spread, label=", ".join(filter(None, (one, other))), **look)
-        )
+        look["label"] = ", ".join(filter(None, (one, other)))
+        handles.append(ax.errorbar(sides, costs[:, 0], yerr=spread, **look))
     for (name, (sides, costs)), dashes in zip((bounds or {}).items(), (DOTTED, (0, (4, 1, 1, 1))), strict=False):
         handles += ax.plot(sides, costs, color="0.35", linestyle=dashes, linewidth=1.1, label=f"at least: {name}")
     ax.set(xscale="log", yscale="log", xlabel="Side of the grid (pixels)", ylabel=label)
-    ax.xaxis.set_major_locator(FixedLocator(sorted({side for sides, _ in curves.values() for side in sides})))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(_PLAIN)
+    sides = sorted({side for sides, _ in curves.values() for side in sides})
+    ax.set_xticks(sides, [f"{side:g}" for side in sides])
+    ax.xaxis.minorticks_off()
     figure.legend(handles=handles, loc="outside right center")
     return figure
 
@@ -528,25 +456,18 @@ def stacked_costs(rows: Mapping[str, Mapping[str, float]], label: str) -> Figure
     A single row has no other to be compared with: its parts are drawn one below the other instead.
     """
     drawable(rows, "rows")
-    title = None
+    title, frame = "", pd.DataFrame(rows).fillna(0.0)  # (parts, rows)
     if len(rows) == 1:
-        ((title, parts),) = rows.items()
-        rows = {name: {title: cost} for name, cost in parts.items()}
-    figure = new_figure(DOUBLE, max(1.5, 0.65 + 0.3 * len(rows)))
-    ax = figure.add_subplot(title=title or "")
-    names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
-    left = np.zeros(len(rows))
-    for index, name in enumerate(names):
-        widths = np.array([parts.get(name, 0.0) for parts in rows.values()], dtype=float)
-        ax.barh(range(len(rows)), widths, left=left, height=0.62, label=name, color=PALETTE[index % len(PALETTE)])
-        left += widths
-    for place, total in enumerate(left):
-        text, offset = f"{total:.3g}" if total < 100 else f"{total:,.0f}", {"textcoords": "offset points"}
-        ax.annotate(text, (total, place), xytext=(3, 0), va="center", **offset)
-    ax.set_yticks(range(len(rows)), list(rows))
-    ax.set(xlabel=label, xlim=(0, 1.12 * left.max()))
+        (title,) = frame
+        frame = frame.T
+    figure, ax = _one_panel(DOUBLE, max(1.5, 0.65 + 0.3 * frame.shape[1]))
+    ax.grid(visible=False)
+    frame.T.plot.barh(stacked=True, ax=ax, width=0.62, color=PALETTE[: len(frame)], legend=False)
+    totals = [f"{total:.3g}" if total < 100 else f"{total:,.0f}" for total in frame.sum()]
+    ax.bar_label(ax.containers[-1], totals, padding=3, fontsize=7)
+    ax.set(title=title, xlabel=label, xlim=(0, 1.12 * frame.sum().max()))
     ax.invert_yaxis()
-    if len(names) > 1:
+    if len(frame) > 1:
         figure.legend(loc="outside right center")
     return figure
 
@@ -560,8 +481,7 @@ def cost_ratios(costs: Mapping[str, tuple[float, float]], texts: Mapping[str, tu
     drawable(costs, "costs")
     names, y = list(costs), np.arange(len(costs))
     ratios = np.array([attention / cnn for cnn, attention in costs.values()])
-    figure = new_figure(DOUBLE, 0.24 * len(names) + 0.75)
-    ax = figure.add_subplot()
+    figure, ax = _one_panel(DOUBLE, 0.24 * len(names) + 0.75)
     ax.hlines(y, 1, ratios, color=MODELS["SA quadratic"], linewidth=1.6)
     ax.plot(ratios, y, "o", color=MODELS["SA quadratic"], label="attention only", markersize=5, zorder=3)
     ax.axvline(1, color="black", linewidth=1.2, zorder=2)
@@ -573,10 +493,11 @@ def cost_ratios(costs: Mapping[str, tuple[float, float]], texts: Mapping[str, tu
     left, high = min(ratios.min(), 1) / 1.25, max(ratios.max(), 1)
     right = left * (high / left) ** (1 / 0.68)  # room for the longest text
     ax.set(xscale="log", xlim=(left, right), ylim=(len(names) - 0.4, -0.6), yticks=y, yticklabels=names)
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if right / left < 1000 else (1,)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    ax.xaxis.minorticks_off()
     ax.set_xlabel("Attention-only network, as a multiple of the CNN (black line)")
-    ax.xaxis.set_major_formatter(_PLAIN)
     ax.grid(axis="x")
+    ax.grid(visible=False, axis="y")
     ax.tick_params(axis="y", length=0)
     return figure

@@ -16,7 +16,7 @@ from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from attnconv.figures.style import (
@@ -33,8 +33,8 @@ from attnconv.figures.style import (
     styled,
 )
 
-_GAP, _ABOVE, _FOOT = 0.05, 0.17, 0.6
-"""Inches between columns of maps, above each row (for a name), and at the foot of the figure (for a colour bar)."""
+_ABOVE, _FOOT = 0.17, 0.6
+"""Inches above each row of maps, for a name, and at the foot of the figure, for a colour bar."""
 
 
 # --- grids of maps ------------------------------------------------------------------------------------------------
@@ -44,134 +44,140 @@ def _map_axes(
     rows: int,
     columns: int,
     aspect: float,
+    *,
     left: float = 0.1,
     widest: float = 0.8,
-    gaps: tuple[float, float, float] = (_GAP, _ABOVE, 0),
-    lowest: float = 0,
+    beside: float = 0.05,
+    above: float = _ABOVE,
+    below: float = 0.0,
+    lowest: float = 0.0,
 ) -> tuple[Figure, NDArray]:
-    """A figure and its grid of panels (rows, columns), ``left`` inches from its edge, above a colour bar.
+    """A figure and its grid of panels (rows, columns) above the room for a colour bar.
 
-    ``aspect``: height over width of a panel; ``widest``: its longest side, in inches; ``gaps``: inches between columns,
-    above a panel and below it; ``lowest``: the least height of the grid.
+    ``aspect``: height over width of a panel. In inches: ``left``, room at the left of the grid; ``widest``, a panel's
+    longest side; ``beside``, ``above`` and ``below``, room around panels; ``lowest``, the least height of the grid.
     """
-    beside, above, below = gaps
-    width = min(widest, (DOUBLE - left - 0.1 - (columns - 1) * beside) / columns, widest / aspect)
-    height, whole = width * aspect, columns * (width + beside) - beside
-    wide, used = max(SINGLE, left + whole + 0.1), rows * (height + above + below)
-    tall = max(used, lowest) + _FOOT
-    left += (wide - left - whole - 0.1) / 2
+    width = min(widest, widest / aspect, (DOUBLE - left - 0.1 + beside) / columns - beside)
+    height, across = width * aspect, columns * (width + beside) - beside
+    down = rows * (height + above + below)
+    wide, tall = max(SINGLE, left + across + 0.1), max(down, lowest) + _FOOT
+    left += (wide - left - across - 0.1) / 2
     figure = new_figure(wide, tall, layout=None)
-    place = {
-        "left": left / wide,
-        "right": (left + whole) / wide,
-        "top": 1 - above / tall,
-        "bottom": 1 - (used - below) / tall,
-    }
-    place |= {"wspace": beside / width, "hspace": (above + below) / height}
-    axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw=place)
+    axes = figure.subplots(rows, columns, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
+    figure.subplots_adjust(
+        left=left / wide,
+        right=(left + across) / wide,
+        top=1 - above / tall,
+        bottom=1 - (down - below) / tall,
+        wspace=beside / width,
+        hspace=(above + below) / height,
+    )
     for ax in axes.ravel():
-        ax.set(xticks=[], yticks=[])
-        for spine in ax.spines.values():
-            spine.set(visible=True, color="0.6", linewidth=0.4)
+        ax.spines[:].set(visible=True, color="0.6", linewidth=0.4)
     return figure, axes
 
 
-def _bar(figure: Figure, scale: ScalarMappable, label: str, ticks: object = None) -> None:
+def _bar(figure: Figure, scale: ScalarMappable, label: str, ticks: object) -> None:
     """A horizontal colour bar in the lowest half inch of the figure."""
     width, height = figure.get_size_inches()
-    ax = figure.add_axes(((width - 2.6) / 2 / width, 0.37 / height, 2.6 / width, 0.09 / height))
-    bar = figure.colorbar(scale, cax=ax, orientation="horizontal", ticks=ticks)
-    bar.ax.xaxis.set_minor_locator(NullLocator())
-    bar.set_label(label)
+    ax = figure.add_axes((0.5 - 1.3 / width, 0.37 / height, 2.6 / width, 0.09 / height))
+    plain = FuncFormatter(lambda value, _: f"{value:.2g}".replace("-", "−"))
+    bar = figure.colorbar(scale, cax=ax, orientation="horizontal", ticks=ticks, format=plain, label=label)
+    bar.minorticks_off()
     bar.outline.set_linewidth(0.4)
 
 
-def _probability_scale(maps: NDArray, largest: float | None = None) -> ScalarMappable:
-    """One scale for all maps, from 0 to the largest probability; its square root keeps faint heads visible."""
-    largest = np.nanmax(maps, initial=0) or 1.0 if largest is None else largest
-    return ScalarMappable(PowerNorm(0.5, vmin=0, vmax=largest), MAP_COLOURS)
+def probability_scale(largest: float) -> ScalarMappable:
+    """Probabilities from 0 to the largest; the scale is that of their square roots, which keeps faint heads visible."""
+    return ScalarMappable(PowerNorm(0.5, vmin=0, vmax=largest or 1.0), MAP_COLOURS)
 
 
 def _probability_bar(figure: Figure, scale: ScalarMappable) -> None:
     """The colour bar of maps; its ticks end with the largest probability."""
     ticks = scale.norm.vmax * np.array([0, 0.02, 0.1, 0.3, 0.6, 1])
     _bar(figure, scale, "Attention probability (square-root scale)", ticks)
-    figure.axes[-1].set_xticklabels([f"{tick:.2g}" for tick in ticks])
 
 
-def _checked_maps(maps: ArrayLike, query: tuple[int, int] | None) -> tuple[NDArray, tuple[int, int]]:
+def _checked_maps(maps: ArrayLike, query: ArrayLike | None) -> tuple[NDArray, NDArray]:
+    """The maps, and the query pixel of each head: (heads, 2)."""
     maps = checked(maps, 4, name="maps", shape="(layers, heads, height, width)")
-    query = (maps.shape[2] // 2, maps.shape[3] // 2) if query is None else query
-    if not (0 <= query[0] < maps.shape[2] and 0 <= query[1] < maps.shape[3]):
-        raise ValueError(f"query = {tuple(query)} is no pixel of maps of {maps.shape[2]} x {maps.shape[3]}.")
-    return maps, query
+    heads, height, width = maps.shape[1:]
+    query = np.array((height // 2, width // 2) if query is None else query)
+    if (query < 0).any() or (query >= (height, width)).any():
+        raise ValueError(f"query = {tuple(query.tolist())} is no pixel of maps of {height} x {width}.")
+    return maps, np.broadcast_to(query, (heads, 2))
 
 
-def draw_map(ax: Axes, values: NDArray, scale: ScalarMappable, query: tuple[int, int]) -> None:
-    """One map with its query pixel framed."""
+def draw_map(ax: Axes, values: NDArray, scale: ScalarMappable, query: Sequence[int]) -> None:
+    """One map in its frame, its query pixel framed."""
     ax.patch.set(facecolor="0.93", edgecolor="0.7", hatch="//////", linewidth=0)
     ax.imshow(np.ma.masked_invalid(values), norm=scale.norm, cmap=scale.cmap, aspect="auto")
     ax.set(xticks=[], yticks=[])
+    ax.spines[:].set(visible=True, color="0.6", linewidth=0.4)
     pixel = ax.bbox.width * 72 / ax.get_figure(root=True).dpi / values.shape[1]  # in points
-    _frame_pixel(ax, query, linewidth=min(max(0.15 * pixel, 0.4), 0.9))
+    _frame_pixel(ax, query, linewidth=np.clip(0.15 * pixel, 0.4, 0.9))
 
 
-def _frame_pixel(ax: Axes, pixel: tuple[float, float], size: tuple[float, float] = (1, 1), **look) -> None:
+def _frame_pixel(ax: Axes, pixel: Sequence[float], size: tuple[float, float] = (1, 1), **look) -> None:
     """Frame a pixel of that size (rows, columns), or any rectangle around that centre."""
     corner = pixel[1] - size[1] / 2, pixel[0] - size[0] / 2
-    ax.add_patch(Rectangle(corner, size[1], size[0], fill=False, **{"edgecolor": QUERY_COLOUR} | look))
+    ax.add_patch(Rectangle(corner, size[1], size[0], **{"edgecolor": QUERY_COLOUR, "facecolor": "none"} | look))
+
+
+def _name_row(ax: Axes, name: str) -> None:
+    """Write a row's name at the left of its first panel."""
+    middle = {"xy": (-0.08, 0.5), "xycoords": "axes fraction", "ha": "right", "va": "center"}
+    ax.annotate(name, annotation_clip=False, **middle)
 
 
 def _draw_maps(
-    axes: NDArray, maps: NDArray, scale: ScalarMappable, query: tuple[int, int], order: ArrayLike | None, names: list
+    axes: NDArray, maps: NDArray, scale: ScalarMappable, query: NDArray, order: ArrayLike | None, names: Sequence[str]
 ) -> None:
     """Layers x heads of maps; heads that do not exist leave their place empty."""
     layers, heads = maps.shape[:2]
     order = np.broadcast_to(np.arange(heads), (layers, heads)) if order is None else np.asarray(order)
     if order.shape != (layers, heads) or not (np.sort(order, -1) == np.arange(heads)).all():
         raise ValueError(f"order must hold the heads 0 .. {heads - 1} of each of the {layers} layers once.")
-    for layer, title in enumerate(names):
-        middle = {"xy": (-0.08, 0.5), "xycoords": "axes fraction", "ha": "right", "va": "center"}
-        axes[layer, 0].annotate(title, annotation_clip=False, **middle)
+    for layer, name in enumerate(names):
+        _name_row(axes[layer, 0], name)
         for ax, head in zip(axes[layer], order[layer], strict=True):
             if np.isnan(maps[layer, head]).all():
                 ax.set(frame_on=False)
                 continue
-            draw_map(ax, maps[layer, head], scale, query)
+            draw_map(ax, maps[layer, head], scale, query[head])
             ax.set_title(f"{head + 1}", pad=2, fontsize=6.5)
 
 
 @styled
 def attention_grid(
     maps: ArrayLike,
-    query: tuple[int, int] | None = None,
+    query: ArrayLike | None = None,
     order: ArrayLike | None = None,
     titles: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
-    largest: float | None = None,
 ) -> Figure:
     """Attention probabilities, a row a layer and a column a head (figures 5 to 7), on one scale.
 
     Args:
         maps: (layers, heads, height, width), windows around the query (`heads.shift_maps`, the paper's 7 x 7) or whole
             images; hatched where they leave the image (NaN).
-        query: the query pixel's row and column in the maps, framed; None is the middle.
+        query: the query pixel's row and column in the maps, framed, or one for each head (heads, 2); None is the
+            middle.
         order: (layers, heads), which head comes at each place, such as `heads.reach_order`. The number above a map is
             that of the head within its layer.
         titles: of the layers.
         names: of the columns, instead of the heads' numbers.
-        largest: the probability that is black; None is the largest here. Give it where figures are to be compared.
     """
     maps, query = _checked_maps(maps, query)
     layers, heads = maps.shape[:2]
     titles = panel_titles(titles, layers, "Layer")
-    left = 0.18 + 0.058 * max(map(len, titles))
-    figure, axes = _map_axes(layers, heads, maps.shape[2] / maps.shape[3], left)
-    scale = _probability_scale(maps, largest)
+    lines = max((name.count("\n") for name in names or ()), default=0)
+    room = {"left": 0.18 + 0.058 * max(map(len, titles)), "above": _ABOVE + 0.11 * lines}
+    figure, axes = _map_axes(layers, heads, maps.shape[2] / maps.shape[3], widest=0.8 if heads > 4 else 1.5, **room)
+    scale = probability_scale(np.nanmax(maps, initial=0))
     _draw_maps(axes, maps, scale, query, order, titles)
-    if names is not None:
-        for ax, name in zip(axes[0], panel_titles(names, heads, "Head"), strict=True):
-            ax.set_title(name, pad=2, fontsize=6.5)
+    for ax, name in zip(axes[0], panel_titles(names, heads, "Head") if names else (), strict=False):
+        ax.set_title(name, pad=2, fontsize=6.5)
     _probability_bar(figure, scale)
     return figure
 
@@ -189,74 +195,30 @@ def attention_on_image(
 
     ``image`` (height, width) or (height, width, 1 or 3), in [0, 1] or 0 .. 255, as large as the maps or a multiple of
     them (attention works on the down-sampled grid); ``maps`` (layers, heads, H, W); ``query``: row and column in the
-    maps; the rest as in `attention_grid`.
+    maps; ``largest``: the probability that is black, for figures that are to be compared, None for the largest here;
+    the rest as in `attention_grid`.
     """
-    maps, query = _checked_maps(maps, query)
+    maps, queries = _checked_maps(maps, query)
     layers, heads, height, width = maps.shape
     image = np.asarray(image)
     image = image / 255 if image.dtype == np.uint8 else image
-    image = image[..., 0] if image.ndim == 3 and image.shape[-1] == 1 else image
-    titles = panel_titles(None, layers, "Layer")
     aspect = image.shape[0] / image.shape[1]
-    picture = min(1.35, 1.35 / aspect)
-    left = 0.3 + picture + 0.058 * max(map(len, titles))
-    lowest = _ABOVE + picture * aspect + 0.3
-    figure, axes = _map_axes(layers, heads, height / width, left, widest=0.7, lowest=lowest)
-    scale = _probability_scale(maps, largest)
-    _draw_maps(axes, maps, scale, query, order, titles)
+    side = min(1.35, 1.35 / aspect)  # the picture's width, in inches
+    titles = panel_titles(None, layers, "Layer")
+    left, lowest = 0.3 + side + 0.058 * max(map(len, titles)), _ABOVE + side * aspect + 0.3
+    figure, axes = _map_axes(layers, heads, height / width, left=left, widest=0.7, lowest=lowest)
+    scale = probability_scale(np.nanmax(maps, initial=0) if largest is None else largest)
+    _draw_maps(axes, maps, scale, queries, order, titles)
 
     wide, tall = figure.get_size_inches()
-    place = 0.08 / wide, 1 - (_ABOVE + picture * aspect) / tall, picture / wide, picture * aspect / tall
-    ax = figure.add_axes(place, xticks=[], yticks=[])
+    corner = 0.08 / wide, 1 - (_ABOVE + side * aspect) / tall
+    ax = figure.add_axes((*corner, side / wide, side * aspect / tall), xticks=[], yticks=[])
     ax.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1, aspect="auto")
     pixel = image.shape[0] / height, image.shape[1] / width  # of the maps, in pixels of the image
-    middle = [(place + 0.5) * side - 0.5 for place, side in zip(query, pixel, strict=True)]
+    middle = [(place + 0.5) * step - 0.5 for place, step in zip(query, pixel, strict=True)]
     _frame_pixel(ax, middle, pixel, linewidth=1.2, path_effects=[withStroke(linewidth=2.2, foreground="white")])
     place = f"query at row {query[0]}, column {query[1]}"
     ax.set_xlabel(f"{caption}\n{place}" if caption else place, loc="left")
-    _probability_bar(figure, scale)
-    return figure
-
-
-@styled
-def atlas(
-    maps: ArrayLike,
-    query: tuple[int, int] | None = None,
-    numbers: Mapping[str, ArrayLike] | None = None,
-    titles: Sequence[str] | None = None,
-) -> list[Figure]:
-    """Every head with its numbers, a page a layer, on one scale for all pages.
-
-    ``maps`` (layers, heads, height, width) and ``query`` as in `attention_grid`; ``numbers``: arrays (layers, heads,
-    ...) by name, of which those named in `_NUMBERS` are written below each map (`heads.describe` and `heads.geometry`
-    give them).
-    """
-    maps, query = _checked_maps(maps, query)
-    scale = _probability_scale(maps)
-    known = {name: np.asarray(values) for name, values in (numbers or {}).items() if name in _NUMBERS}
-    return [
-        _atlas_page(maps[layer], scale, query, {name: values[layer] for name, values in known.items()}, title)
-        for layer, title in enumerate(panel_titles(titles, len(maps), "Layer"))
-    ]
-
-
-def _atlas_page(
-    maps: NDArray, scale: ScalarMappable, query: tuple[int, int], numbers: Mapping[str, NDArray], title: str
-) -> Figure:
-    """The heads of one layer (heads, height, width), those that exist."""
-    there = [head for head in range(len(maps)) if not np.isnan(maps[head]).all()]
-    columns = len(maps) if len(maps) <= 3 else math.ceil(math.sqrt(len(maps)))
-    rows = max(1, math.ceil(len(there) / columns))
-    gaps = 0.28, 0.3, 0.125 * len(numbers)
-    figure, axes = _map_axes(rows, columns, maps.shape[1] / maps.shape[2], 0.15, 1.75, gaps)
-    figure.suptitle(title, x=0.02, y=1 - 0.04 / figure.get_figheight(), va="top", ha="left", weight="bold")
-    for ax in axes.ravel()[len(there) :]:
-        ax.remove()
-    for ax, head in zip(axes.ravel(), there, strict=False):
-        draw_map(ax, maps[head], scale, query)
-        ax.set_title(f"Head {head + 1}", pad=2)
-        lines = [_NUMBERS[name](values[head]).replace("-", "−") for name, values in numbers.items()]
-        ax.set_xlabel("\n".join(lines), loc="left", labelpad=2)
     _probability_bar(figure, scale)
     return figure
 
@@ -265,7 +227,6 @@ _NUMBERS: dict[str, Callable] = {
     "centre": lambda v: "centre ({:+.1f}, {:+.1f})".format(*(np.round(v, 1) + 0.0)),
     "parameter_centre": lambda v: "learned Δ ({:+.1f}, {:+.1f})".format(*(np.round(v, 1) + 0.0)),
     "reach": lambda v: f"reach {v:.1f} px",
-    "radius90": lambda v: f"90% within {v:.1f} px",
     "mass": lambda v: f"mass on a pixel {v:.2f}",
     "entropy": lambda v: f"entropy {v:.2f} nats",
 }
@@ -273,16 +234,56 @@ _NUMBERS: dict[str, Callable] = {
 
 
 @styled
+def atlas(
+    maps: ArrayLike, query: tuple[int, int], numbers: Mapping[str, ArrayLike], titles: Sequence[str] | None = None
+) -> list[Figure]:
+    """Every head with its numbers, a page a layer, on one scale for all pages.
+
+    ``maps`` (layers, heads, height, width) and ``query`` as in `attention_grid`; ``numbers``: arrays (layers, heads,
+    ...) by name, of which those named in `_NUMBERS` are written below each map (`heads.describe` and `heads.geometry`
+    give them).
+    """
+    maps, query = _checked_maps(maps, query)
+    scale = probability_scale(np.nanmax(maps, initial=0))
+    known = {name: np.asarray(values) for name, values in numbers.items() if name in _NUMBERS}
+    return [
+        _atlas_page(maps[layer], scale, query, {name: values[layer] for name, values in known.items()}, title)
+        for layer, title in enumerate(panel_titles(titles, len(maps), "Layer"))
+    ]
+
+
+def _atlas_page(
+    maps: NDArray, scale: ScalarMappable, query: NDArray, numbers: Mapping[str, NDArray], title: str
+) -> Figure:
+    """The heads of one layer (heads, height, width), those that exist."""
+    there = [head for head in range(len(maps)) if not np.isnan(maps[head]).all()]
+    columns = len(maps) if len(maps) <= 3 else math.ceil(math.sqrt(len(maps)))
+    rows = max(1, math.ceil(len(there) / columns))
+    room = {"left": 0.15, "widest": 1.75, "beside": 0.28, "above": 0.3, "below": 0.125 * len(numbers)}
+    figure, axes = _map_axes(rows, columns, maps.shape[1] / maps.shape[2], **room)
+    figure.suptitle(title, x=0.02, y=1 - 0.04 / figure.get_figheight(), va="top", ha="left", weight="bold")
+    for ax in axes.ravel()[len(there) :]:
+        ax.remove()
+    for ax, head in zip(axes.ravel(), there, strict=False):
+        draw_map(ax, maps[head], scale, query[head])
+        ax.set_title(f"Head {head + 1}", pad=2)
+        lines = [_NUMBERS[name](values[head]).replace("-", "−") for name, values in numbers.items()]
+        ax.set_xlabel("\n".join(lines), loc="left", labelpad=2)
+    _probability_bar(figure, scale)
+    return figure
+
+
+@styled
 def image_rows(rows: Sequence[ArrayLike], names: Sequence[str], labels: Sequence[str]) -> Figure:
     """Images in rows: each row (n, H, W, 1 or 3), uint8, has a label at its left; ``names`` (n,) stand above."""
     columns = len(rows[0])
     figure = new_figure(DOUBLE, 0.25 + len(rows) * DOUBLE / (columns + 0.5))
-    axes = figure.subplots(len(rows), columns, squeeze=False)
-    for line, images, label in zip(axes, rows, labels, strict=True):
-        for ax, image in zip(line, np.asarray(images), strict=True):
-            ax.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
-            ax.set(xticks=[], yticks=[])
-        line[0].set_ylabel(label)
+    axes = figure.subplots(len(rows), columns, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
+    for ax, image in zip(axes.ravel(), np.concatenate(rows), strict=True):
+        ax.imshow(image, cmap="gray", vmin=0, vmax=255)
+        ax.spines[:].set_visible(False)
+    for ax, label in zip(axes[:, 0], labels, strict=True):
+        ax.set_ylabel(label)
     for ax, name in zip(axes[0], names, strict=True):
         ax.set_title(textwrap.fill(name, 10), fontsize=6.5)
     return figure
@@ -299,7 +300,10 @@ def _signed_scale(images: Sequence[NDArray]) -> ScalarMappable:
 
 def _draw_signed(ax: Axes, image: NDArray, scale: ScalarMappable) -> None:
     ax.imshow(image, cmap=scale.cmap, norm=scale.norm, aspect="auto")
-    ax.set(xticks=[], yticks=[])
+
+
+def _signed_bar(figure: Figure, scale: ScalarMappable, label: str) -> None:
+    _bar(figure, scale, label, MaxNLocator(4, symmetric=True))
 
 
 @styled
@@ -320,7 +324,7 @@ def signed_images(
     images = [checked(image, 2, name="image", shape="(H, W)") for image in images]
     scale, titles = _signed_scale(images), panel_titles(titles, len(images) + (photo is not None), "Image")
     aspect = max(image.shape[0] / image.shape[1] for image in images)
-    figure, axes = _map_axes(1, len(titles), aspect, widest=1.9, gaps=(0.1, 0.22, 0))
+    figure, axes = _map_axes(1, len(titles), aspect, widest=1.9, beside=0.1, above=0.22)
     for ax, title in zip(axes[0], titles, strict=True):
         ax.set_title(title)
     for ax, image in zip(axes[0, len(titles) - len(images) :], images, strict=True):
@@ -329,17 +333,17 @@ def signed_images(
             note = f"zero everywhere\n(at most {np.abs(image).max():.0e})" if image.any() else "zero everywhere"
             ax.text(0.5, 0.5, note, transform=ax.transAxes, ha="center", va="center", color="0.35")
     if photo is not None:
-        ax = axes[0, 0]
-        photo = checked(photo, 2, name="photo", shape="(H, W)")
-        ax.imshow(photo, cmap="gray", vmin=0, vmax=1, aspect="auto")
-        ax.set(xticks=[], yticks=[])
-        if query is not None:
-            halo = {"path_effects": [withStroke(linewidth=2.8, foreground="white")], "linewidth": 1.3}
-            _frame_pixel(ax, query, (3, 3), **halo)
-            _frame_pixel(ax, query, facecolor=QUERY_COLOUR, linewidth=0)
-            ax.patches[-1].set_fill(True)
-    _bar(figure, scale, label, MaxNLocator(4, symmetric=True))
+        _draw_photo(axes[0, 0], checked(photo, 2, name="photo", shape="(H, W)"), query)
+    _signed_bar(figure, scale, label)
     return figure
+
+
+def _draw_photo(ax: Axes, photo: NDArray, query: tuple[int, int] | None) -> None:
+    ax.imshow(photo, cmap="gray", vmin=0, vmax=1, aspect="auto")
+    if query is not None:
+        halo = withStroke(linewidth=2.8, foreground="white")
+        _frame_pixel(ax, query, (3, 3), linewidth=1.3, path_effects=[halo])
+        _frame_pixel(ax, query, facecolor=QUERY_COLOUR, linewidth=0)
 
 
 @styled
@@ -355,18 +359,17 @@ def sum_of_heads(maps: ArrayLike, weights: Sequence[float], parts: ArrayLike) ->
     if not len(maps) == len(weights) == len(parts):
         raise ValueError(f"{len(maps)} maps, {len(weights)} weights and {len(parts)} parts do not match.")
     sums = parts.cumsum(0)
-    probability, scale = _probability_scale(maps), _signed_scale([*parts, *sums])
-    figure, axes = _map_axes(3, len(maps), parts.shape[1] / parts.shape[2], left=0.72, gaps=(_GAP, 0.2, 0))
-    for line, name in zip(axes, ("Where the\nhead looks", "What it\nadds", "Sum so far"), strict=True):
-        at = {"xy": (-0.08, 0.5), "xycoords": "axes fraction", "ha": "right", "va": "center"}
-        line[0].annotate(name, annotation_clip=False, **at)
+    probability, signed = probability_scale(maps.max()), _signed_scale([*parts, *sums])
+    figure, axes = _map_axes(3, len(maps), parts.shape[1] / parts.shape[2], left=0.72, above=0.2)
+    for ax, name in zip(axes[:, 0], ("Where the\nhead looks", "What it\nadds", "Sum so far"), strict=True):
+        _name_row(ax, name)
     for head, (top, middle, bottom) in enumerate(axes.T):
         draw_map(top, maps[head], probability, (maps.shape[1] // 2, maps.shape[2] // 2))
         top.set_title(f"Head {head + 1}", pad=2)
-        _draw_signed(middle, parts[head], scale)
+        _draw_signed(middle, parts[head], signed)
         middle.set_title(f"× {weights[head]:+g}".replace("-", "−") if weights[head] else "× 0", pad=2)
-        _draw_signed(bottom, sums[head], scale)
-    _bar(figure, scale, "Value (white: zero)", MaxNLocator(4, symmetric=True))
+        _draw_signed(bottom, sums[head], signed)
+    _signed_bar(figure, signed, "Value (white: zero)")
     return figure
 
 
