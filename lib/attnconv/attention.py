@@ -229,14 +229,17 @@ class ContentAttention(nn.Module):
         q_row, q_column = q.chunk(2, dim=-1)
         return torch.einsum("bhijd,ikd->bhijk", q_row, rows), torch.einsum("bhijd,jld->bhijl", q_column, columns)
 
-    def score_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W). Their sum is `logits`."""
+    def score_parts(self, x: Tensor, rows: slice = slice(None), columns: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W). Their sum is `logits`.
+
+        ``rows`` and ``columns``: of the queries; all pixels are keys.
+        """
         _check_input(self, x)
         q, k = self._queries_and_keys(x)
-        rows, columns = self._position_logits(q)
+        q, by_row, by_column = (t[:, :, rows, columns] for t in (q, *self._position_logits(q)))
         scale = 1 / math.sqrt(self.key_size)
         content = torch.einsum("bhijd,bhkld->bhijkl", q, k)
-        return scale * content, scale * (rows[..., :, None] + columns[..., None, :])
+        return scale * content, scale * (by_row[..., :, None] + by_column[..., None, :])
 
     def logits(self, x: Tensor) -> Tensor:
         """Scores before the softmax: (B, h, H, W, H, W), query pixel then key pixel."""

@@ -19,9 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from .attention import ContentAttention, PositionalAttention, QuadraticAttention
-from .data import Dataset, normalize
-from .models import AttentionNet
+from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
+from attnconv.data import Dataset, normalize
+from attnconv.mixing import scores
+from attnconv.models import AttentionNet
 
 Query = tuple[int, int]
 """A query pixel: (row, column)."""
@@ -182,38 +183,15 @@ def _query_maps(layer: nn.Module, query: Query, height: int, width: int, feature
                 raise ValueError("ContentAttention needs features (B, H, W, C), its input: P depends on the images.")
             if features.shape[1:3] != (height, width):
                 raise ValueError(f"features of shape {tuple(features.shape)} are not of {height} x {width} pixels.")
-            logits = _content_logits(layer, query, features.to(device, layer.query.weight.dtype))
-        elif isinstance(layer, QuadraticAttention) and not layer.separable:
-            rows = torch.arange(height, device=device) - row - layer.centres[:, 0, None]  # (h, H)
-            columns = torch.arange(width, device=device) - column - layer.centres[:, 1, None]  # (h, W)
-            p = layer.precision()[:, :, :, None, None]  # (h, 2, 2, 1, 1)
-            rows, columns = rows[:, :, None], columns[:, None, :]
-            logits = -0.5 * (p[:, 0, 0] * rows**2 + p[:, 1, 1] * columns**2 + 2 * p[:, 0, 1] * rows * columns)
-        elif isinstance(layer, PositionalAttention) and layer.separable:
-            rows = layer.axis_probabilities(height, 0)[:, row]
-            columns = layer.axis_probabilities(width, 1)[:, column]
-            return (rows[:, :, None] * columns[:, None, :]).float()
+            x = features.to(device, layer.query.weight.dtype)
+            content, position = layer.score_parts(x, slice(row, row + 1), slice(column, column + 1))
+            logits = (content + position)[:, :, 0, 0]  # (B, h, H, W)
         elif isinstance(layer, PositionalAttention):
-            return layer.probabilities(height, width)[:, row, column].float()
+            rows, columns = torch.tensor([[row], [column]], device=device)
+            logits = scores(rows, columns, *layer.score_terms(height, width))[:, 0]  # (h, H, W)
         else:
             raise TypeError(f"{type(layer).__name__} is not an attention layer of attnconv.attention.")
         return logits.flatten(-2).softmax(-1).view_as(logits).float()
-
-
-def _content_logits(layer: ContentAttention, query: Query, x: Tensor) -> Tensor:
-    """`ContentAttention.logits` at one query: x (B, H, W, C) -> (B, h, H, W)."""
-    (row, column), (_, height, width, _) = query, x.shape
-    split = (layer.heads, layer.key_size)
-    q = layer.query(x[:, row, column]).unflatten(-1, split)  # (B, h, K)
-    k = layer.key(x).unflatten(-1, split)  # (B, H, W, h, K)
-    zero = layer.max_size - 1  # the place of shift 0
-    if max(height, width) > layer.max_size:
-        raise ValueError(f"An image side of {max(height, width)} needs max_size >= that, not {layer.max_size}.")
-    rows = layer.row_embedding[zero - row : zero - row + height]  # (H, K/2)
-    columns = layer.column_embedding[zero - column : zero - column + width]  # (W, K/2)
-    q_row, q_column = q.chunk(2, dim=-1)
-    position = (q_row @ rows.T)[..., :, None] + (q_column @ columns.T)[..., None, :]
-    return (torch.einsum("bhd,bijhd->bhij", q, k) + position) / layer.key_size**0.5
 
 
 @torch.no_grad()

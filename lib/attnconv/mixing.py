@@ -214,12 +214,9 @@ class _Attend(torch.autograd.Function):
                 if first is None:
                     part = part.sum(0)
                 else:
-                    matrix, part = (
-                        first[heads].flatten(0, 1),
-                        part.view(-1, pixels[0].numel()),
-                    )  # (h H, H), (h H, W b C)
+                    part = part.view(-1, pixels[0].numel())  # (h H, W b C)
                     d_first[heads] += torch.mm(pixels.flatten(1), part.T).T.view(first[heads].shape)
-                    part = torch.mm(matrix.T, part) if d_x is not None else None
+                    part = torch.mm(first[heads].flatten(0, 1).T, part) if d_x is not None else None
                 if d_x is not None:
                     total = part if total is None else total.to(exact).add_(part)
             if d_x is not None:
