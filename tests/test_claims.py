@@ -29,7 +29,7 @@ def test_claims_are_saved_and_shown(tmp_path):
 
 
 def test_a_claim_of_the_paper_must_be_one():
-    with pytest.raises(ValueError, match="'gird' is no claim of the paper. Known: .*grid"):
+    with pytest.raises(ValueError, match="'gird' is not a claim of the paper. Known: .*grid"):
         Claim("A", True, "1", "gird")
 
 

@@ -449,7 +449,7 @@ def test_other_refusals_name_their_cause():
 def test_refusals_of_the_way_back_name_their_cause():
     layer = conv_to_attention(nn.Conv2d(2, 2, 3))
     layer.centres.data[5, 0] = 0.4
-    with pytest.raises(ValueError, match=r"no 3x3 grid.*head 5.*\(0\.4, 1\), is at no tap"):
+    with pytest.raises(ValueError, match=r"not form a 3x3 grid.*head 5.*\(0\.4, 1\), is at no tap"):
         attention_to_conv(layer)
     layer.centres.data[5] = layer.centres.data[0]
     with pytest.raises(ValueError, match="head 5.*shares the tap"):
@@ -457,7 +457,7 @@ def test_refusals_of_the_way_back_name_their_cause():
     attention_to_conv(layer, 3)
     with pytest.raises(ValueError, match="not the 3x3"):
         attention_to_conv(layer, 5)
-    with pytest.raises(ValueError, match="5 heads are no square grid"):
+    with pytest.raises(ValueError, match="5 heads do not form a square grid"):
         attention_to_conv(quadratic(heads=5))
     with pytest.raises(ValueError, match="kernel_size"):
         attention_to_conv(quadratic(), 0)
@@ -592,7 +592,7 @@ def test_a_weight_that_something_else_computes_is_refused():
     weight = conv.weight.detach() * 2
     del conv.weight
     conv.weight = weight
-    with pytest.raises(ValueError, match="no parameter.*parametrize"):
+    with pytest.raises(ValueError, match="not a parameter.*parametrize"):
         conv_to_attention(conv)
 
 
@@ -680,7 +680,7 @@ def test_a_layer_without_heads_is_a_convolution_of_zeros():
     conv, report = attention_to_conv(QuadraticAttention(2, 3, 0), 3)
     assert not conv.weight.any() and conv.bias.shape == (3,)
     assert (report.bound, report.error, report.relative_error, len(report.outside)) == (0, 0, 0, 0)
-    with pytest.raises(ValueError, match="0 heads are no square grid"):
+    with pytest.raises(ValueError, match="0 heads do not form a square grid"):
         attention_to_conv(QuadraticAttention(2, 3, 0))
 
 

@@ -347,7 +347,7 @@ def test_outside_the_image_is_hatched_and_missing_heads_are_left_out():
 
 
 def test_maps_refuse_what_they_cannot_show():
-    with pytest.raises(ValueError, match="query = .5, 0. is no pixel of maps of 5 x 7"):
+    with pytest.raises(ValueError, match="query = .5, 0. is not a pixel of maps of 5 x 7"):
         figures.attention_grid(some_maps(), (5, 0))
     with pytest.raises(ValueError, match="order must hold the heads 0 .. 8"):
         figures.attention_grid(some_maps(), order=np.zeros((LAYERS, HEADS), int))

@@ -93,7 +93,7 @@ def test_padded_heads_stay_nan_and_harm_nobody():
 
 @pytest.mark.parametrize("query", [(-1, 0), (7, 0), (0, 10)])
 def test_query_outside_the_map_is_refused(query):
-    with pytest.raises(ValueError, match="is no pixel of maps"):
+    with pytest.raises(ValueError, match="is not a pixel of maps"):
         heads.describe(planted((0, 0)), query)
 
 

@@ -272,8 +272,11 @@ def shifts(length: int, device: torch.device | None = None) -> Tensor:
 
 
 def evenly_on_a_disc(points: int) -> Tensor:
-    """Points (points, 2) of a sunflower, turned by a random angle: evenly over a disc of radius 2, so of standard
-    deviation 1 along each axis. No grid is in them: each point turns by the golden angle from the one before."""
+    """Points spread evenly over a disc of radius 2, turned by a random angle: (points, 2).
+
+    The standard deviation is 1 along each axis. They lie like the seeds of a sunflower, each turned by the golden angle
+    from the one before, so the start holds no grid for the heads to find.
+    """
     place = torch.arange(points)
     radius = 2 * ((place + 0.5) / points).sqrt()
     angle = 2 * math.pi * torch.rand(()) + place * math.pi * (3 - math.sqrt(5))

@@ -108,7 +108,7 @@ class Claim:
     def __post_init__(self) -> None:
         object.__setattr__(self, "holds", None if self.holds is None else bool(self.holds))  # NumPy's truth is not JSON
         if self.paper and self.paper not in PAPER_CLAIMS:
-            raise ValueError(f"paper = {self.paper!r} is no claim of the paper. Known: {', '.join(PAPER_CLAIMS)}.")
+            raise ValueError(f"paper = {self.paper!r} is not a claim of the paper. Known: {', '.join(PAPER_CLAIMS)}.")
 
     @property
     def verdict(self) -> str:

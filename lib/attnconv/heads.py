@@ -94,7 +94,7 @@ def taps(mass: ArrayLike, centre: ArrayLike, grid: tuple[int, int], threshold: f
 
     ``centre`` (..., 2) is the learned one of a Gaussian head; of other heads the measured one. The pixel at that shift
     must be on the image (``grid`` H, W) at its central query: for a centre outside, the softmax takes the nearest pixel
-    that is left, whatever the shift, and that is no tap. NaN (a head that is not there) gives False.
+    that is left, whatever the shift. Such a head is not a tap. NaN (a head that is not there) gives False.
     """
     pixel = np.rint(np.asarray(centre)) + (grid[0] // 2, grid[1] // 2)
     return (np.asarray(mass) > threshold) & ((pixel >= 0) & (pixel < grid)).all(-1)
@@ -152,7 +152,7 @@ def _maps_and_shifts(maps: ArrayLike, query: Query) -> tuple[NDArray, NDArray, N
     """Maps in float64, and the shift of every row (H,) and column (W,) from the query."""
     p = np.asarray(maps, dtype=float)
     if p.ndim < 2 or not (0 <= query[0] < p.shape[-2] and 0 <= query[1] < p.shape[-1]):
-        raise ValueError(f"query = {tuple(query)} is no pixel of maps of shape {p.shape}, the last two being H x W.")
+        raise ValueError(f"query = {tuple(query)} is not a pixel of maps of shape {p.shape}, the last two being H x W.")
     return p, np.arange(p.shape[-2]) - float(query[0]), np.arange(p.shape[-1]) - float(query[1])
 
 
@@ -176,7 +176,7 @@ def query_maps(layer: nn.Module, query: Query, height: int, width: int, features
 def _query_maps(layer: nn.Module, query: Query, height: int, width: int, features: Tensor | None) -> Tensor:
     (row, column), device = query, next(layer.parameters()).device
     if not (0 <= row < height and 0 <= column < width):
-        raise ValueError(f"query = {tuple(query)} is no pixel of a {height} x {width} grid.")
+        raise ValueError(f"query = {tuple(query)} is not a pixel of a {height} x {width} grid.")
     with torch.autocast(device.type, enabled=False):
         if isinstance(layer, ContentAttention):
             if features is None:
@@ -236,10 +236,10 @@ def degenerate(layer: QuadraticAttention) -> NDArray:
     eigenvalue is below 1e-5 (it averages everything). Isotropic: spread^2 < 1e-5. A head that is not finite counts too.
 
     Raises:
-        TypeError: the rule speaks of Sigma^{-1}, which only quadratic layers have.
+        TypeError: not a quadratic layer. The rule is about Sigma^{-1}, which only quadratic layers have.
     """
     if not isinstance(layer, QuadraticAttention):
-        raise TypeError(f"The rule for degenerate heads is one for QuadraticAttention, not {type(layer).__name__}.")
+        raise TypeError(f"The rule for degenerate heads is about QuadraticAttention, not {type(layer).__name__}.")
     spreads = layer.spreads.detach().double().cpu().numpy()
     spreads = spreads[:, None, None] * np.eye(2) if spreads.ndim == 1 else spreads
     finite = np.isfinite(spreads).all((-2, -1)) & np.isfinite(layer.centres.detach().cpu().numpy()).all(-1)
@@ -282,7 +282,7 @@ def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int, least: fl
     Lemma 1 wants a bijection between heads and taps; section 4 finds such grids in early layers. A head covers the
     whole shift nearest to its ``centre`` (..., h, 2), in pixels, if its ``mass`` (..., h) on that shift is above
     ``least``. Two heads on one shift cover one tap. An even k x k kernel has the query at one of its four middle taps:
-    at that for which most are covered.
+    at the one with which most taps are covered.
 
     Raises:
         ValueError: kernel_size is below 1.
@@ -309,7 +309,7 @@ def in_former_places(values: ArrayLike, centres: ArrayLike, before: ArrayLike) -
     some of those ``before`` (L, h, 2), in their order.
 
     Raises:
-        ValueError: a centre is none of those before.
+        ValueError: a centre is not among those before.
     """
     values, centres, before = np.asarray(values), np.asarray(centres), np.asarray(before)
     result = np.full((*before.shape[:2], *values.shape[2:]), np.nan, values.dtype)
@@ -341,7 +341,7 @@ def overlap(maps: ArrayLike) -> NDArray:
 def trend(values: ArrayLike) -> tuple[float, float]:
     """Whether heads' values (L, h) rise with depth: Spearman's rank correlation with the layer, and its standard error.
 
-    Over all heads of all layers, NaN left out; the error is 1 / sqrt(n - 1), of n heads without any trend.
+    Over all heads of all layers, NaN left out. The error, 1 / sqrt(n - 1), is that of n heads without any trend.
     """
     values = np.asarray(values, dtype=float)
     there = np.isfinite(values)
@@ -440,7 +440,7 @@ def queries(height: int, width: int) -> list[Query]:
 
 @torch.no_grad()
 def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarray]:
-    """What every head attends to, all that the figures need: with it, neither weights nor images are read again.
+    """What every head attends to. It is all that the figures need: weights and images are not read again.
 
     Returns:
         ``queries`` (Q, 2), ``mean`` (Q, L, h, H, W) float16: P at these queries, and ``agreement`` (L, h) of

@@ -188,9 +188,9 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        x, row, column, weight, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _plain_gradients(ctx, grad)
+        x, row, column, weight, bias = ctx.saved_tensors
         dtype, exact = ctx.dtype, torch.promote_types(weight.dtype, torch.float32)
         first, second, values = _matrices(row, column, weight, dtype)
         d_x = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
@@ -201,6 +201,7 @@ class _Attend(torch.autograd.Function):
             pixels, total = _pixels_first(x[images], row, dtype), None
             g = _pixels_first(grad[images], row, dtype).flatten(2)  # (H, W, b D)
             for heads in groups:
+                # y and v as in the forward pass, then its three products backwards, the last one first.
                 y = _average_columns(pixels, first, heads)
                 v = _rows_first(torch.bmm(y, values[heads]), pixels)
                 rows = second[:, heads]  # (W, h, W)

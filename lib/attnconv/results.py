@@ -69,7 +69,7 @@ def group(runs: Sequence[Run], profile: Profile | None = None) -> dict[str, list
     """Runs that differ in their seed only, under their model's title.
 
     Where one preset was run in several configurations or on several data sets, that of ``profile`` keeps the title. The
-    others get a note in brackets: in what they differ or, if that takes too many words, the digits of a run's folder.
+    others get a note in brackets: how they differ or, if that takes too many words, the digits of a run's folder.
     """
     families: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
@@ -113,7 +113,7 @@ def _epochs(run: Run) -> str:
 
 
 def _apart(run: Run, own: Run) -> str:
-    """What sets a run apart from another of its preset, in at most two items; empty if that does not do."""
+    """How a run differs from another of its preset, in at most two items; empty if it takes more."""
     words = [f"{name} {getattr(run.model, name)}" for name in _differing(run.model, own.model, run)]
     for name in _differing(run.train, own.train, run):
         words.append(_epochs(run) if name == "epochs" else f"{name} {getattr(run.train, name)}")

@@ -34,7 +34,7 @@ class KernelReport:
     size: tuple[int, int]
     """Height and width of the grid at whose central query the probabilities were read."""
     outside: Tensor
-    """(h,): attention mass of each head on shifts that are no tap of the kernel."""
+    """(h,): attention mass of each head on shifts that are not taps of the kernel."""
     bound: float
     """sum_h outside_h |W^h|_2, with the spectral norm: the largest output error per unit of pixel norm."""
     error: float
@@ -123,7 +123,7 @@ def _kernel_of(layer: PositionalAttention, kernel_size: int | tuple[int, ...] | 
     side = math.isqrt(layer.heads)
     if not tap and (side**2 != layer.heads or not side):
         raise ValueError(
-            f"{layer.heads} heads are no square grid of taps; pass kernel_size to read the nearest kernel."
+            f"{layer.heads} heads do not form a square grid of taps; pass kernel_size to read the nearest kernel."
         )
     kernel, dilation = (tap.kernel_size, tap.dilation) if tap else ((side, side), (1, 1))
     wanted = {tuple(shift) for shift in tap_shifts(kernel, dilation).tolist()}
@@ -134,7 +134,7 @@ def _kernel_of(layer: PositionalAttention, kernel_size: int | tuple[int, ...] | 
         if off_grid or nearest in found:
             why = "is at no tap of it" if off_grid else f"shares the tap {nearest} with another head"
             raise ValueError(
-                f"The heads are no {times(kernel)} grid, one head per tap: head {head}, centred at "
+                f"The heads do not form a {times(kernel)} grid, one head per tap: head {head}, centred at "
                 f"({centre[0]:.3g}, {centre[1]:.3g}), {why}. Pass kernel_size to read the nearest convolution."
             )
         found.add(nearest)

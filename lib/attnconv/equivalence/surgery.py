@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -62,34 +62,35 @@ class TapAttention(QuadraticAttention):
         for hook in conv._forward_pre_hooks.values():  # of pruning, which makes the weight in every forward pass
             hook(conv, ())
         weight, bias = (None if t is None else _own_parameter(t) for t in (conv.weight, conv.bias))
-        dimensions = weight.dim() - 2
-        kernel = weight.shape[2:]
-        kernel_size, dilation = _rows_and_columns(kernel, dimensions), _rows_and_columns(conv.dilation, dimensions)
+        kernel, dimensions = weight.shape[2:], weight.dim() - 2
         channels = conv.groups * weight.shape[1]
-        with torch.device("meta"):  # every parameter is set below: no random numbers drawn, no memory used
-            super().__init__(channels, len(weight), math.prod(kernel))
-        del self._modules["value"]
-        self.in_channels, self.groups, self.dimensions = channels, conv.groups, dimensions
-        self.kernel_size, self.dilation = kernel_size, dilation
-        self.stride = _rows_and_columns(conv.stride, dimensions)
-        self.padding, self.padding_mode = conv.padding, conv.padding_mode
-        self.pads = _pads(conv, kernel)
         kind = torch.promote_types(weight.dtype, torch.float32)
         if 2 * alpha > torch.finfo(kind).max:
             raise ValueError(
                 f"alpha = {alpha} is too large for {kind}: choose less than {torch.finfo(kind).max / 2:.2g}."
             )
+        with torch.device("meta"):  # every parameter is set below: no random numbers drawn, no memory used
+            super().__init__(channels, len(weight), math.prod(kernel))
+        del self._modules["value"]  # `weight` takes its place
+        self.in_channels, self.groups, self.dimensions = channels, conv.groups, dimensions
+        self.kernel_size = _rows_and_columns(kernel, dimensions)
+        self.dilation = _rows_and_columns(conv.dilation, dimensions)
+        self.stride = _rows_and_columns(conv.stride, dimensions)
+        self.padding, self.padding_mode = conv.padding, conv.padding_mode
+        self.pads = _pads(conv, kernel)
+
         # Where the softmax is exactly one-hot no gradient reaches positions, and weight decay alone would move them.
         trained = weight.requires_grad and math.exp(-alpha) >= torch.finfo(kind).smallest_normal
-        centres = tap_shifts(kernel_size, dilation).to(weight.device, kind)
+        centres = tap_shifts(self.kernel_size, self.dilation).to(weight.device, kind)
         self.centres = nn.Parameter(centres, requires_grad=trained)
         self.spreads = nn.Parameter(torch.full_like(centres[:, 0], math.sqrt(2 * alpha)), requires_grad=trained)
+
         # In memory the kernel lies as the value matrices do, so that seeing it as such costs nothing.
         values = value_matrices(weight.data).contiguous()
         weight.data = values.unflatten(1, (self.heads, -1)).transpose(1, 2).view(weight.shape)
         self.weight, self.bias = weight, bias
         self.train(conv.training)
-        self._kept: tuple | None = None
+        self._kept: tuple | None = None  # see `_selected`
 
     @property
     def value(self) -> SimpleNamespace:
@@ -328,51 +329,56 @@ def _compare(network: nn.Module, converted: nn.Module, images: Tensor) -> None:
 
 def _check_convolution(module: nn.Module, name: str) -> None:
     """Refuse what Theorem 1 does not cover, saying why; ``name`` is the module's path in its network."""
-    where, title = f"{name}: " if name else "", type(module).__name__
+    title = type(module).__name__
+
+    def refuse(why: str, error: type[Exception] = ValueError) -> NoReturn:
+        raise error(f"{name}: {title} {why}" if name else f"{title} {why}")
+
     if isinstance(module, _ConvTransposeNd):
-        raise TypeError(
-            f"{where}{title} is a transposed convolution: its taps spread pixels out instead of gathering them, which "
-            "is no attention over the input's pixels. Only Conv1d and Conv2d can be converted."
+        refuse(
+            "is a transposed convolution: its taps spread pixels out instead of gathering them, which is not attention "
+            "over the input's pixels. Only Conv1d and Conv2d can be converted.",
+            TypeError,
         )
     if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
-        raise TypeError(f"{where}{title} is not a Conv1d or Conv2d; attention here is over rows and columns.")
+        refuse("is not a Conv1d or Conv2d; attention here is over rows and columns.", TypeError)
     own = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Conv1d
     methods = ("__call__", "forward", "_conv_forward")
     if any(getattr(type(module), m) is not getattr(own, m) or m in vars(module) for m in methods):
-        raise TypeError(
-            f"{where}{title} computes in its own way (a subclass, or a method set on this one); only a plain "
-            f"{own.__name__} can be converted. Put what it does more into a module around a plain {own.__name__}."
+        refuse(
+            f"computes in its own way (a subclass, or a method set on this one); only a plain {own.__name__} can be "
+            f"converted. Put what it does more into a module around a plain {own.__name__}.",
+            TypeError,
         )
     if nn.parameter.is_lazy(module._parameters.get("weight")):
-        raise ValueError(f"{where}{title} has no weights yet (lazy module): run the network once, then convert it.")
+        refuse("has no weights yet (lazy module): run the network once, then convert it.")
     if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
         kind = "forward" if module._forward_hooks else "backward"
-        raise ValueError(
-            f"{where}{title} has {kind} hooks, and attention would come without them: remove them "
-            "(`handle.remove()`), or register them on a module around it."
+        refuse(
+            f"has {kind} hooks, and attention would come without them: remove them (`handle.remove()`), or register "
+            "them on a module around it."
         )
     others = [h for h in module._forward_pre_hooks.values() if not isinstance(h, BasePruningMethod)]
     if others:
         names = ", ".join(getattr(hook, "__name__", type(hook).__name__) for hook in others)
-        raise ValueError(
-            f"{where}{title} has forward pre-hooks ({names}), and attention would come without them: remove them, an "
-            "old-style norm by `nn.utils.remove_spectral_norm` or `remove_weight_norm`, or use "
-            "`nn.utils.parametrizations`."
+        refuse(
+            f"has forward pre-hooks ({names}), and attention would come without them: remove them, an old-style norm "
+            "by `nn.utils.remove_spectral_norm` or `remove_weight_norm`, or use `nn.utils.parametrizations`."
         )
     if is_parametrized(module):  # its weight would be computed, which may change its state
         return
     if "weight" not in module._parameters and not module._forward_pre_hooks:
-        raise ValueError(
-            f"{where}{title} has a weight that is no parameter: something around it computes it anew, and would not "
-            "find what it reads. Use `nn.utils.parametrize`, or assign an `nn.Parameter`."
+        refuse(
+            "has a weight that is not a parameter: something around it computes it anew, and would not find what it "
+            "reads. Use `nn.utils.parametrize`, or assign an `nn.Parameter`."
         )
     if module.weight.is_complex():
-        raise ValueError(
-            f"{where}{title} has complex weights ({module.weight.dtype}); softmax attention is real. Convert the real "
-            "and the imaginary part as two convolutions."
+        refuse(
+            f"has complex weights ({module.weight.dtype}); softmax attention is real. Convert the real and the "
+            "imaginary part as two convolutions."
         )
     if not module.weight.is_floating_point():
-        raise ValueError(f"{where}{title} has weights of {module.weight.dtype}; a floating-point type is needed.")
+        refuse(f"has weights of {module.weight.dtype}; a floating-point type is needed.")
 
 
 @dataclass(frozen=True)

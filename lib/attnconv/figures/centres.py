@@ -251,7 +251,7 @@ def gaussian_heads(
 
     Args:
         centres: (layers, heads, 2), in pixels; NaN for heads that do not exist.
-        precision: (layers, heads, 2, 2), Sigma^{-1}; NaN, or None, where a head is no Gaussian.
+        precision: (layers, heads, 2, 2), Sigma^{-1}; NaN, or None, where a head is not a Gaussian.
         half_width: of the panels, in pixels; None: as wide as the centres need.
         grid: height and width of the image in pixels. Panels end where the shifts from its central query end.
         paths: (steps, layers, heads, 2), the centres' way here during training: faint, from a dot where it begins.

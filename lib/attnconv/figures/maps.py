@@ -104,7 +104,7 @@ def _checked_maps(maps: ArrayLike, query: ArrayLike | None) -> tuple[NDArray, ND
     heads, height, width = maps.shape[1:]
     query = np.array((height // 2, width // 2) if query is None else query)
     if (query < 0).any() or (query >= (height, width)).any():
-        raise ValueError(f"query = {tuple(query.tolist())} is no pixel of maps of {height} x {width}.")
+        raise ValueError(f"query = {tuple(query.tolist())} is not a pixel of maps of {height} x {width}.")
     return maps, np.broadcast_to(query, (heads, 2))
 
 
