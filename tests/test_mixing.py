@@ -295,6 +295,11 @@ def test_operations_stay_linear_in_rows_plus_columns(grid):
     with torch.no_grad():
         assert flops(layer, x, backward=False) == values + rows + columns
     assert flops(layer, x, backward=True) == 4 * values + 4 * rows + 3 * columns
+    # On any other device plain operations: both averages before the projection, and P over all pixels if it is dense.
+    layer, x = layer.to("meta"), x.to("meta")
+    assert flops(layer, x, backward=False) == values + rows + rows * width // height
+    layer.mixing = "dense"
+    assert flops(layer, x, backward=False) == values + rows * width
 
 
 def test_training_stores_the_input_and_no_averages():

@@ -53,13 +53,16 @@ class PositionalAttention(nn.Module):
         self.mixing, self.dropout = mixing, dropout
         self.value = nn.Linear(heads * channels, out_channels)
 
-    def axis_logits(self, length: int, axis: int) -> Tensor:
-        """Score of each shift along one axis (0 rows, 1 columns): (h, length, length), query x key."""
-        raise NotImplementedError
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, D), for any H and W."""
+        _check_input(self, x)
+        # The fastest form of: self.value(einsum("hijkl,bklc->bijhc", P, x).flatten(-2))
+        return attend_by_position(self, x)
 
-    def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
-        """What the scores are made of (see `mixing.scores`): those of rows (h, H, H) and of columns (h, W, W)."""
-        return self.axis_logits(height, 0), self.axis_logits(width, 1)
+    def probabilities(self, height: int, width: int) -> Tensor:
+        """P: (h, H, W, H, W); ``P[h, i, j]`` is how head h, at query pixel (i, j), weighs the key pixels (sum 1)."""
+        logits = self.logits(height, width)
+        return logits.flatten(-2).softmax(-1).view_as(logits)
 
     def logits(self, height: int, width: int) -> Tensor:
         """Scores before the softmax over keys: (h, H, W, H, W), query pixel then key pixel."""
@@ -68,20 +71,18 @@ class PositionalAttention(nn.Module):
         query = torch.arange(rows * columns, device=terms[0].device)
         return scores(query // columns, query % columns, *terms).unflatten(1, (rows, columns))
 
-    def probabilities(self, height: int, width: int) -> Tensor:
-        """P: (h, H, W, H, W); ``P[h, i, j]`` is how head h, at query pixel (i, j), weighs the key pixels (sum 1)."""
-        logits = self.logits(height, width)
-        return logits.flatten(-2).softmax(-1).view_as(logits)
+    def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
+        """What the scores are made of (see `mixing.scores`): those of rows (h, H, H) and of columns (h, W, W)."""
+        return self.axis_logits(height, 0), self.axis_logits(width, 1)
+
+    def axis_logits(self, length: int, axis: int) -> Tensor:
+        """Score of each shift along one axis (0 rows, 1 columns): (h, length, length), query x key."""
+        raise NotImplementedError
 
     def axis_probabilities(self, length: int, axis: int) -> Tensor:
         """Softmax over keys along one axis (0 rows, 1 columns): (h, length, length); P is the product of both axes."""
         self._check_separable("probabilities()")
         return self.axis_logits(length, axis).softmax(-1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, D), for any H and W."""
-        _check_input(self, x)
-        return attend_by_position(self, x)
 
     def _check_separable(self, remedy: str) -> None:
         if not self.separable:
@@ -129,7 +130,7 @@ class QuadraticAttention(PositionalAttention):
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
         if self.separable:
             return super().score_terms(height, width)
-        # The square of S (shift - centre), term by term: only the cross term needs rows and columns at once.
+        # The square of S (shift - centre), term by term. Only the cross term needs rows and columns at once.
         rows, columns = self._offsets(height, 0), self._offsets(width, 1)
         p = self.precision()[..., None, None]
         return -0.5 * p[:, 0, 0] * rows.square(), -0.5 * p[:, 1, 1] * columns.square(), -p[:, 0, 1] * rows, columns
@@ -140,12 +141,11 @@ class QuadraticAttention(PositionalAttention):
 
     def precision(self) -> Tensor:
         """Sigma^{-1} = S^T S of every head: (h, 2, 2), per squared pixel, rows then columns."""
+        s = self.spreads
         if self.separable:
-            return self.spreads.square()[:, None, None] * torch.eye(
-                2, dtype=self.spreads.dtype, device=self.spreads.device
-            )
-        with without_autocast(self.spreads):
-            return self.spreads.mT @ self.spreads
+            return s.square()[:, None, None] * torch.eye(2, dtype=s.dtype, device=s.device)
+        with without_autocast(s):
+            return s.mT @ s
 
 
 class LearnedAttention(PositionalAttention):

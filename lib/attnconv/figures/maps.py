@@ -130,22 +130,30 @@ def _name_row(ax: Axes, name: str) -> None:
     ax.annotate(name, annotation_clip=False, **middle)
 
 
-def _draw_maps(
-    axes: NDArray, maps: NDArray, scale: ScalarMappable, query: NDArray, order: ArrayLike | None, names: Sequence[str]
-) -> None:
-    """Layers x heads of maps; heads that do not exist leave their place empty."""
-    layers, heads = maps.shape[:2]
+def _draw_grid(
+    maps: NDArray, query: NDArray, order: ArrayLike | None, titles: Sequence[str], largest: float | None = None, **room
+) -> tuple[Figure, NDArray]:
+    """Layers x heads of maps above their colour bar; heads that do not exist leave their place empty.
+
+    ``room``: as `_map_axes` takes it; ``left`` without the titles.
+    """
+    layers, heads, height, width = maps.shape
     order = np.broadcast_to(np.arange(heads), (layers, heads)) if order is None else np.asarray(order)
     if order.shape != (layers, heads) or not (np.sort(order, -1) == np.arange(heads)).all():
         raise ValueError(f"order must hold the heads 0 .. {heads - 1} of each of the {layers} layers once.")
-    for layer, name in enumerate(names):
-        _name_row(axes[layer, 0], name)
+    room["left"] += 0.058 * max(map(len, titles))
+    figure, axes = _map_axes(layers, heads, height / width, **room)
+    scale = probability_scale(np.nanmax(maps, initial=0) if largest is None else largest)
+    for layer, title in enumerate(titles):
+        _name_row(axes[layer, 0], title)
         for ax, head in zip(axes[layer], order[layer], strict=True):
             if np.isnan(maps[layer, head]).all():
                 ax.set(frame_on=False)
                 continue
             draw_map(ax, maps[layer, head], scale, query[head])
             ax.set_title(f"{head + 1}", pad=2, fontsize=6.5)
+    _probability_bar(figure, scale)
+    return figure, axes
 
 
 @styled
@@ -170,15 +178,11 @@ def attention_grid(
     """
     maps, query = _checked_maps(maps, query)
     layers, heads = maps.shape[:2]
-    titles = panel_titles(titles, layers, "Layer")
     lines = max((name.count("\n") for name in names or ()), default=0)
-    room = {"left": 0.18 + 0.058 * max(map(len, titles)), "above": _ABOVE + 0.11 * lines}
-    figure, axes = _map_axes(layers, heads, maps.shape[2] / maps.shape[3], widest=0.8 if heads > 4 else 1.5, **room)
-    scale = probability_scale(np.nanmax(maps, initial=0))
-    _draw_maps(axes, maps, scale, query, order, titles)
+    room = {"left": 0.18, "widest": 0.8 if heads > 4 else 1.5, "above": _ABOVE + 0.11 * lines}
+    figure, axes = _draw_grid(maps, query, order, panel_titles(titles, layers, "Layer"), **room)
     for ax, name in zip(axes[0], panel_titles(names, heads, "Head") if names else (), strict=False):
         ax.set_title(name, pad=2, fontsize=6.5)
-    _probability_bar(figure, scale)
     return figure
 
 
@@ -195,31 +199,26 @@ def attention_on_image(
 
     ``image`` (height, width) or (height, width, 1 or 3), in [0, 1] or 0 .. 255, as large as the maps or a multiple of
     them (attention works on the down-sampled grid); ``maps`` (layers, heads, H, W); ``query``: row and column in the
-    maps; ``largest``: the probability that is black, for figures that are to be compared, None for the largest here;
-    the rest as in `attention_grid`.
+    maps; ``order`` as in `attention_grid`; ``largest``: the probability that is black, for figures that are to be
+    compared, None for the largest here.
     """
     maps, queries = _checked_maps(maps, query)
-    layers, heads, height, width = maps.shape
     image = np.asarray(image)
     image = image / 255 if image.dtype == np.uint8 else image
     aspect = image.shape[0] / image.shape[1]
     side = min(1.35, 1.35 / aspect)  # the picture's width, in inches
-    titles = panel_titles(None, layers, "Layer")
-    left, lowest = 0.3 + side + 0.058 * max(map(len, titles)), _ABOVE + side * aspect + 0.3
-    figure, axes = _map_axes(layers, heads, height / width, left=left, widest=0.7, lowest=lowest)
-    scale = probability_scale(np.nanmax(maps, initial=0) if largest is None else largest)
-    _draw_maps(axes, maps, scale, queries, order, titles)
+    room = {"left": 0.3 + side, "widest": 0.7, "lowest": _ABOVE + side * aspect + 0.3}
+    figure, _ = _draw_grid(maps, queries, order, panel_titles(None, len(maps), "Layer"), largest, **room)
 
     wide, tall = figure.get_size_inches()
     corner = 0.08 / wide, 1 - (_ABOVE + side * aspect) / tall
-    ax = figure.add_axes((*corner, side / wide, side * aspect / tall), xticks=[], yticks=[])
+    ax = figure.add_axes((*corner, side / wide, side * aspect / tall), xticks=[], yticks=[], frame_on=False)
     ax.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1, aspect="auto")
-    pixel = image.shape[0] / height, image.shape[1] / width  # of the maps, in pixels of the image
+    pixel = image.shape[0] / maps.shape[2], image.shape[1] / maps.shape[3]  # of the maps, in pixels of the image
     middle = [(place + 0.5) * step - 0.5 for place, step in zip(query, pixel, strict=True)]
     _frame_pixel(ax, middle, pixel, linewidth=1.2, path_effects=[withStroke(linewidth=2.2, foreground="white")])
     place = f"query at row {query[0]}, column {query[1]}"
     ax.set_xlabel(f"{caption}\n{place}" if caption else place, loc="left")
-    _probability_bar(figure, scale)
     return figure
 
 
