@@ -31,7 +31,7 @@ from attnconv.equivalence.theorem import ALPHA, tap_shifts, value_matrices
 from attnconv.mixing import in_torch_func, mix_separable
 from attnconv.precision import choose, computing
 
-CHUNK = 2**22
+MIXED = 2**22
 """Mixed values (images x queries x heads x channels) to hold at a time, if one image has no more: 16 MiB in float32."""
 
 
@@ -153,7 +153,7 @@ class TapAttention(QuadraticAttention):
         """The attention itself, channels last, on an image that is padded already: (B, H', W', C) -> (B, Q, R, D)."""
         size = [x.shape[1 + axis] - sum(self.pads[axis]) for axis in (0, 1)]  # without padding
         queries = [len(self.queries(length, axis)) for axis, length in enumerate(size)]
-        at_once = max(1, CHUNK // (math.prod(queries) * self.heads * self.channels))
+        at_once = max(1, MIXED // (math.prod(queries) * self.heads * self.channels))
         with computing(choose(x.device), x.device):
             parts = [self._project(self._mix(part, *size)) for part in x.contiguous().split(at_once)]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).unflatten(1, queries)
@@ -161,37 +161,40 @@ class TapAttention(QuadraticAttention):
     def _mix(self, x: Tensor, height: int, width: int) -> Tensor:
         """Average pixels by P = P_row (x) P_col, never built: x (B, H', W', C) -> (B, Q R, h C).
 
-        When heads are sharp, the softmax is exactly one-hot in floating point, and its product with the pixels selects
-        some of them. Unless gradients for the positions are wanted, they are selected.
+        Where heads are sharp, the softmax is exactly one-hot in floating point: its product with the pixels picks one
+        pixel for each query and head. They are picked directly, unless the positions want gradients.
         """
-        if in_torch_func() or (torch.is_grad_enabled() and (self.centres.requires_grad or self.spreads.requires_grad)):
-            pixels = None
-        else:
-            pixels = self._selected(height, width)
+        moving = torch.is_grad_enabled() and (self.centres.requires_grad or self.spreads.requires_grad)
+        pixels = None if moving or in_torch_func() else self._selected(height, width)
         if pixels is None:
             row, column = (self.axis_probabilities(n, axis).to(x.dtype) for axis, n in ((0, height), (1, width)))
             return mix_separable(x, row, column).flatten(1, 2)
         x = x.flatten(1, 2)  # (B, H' W', C)
-        return (x if isinstance(pixels, slice) else x.index_select(1, pixels)).unflatten(1, (-1, self.heads)).flatten(2)
+        x = x if isinstance(pixels, slice) else x.index_select(1, pixels)  # (B, Q R h, C)
+        return x.unflatten(1, (-1, self.heads)).flatten(2)
 
     def _selected(self, height: int, width: int) -> Tensor | slice | None:
-        """Where P is one-hot: the pixel for each query and head (Q R h,), a slice if that is every pixel in order.
-
-        None where P is not one-hot. Kept from call to call until the size, the stride, a centre or a spread changes.
-        """
+        """`_one_hot_pixels`, kept from call to call until the size, the stride, a centre or a spread changes."""
         key = (height, width, self.stride, self.centres.device)
         if self._kept is None or self._kept[0] != key or not all(map(torch.equal, self._kept[1], self._positions())):
             with torch.inference_mode(False), torch.no_grad():
-                found = [self.axis_probabilities(n, axis).max(-1) for axis, n in ((0, height), (1, width))]
-                pixels = None
-                if all(bool((p == 1).all()) for p, _ in found):
-                    rows, columns = (keys.T for _, keys in found)  # (Q, h), (R, h)
-                    total = [n + sum(pads) for n, pads in zip((height, width), self.pads, strict=True)]
-                    pixels = (rows[:, None] * total[1] + columns).flatten()
-                    every = torch.arange(math.prod(total), device=pixels.device)
-                    pixels = slice(None) if torch.equal(pixels, every) else pixels
+                pixels = self._one_hot_pixels(height, width)
                 self._kept = (key, [t.clone() for t in self._positions()], pixels)
         return self._kept[2]
+
+    def _one_hot_pixels(self, height: int, width: int) -> Tensor | slice | None:
+        """The pixel that each head sees at each query (Q R h,), a slice if that is every pixel in order.
+
+        None where P is not one-hot.
+        """
+        found = [self.axis_probabilities(n, axis).max(-1) for axis, n in ((0, height), (1, width))]
+        if not all(bool((p == 1).all()) for p, _ in found):
+            return None
+        rows, columns = (keys.T for _, keys in found)  # (Q, h), (R, h)
+        total = [n + sum(pads) for n, pads in zip((height, width), self.pads, strict=True)]
+        pixels = (rows[:, None] * total[1] + columns).flatten()
+        every = torch.arange(math.prod(total), device=pixels.device)
+        return slice(None) if torch.equal(pixels, every) else pixels
 
     def _positions(self) -> tuple[Tensor, Tensor]:
         return self.centres.detach(), self.spreads.detach()
@@ -220,7 +223,7 @@ class TapAttention(QuadraticAttention):
 
 
 def _own_parameter(weight: Tensor) -> nn.Parameter:
-    """The parameter itself, which others may share; of a weight that is computed (parametrized, pruned) its value."""
+    """The parameter itself, which others may share; for a weight that is computed (parametrized, pruned) its value."""
     if isinstance(weight, nn.Parameter):
         return weight
     return nn.Parameter(weight.detach().clone(), weight.requires_grad)
