@@ -439,6 +439,9 @@ def test_accuracy_curves():
     assert labels["SA quadratic 40.0"].xy == pytest.approx((2, 40)), "tied to the line's end"
     heights = [t.xyann[1] for t in labels.values()]
     assert min(-np.diff(heights)) * ax.get_position().height * figure.get_figheight() * 72 > 6.5, "no overlap"
+    crowded = figures.accuracy_curves({f"model {n}": [[0.1, 0.1]] for n in range(9)}, {"A": 0.95}).axes[0]
+    heights = [t.xyann[1] for t in crowded.texts]
+    assert heights[-1] >= -0.1 and max(np.diff(heights)) == pytest.approx(-0.075), "none leaves the figure"
     with pytest.raises(ValueError, match="SA quadratic has shape"):
         figures.accuracy_curves({"SA quadratic": [0.1, 0.2]})
     with pytest.raises(ValueError, match="nothing to draw"):

@@ -113,7 +113,7 @@ def in_torch_func() -> bool:
 
 
 def _as_autocast(p: Tensor) -> Tensor:
-    """P in the type that autocast would give it: now, not after `expand` has made it one for each image."""
+    """P in the type that autocast would give it: cast once here, not once for each image after `expand`."""
     return p.to(_product_type(p))
 
 
@@ -125,7 +125,7 @@ def _product_type(x: Tensor) -> torch.dtype:
 
 
 def _eager_on_cpu(x: Tensor) -> bool:
-    """Whether x holds plain numbers that may be looked at here and now: nothing is traced or transformed."""
+    """Whether x holds plain numbers on a CPU: nothing is traced, compiled or transformed."""
     eager = type(x) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling() and not in_torch_func()
     return eager and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64, torch.bfloat16)
 

@@ -19,8 +19,14 @@ def build_attention(config: ModelConfig, heads: int) -> QuadraticAttention | Lea
     sizes = (config.hidden, config.hidden, heads)
     dropout = config.attention_dropout
     if config.kind == "quadratic":
-        start = {name: getattr(config, name) for name in ("centre_std", "centre_start", "spread_start")}
-        return QuadraticAttention(*sizes, covariance=config.covariance, dropout=dropout, **start)
+        return QuadraticAttention(
+            *sizes,
+            covariance=config.covariance,
+            dropout=dropout,
+            centre_std=config.centre_std,
+            centre_start=config.centre_start,
+            spread_start=config.spread_start,
+        )
     if config.kind == "learned":
         return LearnedAttention(*sizes, max_size=max(config.grid), dropout=dropout)
     if config.kind == "learned_content":

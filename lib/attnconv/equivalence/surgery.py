@@ -1,7 +1,7 @@
 """Any convolution, and whole networks, as attention.
 
-`attnconv.equivalence.theorem` is the idea. Here it meets what convolutions have beside a kernel: strides, dilations,
-groups, paddings, one dimension. `conv_to_attention` turns one layer around, `convert` a whole network; `TapAttention`
+`attnconv.equivalence.theorem` is the idea. Here it meets all that convolutions have besides a kernel: strides,
+dilations, groups, paddings, one dimension. `conv_to_attention` turns one layer around, `convert` a whole network; `TapAttention`
 is what they build. `rank_limited` is the paper's appendix on small heads.
 
 Shape letters as in `attnconv.attention`: B images, C and D channels, h heads; H x W pixels of the input, H' x W' of the
@@ -350,7 +350,7 @@ def _check_convolution(module: nn.Module, name: str) -> None:
     if any(getattr(type(module), m) is not getattr(own, m) or m in vars(module) for m in methods):
         refuse(
             f"computes in its own way (a subclass, or a method set on this one); only a plain {own.__name__} can be "
-            f"converted. Put what it does more into a module around a plain {own.__name__}.",
+            f"converted. Put what it adds into a module around a plain {own.__name__}.",
             TypeError,
         )
     if nn.parameter.is_lazy(module._parameters.get("weight")):

@@ -95,10 +95,13 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
 
 def _label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Write beside the axes, from the top down, what each line (x, y, title, colour) is and where it ends."""
+    ends = sorted(ends, key=lambda end: -end[1])
     low, high = ax.get_ylim()
-    place = 1.08
-    for x, y, title, colour in sorted(ends, key=lambda end: -end[1]):
-        place = min((y - low) / (high - low), place - 0.075)
+    wanted = np.array([(y - low) / (high - low) for _, y, *_ in ends])
+    room = 0.075 * np.arange(len(ends))  # for the labels above, in heights of the axes
+    places = np.minimum.accumulate(wanted + room) - room
+    places = np.maximum(places, room[::-1] - 0.1)  # room for the labels below
+    for (x, y, title, colour), place in zip(ends, places, strict=True):
         arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)}
         look = {"va": "center", "color": colour, "fontsize": 6.5, "arrowprops": arrow, "annotation_clip": False}
         ax.annotate(f"{title} {y:.1f}", (x, y), xytext=(1.05, place), textcoords=ax.transAxes, **look)
