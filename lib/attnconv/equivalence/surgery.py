@@ -1,8 +1,8 @@
 """Any convolution, and whole networks, as attention.
 
 `attnconv.equivalence.theorem` is the idea. Here it meets all that convolutions have besides a kernel: strides,
-dilations, groups, paddings, one dimension. `conv_to_attention` turns one layer around, `convert` a whole network; `TapAttention`
-is what they build. `rank_limited` is the paper's appendix on small heads.
+dilations, groups, paddings, one dimension. `conv_to_attention` turns one layer around, `convert` a whole network;
+`TapAttention` is what they build. `rank_limited` is the paper's appendix on small heads.
 
 Shape letters as in `attnconv.attention`: B images, C and D channels, h heads; H x W pixels of the input, H' x W' of the
 padded input, Q x R of the output (the queries).
