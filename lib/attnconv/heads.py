@@ -461,14 +461,13 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
     places = queries(height, width)
     shape = (len(places), len(layers), max(layer.heads for layer in layers), height, width)
     mean, single = np.full(shape, np.nan, np.float16), np.full((len(images), *shape), np.nan, np.float16)
-    for q, query in enumerate(places):
-        for index, (layer, seen) in enumerate(zip(layers, inputs, strict=True)):
+    agreement, share = np.full((2, *shape[1:3]), np.nan)
+    for index, (layer, seen) in enumerate(zip(layers, inputs, strict=True)):
+        for q, query in enumerate(places):
             maps = query_maps(layer, query, height, width, seen)  # with content (B, h, H, W), else (h, H, W)
             mean[q, index, : layer.heads] = maps.mean(0) if content else maps
             if content:
                 single[:, q, index] = maps[images]
-    agreement, share = np.full((2, *shape[1:3]), np.nan)
-    for index, (layer, seen) in enumerate(zip(layers, inputs, strict=True)):
         p = layer.probabilities(seen[:COMPARED]).mean(0) if content else layer.probabilities(height, width)
         agreement[index, : layer.heads] = translation_consistency(p.cpu().numpy())
         if content:
