@@ -223,7 +223,7 @@ def coverage_grid(factors: Mapping[str, Mapping[str, Mapping[str, ArrayLike]]]) 
         for place, values in enumerate(levels.values()):
             cells.hlines(values["chance"], place - 0.4, place + 0.4, color="0.4", linewidth=0.9, linestyle=DASHED)
         cells.set(title=factor, ylim=(-0.3, 9.3), yticks=(0, 3, 6, 9))
-        names = [textwrap.fill(level, 7) for level in levels]
+        names = [textwrap.fill(level, 6) for level in levels]
         accuracy.set(xlim=(-0.5, len(names) - 0.5), xticks=range(len(names)), xticklabels=names)
         for ax in (cells, accuracy):
             ax.grid(axis="y")
