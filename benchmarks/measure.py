@@ -28,7 +28,7 @@ from attnconv.config import ModelConfig, TrainConfig
 from attnconv.cost import cost
 from attnconv.models import build_model
 from attnconv.precision import Computation, choose, computing
-from attnconv.training import build_optimizer
+from attnconv.training import build_optimizers
 
 FORMS = ("separable", "dense", "full covariance", "content", "conv 3x3", "value projection")
 """What can be measured: attention in four forms, and what a convolution and the value projection alone cost."""
@@ -191,7 +191,7 @@ def training_step(model: ModelConfig, recipe: TrainConfig, plain: bool = False) 
     ``plain``: by the plain operations in PyTorch's default float32, the base that speeds are held against.
     """
     network = build_model(model)
-    optimizer = build_optimizer(network, recipe)
+    optimizers = build_optimizers(network, recipe)
     images = torch.randn(recipe.batch_size, model.image_channels, *model.image_size)
     labels = torch.randint(0, model.classes, (recipe.batch_size,))
     device = images.device
@@ -201,13 +201,14 @@ def training_step(model: ModelConfig, recipe: TrainConfig, plain: bool = False) 
             layer.value.register_forward_hook(lambda *_: None)  # values that are hooked take the plain operations
 
     def step() -> None:
-        optimizer.zero_grad()
+        network.zero_grad()
         with computation.autocast(device):
             logits = network(images)
         F.cross_entropy(logits.float(), labels).backward()
         if recipe.clip is not None:
             nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
 
     def settled() -> float:
         """Seconds of a step after one that the memory's allocator learns from."""

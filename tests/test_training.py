@@ -27,7 +27,7 @@ from attnconv.data import DataError, load_data, normalize
 from attnconv.models import build_model, position_parameters
 from attnconv.precision import Computation
 from attnconv.runs import Run, RunError, find_runs, identity, locked, writing
-from attnconv.training import TrainingError, build_optimizer, evaluate, load_run, lr_factor, train
+from attnconv.training import TrainingError, build_optimizers, evaluate, load_run, lr_factor, train
 
 MODEL = ModelConfig(downsampling=4, layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=4)
 """With dropout, as the defaults have it: its masks must be the same after resuming."""
@@ -78,7 +78,7 @@ def test_every_optimizer_learns_and_resumes_to_the_same_bits(kind, optimizer, pr
     recipe = replace(RECIPE, recipe)
     whole = train(model, recipe, data, tmp_path / "whole", progress=False)
     assert whole.metrics[-1]["train_loss"] < whole.metrics[0]["train_loss"]
-    steps, take_step = [], training._Trainer.take_step
+    steps, take_step = [], training.Trainer.take_step
 
     def break_off(trainer, x, y):
         steps.append(1)
@@ -86,7 +86,7 @@ def test_every_optimizer_learns_and_resumes_to_the_same_bits(kind, optimizer, pr
             raise RuntimeError("power cut")
         return take_step(trainer, x, y)
 
-    monkeypatch.setattr(training._Trainer, "take_step", break_off)
+    monkeypatch.setattr(training.Trainer, "take_step", break_off)
     with pytest.raises(RuntimeError, match="power cut"):
         train(model, recipe, data, tmp_path / "cut", progress=False)
     assert_same_run(train(model, recipe, data, tmp_path / "cut", progress=False), whole)
@@ -97,13 +97,14 @@ def test_muon_takes_the_matrices_and_kernels_between_input_and_classifier(data):
     config = TrainConfig(optimizer="muon", lr=0.02, adamw_lr=0.001, position_lr=0.1)
     resnet = build_model(replace(MODEL, {"kind": "resnet"}))
     for model in (build_model(MODEL), resnet, copy.deepcopy(resnet).to(memory_format=torch.channels_last)):
-        optimizer = build_optimizer(model, config)
+        optimizers = build_optimizers(model, config)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         for p in model.parameters():
             p.grad = torch.randn_like(p)
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] if group["peak_lr"] == 0.02 else 0.0
-        optimizer.step()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] if group["peak_lr"] == 0.02 else 0.0
+            optimizer.step()
         moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
         inner = {n for n, p in model.named_parameters() if p.dim() > 1 and n.startswith(("blocks", "stages"))}
         assert moved == {name for name in inner if not name.endswith("centres")}
@@ -114,7 +115,7 @@ def test_a_run_says_how_it_computed_and_goes_on_like_that_elsewhere(data, tmp_pa
     monkeypatch.setattr(training, "choose", lambda *_: ways[0])
     whole = train(MODEL, RECIPE, data, tmp_path / "whole", progress=False)
     assert whole.config["environment"]["computation"] == "bfloat16"
-    evaluate, calls = training._Trainer.finish_epoch, []
+    evaluate, calls = training.Trainer.finish_epoch, []
 
     def stop_after_two(trainer, bar):
         evaluate(trainer, bar)
@@ -122,7 +123,7 @@ def test_a_run_says_how_it_computed_and_goes_on_like_that_elsewhere(data, tmp_pa
         if len(calls) == 2:
             raise RuntimeError("power cut")
 
-    monkeypatch.setattr(training._Trainer, "finish_epoch", stop_after_two)
+    monkeypatch.setattr(training.Trainer, "finish_epoch", stop_after_two)
     with pytest.raises(RuntimeError, match="power cut"):
         train(MODEL, RECIPE, data, tmp_path / "cut", progress=False)
     monkeypatch.setattr(training, "choose", lambda *_: ways[1])  # a machine that would choose otherwise
@@ -276,7 +277,7 @@ def test_what_is_written_is_whole_or_as_it_was(tmp_path):
 
 
 def test_an_interrupt_says_how_to_go_on(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(training._Trainer, "take_step", interrupted_after(3, training._Trainer.take_step))
+    monkeypatch.setattr(training.Trainer, "take_step", interrupted_after(3, training.Trainer.take_step))
     with pytest.raises(KeyboardInterrupt, match="epoch 1 of 3.*resumes by the same command"):
         train(MODEL, RECIPE, data, tmp_path)
     assert (tmp_path / "checkpoint" / "state.pt").is_file()
@@ -296,7 +297,7 @@ def test_resuming_in_process_ends_bit_identical_with_rare_checkpoints(run, data,
     """With a checkpoint per epoch and one at the interrupt, as in real use."""
     recipe = replace(RECIPE, {"checkpoint_seconds": 60.0})
     with monkeypatch.context() as patch:
-        patch.setattr(training._Trainer, "take_step", interrupted_after(2, training._Trainer.take_step))
+        patch.setattr(training.Trainer, "take_step", interrupted_after(2, training.Trainer.take_step))
         with pytest.raises(KeyboardInterrupt):
             train(MODEL, recipe, data, tmp_path)
     assert_same_run(run, train(MODEL, recipe, data, tmp_path))
@@ -306,7 +307,7 @@ def test_resuming_in_process_ends_bit_identical_with_rare_checkpoints(run, data,
 
 
 def test_a_finished_run_is_not_trained_again(run, data, monkeypatch):
-    monkeypatch.setattr(training, "_Trainer", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(training, "Trainer", lambda *_: pytest.fail("trained again"))
     assert train(MODEL, RECIPE, data, run.path, preset="quadratic").metrics == run.metrics
 
 
@@ -399,7 +400,7 @@ def test_damage_is_named_or_harmless(run, tmp_path_factory):
 
 def test_a_damaged_checkpoint_is_named_or_resumes_to_the_same_bits(run, data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training._Trainer, "take_step", interrupted_after(4, training._Trainer.take_step))
+        patch.setattr(training.Trainer, "take_step", interrupted_after(4, training.Trainer.take_step))
         train(MODEL, RECIPE, data, tmp_path / "cut", preset="quadratic")
     state = tmp_path / "cut" / "checkpoint" / "state.pt"
     content = state.read_bytes()
@@ -471,7 +472,7 @@ def test_learning_rate_warms_up_then_falls_as_a_cosine():
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_no_weight_decay_on_centres_and_spreads_and_their_own_rate(optimizer):
     model = build_model(MODEL)
-    built = build_optimizer(model, TrainConfig(optimizer=optimizer, lr=0.1, position_lr=0.7, weight_decay=0.3))
+    [built] = build_optimizers(model, TrainConfig(optimizer=optimizer, lr=0.1, position_lr=0.7, weight_decay=0.3))
     group = {id(p): g for g in built.param_groups for p in g["params"]}
     assert len(group) == len(list(model.parameters()))
     for p in position_parameters(model):

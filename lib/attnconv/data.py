@@ -95,6 +95,12 @@ class Dataset:
     def image_channels(self) -> int:
         return self.train_images.shape[3]
 
+    def about(self) -> dict:
+        """What a run's config.json says of its data."""
+        about = dict(name=self.name, form=self.form, key=self.key, classes=list(self.classes))
+        about |= dict(train_images=len(self.train_labels), test_images=len(self.test_labels))
+        return about | dict(mean=list(self.mean), std=list(self.std))
+
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on that device."""
         return replace(self, **{name: getattr(self, name).to(device) for name in ARRAYS})

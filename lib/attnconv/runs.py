@@ -101,8 +101,19 @@ def reading(file: Path) -> Iterator[None]:
         raise RunError(f"{file} is damaged ({why}); bring it back, or remove {folder} and train again.") from error
 
 
-def checksum(config: dict[str, Any]) -> str:
-    """Hex sha256 of what a config.json says about how the run was made: a changed width would still be a width."""
+def write_record(folder: Path, config: dict[str, Any], metrics: list[dict], heads: dict[str, list[np.ndarray]]) -> None:
+    """Write what others read of a run under way: config.json, metrics.jsonl and, where there are heads, heads.npz."""
+    with writing(folder / "config.json") as temporary:
+        temporary.write_text(json.dumps(config | {"checksum": _checksum(config)}, indent=1) + "\n")
+    with writing(folder / "metrics.jsonl") as temporary:
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    if heads:
+        with writing(folder / "heads.npz") as temporary:
+            np.savez_compressed(temporary, **{name: np.stack(values) for name, values in heads.items()})
+
+
+def _checksum(config: dict[str, Any]) -> str:
+    """Hex sha256 of how config.json says the run was made. Types alone would not show a changed width."""
     about = {name: config[name] for name in ("preset", "hash", "model", "train", "data")}
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
@@ -122,7 +133,7 @@ class Run:
             )
         with reading(self.path / "config.json"):
             found = _CONFIG.validate_python(json.loads((self.path / "config.json").read_bytes()))
-            if found.get("checksum", checksum(found)) != checksum(found):
+            if found.get("checksum", _checksum(found)) != _checksum(found):
                 raise ValueError("it is not what was written")
             return found
 
