@@ -129,24 +129,23 @@ def test_the_names_of_run_folders_stay():
     assert [config.config_hash(PRESETS[name].model, PRESETS[name].train) for name in PRESETS] == HASHES
 
 
-def test_profile_errors_name_the_file(tmp_path):
-    (tmp_path / "own.yaml").write_text("trian: {}\n")
-    with pytest.raises(ConfigError, match="own.yaml.*Did you mean 'train'"):
-        load_profile(tmp_path / "own.yaml")
-    (tmp_path / "own.yaml").write_text(f"train: {{epochs: {'9' * 5000}}}")
-    with pytest.raises(ConfigError, match="own.yaml is not valid YAML: Exceeds the limit"):
-        load_profile(tmp_path / "own.yaml")
-    (tmp_path / "own.yaml").write_text("train: {")
-    with pytest.raises(ConfigError, match="not valid YAML"):
-        load_profile(tmp_path / "own.yaml")
-    with pytest.raises(ConfigError, match="no profile 'other'.*own"):
-        load_profile(tmp_path / "other.yaml")
-    (tmp_path / "own.yaml").write_bytes(b"description: caf\xe9\n")
-    with pytest.raises(ConfigError, match="own.yaml cannot be read as UTF-8"):
-        load_profile(tmp_path / "own.yaml")
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("own", b"trian: {}\n", "own.yaml.*Did you mean 'train'"),
+        ("own", b"train: {epochs: %s}" % (b"9" * 5000), "own.yaml is not valid YAML: Exceeds the limit"),
+        ("own", b"train: {", "own.yaml is not valid YAML"),
+        ("own", b"- train", "own.yaml must hold 'name: value' lines"),
+        ("own", b"description: caf\xe9\n", "own.yaml cannot be read as UTF-8"),
+        ("other", b"", "no profile 'other'.*own"),
+        ("folder", b"", "folder.yaml cannot be read.*directory"),
+    ],
+)
+def test_profile_errors_name_the_file(tmp_path, name, content, message):
+    (tmp_path / "own.yaml").write_bytes(content)
     (tmp_path / "folder.yaml").mkdir()
-    with pytest.raises(ConfigError, match="folder.yaml cannot be read.*directory"):
-        load_profile(tmp_path / "folder.yaml")
+    with pytest.raises(ConfigError, match=message):
+        load_profile(tmp_path / f"{name}.yaml")
 
 
 @pytest.mark.parametrize("file", sorted(PROFILES.glob("*.yaml")), ids=lambda file: file.stem)

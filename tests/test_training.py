@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import itertools
 import json
 import math
 import os
@@ -78,17 +79,7 @@ def test_every_optimizer_learns_and_resumes_to_the_same_bits(kind, optimizer, pr
     recipe = replace(RECIPE, recipe)
     whole = train(model, recipe, data, tmp_path / "whole", progress=False)
     assert whole.metrics[-1]["train_loss"] < whole.metrics[0]["train_loss"]
-    steps, take_step = [], training.Trainer.take_step
-
-    def break_off(trainer, x, y):
-        steps.append(1)
-        if len(steps) == 8:
-            raise RuntimeError("power cut")
-        return take_step(trainer, x, y)
-
-    monkeypatch.setattr(training.Trainer, "take_step", break_off)
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(model, recipe, data, tmp_path / "cut", progress=False)
+    interrupted(monkeypatch, 7, model, recipe, data, tmp_path / "cut")
     assert_same_run(train(model, recipe, data, tmp_path / "cut", progress=False), whole)
     assert bool(whole.heads) == (kind != "resnet")
 
@@ -115,17 +106,7 @@ def test_a_run_says_how_it_computed_and_goes_on_like_that_elsewhere(data, tmp_pa
     monkeypatch.setattr(training, "choose", lambda *_: ways[0])
     whole = train(MODEL, RECIPE, data, tmp_path / "whole", progress=False)
     assert whole.config["environment"]["computation"] == "bfloat16"
-    evaluate, calls = training.Trainer.finish_epoch, []
-
-    def stop_after_two(trainer, bar):
-        evaluate(trainer, bar)
-        calls.append(1)
-        if len(calls) == 2:
-            raise RuntimeError("power cut")
-
-    monkeypatch.setattr(training.Trainer, "finish_epoch", stop_after_two)
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(MODEL, RECIPE, data, tmp_path / "cut", progress=False)
+    interrupted(monkeypatch, 12, MODEL, RECIPE, data, tmp_path / "cut")
     monkeypatch.setattr(training, "choose", lambda *_: ways[1])  # a machine that would choose otherwise
     assert_same_run(train(MODEL, RECIPE, data, tmp_path / "cut", progress=False), whole)
 
@@ -143,6 +124,21 @@ def assert_same_run(a: Run, b: Run):
         np.testing.assert_array_equal(values, b.heads[name])
 
 
+def interrupted(monkeypatch, steps, model, recipe, data, folder):
+    """Train, with a Ctrl-C while the step after this many is under way: it is finished and in the checkpoint."""
+    take_step, taken = training.Trainer.take_step, itertools.count()
+
+    def stepping(trainer, x, y):
+        if next(taken) == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+        return take_step(trainer, x, y)
+
+    said = f"stopped in epoch {steps // 5 + 1} of {recipe.epochs}.*resumes by the same command"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match=said):
+        patch.setattr(training.Trainer, "take_step", stepping)
+        train(model, recipe, data, folder, preset="quadratic", progress=False)
+
+
 def test_a_run_folder_is_complete(run, data):
     files = {file.name for file in run.path.iterdir()} - {".lock"}
     assert files == {"config.json", "metrics.jsonl", "heads.npz", "model.safetensors", "predictions.npz"}
@@ -152,15 +148,11 @@ def test_a_run_folder_is_complete(run, data):
     assert run.heads["centre"].shape == (4, 2, 3, 2)
 
 
-def test_the_reported_accuracy_is_the_last_epochs_of_the_saved_model(run, data):
+def test_what_is_recorded_is_the_saved_models(run, data):
     model, again = load_run(run.path)
     assert not model.training
     assert evaluate(model, data).accuracy == run.test_accuracy == again.metrics[-1]["test_accuracy"]
     assert run.right.mean() == run.test_accuracy
-
-
-def test_recorded_centres_are_the_parameters(run):
-    model, _ = load_run(run.path)
     for layer, centres in zip(model.attention_layers, run.heads["parameter_centre"][-1], strict=True):
         np.testing.assert_array_equal(layer.centres.detach().numpy(), centres)
 
@@ -276,30 +268,12 @@ def test_what_is_written_is_whole_or_as_it_was(tmp_path):
     assert (tmp_path / "a.txt").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_an_interrupt_says_how_to_go_on(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(training.Trainer, "take_step", interrupted_after(3, training.Trainer.take_step))
-    with pytest.raises(KeyboardInterrupt, match="epoch 1 of 3.*resumes by the same command"):
-        train(MODEL, RECIPE, data, tmp_path)
+def test_an_interrupt_leaves_a_checkpoint_and_python_as_it_was(run, data, tmp_path, monkeypatch):
+    """With a checkpoint an epoch and one at the interrupt, as in real use."""
+    recipe = replace(RECIPE, {"checkpoint_seconds": 60.0})
+    interrupted(monkeypatch, 2, MODEL, recipe, data, tmp_path)
     assert (tmp_path / "checkpoint" / "state.pt").is_file()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def interrupted_after(steps, take_step):
-    def stepping(self, x, y):
-        if self.step == steps:
-            os.kill(os.getpid(), signal.SIGINT)
-        return take_step(self, x, y)
-
-    return stepping
-
-
-def test_resuming_in_process_ends_bit_identical_with_rare_checkpoints(run, data, tmp_path, monkeypatch):
-    """With a checkpoint per epoch and one at the interrupt, as in real use."""
-    recipe = replace(RECIPE, {"checkpoint_seconds": 60.0})
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "take_step", interrupted_after(2, training.Trainer.take_step))
-        with pytest.raises(KeyboardInterrupt):
-            train(MODEL, recipe, data, tmp_path)
     assert_same_run(run, train(MODEL, recipe, data, tmp_path))
 
 
@@ -311,17 +285,12 @@ def test_a_finished_run_is_not_trained_again(run, data, monkeypatch):
     assert train(MODEL, RECIPE, data, run.path, preset="quadratic").metrics == run.metrics
 
 
-@pytest.mark.parametrize("change", [{"lr": 0.06}, {"seed": 1}, {"epochs": 4}])
-def test_another_configuration_never_overwrites(run, data, change):
+@pytest.mark.parametrize("change", [{"lr": 0.06}, {"seed": 1}, {"epochs": 4}, {}])
+def test_another_configuration_or_data_set_never_overwrites(run, data, change):
     before = (run.path / "model.safetensors").read_bytes()
-    with pytest.raises(RunError, match="another configuration"):
-        train(MODEL, replace(RECIPE, change), data, run.path)
+    with pytest.raises(RunError, match="another configuration or data set"):
+        train(MODEL, replace(RECIPE, change), data if change else data.first(90, 50), run.path)
     assert (run.path / "model.safetensors").read_bytes() == before
-
-
-def test_other_data_never_overwrite(run, data):
-    with pytest.raises(RunError, match="data set"):
-        train(MODEL, RECIPE, data.first(90, 50), run.path)
 
 
 def test_identity_ignores_only_what_cannot_change_the_result():
@@ -399,9 +368,7 @@ def test_damage_is_named_or_harmless(run, tmp_path_factory):
 
 
 def test_a_damaged_checkpoint_is_named_or_resumes_to_the_same_bits(run, data, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training.Trainer, "take_step", interrupted_after(4, training.Trainer.take_step))
-        train(MODEL, RECIPE, data, tmp_path / "cut", preset="quadratic")
+    interrupted(monkeypatch, 4, MODEL, RECIPE, data, tmp_path / "cut")
     state = tmp_path / "cut" / "checkpoint" / "state.pt"
     content = state.read_bytes()
 

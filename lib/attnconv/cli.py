@@ -55,26 +55,16 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _value(text: str) -> Any:
-    import yaml
-
-    from attnconv.config import ConfigError
-
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits
-        raise ConfigError(f"{text!r} is not a YAML value: {error}") from error
-
-
 def _reproduce(parameters: list[list[str]], **options: Any) -> int:
+    from attnconv.config import read_yaml
     from attnconv.reproduce import reproduce
 
-    return reproduce(parameters={name: _value(value) for name, value in parameters}, **options)
+    return reproduce(parameters={name: read_yaml(value, repr(value)) for name, value in parameters}, **options)
 
 
 def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """``NAME=VALUE`` words as changes to `ModelConfig` and to `TrainConfig`."""
-    from attnconv.config import ConfigError, ModelConfig, TrainConfig
+    from attnconv.config import ConfigError, ModelConfig, TrainConfig, read_yaml
 
     model, train = {}, {}
     known = [*ModelConfig.model_fields, *TrainConfig.model_fields]
@@ -82,7 +72,7 @@ def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         name, equals, value = word.partition("=")
         if not equals or name not in known:
             raise ConfigError(f"--set {word}: not NAME=VALUE with a known name. Names: {', '.join(sorted(known))}.")
-        (model if name in ModelConfig.model_fields else train)[name] = _value(value)
+        (model if name in ModelConfig.model_fields else train)[name] = read_yaml(value, repr(word))
     return model, train
 
 

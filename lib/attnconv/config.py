@@ -83,21 +83,29 @@ def _nearest(name: Any, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else f" Known names: {', '.join(known)}."
 
 
-def _number(value: Any) -> Any:
-    """YAML reads 1e-3 as a text, 1.0e-3 as a number; both mean the number."""
-    exponent = isinstance(value, str) and re.fullmatch(r"[-+]?\d+\.?\d*[eE][-+]?\d+", value)
-    return float(value) if exponent else value
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as a number, as YAML 1.2 does; PyYAML alone takes it for a text."""
 
 
-FromText = BeforeValidator(_number)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$"), [*"+-0123456789"])
+
+
+def read_yaml(text: str, place: object) -> Any:
+    """What a YAML text says, or a `ConfigError` of one line that names the place it came from."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of more than 4,300 digits
+        raise ConfigError(f"{place} is not valid YAML: {' '.join(str(error).split())}. Correct it there.") from error
+
+
 Size = Annotated[int, Field(ge=1, le=2**14)]
 """Of a layer or an image: larger ones ask for more memory than there is."""
 Heads = Annotated[int, Field(ge=1, le=1000)]
 HeadsLeft = Annotated[int, Field(ge=0, le=1000)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
-Share = Annotated[float, Field(ge=0, lt=1), FromText]
-Positive = Annotated[float, Field(gt=0), FromText]
-NotNegative = Annotated[float, Field(ge=0), FromText]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 AsTuple = Strict(False)
 """For tuples: YAML and JSON give lists."""
@@ -199,8 +207,8 @@ class TrainConfig(Config):
     compile: bool | Literal["reduce-overhead", "max-autotune"] | None = None
     """``torch.compile`` the network, in that mode if one is named (both use CUDA graphs); None: on CUDA only."""
     checkpoint_seconds: NotNegative = 60.0
-    """A checkpoint is written after an epoch (where epochs are short: not more often than costs 5% of the time), and
-    inside an epoch when this much time has passed."""
+    """A checkpoint is written inside an epoch when this much time has passed since the last one. It is also written
+    after each epoch; where epochs are short, only as often as costs 5% of the time."""
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -291,7 +299,7 @@ class Profile(Config):
     data: str = "embedded"
     """``embedded``, ``cifar10``, ``fashion-mnist``, or a path (see `attnconv.data.load_data`)."""
     recorded: bool = False
-    """Its runs are kept in the repository: they stand in for training, whichever copy of the data is here, or none."""
+    """Its runs are kept in the repository and stand in for training, with any copy of the data or with none."""
     train_images: Count | None = None
     """Use only that many training images, balanced by class; None uses all."""
     test_images: Count | None = None
@@ -378,14 +386,13 @@ def load_profile(path: str | Path) -> Profile:
     """Read a profile, or raise `ConfigError` that names the file and the offending value."""
     path = Path(path)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
         raise ConfigError(f"There is no profile {path.stem!r} in {path.parent}. Profiles there: {known}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}. Name a profile that can.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of more than 4,300 digits
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}. Correct it there.") from error
+    values = read_yaml(text, path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold 'name: value' lines.")
     try:

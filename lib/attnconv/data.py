@@ -8,6 +8,7 @@ image, no wait for the GPU. What is used most comes first, the reading of each f
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import io
 import json
@@ -16,7 +17,6 @@ import re
 import socket
 import tempfile
 import warnings
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,12 +31,12 @@ from attnconv.runs import writing
 
 REPOSITORY_DATA = Path(__file__).resolve().parents[2] / "data"
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR10_IMAGES = (50_000, 10_000)  # CIFAR-10 is known by these counts where a copy names no classes
+CIFAR10_IMAGES = (50_000, 10_000)  # by these counts a copy that names no classes is recognised
 FASHION_MNIST_CLASSES = tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(","))
 # What `content_key` gives for the published idx files and for the embedded sample.
 FASHION_MNIST_KEY = "92a2f8c9d7f6975fcb68208016759210b9be46eca0aaa8511930a5aa944b63b3"
 SAMPLE_KEY = "fa086e380daed098d0cf73df9491c262ba86da6dffb89c77ea244fda824b92e4"
-# Mean and standard deviation per channel, pixels in [0, 1]: the original code's for CIFAR-10, the usual ones else.
+# Mean and standard deviation per channel, pixels in [0, 1]: the original code's for CIFAR-10, else the usual ones.
 STATISTICS = {"cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))}
 STATISTICS |= dict.fromkeys(("fashion-mnist", "fashion-mnist-sample"), ((0.2860,), (0.3530,)))
 
@@ -68,7 +68,7 @@ class DataError(ValueError):
 
 
 class MissingData(DataError):
-    """A data set asked for by its name is on none of its usual places."""
+    """A data set that was asked for by name is in none of its usual places."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Dataset:
         return replace(self, **{name: getattr(self, name).to(device) for name in ARRAYS})
 
     def first(self, train: int | None, test: int | None) -> Dataset:
-        """The first images of each class, that many in all and as equally many of each class as there are.
+        """This many images of each split: the first of each class, as equally many of each as there are.
 
         Published order is kept. None, or more than there is, keeps the whole split.
         """
@@ -121,9 +121,9 @@ class Dataset:
         return replace(self, key=_digest(self.key, "first", train, test).hex(), **arrays)
 
     def hold_out(self, n: int, seed: int) -> tuple[Dataset, Tensor, Tensor]:
-        """The data without n of its training images, and these: images (n, H, W, C) and labels (n,), for validation.
+        """The data without n training images, and those n for validation: images (n, H, W, C) and labels (n,).
 
-        They are drawn with the seed, equally many of each class where that is possible. The test split is untouched.
+        The seed draws them, equally many of each class where that is possible. The test split is untouched.
         """
         self.check_hold_out(n)
         images, labels = self.train_images, self.train_labels
@@ -170,7 +170,7 @@ def save_strip(data: Dataset, path: Path, train: int = 20, test: int = 100) -> N
 
 
 def load_strip(path: Path) -> Dataset:
-    """The data set that `save_strip` kept a part of, as far as it goes."""
+    """The part of a data set that `save_strip` kept."""
     try:
         arrays = _arrays(path)
         about = json.loads(str(arrays["about"]))
@@ -186,7 +186,7 @@ def load_strip(path: Path) -> Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What one epoch does to n images: position i of the epoch is image ``order[i]``, cropped and flipped its own way.
+    """The order of one epoch's n images, and the crop and flip of each: position i is image ``order[i]``.
 
     ``rows``, ``columns`` and ``flips`` are None without augmentation.
     """
@@ -237,8 +237,8 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Normalised images (B, C, H, W) and labels (B,) of one epoch, from step ``start`` on; the last may be smaller.
 
-    Without a plan: all images in their own order, as for evaluation. Everything stays on the device of ``images``,
-    and nothing waits for it.
+    Without a plan: all images in their own order, as for evaluation. Everything stays on the device of ``images``:
+    no step waits for it.
     """
     mean, std = (torch.tensor(values, device=images.device) for values in (mean, std))
     for first in range(start * batch_size, len(labels), batch_size):
@@ -257,7 +257,7 @@ def batches(
 
 @dataclass(frozen=True)
 class Source:
-    """Files of a recognised form, by split; npz and archive list their one file."""
+    """Files of a recognised form, by split. An npz file or an archive holds both splits, and is listed under train."""
 
     name: str
     form: str
@@ -470,7 +470,8 @@ def _read_encoded(source: Source, progress: bool) -> dict:
     arrays = {"form": source.form}
     for split in SPLITS:
         images, labels = [], []
-        rows = _folder_rows(source, split, arrays) if source.form == FOLDERS else _parquet_rows(source, split, arrays)
+        classes, rows = _folder_rows(source, split) if source.form == FOLDERS else _parquet_rows(source, split)
+        arrays.setdefault("classes", classes)
         for place, content, label in tqdm(rows, f"Reading {split}", unit=" images", disable=not progress, leave=False):
             pixels = _decoded(place, content)
             if images and pixels.shape != images[0].shape:
@@ -485,8 +486,8 @@ def _read_encoded(source: Source, progress: bool) -> dict:
     return arrays
 
 
-def _folder_rows(source: Source, split: str, arrays: dict) -> Iterator[tuple[str, bytes, int]]:
-    """(place, encoded image, label) of each file."""
+def _folder_rows(source: Source, split: str) -> tuple[list[str], Iterator[tuple[str, bytes, int]]]:
+    """The classes, and (place, encoded image, label) of each file."""
     from torchvision.datasets.folder import find_classes
 
     (train, labels), (test, _) = (find_classes(source.path / name) for name in SPLITS)
@@ -496,16 +497,15 @@ def _folder_rows(source: Source, split: str, arrays: dict) -> Iterator[tuple[str
             f"{sorted({*train} ^ {*test})} is only in one split" if train != test else f"{split} has {loose[:9]} loose"
         )
         raise DataError(f"{source.path}: {odd}. Give both splits the same class folders, and nothing else.")
-    arrays["classes"] = train
-    for file in getattr(source, split):
-        yield str(file), _content(file), labels[file.parent.name]
+    return train, ((str(file), _content(file), labels[file.parent.name]) for file in getattr(source, split))
 
 
-def _parquet_rows(source: Source, split: str, arrays: dict) -> Iterator[tuple[str, bytes, int]]:
-    """(place, encoded image, label) of each row."""
+def _parquet_rows(source: Source, split: str) -> tuple[list[str], list[tuple[str, bytes, int]]]:
+    """The classes if the first file names them, and (place, encoded image, label) of each row."""
     from pyarrow import BufferReader
     from pyarrow.parquet import ParquetFile
 
+    classes, rows = None, []
     for file in getattr(source, split):
         with _reading(file), ParquetFile(BufferReader(_content(file)), page_checksum_verification=True) as table:
             schema = table.schema_arrow
@@ -517,12 +517,13 @@ def _parquet_rows(source: Source, split: str, arrays: dict) -> Iterator[tuple[st
             images, labels = (table.read(names)[0].to_pylist() for names in found)
             about = json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
             feature = about.get("info", {}).get("features", {}).get(found[1][0], {})
-            arrays.setdefault("classes", feature.get("names") or ())
+            classes = (feature.get("names") or []) if classes is None else classes
         for row, (image, label) in enumerate(zip(images, labels, strict=True)):
             content = image.get("bytes") if isinstance(image, dict) else image
             if not isinstance(content, bytes) or not isinstance(label, int) or label.bit_length() > 63:
                 raise DataError(f"{file}, row {row}: no image bytes, or no whole number as label. Remove that row.")
-            yield f"{file}, row {row}", content, label
+            rows.append((f"{file}, row {row}", content, label))
+    return classes or [], rows
 
 
 def _decoded(place: str, content: bytes) -> np.ndarray:
@@ -582,10 +583,8 @@ def _content(file: Path) -> bytes:
         _limit(file, file.stat().st_size)
         content = file.read_bytes()
         if file.name.endswith("ubyte.gz"):
-            unpacker = zlib.decompressobj(wbits=31)
-            content = unpacker.decompress(content, LIMIT)
-            if not unpacker.eof or unpacker.unused_data:
-                raise DataError(f"{file} is truncated, or unpacks to more than {LIMIT:,} bytes. Copy it again.")
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(LIMIT + 1)
+            _limit(file, len(content))
         return content
 
 

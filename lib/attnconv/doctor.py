@@ -1,4 +1,4 @@
-"""``attnconv doctor``: what this machine has. It imports late what it asks about, to say what is missing."""
+"""``attnconv doctor``: what this machine has. All that it asks about is imported late: it may be missing."""
 
 import shutil
 import tomllib
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def package(line: str) -> str:
-    """The version of what a line of pyproject.toml asks for, if it will do and, where that is often not so, imports."""
+    """The version of a dependency, a line of pyproject.toml; an error where it is missing, old or does not import."""
     wanted = import_module("packaging.requirements").Requirement(line)
     version = metadata.version(wanted.name)
     if not wanted.specifier.contains(version, prereleases=True):
@@ -28,7 +28,7 @@ def gpu() -> str:
 
 
 def data(name: str) -> str:
-    """Where a data set is; of the embedded one, which must be there, also whether its bytes are right."""
+    """Where a data set is. The embedded one must be there, byte for byte."""
     sources = import_module("attnconv.data")
     try:
         found = sources.find_data(name)

@@ -1,7 +1,8 @@
-"""The machine that a run is made on: its device, what is said of it in the run's folder, and its signals to stop."""
+"""The machine that a run is made on: its devices, what a run folder says of it, and its signals to stop."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.metadata
 import os
@@ -15,12 +16,27 @@ from datetime import datetime
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 
 def best_device() -> torch.device:
     """CUDA where there is one (under torchrun, this process's own), else the CPU."""
     cuda = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
     return torch.device(cuda if torch.cuda.is_available() else "cpu")
+
+
+def compiled(model: nn.Module, device: torch.device, mode: bool | str | None) -> nn.Module:
+    """The model, compiled in this mode of ``torch.compile``. None is the rule: on CUDA only, in the default mode."""
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.backends.cudnn.benchmark = True
+    mode = cuda if mode is None else mode
+    if not mode:
+        return model
+    torch._dynamo.reset()  # models share one forward: beyond eight of them dynamo would quietly stop compiling
+    # One graph for each batch size that occurs (a last, smaller batch is one more): a graph for all is slower.
+    return torch.compile(model, dynamic=False, mode=mode if isinstance(mode, str) else None)
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:
@@ -71,3 +87,53 @@ def signals_to_stop() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Team:
+    """The processes that torchrun started for one run. Alone, which is the rule, each method gives back what it got.
+
+    The batch size stays that of the whole run: each process takes its share of every batch, and
+    `DistributedDataParallel` averages the gradients. One process and several follow the same loss curve (BatchNorm
+    aside: on a CPU each process normalises by its own share).
+    """
+
+    def __init__(self) -> None:
+        self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+        self.leads = self.rank == 0  # one process writes the run folder and speaks to the user
+        if self.size > 1 and not dist.is_initialized():
+            if torch.cuda.is_available():
+                torch.cuda.set_device(best_device())
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+            atexit.register(dist.destroy_process_group)
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """The model as the training step calls it."""
+        if self.size == 1:
+            return model
+        cuda = device.type == "cuda"
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if cuda else model
+        return nn.parallel.DistributedDataParallel(model, device_ids=[device] if cuda else None)
+
+    def share(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
+        """This process's images and labels of a batch, and their weight: the mean over processes is the batch's."""
+        if self.size == 1:
+            return x, y, 1.0
+        own = slice(self.rank, None, self.size)
+        weight = len(y[own]) * self.size / len(y)
+        if not weight:
+            own = slice(1)  # no image is left for this process, but all must go through the model
+        return x[own], y[own], weight
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over processes."""
+        if self.size > 1:
+            dist.all_reduce(value)
+            value = value / self.size
+        return value
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process raised the flag; all wait here for each other. Goes between CPUs, not over a GPU."""
+        raised = torch.tensor(flag, dtype=torch.int32)
+        if self.size > 1:
+            dist.all_reduce(raised, dist.ReduceOp.MAX)
+        return bool(raised)

@@ -85,7 +85,7 @@ def _onednn_is_float32() -> bool:
 
 @functools.cache
 def _speed_of_products() -> dict[str, float]:
-    """Products a second of this project's usual size, each way, on one core; once a process, some 50 ms.
+    """Products a second each way, of this project's usual size, on one core. Measured once a process, in some 50 ms.
 
     The ways take turns and the best round counts, in time on the processor, so that a busy machine does not change the
     answer: the same machine must always compute the same bits.
@@ -110,8 +110,8 @@ def _speed_of_products() -> dict[str, float]:
     return {name: 1 / best for name, best in seconds.items()}
 
 
-# glibc gives large arrays back to the system when they are freed, and every page of the next one faults again: a
-# quarter of a training step. Inside `computing` it keeps them.
+# When a large array is freed, glibc gives its memory back to the system, and every page of the next one faults again.
+# That costs a quarter of a training step. Inside `computing`, glibc keeps the memory.
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # mallopt(3)
 _users = 0
@@ -127,7 +127,7 @@ def _memory_kept() -> Iterator[None]:
         yield
     finally:
         _users -= 1
-        if not _users:  # where glibc's own adjustment ends in a process that uses large arrays
+        if not _users:  # what glibc itself settles on where arrays are large
             _mallopt({_MMAP_MAX: 65536, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26})
 
 

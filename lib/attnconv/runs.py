@@ -2,9 +2,9 @@
 
 A run folder holds ``config.json`` (enough to rebuild the model), ``metrics.jsonl`` (a line an epoch), ``heads.npz``
 (what every head did after every epoch), ``model.safetensors`` (written last: it marks a finished run) and, while a
-run is under way, ``checkpoint/`` (optimizer and random state, for resuming only). ``predictions.npz`` (the class that
-the trained network gives each test image) and ``attention.npz`` (what its heads attend to) are what figures and
-comparisons need of the data: with them, they are made again where the data set is missing. No torch is imported here.
+run is under way, ``checkpoint/`` (optimizer and random state, for resuming only). ``predictions.npz`` holds the class
+that the trained network gives each test image, ``attention.npz`` what its heads attend to. Figures and comparisons need
+no more of the data, so they can be made again where the data set is missing. No torch is imported here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def identity(model: ModelConfig, train: TrainConfig, data_key: str, start: str |
 
 
 class _Data(TypedDict):
-    """The data set of a run, as far as what reads run folders asks for it."""
+    """A run's data set: what those who read run folders need of it."""
 
     __pydantic_config__ = ConfigDict(extra="allow", strict=True)
     name: str
@@ -158,7 +158,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the weights are there, whole: of the checksum that config.json records, if it does."""
+        """Whether the weights are there and whole: by the checksum in config.json or, in old runs, by their size."""
         file = self.path / "model.safetensors"
         if not file.is_file():
             return False

@@ -10,13 +10,13 @@ Without its bookkeeping, the loop is this:
 All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and dropout. A run that
 was stopped and resumed therefore ends with the same bits, on a CPU, as one that was never stopped.
 
-In this order: the paper's recipe, the step and the loop (`Trainer`), its checkpoints, `train`, how a model is judged
-and loaded again, and last what several devices need.
+In this order: the paper's recipe, the step and the loop (`Trainer`), its checkpoints, `train`, and how a trained model
+is judged and loaded again. Under torchrun the same loop runs in every process (`attnconv.machine.Team`); alone, as is
+the rule, each call of the team gives back what it got.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import io
@@ -36,7 +36,6 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm
@@ -44,7 +43,7 @@ from tqdm.auto import tqdm
 from attnconv import heads
 from attnconv.config import ModelConfig, TrainConfig, for_images, replace, to_dict
 from attnconv.data import Dataset, batches, epoch_plan, normalize
-from attnconv.machine import best_device, environment, signals_to_stop
+from attnconv.machine import Team, best_device, compiled, environment, signals_to_stop
 from attnconv.models import AttentionNet, build_model, position_parameters, predict
 from attnconv.precision import Computation, choose, computing
 from attnconv.runs import Run, RunError, identity, locked, reading, write_record, writing
@@ -127,7 +126,7 @@ class Trainer:
         self.model, self.config, self.folder, self.progress, self.team = model, config, folder, progress, team
         self.device = next(model.parameters()).device
         self.computation = choose(self.device, config.precision)
-        self.forward = _compiled(team.wrap(model, self.device), self.device, config)
+        self.forward = compiled(team.wrap(model, self.device), self.device, config.compile)
         self.optimizers = build_optimizers(model, config)
         positions = {id(p) for p in position_parameters(model)}
         self.clipped = [p for p in model.parameters() if id(p) not in positions]
@@ -487,69 +486,3 @@ def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[n
         model = build_model(run.model)
         safetensors.torch.load_model(model, weights)
     return model.to(device or best_device()).eval(), run
-
-
-# A GPU, and several devices ------------------------------------------------------------------------------------------
-
-
-def _compiled(model: nn.Module, device: torch.device, config: TrainConfig) -> nn.Module:
-    """The model as the step calls it: compiled on CUDA, elsewhere if ``compile`` asks for it."""
-    cuda = device.type == "cuda"
-    if cuda:
-        torch.backends.cudnn.benchmark = True
-    mode = cuda if config.compile is None else config.compile
-    if not mode:
-        return model
-    torch._dynamo.reset()  # models share one forward: beyond eight of them dynamo would quietly stop compiling
-    # One graph for each batch size that occurs (a last, smaller batch is one more): a graph for all is slower.
-    return torch.compile(model, dynamic=False, mode=mode if isinstance(mode, str) else None)
-
-
-class Team:
-    """The processes that torchrun started for one run. Alone, which is the rule, each method gives back what it got.
-
-    The batch size stays that of the whole run: each process takes its share of every batch, and
-    `DistributedDataParallel` averages the gradients. One process and several follow the same loss curve (BatchNorm
-    aside: on a CPU each process normalises by its own share).
-    """
-
-    def __init__(self) -> None:
-        self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-        self.leads = self.rank == 0  # one process writes the run folder and speaks to the user
-        if self.size > 1 and not dist.is_initialized():
-            if torch.cuda.is_available():
-                torch.cuda.set_device(best_device())
-            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-            atexit.register(dist.destroy_process_group)
-
-    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model as the training step calls it."""
-        if self.size == 1:
-            return model
-        cuda = device.type == "cuda"
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if cuda else model
-        return nn.parallel.DistributedDataParallel(model, device_ids=[device] if cuda else None)
-
-    def share(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
-        """This process's images and labels of a batch, and their weight: the mean over processes is the batch's."""
-        if self.size == 1:
-            return x, y, 1.0
-        own = slice(self.rank, None, self.size)
-        weight = len(y[own]) * self.size / len(y)
-        if not weight:
-            own = slice(1)  # no image is left for this process, but all must go through the model
-        return x[own], y[own], weight
-
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean over processes."""
-        if self.size > 1:
-            dist.all_reduce(value)
-            value = value / self.size
-        return value
-
-    def any(self, flag: bool) -> bool:
-        """Whether any process raised the flag; all wait here for each other. Goes between CPUs, not over a GPU."""
-        raised = torch.tensor(flag, dtype=torch.int32)
-        if self.size > 1:
-            dist.all_reduce(raised, dist.ReduceOp.MAX)
-        return bool(raised)

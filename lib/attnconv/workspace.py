@@ -49,7 +49,7 @@ class Workspace:
     def data(self) -> Dataset:
         """The data set, cut to the profile's size; loaded on first use.
 
-        Where it is not on this machine and the folder keeps a strip of it (see `attnconv.data.save_strip`), the strip.
+        Where it is not on this machine, the strip that the folder keeps stands in (see `attnconv.data.save_strip`).
         """
         from attnconv.data import load_data, load_strip
 
@@ -64,7 +64,7 @@ class Workspace:
 
     @cached_property
     def has_data(self) -> bool:
-        """Whether the data set is on this machine; if not, and without a strip, asking for ``data`` downloads it."""
+        """Whether the data set is on this machine. If not, and there is no strip, ``data`` downloads it."""
         from attnconv.data import MissingData, find_data
 
         try:
@@ -91,8 +91,8 @@ class Workspace:
         """A preset's finished run: the one that is there, or else one trained (or resumed) now.
 
         Every configuration has a folder of its own, so a run is never overwritten by another. Where the profile says
-        ``recorded``, a run that was kept stands in for training, from whichever copy of the data it was made; not where
-        ``fresh`` asks for a run of this very data. ``kept_in``: the folder of run folders.
+        ``recorded``, a run that was kept stands in for training, from whichever copy of the data it was made.
+        ``fresh`` asks for a run of this very data instead. ``kept_in``: the folder of run folders.
         """
         from attnconv.data import MissingData
         from attnconv.training import train
@@ -113,7 +113,7 @@ class Workspace:
         return train(model, recipe, self.data, folder, preset=name, start=start)
 
     def _kept(self, name: str, model: ModelConfig, recipe: TrainConfig, kept_in: str, *, changed: bool) -> Run | None:
-        """The recorded run of these configurations; without ``changed`` any recipe will do, the longest first."""
+        """The recorded run of these configurations. Unless they were ``changed``, one of another recipe will do."""
         free = {"heads": 1} if recipe.start_from else {}  # pruning leaves each run its own
         alike = [run for run in find_runs(self.folder / kept_in) if (run.preset, run.train.seed) == (name, recipe.seed)]
         exact = [r for r in alike if r.train == recipe and replace(r.model, free) == replace(model, free)]
@@ -193,7 +193,7 @@ def open_workspace(profile: str = "quick", *, data: str | None = None, output: s
 def output_folder(profile: Profile, data: str | None = None, output: str | Path | None = None) -> Path:
     """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> for another data set than its own.
 
-    A path to the profile's own data set is not another one. Two folders of one name are told apart by a few digits.
+    A path to a copy of the profile's own data set counts as its own. A few digits tell folders of one name apart.
     """
     if output:
         return Path(output).expanduser().resolve()
