@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.datasets import CIFAR10, FashionMNIST
 
-from attnconv import data
+from attnconv import data, forms
 from attnconv.data import CIFAR10_CLASSES, DataError, MissingData, content_key, find_data, load_data
 
 PARTS = ("images", "labels")
@@ -156,7 +156,7 @@ def root(tmp_path) -> Path:
 @pytest.fixture
 def cifar(monkeypatch) -> dict:
     """Images that count as CIFAR-10."""
-    monkeypatch.setattr(data, "CIFAR10_IMAGES", (40, 20))
+    monkeypatch.setattr(forms, "CIFAR10_IMAGES", (40, 20))
     return some()
 
 
@@ -334,7 +334,7 @@ def test_cache_is_used_and_made_again_when_damaged(tmp_path, root, cifar, monkey
     cache = root / "cache" / f"{first.key}.npz"
     whole = cache.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(data, "_read_encoded", None)
+        patch.setattr(forms, "_read_encoded", None)
         second = load_data(folder, root=root, progress=False)
         assert_holds(second, cifar)
         assert (first.name, first.form, first.classes) == (second.name, second.form, second.classes)
@@ -603,9 +603,9 @@ def test_reading_is_bounded(tmp_path, root, monkeypatch):
     ):
         for name in whole.namelist():
             bomb.writestr(name, whole.read(name))
-    monkeypatch.setattr(data, "LIMIT", 40 * 64 * 64 - 1)
+    monkeypatch.setattr(forms, "LIMIT", 40 * 64 * 64 - 1)
     for source in (*sources, tmp_path / "bomb.npz"):
-        refused(source, root, str(source), f"{data.LIMIT:,}")
+        refused(source, root, str(source), f"{forms.LIMIT:,}")
 
 
 def test_wrong_idx_files(tmp_path, root):

@@ -2,18 +2,14 @@
 
 A data set is read once into four tensors, moved whole to the device, and stays uint8. What happens per batch
 (shuffling, pad-and-crop, flips, normalisation) is a few tensor operations there: no worker processes, no Python per
-image, no wait for the GPU. What is used most comes first, the reading of each form last.
+image, no wait for the GPU. How each form is recognised and read is in `attnconv.forms`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import hashlib
-import io
 import json
 import os
-import re
 import socket
 import tempfile
 import warnings
@@ -25,13 +21,27 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm.auto import tqdm
 
+from attnconv.forms import (
+    ARCHIVE,
+    ARRAYS,
+    BATCHES,
+    CIFAR10_CLASSES,
+    EMBEDDED,
+    FOLDERS,
+    SPLITS,
+    DataError,
+    Source,
+    checked,
+    content_of,
+    read,
+    read_npz,
+    reading_data,
+    recognise,
+)
 from attnconv.runs import writing
 
 REPOSITORY_DATA = Path(__file__).resolve().parents[2] / "data"
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR10_IMAGES = (50_000, 10_000)  # by these counts a copy that names no classes is recognised
 FASHION_MNIST_CLASSES = tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(","))
 # What `content_key` gives for the published idx files and for the embedded sample.
 FASHION_MNIST_KEY = "92a2f8c9d7f6975fcb68208016759210b9be46eca0aaa8511930a5aa944b63b3"
@@ -40,31 +50,7 @@ SAMPLE_KEY = "fa086e380daed098d0cf73df9491c262ba86da6dffb89c77ea244fda824b92e4"
 STATISTICS = {"cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))}
 STATISTICS |= dict.fromkeys(("fashion-mnist", "fashion-mnist-sample"), ((0.2860,), (0.3530,)))
 
-SPLITS = ("train", "test")
-ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-EMBEDDED, BATCHES, ARCHIVE = "embedded sample", "cifar-10-batches-py", "cifar-10-python.tar.gz"
-PARQUET, FOLDERS, IDX, NPZ = "Parquet", "image folders", "idx files", "npz"
-LAYOUTS = (
-    (BATCHES, "data_batch_*", "test_batch"),
-    (IDX, "train-*-ubyte", "t10k-*-ubyte"),
-    (IDX, "train-*-ubyte.gz", "t10k-*-ubyte.gz"),
-    (PARQUET, "train*.parquet", "test*.parquet"),
-    (PARQUET, "train/*.parquet", "test/*.parquet"),
-    (FOLDERS, "train/*/*", "test/*/*"),
-)
-FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")
-FORMS = f"""Understood are:
-  {BATCHES} with its seven files, or {ARCHIVE}, as published
-  Parquet: train*.parquet and test*.parquet (shards too), columns img or image (bytes) and label or labels
-  image folders: train/<class>/ and test/<class>/ with {", ".join(FORMATS)} files, and no others
-  idx files: train-images-idx3-ubyte, train-labels-idx1-ubyte, and t10k-... for the test split, plain or .gz
-  npz: {", ".join(ARRAYS)}, classes if they have names, and no others"""
-LIMIT = 4 * 2**30  # bytes of one file, packed or unpacked, and of the pixels of one split
 PAD = 4  # pixels of black around an image before it is cropped to its size again
-
-
-class DataError(ValueError):
-    """Data that cannot be used; the message names the file, the row where there is one, and the remedy."""
 
 
 class MissingData(DataError):
@@ -172,11 +158,11 @@ def save_strip(data: Dataset, path: Path, train: int = 20, test: int = 100) -> N
 def load_strip(path: Path) -> Dataset:
     """The part of a data set that `save_strip` kept."""
     try:
-        arrays = _arrays(path)
+        arrays = read_npz(path)
         about = json.loads(str(arrays["about"]))
         about |= {name: tuple(about[name]) for name in ("mean", "std")}
-        key = hashlib.sha256(_content(path)).hexdigest()
-        return Dataset(key=key, **(_checked(arrays, path) | about))
+        key = hashlib.sha256(content_of(path)).hexdigest()
+        return Dataset(key=key, **(checked(arrays, path) | about))
     except Exception as error:
         raise DataError(f"{path} is damaged ({error}). Restore it with 'git checkout {path.parent}'.") from error
 
@@ -252,18 +238,7 @@ def batches(
         yield normalize(x, mean, std), y
 
 
-# Finding ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Source:
-    """Files of a recognised form, by split. An npz file or an archive holds both splits, and is listed under train."""
-
-    name: str
-    form: str
-    path: Path
-    train: tuple[Path, ...]
-    test: tuple[Path, ...] = ()
+# Finding and reading -------------------------------------------------------------------------------------------
 
 
 def find_data(source: str | Path = "embedded", root: str | Path | None = None) -> Source:
@@ -278,9 +253,9 @@ def find_data(source: str | Path = "embedded", root: str | Path | None = None) -
         "fashion-mnist": [root / "FashionMNIST", root / "fashion-mnist", Path("/usr/share/datasets/fashion-mnist")],
     }
     places = named.get(str(source), [Path(os.path.expanduser(source)).absolute()])
-    with _reading(source):
+    with reading_data(source):
         for path in filter(Path.exists, places):
-            found = _recognise(path)
+            found = recognise(path)
             if source == "embedded":
                 return replace(found, form=EMBEDDED)
             return replace(found, name=source) if source in named else found
@@ -298,42 +273,12 @@ def _data_root(root: str | Path | None) -> Path:
     return Path(os.path.expanduser(root or os.environ.get("ATTNCONV_DATA") or REPOSITORY_DATA)).absolute()
 
 
-def _recognise(path: Path) -> Source:
-    """The data set at a path, or in the one place below it (two levels at most) that holds one."""
-    for places in ([path], path.glob("*"), path.glob("*/*")):
-        found = [source for place in sorted(places) if (source := _look(place))]
-        found = [source for source in found if source.form != ARCHIVE] or found  # an archive beside its own content
-        if len(found) > 1:
-            raise DataError(f"{path} holds {len(found)} data sets. Name one: {', '.join(str(s.path) for s in found)}.")
-        if found:
-            return found[0]
-    names = ", ".join(sorted(child.name for child in path.glob("*"))[:10])
-    raise DataError(f"{path} is no data set that is understood; it holds: {names or 'nothing'}.\n{FORMS}")
-
-
-def _look(path: Path) -> Source | None:
-    """The data set that lies directly at this path, if one does."""
-    if path.suffix == ".npz" or path.name == ARCHIVE:
-        return Source(path.stem, NPZ if path.suffix == ".npz" else ARCHIVE, path, (path,))
-    for form, *patterns in LAYOUTS:
-        splits = [tuple(sorted(f for f in path.glob(pattern) if f.name[0] != ".")) for pattern in patterns]
-        for split in splits:
-            shards = {int(n) for file in split for n in re.findall(r"-of-(\d+)\.parquet", file.name)}
-            if shards - {len(split)}:
-                raise DataError(
-                    f"{path}: {len(split)} files like {split[0].name}, not {max(shards)}. Bring the others."
-                )
-        if any(splits):
-            return Source(path.name, form, path, *splits)
-    return None
-
-
 def content_key(source: Source) -> str:
     """Hex sha256 of the source's content: form, splits, classes of image folders, and every byte of every file."""
     digest = hashlib.sha256(source.form.encode())
     for split in SPLITS:
         for file in getattr(source, split):
-            content = _content(file)
+            content = content_of(file)
             where = f"{split} {file.parent.name}" if source.form == FOLDERS else split
             digest.update(f"\0{where}\0{len(content)}\0".encode(errors="surrogateescape"))
             digest.update(content)
@@ -362,11 +307,8 @@ def _download(name: str, root: Path, missing: MissingData) -> None:
         socket.setdefaulttimeout(patience)
 
 
-# Reading ---------------------------------------------------------------------------------------------------------
-
-
 def load_data(source: str | Path = "embedded", *, root: str | Path | None = None, progress: bool = True) -> Dataset:
-    """The data set ``embedded``, ``cifar10``, ``fashion-mnist``, or whatever a path holds (see `FORMS`).
+    """The data set ``embedded``, ``cifar10``, ``fashion-mnist``, or whatever a path holds (see `attnconv.forms.FORMS`).
 
     The two full sets are downloaded when they are not found. Encoded images are decoded once; the pixels are cached
     in ``root/cache`` under the key of the source's content. ``root`` is $ATTNCONV_DATA, or else the repository's
@@ -381,8 +323,8 @@ def load_data(source: str | Path = "embedded", *, root: str | Path | None = None
         _download(str(source), root, missing)
         found = find_data(source, root)
     key = content_key(found)
-    with _reading(found.path):
-        content = _read(found, root / "cache" / f"{key}.npz", progress and os.environ.get("ATTNCONV_QUIET") != "1")
+    with reading_data(found.path):
+        content = read(found, root / "cache" / f"{key}.npz", progress and os.environ.get("ATTNCONV_QUIET") != "1")
 
     images, name = content["train_images"], found.name
     if content["classes"] == CIFAR10_CLASSES and images.shape[1:] == (32, 32, 3):
@@ -402,204 +344,3 @@ def load_data(source: str | Path = "embedded", *, root: str | Path | None = None
     measured = tuple(c.mean().item() / 255 for c in channels), tuple(c.std().item() / 255 or 1.0 for c in channels)
     mean, std = STATISTICS.get(name, measured)
     return Dataset(name=name, key=key, mean=mean, std=std, **content)
-
-
-def _read(source: Source, cache: Path, progress: bool) -> dict:
-    """What `_checked` gives. Without a whole cache, or a place for one, images are decoded again each time."""
-    if source.form in (EMBEDDED, NPZ):
-        return _checked(_arrays(source.path), source.path, source.form)
-    if source.form == IDX:
-        return _checked(_read_idx(source), source.path, source.form)
-    if cache.is_file():
-        with contextlib.suppress(DataError):
-            return _checked(_arrays(cache), cache)
-    reader = _read_cifar10 if source.form in (BATCHES, ARCHIVE) else _read_encoded
-    content = _checked(reader(source, progress), source.path, source.form)
-    with contextlib.suppress(OSError), writing(cache) as temporary:
-        np.savez(temporary, **content)
-    return content
-
-
-def _arrays(file: Path) -> dict:
-    """The arrays of an npz file. Nothing is unpickled."""
-    with _reading(file), np.load(io.BytesIO(_content(file)), allow_pickle=False) as members:
-        _limit(file, max(member.file_size for member in members.zip.infolist()))
-        if unknown := {*members} - {*ARRAYS, "classes", "form", "about"}:
-            raise DataError(f"{file} has {sorted(unknown)[:9]}; it should hold {', '.join(ARRAYS)} and classes only.")
-        return dict(members)
-
-
-def _read_idx(source: Source) -> dict:
-    """Two zero bytes, 8 for unsigned bytes, the number of axes, their big-endian lengths, then the values."""
-    arrays = {}
-    for name, files in (("train", source.train), ("test", source.test)):
-        for file in files:
-            content = _content(file)
-            with _reading(file):
-                if content[:3] != b"\0\0\x08":
-                    raise ValueError("no idx file of unsigned bytes")
-                shape = np.frombuffer(content, ">u4", content[3], offset=4)
-                values = np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
-            arrays[f"{name}_{file.name.split('-')[1]}"] = values
-    return arrays
-
-
-def _read_cifar10(source: Source, progress: bool) -> dict:
-    """Through torchvision. The published files are pickles: they are opened only if all their checksums are right."""
-    from torchvision.datasets import CIFAR10, utils
-
-    published = [*CIFAR10.train_list, *CIFAR10.test_list, (CIFAR10.meta["filename"], CIFAR10.meta["md5"])]
-    if source.form == ARCHIVE:
-        published = [("", CIFAR10.tgz_md5)]
-    for name, md5 in published:
-        if not utils.check_integrity(source.path / name, md5):
-            state = f"missing, or its checksum is not the published one (md5 {md5})"
-            raise DataError(f"{source.path / name} is {state}. Get it again; bring other images in another form.")
-    with tempfile.TemporaryDirectory() as unpacked:
-        if source.form == ARCHIVE:
-            utils.extract_archive(source.path, unpacked)
-        folder = Path(unpacked, BATCHES) if source.form == ARCHIVE else source.path
-        here = type("CIFAR10", (CIFAR10,), {"base_folder": folder.name})  # whatever the folder is called
-        train, test = here(folder.parent, train=True), here(folder.parent, train=False)
-    arrays = (train.data, np.array(train.targets), test.data, np.array(test.targets))
-    return dict(zip(ARRAYS, arrays, strict=True)) | {"classes": CIFAR10_CLASSES}
-
-
-def _read_encoded(source: Source, progress: bool) -> dict:
-    """Decode the images of class folders or Parquet files, all of one size and kind."""
-    arrays = {"form": source.form}
-    for split in SPLITS:
-        images, labels = [], []
-        classes, rows = _folder_rows(source, split) if source.form == FOLDERS else _parquet_rows(source, split)
-        arrays.setdefault("classes", classes)
-        for place, content, label in tqdm(rows, f"Reading {split}", unit=" images", disable=not progress, leave=False):
-            pixels = _decoded(place, content)
-            if images and pixels.shape != images[0].shape:
-                sizes = f"the image is {pixels.shape}, the first one {images[0].shape}"
-                raise DataError(f"{place}: {sizes}. Bring all to one size, and make all gray or all RGB.")
-            images.append(pixels)
-            labels.append(label)
-            _limit(place, len(images) * pixels.size)
-            if content[:2] == b"\xff\xd8":
-                arrays["form"] = f"{source.form}, JPEG images"
-        arrays |= {f"{split}_images": np.array(images), f"{split}_labels": np.array(labels)}
-    return arrays
-
-
-def _folder_rows(source: Source, split: str) -> tuple[list[str], Iterator[tuple[str, bytes, int]]]:
-    """The classes, and (place, encoded image, label) of each file."""
-    from torchvision.datasets.folder import find_classes
-
-    (train, labels), (test, _) = (find_classes(source.path / name) for name in SPLITS)
-    loose = [file.name for file in sorted((source.path / split).glob("[!.]*")) if not file.is_dir()]
-    if train != test or loose:
-        odd = (
-            f"{sorted({*train} ^ {*test})} is only in one split" if train != test else f"{split} has {loose[:9]} loose"
-        )
-        raise DataError(f"{source.path}: {odd}. Give both splits the same class folders, and nothing else.")
-    return train, ((str(file), _content(file), labels[file.parent.name]) for file in getattr(source, split))
-
-
-def _parquet_rows(source: Source, split: str) -> tuple[list[str], list[tuple[str, bytes, int]]]:
-    """The classes if the first file names them, and (place, encoded image, label) of each row."""
-    from pyarrow import BufferReader
-    from pyarrow.parquet import ParquetFile
-
-    classes, rows = None, []
-    for file in getattr(source, split):
-        with _reading(file), ParquetFile(BufferReader(_content(file)), page_checksum_verification=True) as table:
-            schema = table.schema_arrow
-            wanted = ("img", "image"), ("label", "labels")
-            found = [[name for name in schema.names if name in pair] for pair in wanted]
-            if [len(names) for names in found] != [1, 1]:
-                raise DataError(f"{file} has columns {schema.names}. Needed are one img or image, one label or labels.")
-            _limit(file, sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)))
-            images, labels = (table.read(names)[0].to_pylist() for names in found)
-            about = json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
-            feature = about.get("info", {}).get("features", {}).get(found[1][0], {})
-            classes = (feature.get("names") or []) if classes is None else classes
-        for row, (image, label) in enumerate(zip(images, labels, strict=True)):
-            content = image.get("bytes") if isinstance(image, dict) else image
-            if not isinstance(content, bytes) or not isinstance(label, int) or label.bit_length() > 63:
-                raise DataError(f"{file}, row {row}: no image bytes, or no whole number as label. Remove that row.")
-            rows.append((f"{file}, row {row}", content, label))
-    return classes or [], rows
-
-
-def _decoded(place: str, content: bytes) -> np.ndarray:
-    """uint8 (H, W, 1) or (H, W, 3). Palettes become RGB, an alpha channel is dropped."""
-    from PIL import Image
-
-    kinds = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "PA": "RGB", "RGB": "RGB", "RGBA": "RGB"}
-    with _reading(place), Image.open(io.BytesIO(content), formats=FORMATS) as image:
-        _limit(place, 3 * image.width * image.height)
-        frames, orientation = getattr(image, "n_frames", 1), image.getexif().get(274, 1)
-        if image.mode not in kinds or frames > 1 or orientation != 1:
-            what = f"{frames} frames, pixels of kind {image.mode}, EXIF orientation {orientation}"
-            raise DataError(f"{place}: {what}. Save it as one upright image, 8-bit RGB or gray.")
-        return np.atleast_3d(np.asarray(image.convert(kinds[image.mode])))
-
-
-def _checked(arrays: dict, path: Path, form: str = "") -> dict:
-    """Refuse splits that do not fit each other or their classes. Gives classes, form, and the four tensors."""
-    if missing := [name for name in ARRAYS if name not in arrays]:
-        raise DataError(f"{path} lacks {', '.join(missing)}. Add what is missing.")
-    arrays = {name: np.asarray(values) for name, values in ({"form": form, "classes": ()} | arrays).items()}
-    for split in SPLITS:
-        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-        fits = images.dtype == np.uint8 and images.shape[3:] in ((), (1,), (3,)) and images.ndim >= 3 and images.size
-        if not fits or labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
-            given = f"images {images.dtype} {images.shape}, labels {labels.dtype} {labels.shape}"
-            wanted = "images uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3), labels whole numbers (N,), N at least 1"
-            raise DataError(f"{path}, {split} split: {given}. Needed are {wanted}.")
-        arrays[f"{split}_images"] = np.require(images.reshape(*images.shape[:3], -1), requirements=["C", "W"])
-    shapes = [arrays[f"{split}_images"].shape for split in SPLITS]
-    if shapes[0][1:] != shapes[1][1:]:
-        raise DataError(f"{path}: images are {shapes[0]} in train, {shapes[1]} in test. Bring all to one size.")
-
-    classes = arrays["classes"].tolist()
-    if classes == []:  # known by the labels 0, 1, ... in use
-        present = np.unique(arrays["train_labels"])
-        count = int(np.argmin(np.isin(np.arange(len(present) + 1), present)))
-        cifar10 = [shape[0] for shape in shapes] == [*CIFAR10_IMAGES] and shapes[0][1:] == (32, 32, 3) and count == 10
-        classes = list(CIFAR10_CLASSES if cifar10 else range(count))
-    names = tuple(map(str, classes)) if arrays["classes"].ndim == 1 else ()
-    if len(names) < 2 or len({*names}) != len(names) or not "".join(names).isprintable():
-        raise DataError(f"{path}: the classes are {classes!a}. Needed are two or more, each with a name of its own.")
-    for split in SPLITS:
-        labels = arrays[f"{split}_labels"]
-        for row in np.flatnonzero((labels < 0) | (labels >= len(names)))[:1]:
-            place = f"{path}, {split} split, row {row}: label {labels[row]}"
-            raise DataError(f"{place} is out of range, there are {len(names)} classes. Correct or remove that row.")
-        arrays[f"{split}_labels"] = labels.astype(np.int64)
-    return {name: torch.from_numpy(arrays[name]) for name in ARRAYS} | {"classes": names, "form": str(arrays["form"])}
-
-
-def _content(file: Path) -> bytes:
-    """A file's bytes, unpacked where it is an idx file in gzip. Only of regular files, and no more than `LIMIT`."""
-    with _reading(file):
-        if not file.is_file():
-            raise DataError(f"{file} is missing or no regular file. Copy it again, or remove it if it does not belong.")
-        _limit(file, file.stat().st_size)
-        content = file.read_bytes()
-        if file.name.endswith("ubyte.gz"):
-            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(LIMIT + 1)
-            _limit(file, len(content))
-        return content
-
-
-def _limit(place: object, size: int) -> None:
-    if size > LIMIT:
-        raise DataError(f"{place}: {size:,} bytes; no more than {LIMIT:,} are read. Bring fewer or smaller images.")
-
-
-@contextlib.contextmanager
-def _reading(place: object) -> Iterator[None]:
-    """Whatever a library raises on a damaged or foreign file becomes one `DataError` that names the place."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise DataError(f"{place} cannot be read ({why}). Copy it again, replace it or remove it.") from error

@@ -142,7 +142,7 @@ def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any])
             check_parameters(notebook, parameters)
             name = f"{notebook.path.stem}-{run[0]}-seed{run[1]}" if run else notebook.path.stem
             jobs[name] = Job(name, notebook, parameters, run)
-    jobs = {name: _with_needs(job, list(jobs.values()), profile) for name, job in jobs.items()}
+    jobs = {name: _linked(job, list(jobs.values()), profile) for name, job in jobs.items()}
     try:
         graphlib.TopologicalSorter({name: job.needs for name, job in jobs.items()}).prepare()
     except graphlib.CycleError as error:
@@ -151,7 +151,8 @@ def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any])
     return jobs
 
 
-def _with_needs(job: Job, jobs: list[Job], profile: Profile) -> Job:
+def _linked(job: Job, jobs: list[Job], profile: Profile) -> Job:
+    """The job with what its notebook's metadata and its preset say that it needs and reads."""
     needed: list[Job] = []
     reads: set[tuple[str | None, int | None]] = {job.run} if job.run else set()
     for word in job.notebook.needs:
@@ -185,12 +186,9 @@ def select(jobs: dict[str, Job], only: Iterable[str]) -> set[str]:
 
 def with_needs(jobs: dict[str, Job], chosen: set[str]) -> dict[str, Job]:
     """The chosen jobs and all that they need."""
-    wanted: set[str] = set()
-    todo = list(chosen)
-    while todo:
-        if (name := todo.pop()) not in wanted:
-            wanted.add(name)
-            todo += jobs[name].needs
+    wanted = set(chosen)
+    while more := {need for name in wanted for need in jobs[name].needs} - wanted:
+        wanted |= more
     return {name: job for name, job in jobs.items() if name in wanted}
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import itertools
 import json
 import math
 import os
@@ -138,7 +137,7 @@ class Trainer:
 
         # What changes while it trains: a checkpoint holds all of it.
         self.epoch, self.step = 0, 0  # the next step to take
-        self.seconds = 0.0  # spent on this epoch's steps, by all processes that worked on it
+        self.seconds = 0.0  # that this epoch's steps took, in all sessions together
         self.sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # this epoch's loss and right answers
         self.metrics: list[dict] = []
         self.geometry: dict[str, list[np.ndarray]] = {}
@@ -182,16 +181,18 @@ class Trainer:
     def run_epoch(self, bar: tqdm, stop: threading.Event) -> None:
         """The rest of an epoch, from `step` on."""
         config, data = self.config, self.data
-        # Dropout's masks begin anew with every epoch; each process draws its own.
+        # Order, crops and flips come from the plan. Dropout's masks begin anew with every epoch; within one,
+        # a checkpoint has the generator's state. Each process draws its own.
         if self.step == 0:
             torch.manual_seed(config.seed * 1_000_003 + self.epoch + 500_009 * self.team.rank)
         plan = epoch_plan(self.images, seed=config.seed, epoch=self.epoch, augment=config.augment, device=self.device)
         feed = batches(
             data.train_images, data.train_labels, plan, config.batch_size, data.mean, data.std, start=self.step
         )
+
         self.model.train()
         before, started = self.seconds, time.monotonic()
-        for x, y in itertools.islice(feed, self.epoch_steps - self.step):
+        for x, y in feed:
             loss = self.take_step(x, y)
             self.step += 1
             self.seconds = before + time.monotonic() - started
@@ -199,6 +200,7 @@ class Trainer:
             if self.device.type == "cpu":
                 self.refuse_non_finite()
                 bar.set_postfix(loss=f"{loss.item():.3f}", **self.last_accuracy(), refresh=False)
+
             # Where one process is asked to stop, all stop at this step.
             stopping = self.team.any(stop.is_set())
             if stopping or time.monotonic() - self.saved > config.checkpoint_seconds:
@@ -215,6 +217,7 @@ class Trainer:
         """Evaluate, measure the heads, write the record and a checkpoint."""
         self.refuse_non_finite()
         loss, accuracy = (self.sums / self.images).tolist()
+
         # The last epoch's accuracy is the reported one: in float32, as `evaluate` finds it again anywhere.
         last = self.epoch + 1 == self.config.epochs
         with contextlib.nullcontext() if last else self.computation.autocast(self.device):
@@ -228,10 +231,12 @@ class Trainer:
         line |= dict(lr=self.groups[0]["lr"], seconds=round(self.seconds, 3), images_per_second=round(speed, 1))
         self.metrics.append(line)
         self.measure_heads()
+
+        # The next epoch, and a checkpoint: where epochs are short, only as often as costs 5% of the time.
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
         self.sums.zero_()
         bar.set_postfix(loss=f"{loss:.3f}", **self.last_accuracy())
-        if last or time.monotonic() - self.saved >= 20 * self.cost:  # short epochs: at most 5% of the time
+        if last or time.monotonic() - self.saved >= 20 * self.cost:
             self.save()
 
     def fit(self) -> None:

@@ -209,19 +209,10 @@ def _is_copy(data: str, name: str) -> bool:
     """Whether a path holds the data set of that name, as far as can be told before it is read."""
     if data in NAMED_DATA:
         return False
-    from attnconv.data import ARCHIVE, BATCHES, CIFAR10_IMAGES, PARQUET, DataError, find_data
+    from attnconv.data import DataError, find_data
+    from attnconv.forms import is_cifar10
 
     with contextlib.suppress(DataError):
         source = find_data(data)
-        if source.form in (BATCHES, ARCHIVE):  # only CIFAR-10 comes so
-            return name == "cifar10"
-        if name == "cifar10" and source.form == PARQUET:  # its files do not say what they are, but how many images
-            from pyarrow import parquet
-
-            with contextlib.suppress(OSError, ValueError):
-                counts = [
-                    sum(parquet.read_metadata(f).num_rows for f in files) for files in (source.train, source.test)
-                ]
-                return tuple(counts) == CIFAR10_IMAGES
-        return source.name == name
+        return is_cifar10(source) if name == "cifar10" else source.name == name
     return False
