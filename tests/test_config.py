@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnconv import config
+from attnconv.cli import changes
 from attnconv.config import (
     PRESETS,
     ConfigError,
@@ -116,7 +117,8 @@ def test_any_value_is_taken_or_refused_in_one_line(data):
 def test_numbers_that_yaml_reads_as_text_are_understood(tmp_path, text, value):
     (tmp_path / "own.yaml").write_text(f"train: {{weight_decay: {text}}}\n")
     found = load_profile(tmp_path / "own.yaml").configs("quadratic")[1].weight_decay
-    assert found == value and type(found) is float
+    _, by_command = changes([f"weight_decay={text}"])
+    assert found == TrainConfig(**by_command).weight_decay == value and type(found) is float
 
 
 def test_configurations_need_no_torch():
@@ -206,11 +208,6 @@ def test_the_papers_presets_have_its_dropout_and_the_small_profiles_none():
     for name in ("quick", "smoke"):
         profile = load_profile(PROFILES / f"{name}.yaml")
         assert {profile.configs(preset)[0].attention_dropout for preset in PRESETS} == {0.0}
-
-
-def test_hash_names_a_configuration():
-    a, b = ModelConfig(), ModelConfig(heads=4)
-    assert config.config_hash(a) == config.config_hash(ModelConfig()) != config.config_hash(b)
 
 
 def test_learning_rates_follow_the_batch_size_with_sgd_only():
