@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from PIL import Image
 
-from attnconv.reproduce import export_html, write_page
+from attnconv.pages import export_html, write_page
 
 
 @pytest.fixture

@@ -38,6 +38,14 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def read_json(file: Path, kind: type) -> Any:
+    """What a file holds; empty where it is missing, damaged or something else."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if isinstance(value := json.loads(file.read_text()), kind):
+            return value
+    return kind()
+
+
 def file_hash(file: Path) -> str | None:
     """A hash of a file's content; None where there is no such file."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError), file.open("rb") as stream:

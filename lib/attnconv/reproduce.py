@@ -1,13 +1,11 @@
-"""The batch run: notebooks through papermill, each in a kernel of its own, and one page of all that they made.
+"""The batch run: notebooks through papermill, each in a kernel of its own.
 
-`plan` says what there is to do, `fresh` what is up to date. No torch is imported here.
+`plan` says what there is to do, `fresh` what is up to date, `pages` shows what came out. No torch is imported here.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import csv
 import fcntl
 import graphlib
 import json
@@ -20,14 +18,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import nbformat
 import papermill
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
@@ -36,22 +32,14 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from attnconv import __version__
-from attnconv.claims import Claim, PaperClaim, read_claims, scoreboard
 from attnconv.config import ConfigError, Profile, load_profile
-from attnconv.fresh import changed, file_hash, inputs, results, version_of
-from attnconv.plan import Job, plan, read_notebook, select, title_of, with_needs, with_parameters
-from attnconv.runs import Run, RunError, find_runs, locked, writing
+from attnconv.fresh import changed, file_hash, inputs, read_json, results, version_of
+from attnconv.pages import export_html, write_page
+from attnconv.plan import Job, plan, read_notebook, select, with_needs, with_parameters
+from attnconv.runs import RunError, locked, writing
 from attnconv.workspace import NAMED_DATA, REPOSITORY, output_folder
 
 LIBRARY = Path(__file__).parent
-
-
-def read_json(file: Path, kind: type) -> Any:
-    """What a file holds; empty where it is missing, damaged or something else."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        if isinstance(value := json.loads(file.read_text()), kind):
-            return value
-    return kind()
 
 
 # ---- this machine -------------------------------------------------------------------------------------------------
@@ -90,9 +78,18 @@ def shown(path: Path) -> str:
 class Batch:
     """A batch run under way: what is done, what runs, what is recorded."""
 
-    def __init__(self, jobs: dict[str, Job], profile: Profile, data: str, output: Path, force: set[str], at_once: int):
+    def __init__(
+        self,
+        jobs: dict[str, Job],
+        profile: Profile,
+        data: str,
+        output: Path,
+        force: set[str],
+        at_once: int,
+        pages: Mapping[str, str] | None = None,
+    ):
         self.jobs, self.profile, self.data, self.output = jobs, profile, data, output
-        self.force, self.at_once = force, at_once
+        self.force, self.at_once, self.pages = force, at_once, pages or {}
         self.status: dict[str, str] = {}
         self.kernels: dict[str, int] = {}
         self.stopped = False
@@ -281,7 +278,7 @@ class Batch:
                 resources={"metadata": {"path": str(job.notebook.path.parent)}},
                 on_cell_executed=count,
             )
-            export_html(self._copy(job, ".running-"), self._copy(job).with_suffix(".html"))
+            export_html(self._copy(job, ".running-"), self._copy(job).with_suffix(".html"), self.pages)
         except PapermillExecutionError as error:
             failure = _last("the cell", error.source, 6)
             failure += _last("the error", "\n".join(error.traceback) or f"{error.ename}: {error.evalue}", 14)
@@ -360,6 +357,9 @@ def reproduce(
     if parameters:
         jobs |= {name: with_parameters(jobs[name], parameters, profile) for name in chosen}
     wanted = with_needs(jobs, chosen)
+    pages: dict[str, str] = {}
+    for name, job in jobs.items():
+        pages.setdefault(job.notebook.path.stem, f"{name}.html")
 
     (folder / "notebooks").mkdir(parents=True, exist_ok=True)
     if threading.current_thread() is threading.main_thread():
@@ -373,7 +373,7 @@ def reproduce(
         extra = [job.title for name, job in wanted.items() if name not in chosen]
         if extra:
             print(f"Needed first, where not up to date: {'; '.join(extra)}", flush=True)
-        batch = Batch(wanted, profile, data, folder, chosen if force else set(), at_once)
+        batch = Batch(wanted, profile, data, folder, chosen if force else set(), at_once, pages)
         try:
             status = batch.run()
         except KeyboardInterrupt:
@@ -405,85 +405,3 @@ def remove_leftovers(folder: Path) -> None:
         with contextlib.suppress(RunError), locked(run, wait=False) if run and files else contextlib.nullcontext():
             for file in files:
                 file.unlink(missing_ok=True)
-
-
-# ---- the page -----------------------------------------------------------------------------------------------------
-
-
-def export_html(notebook: Path, target: Path) -> None:
-    """Write an executed notebook as a page that a browser shows."""
-    from nbconvert import HTMLExporter
-
-    names = {"metadata": {"name": title_of(notebook)}}
-    page, _ = HTMLExporter(embed_images=True).from_notebook_node(nbformat.read(notebook, as_version=4), names)
-    with writing(target) as temporary:
-        temporary.write_text(page)
-
-
-def write_page(output: Path) -> Path:
-    """Write ``index.html`` into an output folder: a section a notebook, pictures inside, no other file needed.
-
-    It stands on the files in the folder alone, so it can be written again at any time.
-    """
-    sections: dict[str, dict[str, Any]] = {}
-    for file in sorted(output.glob("*/[0-9][0-9][-_]*")):
-        empty = dict(title="", notebooks=[], tables=[], pictures=[], claims=[])
-        section = sections.setdefault(file.name[:2], empty)
-        match file.parent.name, file.suffix:
-            case "notebooks", ".ipynb":
-                section["title"] = title_of(file)
-                section["notebooks"].append(file)
-            case "tables", ".csv":
-                with file.open(newline="", errors="replace") as lines:
-                    section["tables"].append(list(csv.reader(lines)))
-            case "tables", ".json":
-                section["claims"] += _claims(file)
-            case "figures", ".png" | ".gif":
-                section["pictures"].append(_picture(file))
-    for section in sections.values():
-        section["pictures"].sort(key=lambda picture: (picture["place"], picture["name"]))  # as the notebook shows them
-    columns, board = _scoreboard(output)
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(LIBRARY), autoescape=True, trim_blocks=True)
-    page = environment.get_template("page.html.j2").render(
-        name=output.name,
-        columns=columns,
-        board=board,
-        pictured={picture["stem"] for section in sections.values() for picture in section["pictures"]},
-        explorer=(output / "explorer.html").is_file(),
-        playground=(output / "playground.html").is_file(),
-        runs=list(_runs(output / "runs")),
-        sections=dict(sorted(sections.items())),
-    )
-    with writing(output / "index.html") as temporary:
-        temporary.write_text(page)
-    return output / "index.html"
-
-
-def _picture(file: Path) -> dict[str, Any]:
-    note = read_json(file.with_suffix(".json"), dict)
-    return dict(
-        name=file.name,
-        stem=file.stem,
-        source=f"data:image/{file.suffix[1:]};base64,{base64.b64encode(file.read_bytes()).decode()}",
-        caption=str(note.get("caption") or file.stem[3:].replace("-", " ")),
-        runs=note["runs"] if isinstance(note.get("runs"), list) else [],
-        place=note["place"] if isinstance(note.get("place"), int) else 0,
-    )
-
-
-def _claims(file: Path) -> list[tuple[str, Claim]]:
-    run = file.stem.partition("-claims-")[2]  # empty where it is about several
-    return [(run, claim) for claim in read_claims(file) if not claim.paper]
-
-
-def _scoreboard(output: Path) -> tuple[list[str], list[tuple[PaperClaim, dict[str, list[Claim]]]]]:
-    """Columns, and each claim of the paper with what was found: in the recorded evening, where it is, and here."""
-    evening = REPOSITORY / "outputs" / "evening"
-    folders = {folder.name: folder for folder in (evening, output) if (folder / "tables").is_dir()}
-    return list(folders), scoreboard(folders)
-
-
-def _runs(folder: Path) -> Iterator[tuple[Run, float]]:
-    with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # a damaged run folder
-        for run in find_runs(folder):
-            yield run, run.test_accuracy

@@ -1,0 +1,236 @@
+"""The site of an output folder: its index, the executed notebooks as pages, and the tables of the README.
+
+All of it opens without a network: pictures are inside, formulas are MathML. No torch is imported here, but for the
+README's tables:
+
+    python -m attnconv.pages    prints them, from the records that are committed (outputs/evening, docs/quick)
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import nbformat
+from latex2mathml.converter import convert as to_mathml
+from markupsafe import Markup
+from nbconvert import HTMLExporter
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from pygments.formatters import HtmlFormatter
+from tabulate import tabulate
+
+from attnconv.claims import PAPER_CLAIMS, Claim, read_claims, scoreboard
+from attnconv.fresh import read_json
+from attnconv.plan import title_of
+from attnconv.runs import Run, find_runs, writing
+from attnconv.workspace import REPOSITORY
+
+QUESTIONS = {
+    "theorem": "Can attention be a convolution?",
+    "grid": "Does training make it one?",
+    "single-pixels": "Even where heads are free to look anywhere?",
+    "position-wins": "And where they see what the pixels contain?",
+    "matches-resnet": "Is it as accurate as a ResNet?",
+}
+"""What the landing screen answers, by the claim of the paper that decides it (see `attnconv.claims.PAPER_CLAIMS`)."""
+RECORDS = {"evening": REPOSITORY / "outputs" / "evening", "quick": REPOSITORY / "docs" / "quick"}
+"""Output folders, or copies of their tables, that are committed: the README's columns."""
+TABLE_1 = "06-table1"
+NUMBER = re.compile(r"[-+−]?\d+(\.\d+)?(e[-+]?\d+)?")
+
+
+def _template(name: str) -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.globals["colour"] = lambda claim: {True: "yes", False: "no"}.get(claim.holds, "soft")
+    environment.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}"
+    environment.tests["number"] = lambda text: text == "—" or NUMBER.fullmatch(text)
+    return environment.get_template(name)
+
+
+# ---- executed notebooks -------------------------------------------------------------------------------------------
+
+
+class _WithMathML(IPythonRenderer):
+    """Markdown whose formulas a browser shows by itself."""
+
+    def inline_math(self, body: str) -> str:
+        return to_mathml(body)
+
+    def block_math(self, body: str) -> str:
+        return to_mathml(body, display="block")
+
+
+def _markdown(source: str) -> str:
+    return MarkdownWithMath(renderer=_WithMathML(escape=False)).render(source)
+
+
+def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = None) -> None:
+    """Write an executed notebook as a page that needs no other file and no network.
+
+    ``pages``: the page of each notebook by the notebook's name without suffix, in reading order. Links between
+    notebooks lead there, all others out of the repository to the index.
+    """
+    pages = pages or {}
+    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": _markdown})
+    exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
+    body, _ = exporter.from_notebook_node(nbformat.read(notebook, as_version=4))
+    body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # Matplotlib's player asks for a font of icons
+    body = re.sub(r'href="\.\./[^"]*"', 'href="../index.html"', body)
+    body = re.sub(r'href="([^"/:]+)\.ipynb"', lambda m: f'href="{pages.get(m[1], m[1] + ".html")}"', body)
+    names = [name for name in pages if target.stem.startswith(name)]
+    order = list(pages.values())
+    place = list(pages).index(names[0]) if names else None
+    page = _template("notebook.html.j2").render(
+        title=title_of(notebook),
+        body=Markup(body),
+        before=order[place - 1] if place else None,
+        after=order[place + 1] if names and place + 1 < len(order) else None,
+        light=Markup(HtmlFormatter(style="default").get_style_defs(".highlight")),
+        dark=Markup(HtmlFormatter(style="github-dark").get_style_defs(".highlight")),
+    )
+    with writing(target) as temporary:
+        temporary.write_text(page)
+
+
+# ---- the index ----------------------------------------------------------------------------------------------------
+
+
+def write_page(output: Path) -> Path:
+    """Write ``index.html`` into an output folder: what was found, the paper's figures, then all else by notebook.
+
+    It stands on the files in the folder alone, so it can be written again at any time.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    table_1: list[list[str]] = []
+    for file in sorted(output.glob("*/[0-9][0-9][-_]*")):
+        empty = dict(title="", notebooks=[], tables=[], pictures=[], claims=[])
+        section = sections.setdefault(file.name[:2], empty)
+        match file.parent.name, file.suffix:
+            case "notebooks", ".ipynb":
+                section["title"] = title_of(file)
+                section["notebooks"].append(file)
+            case "tables", ".csv":
+                if file.stem == TABLE_1:
+                    table_1 = _table(file)
+                else:
+                    section["tables"].append(_table(file))
+            case "tables", ".json":
+                section["claims"] += _own_checks(file)
+            case "figures", ".png" | ".gif":
+                section["pictures"].append(_picture(file))
+    for section in sections.values():
+        section["pictures"].sort(key=lambda picture: (picture["place"], picture["name"]))  # as the notebook shows them
+    pictures = [picture for section in sections.values() for picture in section["pictures"]]
+    folders = {folder.name: folder for folder in (RECORDS["evening"], output) if (folder / "tables").is_dir()}
+    board = scoreboard(folders)
+    found = {claim: checked.get(output.name, []) for claim, checked in board}
+    page = _template("page.html.j2").render(
+        name=output.name,
+        answers=[(question, PAPER_CLAIMS[key], found[PAPER_CLAIMS[key]]) for key, question in QUESTIONS.items()],
+        verdicts=Counter(_verdict(checked) for checked in found.values()),
+        columns=list(folders),
+        board=board,
+        table_1=table_1,
+        of_the_paper=sorted(filter(_of_the_paper, pictures), key=_of_the_paper),
+        rests_on=lambda stem: [one for claim, checked in found.items() if claim.figure == stem for one in checked],
+        pictured={picture["stem"] for picture in pictures},
+        explorer=(output / "explorer.html").is_file(),
+        playground=(output / "playground.html").is_file(),
+        runs=list(_runs(output / "runs")),
+        sections=dict(sorted(sections.items())),
+    )
+    with writing(output / "index.html") as temporary:
+        temporary.write_text(page)
+    return output / "index.html"
+
+
+def _picture(file: Path) -> dict[str, Any]:
+    note = read_json(file.with_suffix(".json"), dict)
+    return dict(
+        name=file.name,
+        stem=file.stem,
+        source=f"data:image/{file.suffix[1:]};base64,{base64.b64encode(file.read_bytes()).decode()}",
+        caption=str(note.get("caption") or file.stem[3:].replace("-", " ")),
+        runs=note["runs"] if isinstance(note.get("runs"), list) else [],
+        place=note["place"] if isinstance(note.get("place"), int) else 0,
+    )
+
+
+def _of_the_paper(picture: dict[str, Any]) -> tuple[float, str] | None:
+    """Where a picture stands among the paper's figures, which its caption says; None if it is not one of them."""
+    words = re.search(r"\((?:figure (\d+)|appendix)\)", picture["caption"])
+    return (int(words[1] or 1000), picture["stem"]) if words else None
+
+
+def _table(file: Path) -> list[list[str]]:
+    """A table's rows, the head first, without columns that are empty; a dash for what is missing."""
+    with file.open(newline="", errors="replace") as lines:
+        rows = [row for row in csv.reader(lines) if row]
+    columns = [column for column in itertools.zip_longest(*rows, fillvalue="") if any(column[1:])]
+    return [[cell or "—" for cell in row] for row in zip(*columns, strict=True)]
+
+
+def _own_checks(file: Path) -> list[tuple[str, Claim]]:
+    run = file.stem.partition("-claims-")[2]  # empty where it is about several
+    return [(run, claim) for claim in read_claims(file) if not claim.paper]
+
+
+def _runs(folder: Path) -> Iterator[tuple[Run, float]]:
+    with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # a damaged run folder
+        for run in find_runs(folder):
+            yield run, run.test_accuracy
+
+
+def _verdict(checked: Sequence[Claim]) -> str:
+    """One for a claim that may have been checked several times, of several models."""
+    return ", ".join(dict.fromkeys(claim.verdict for claim in checked)) or "—"
+
+
+# ---- the README's tables ------------------------------------------------------------------------------------------
+
+
+def readme_tables(folders: Mapping[str, Path] = RECORDS) -> str:
+    """The README's scoreboard and accuracies as Markdown, a column an output folder; a dash for what is not there."""
+    from attnconv.results import PAPER_TABLE, REPRODUCTION_2021
+
+    head = ["The paper says", "Where", "Paper", "2021", *folders]
+    rows = [
+        [f"[{claim.text}]({_source(claim.notebook)})", claim.section, claim.paper, claim.reproduction]
+        + [_verdict(checked.get(name, [])) for name in folders]
+        for claim, checked in scoreboard(folders)
+    ]
+    board = tabulate(rows, head, tablefmt="github", disable_numparse=True)
+
+    ours = {name: _accuracies(folder) for name, folder in folders.items()}
+    titles = dict.fromkeys([*PAPER_TABLE, *itertools.chain(*ours.values())])
+    head = ["Test accuracy (%)", "Paper", "2021", *folders]
+    rows = [
+        [title, PAPER_TABLE.get(title, {}).get("accuracy", "—"), REPRODUCTION_2021.get(title, "—")]
+        + [accuracies.get(title, "—") for accuracies in ours.values()]
+        for title in titles
+    ]
+    align = ("left", *["right"] * (len(head) - 1))
+    return f"{board}\n\n{tabulate(rows, head, tablefmt='github', disable_numparse=True, colalign=align)}"
+
+
+def _source(number: str) -> str:
+    return next(f"notebooks/{file.name}" for file in (REPOSITORY / "notebooks").glob(f"{number}_*.ipynb"))
+
+
+def _accuracies(folder: Path) -> dict[str, str]:
+    file = folder / "tables" / f"{TABLE_1}.csv"
+    head, *rows = _table(file) if file.is_file() else [[]]
+    return {row[0]: f"{float(row[head.index('Accuracy (%)')]):.1f}" for row in rows}
+
+
+if __name__ == "__main__":
+    print(readme_tables())
