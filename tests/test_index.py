@@ -1,13 +1,19 @@
-"""The page of everything: self-contained, complete, and safe with any text and any damage."""
+"""The site of an output folder: self-contained, complete, safe with any text and any damage; the README's tables."""
 
 import json
 import re
+from pathlib import Path
 
 import nbformat
 import pytest
 from PIL import Image
 
-from attnconv.pages import export_html, write_page
+from attnconv.claims import PAPER_CLAIMS, Claims
+from attnconv.pages import QUESTIONS, RECORDS, export_html, readme_tables, write_page
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+PAGES = {path.stem: f"{path.stem}.html" for path in NOTEBOOKS}
 
 
 @pytest.fixture
@@ -70,3 +76,111 @@ def test_an_executed_notebook_becomes_a_page_that_the_index_links_to(output):
     export_html(output / "notebooks" / "04_heads.ipynb", output / "notebooks" / "04_heads.html")
     assert "<title>Heads</title>" in (output / "notebooks" / "04_heads.html").read_text()
     assert 'href="notebooks/04_heads.html"' in write_page(output).read_text()
+
+
+def check(output, name, key, holds, evidence):
+    claims = Claims(output / "tables" / f"{name}.json")
+    claims.check(f"{key} here", holds, evidence, paper=key)
+    claims.save()
+
+
+@pytest.mark.parametrize(("holds", "word"), [(True, "Yes."), (False, "No."), (None, "Undecided.")])
+def test_the_landing_screen_answers_from_what_was_checked(output, holds, word):
+    check(output, "04-claims", "grid", holds, "layers 1 and 2 cover 8 and 9 taps")
+    start, board = write_page(output).read_text().split('id="scoreboard"')
+    answers = dict(re.findall(r"<dt>(.*?)\n(.*?)(?=<dt>|</dl>)", start, re.DOTALL))
+    assert list(answers) == list(QUESTIONS.values()) and len(answers) == 5
+    assert word in answers[QUESTIONS["grid"]] and "Layers 1 and 2 cover 8 and 9 taps." in answers[QUESTIONS["grid"]]
+    others = [text for question, text in answers.items() if question != QUESTIONS["grid"]]
+    assert all("Not checked here yet: notebook 0" in text for text in others)
+    assert board.count("<summary") == 1 and board.count("not checked") == len(PAPER_CLAIMS) - 1
+
+
+def test_figures_of_the_paper_stand_in_its_order_with_the_verdict_that_rests_on_them(output):
+    captions = {"06-accuracy": "Curves (figure 2).", "04-b": "Heads (figure 10).", "04-c": "More (appendix)."}
+    captions |= {"05-x": "Ours, of no figure.", PAPER_CLAIMS["grid"].figure: "Grid (figure 4)."}
+    for name, caption in captions.items():
+        Image.new("RGB", (3, 2)).save(output / "figures" / f"{name}.png")
+        (output / "figures" / f"{name}.json").write_text(json.dumps({"caption": caption}))
+    check(output, "04-claims", "grid", False, "1 of 9 taps")
+    page = write_page(output).read_text()
+    paper, rest = page.split('id="figures"')[1].split('id="notebooks"')
+    grid = PAPER_CLAIMS["grid"].figure
+    assert re.findall(r'figure id="(.*?)"', paper) == ["06-accuracy", grid, "04-b", "04-c"]
+    assert re.findall(r'figure id="(.*?)"', rest) == ["05-x"]
+    assert "Does not hold here" in paper.split(f'id="{grid}"')[1].split("</figure>")[0]
+    assert paper.count("hold here") == 1
+
+
+def test_table_1_is_read_by_model_with_what_forbids_comparison_below_its_name(output):
+    head = "Model,Accuracy (%),±,Seeds,Paper (%),Reproduction 2021 (%),Against the paper,Parameters (M),"
+    head += 'GFLOPs as in the paper,"GFLOPs, dense","GFLOPs, separable",Training (min)'
+    rows = [
+        "SA quadratic,87.25,0.31,3,93.8,93.65,not comparable: hidden 96,0.7,0.3,0.5,0.35,90",
+        "ResNet18,87.5,,1,,,,1,2,2,2,9",
+    ]
+    (output / "tables" / "06-table1.csv").write_text("\n".join([head, *rows]))
+    table = write_page(output).read_text().split('id="table-1"')[1].split("</table>")[0]
+    cells = [re.findall(r"<t[dh].*?>(.*)", row.replace("<t", "\n<t")) for row in table.split("<tr>")[1:]]
+    assert (
+        cells[0] == ["model", "here, %", "paper, %", "2021, %", "parameters, M", *cells[0][5:]] and len(cells[0]) == 8
+    )
+    assert cells[1][0].startswith("SA quadratic<br>") and "not comparable: hidden 96" in cells[1][0]
+    assert cells[1][1:5] == ["87.25 ± 0.31", "93.8", "93.65", "0.7"]
+    assert cells[2] == ["ResNet18", "87.5", "—", "—", "1", "2", "2", "2"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_formulas_and_links_of_every_notebook_work_without_a_network(path, tmp_path):
+    export_html(path, tmp_path / PAGES[path.stem], PAGES)
+    page = (tmp_path / PAGES[path.stem]).read_text()
+    formulas = re.findall(r"<math.*?</math>", page, re.DOTALL)
+    source = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    assert len(formulas) == sum(len(re.findall(r"\$\$.+?\$\$|\$[^$]+?\$", text, re.DOTALL)) for text in source)
+    assert not any("\\" in formula for formula in formulas)  # a command that is not known stays as it was
+    assert not re.search(r'(src|<link[^>]*href)="https?:', page)
+    inside = {link for link in re.findall(r'href="([^"#]+)"', page) if "://" not in link}
+    assert inside <= {"../index.html", *PAGES.values()}
+    place = NOTEBOOKS.index(path)
+    for step, kind in ((-1, "prev"), (1, "next")):
+        beside = NOTEBOOKS[place + step].stem if 0 <= place + step < len(NOTEBOOKS) else None
+        assert re.findall(rf'href="(.*?)" rel="{kind}"', page) == ([PAGES[beside]] if beside else [])
+
+
+def test_what_a_player_of_animations_asks_of_the_network_is_left_out(output):
+    data = {"text/html": '<link rel="stylesheet"\nhref="https://example.org/font.css"><p>film</p>'}
+    cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("display_data", data)])
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), output / "notebooks" / "04_heads.ipynb")
+    export_html(output / "notebooks" / "04_heads.ipynb", output / "a.html")
+    page = (output / "a.html").read_text()
+    assert "<p>film</p>" in page and "example.org" not in page
+
+
+# The README
+
+
+def test_the_tables_of_the_readme_are_those_of_the_committed_records():
+    text = (ROOT / "README.md").read_text()
+    assert readme_tables() in text, "paste what `python -m attnconv.pages` prints"
+    assert list(RECORDS) == ["evening", "quick"]
+
+
+def test_the_readme_shows_verdicts_and_accuracies_of_a_record(output):
+    check(output, "04-claims-quadratic", "reach", False, "-")
+    check(output, "05-claims", "reach", None, "-")
+    (output / "tables" / "06-table1.csv").write_text("Model,Accuracy (%)\nSA quadratic,87.251\nSA new,60\n")
+    board, accuracies = readme_tables({"mine": output, "empty": output / "nowhere"}).split("\n\n")
+    [reach] = [line for line in board.splitlines() if PAPER_CLAIMS["reach"].text in line]
+    assert "does not hold, is undecided" in reach.split("|")[-3] and reach.split("|")[-2].strip() == "—"
+    assert all((ROOT / link).is_file() for link in re.findall(r"\((notebooks/.*?)\)", board))
+    rows = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in accuracies.splitlines()}
+    assert rows["SA quadratic"] == ["93.8", "93.65", "87.3", "—"] and rows["SA new"] == ["—", "—", "60.0", "—"]
+
+
+def test_the_readme_leads_to_every_notebook_and_to_its_executed_copy_where_one_is_kept():
+    text = (ROOT / "README.md").read_text()
+    links = set(re.findall(r"\]\(([^)#:]+)\)", text))
+    assert {f"notebooks/{path.name}" for path in NOTEBOOKS} <= links
+    kept = [*(ROOT / "outputs" / "evening" / "notebooks").glob("*.ipynb")]
+    assert {path.relative_to(ROOT).as_posix() for path in kept if not path.stem.startswith("03")} <= links
+    assert all((ROOT / link).exists() for link in links)

@@ -36,15 +36,25 @@ from attnconv.workspace import REPOSITORY
 QUESTIONS = {
     "theorem": "Can attention be a convolution?",
     "grid": "Does training make it one?",
-    "single-pixels": "Even where heads are free to look anywhere?",
-    "position-wins": "And where they see what the pixels contain?",
+    "single-pixels": "Do heads pick single pixels even where they are free?",
+    "position-wins": "With content in view, does position still decide more?",
     "matches-resnet": "Is it as accurate as a ResNet?",
 }
 """What the landing screen answers, by the claim of the paper that decides it (see `attnconv.claims.PAPER_CLAIMS`)."""
 RECORDS = {"evening": REPOSITORY / "outputs" / "evening", "quick": REPOSITORY / "docs" / "quick"}
 """Output folders, or copies of their tables, that are committed: the README's columns."""
 TABLE_1 = "06-table1"
-NUMBER = re.compile(r"[-+−]?\d+(\.\d+)?(e[-+]?\d+)?")
+COLUMNS = {
+    "Accuracy (%)": "here, %",
+    "Paper (%)": "paper, %",
+    "Reproduction 2021 (%)": "2021, %",
+    "Parameters (M)": "parameters, M",
+    "GFLOPs as in the paper": "GFLOPs as in the paper",
+    "GFLOPs, dense": "all, dense",
+    "GFLOPs, separable": "all, rows × columns",
+}
+"""Of Table 1, as the index shows it."""
+NUMBER = re.compile(r"[-+−]?\d+(\.\d+)?(e[-+]?\d+)?( ± \d+(\.\d+)?)?")
 
 
 def _template(name: str) -> jinja2.Template:
@@ -52,6 +62,7 @@ def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals["colour"] = lambda claim: {True: "yes", False: "no"}.get(claim.holds, "soft")
     environment.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}"
+    environment.filters["counted"] = lambda pairs: ", ".join(f"{n} {word}{'s' * (n > 1)}" for n, word in pairs if n)
     environment.tests["number"] = lambda text: text == "—" or NUMBER.fullmatch(text)
     return environment.get_template(name)
 
@@ -62,11 +73,11 @@ def _template(name: str) -> jinja2.Template:
 class _WithMathML(IPythonRenderer):
     """Markdown whose formulas a browser shows by itself."""
 
-    def inline_math(self, body: str) -> str:
-        return to_mathml(body)
+    def inline_math(self, body: str, display: str = "inline") -> str:
+        return to_mathml(body, xmlns="", display=display).replace(' xmlns=""', "")  # HTML knows it without
 
     def block_math(self, body: str) -> str:
-        return to_mathml(body, display="block")
+        return self.inline_math(body, display="block")
 
 
 def _markdown(source: str) -> str:
@@ -120,7 +131,7 @@ def write_page(output: Path) -> Path:
                 section["notebooks"].append(file)
             case "tables", ".csv":
                 if file.stem == TABLE_1:
-                    table_1 = _table(file)
+                    table_1 = _as_one_reads_it(_table(file))
                 else:
                     section["tables"].append(_table(file))
             case "tables", ".json":
@@ -130,11 +141,14 @@ def write_page(output: Path) -> Path:
     for section in sections.values():
         section["pictures"].sort(key=lambda picture: (picture["place"], picture["name"]))  # as the notebook shows them
     pictures = [picture for section in sections.values() for picture in section["pictures"]]
+    runs = list(_runs(output / "runs"))
+    data = ", ".join(sorted({run.config["data"]["name"] for run, _ in runs}))
     folders = {folder.name: folder for folder in (RECORDS["evening"], output) if (folder / "tables").is_dir()}
     board = scoreboard(folders)
     found = {claim: checked.get(output.name, []) for claim, checked in board}
     page = _template("page.html.j2").render(
         name=output.name,
+        trained=f"Here: {len(runs)} trained models, data: {data}." if runs else "",
         answers=[(question, PAPER_CLAIMS[key], found[PAPER_CLAIMS[key]]) for key, question in QUESTIONS.items()],
         verdicts=Counter(_verdict(checked) for checked in found.values()),
         columns=list(folders),
@@ -145,7 +159,7 @@ def write_page(output: Path) -> Path:
         pictured={picture["stem"] for picture in pictures},
         explorer=(output / "explorer.html").is_file(),
         playground=(output / "playground.html").is_file(),
-        runs=list(_runs(output / "runs")),
+        runs=runs,
         sections=dict(sorted(sections.items())),
     )
     with writing(output / "index.html") as temporary:
@@ -179,6 +193,20 @@ def _table(file: Path) -> list[list[str]]:
     return [[cell or "—" for cell in row] for row in zip(*columns, strict=True)]
 
 
+def _as_one_reads_it(rows: list[list[str]]) -> list[list[str]]:
+    """Table 1 with the columns that matter, and what keeps a row from comparison below its model's name."""
+    head, *body = rows or [[]]
+    if not {"Model", *COLUMNS} <= set(head):
+        return rows
+    read = []
+    for row in (dict(zip(head, row, strict=True)) for row in body):
+        note, spread = row.get("Against the paper", "—"), row.get("±", "—")
+        accuracy = row["Accuracy (%)"] + (f" ± {spread}" if spread != "—" else "")
+        model = row["Model"] + (f"\n{note}" if note != "—" else "")
+        read.append([model, accuracy, *(row[name] for name in list(COLUMNS)[1:])])
+    return [["model", *COLUMNS.values()], *read]
+
+
 def _own_checks(file: Path) -> list[tuple[str, Claim]]:
     run = file.stem.partition("-claims-")[2]  # empty where it is about several
     return [(run, claim) for claim in read_claims(file) if not claim.paper]
@@ -208,7 +236,7 @@ def readme_tables(folders: Mapping[str, Path] = RECORDS) -> str:
         + [_verdict(checked.get(name, [])) for name in folders]
         for claim, checked in scoreboard(folders)
     ]
-    board = tabulate(rows, head, tablefmt="github", disable_numparse=True)
+    board = tabulate(rows, head, tablefmt="pipe", disable_numparse=True)
 
     ours = {name: _accuracies(folder) for name, folder in folders.items()}
     titles = dict.fromkeys([*PAPER_TABLE, *itertools.chain(*ours.values())])
@@ -219,7 +247,7 @@ def readme_tables(folders: Mapping[str, Path] = RECORDS) -> str:
         for title in titles
     ]
     align = ("left", *["right"] * (len(head) - 1))
-    return f"{board}\n\n{tabulate(rows, head, tablefmt='github', disable_numparse=True, colalign=align)}"
+    return f"{board}\n\n{tabulate(rows, head, tablefmt='pipe', disable_numparse=True, colalign=align)}"
 
 
 def _source(number: str) -> str:
