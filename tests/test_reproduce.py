@@ -304,7 +304,8 @@ def test_what_was_made_or_read_is_noticed_when_it_is_no_longer_the_same(toys: To
         ("explorer/front/explorer.css", {"08"}),
         ("figures/attnconv.mplstyle", {"01", "04", "06", "08"}),
         ("config.py", ALL - {"04"}),
-        *[(name, set()) for name in ("cli.py", "doctor.py", "reproduce.py", "plan.py", "fresh.py", "page.html.j2")],
+        *[(name, set()) for name in ("cli.py", "doctor.py", "reproduce.py", "plan.py", "fresh.py", "pages.py")],
+        *[(f"{name}.html.j2", set()) for name in ("base", "page", "notebook")],
     ],
 )
 def test_a_file_of_the_library_counts_where_it_is_reached(record, library: Path, file: str, jobs: set[str]) -> None:
@@ -405,6 +406,8 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     made = {"figures/04-f.png", "notebooks/04_heads.ipynb", "notebooks/04_heads.html"}
     assert record["notebooks"]["04_heads"]["made"].keys() == made
     assert str(tmp_path) not in json.dumps(record)
+    for file in (toys.output / "notebooks" / f"04_heads{suffix}" for suffix in (".ipynb", ".html")):
+        assert str(tmp_path) not in file.read_text()
     copy = nbformat.read(toys.output / "notebooks" / "02_theory.ipynb", as_version=4)
     said = "".join(output.get("text", "") for cell in copy.cells if cell.cell_type == "code" for output in cell.outputs)
     assert said.startswith(f"{sys.executable} {toys.notebooks.resolve()} {threads} MPLBACKEND is") and "agg" not in said

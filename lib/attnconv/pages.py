@@ -58,6 +58,7 @@ NUMBER = re.compile(r"[-+−]?\d+(\.\d+)?(e[-+]?\d+)?( ± \d+(\.\d+)?)?")
 
 
 def _template(name: str) -> jinja2.Template:
+    """A kind of page; what all kinds share is in base.html.j2."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals["colour"] = lambda claim: {True: "yes", False: "no"}.get(claim.holds, "soft")

@@ -24,6 +24,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import papermill
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
@@ -206,6 +207,7 @@ class Batch:
         """Record a job that has ended."""
         copy = self._copy(job)
         with contextlib.suppress(FileNotFoundError):
+            without_paths(self._copy(job, ".running-"))
             os.replace(self._copy(job, ".running-"), copy)
         entry = {
             "status": "failed" if failure else "done",
@@ -351,7 +353,7 @@ def reproduce(
     paths = sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))
     if not paths:
         raise ConfigError(f"There are no notebooks in {notebooks}; run from a clone of the repository.")
-    given = {"profile": profile.name, "data": data, "output": str(folder)}
+    given = {"profile": profile.name, "data": data, "output": os.path.relpath(folder, notebooks.resolve())}
     jobs = plan(map(read_notebook, paths), profile, given)
     chosen = select(jobs, only) if only else set(jobs)
     if parameters:
@@ -382,6 +384,13 @@ def reproduce(
             return 130
         print(batch.summary(), flush=True)
         return status
+
+
+def without_paths(notebook: Path) -> None:
+    """Remove papermill's notes from an executed notebook: they name folders of this machine."""
+    executed = nbformat.read(notebook, as_version=4)
+    executed.metadata.pop("papermill", None)
+    nbformat.write(executed, notebook)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,162 @@
+"""The site of an output folder in a real browser with the network off: phone and desktop, light and dark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from PIL import Image
+
+from attnconv.claims import PAPER_CLAIMS, Claims
+from attnconv.pages import QUESTIONS, export_html, write_page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
+]
+SCREENS = {"phone": (390, 844), "desktop": (1280, 900)}
+FORMULAS = r"""# A formula
+
+Inline $W^h = W^h_{val} W^h_{out}$, and in a table:
+
+| Letter | Meaning |
+|---|---|
+| $\widehat W$ | a matrix |
+
+$$P = \mathrm{softmax}\big(\underbrace{XW_{qry}}_{Q}\,\underbrace{(XW_{key})^\top}_{K^\top}\big),
+\qquad \mathrm{head}(X) = P\,X\,W_{val}$$
+
+[Next](05_learned.ipynb)
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site with every kind of content, as wide as the real one: claims, Table 1, figures, two notebooks."""
+    output = tmp_path_factory.mktemp("site")
+    for folder in ("figures", "tables", "notebooks"):
+        (output / folder).mkdir()
+    claims = Claims(output / "tables" / "04-claims.json")
+    for index, key in enumerate(PAPER_CLAIMS):
+        evidence = "layers 1 and 2 cover 8 and 9 of the 3 x 3 taps; before training 5 and 5, by chance 5.6"
+        claims.check(f"{key} here", (True, False, None)[index % 3], evidence, paper=key)
+    claims.check("A check of our own", True, "largest difference 1e-08")
+    claims.save()
+    head = "Model,Accuracy (%),±,Seeds,Paper (%),Reproduction 2021 (%),Against the paper,Parameters (M),"
+    head += 'GFLOPs as in the paper,"GFLOPs, dense","GFLOPs, separable",Training (min)'
+    row = "SA learned + content,87.25,0.31,3,87.1,86.36,not comparable: hidden 96,29.5,15,20.9,20.9,90"
+    (output / "tables" / "06-table1.csv").write_text(f"{head}\n{row}\n")
+    captions = {"04-gaussian-heads-quadratic": "Heads (figure 4).", "05-wide": "A picture of no figure of the paper."}
+    for name, caption in captions.items():
+        Image.new("RGB", (1800, 600), "white").save(output / "figures" / f"{name}.png")
+        (output / "figures" / f"{name}.json").write_text(json.dumps({"caption": caption}))
+    pages = {"04_heads": "04_heads.html", "05_learned": "05_learned.html"}
+    for name in pages:
+        code = nbformat.v4.new_code_cell("x = 1  # " + "a long line " * 20)
+        text = nbformat.v4.new_markdown_cell(FORMULAS)
+        nbformat.write(nbformat.v4.new_notebook(cells=[text, code]), output / "notebooks" / f"{name}.ipynb")
+        export_html(output / "notebooks" / f"{name}.ipynb", output / "notebooks" / pages[name], pages)
+    return write_page(output)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=[(screen, scheme) for screen in SCREENS for scheme in ("light", "dark")], ids="-".join)
+def page(request: pytest.FixtureRequest, browser: playwright.Browser) -> Iterator[playwright.Page]:
+    """A page without a network; what it asks of one, and its errors, must stay none."""
+    screen, scheme = request.param
+    width, height = SCREENS[screen]
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, offline=True)
+    page, wrong = context.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or wrong.append(asked.url))
+    yield page
+    context.close()
+    assert not wrong
+
+
+def fits(page: playwright.Page) -> bool:
+    """Whether the page as a whole need not be moved sideways; wide tables and formulas move within it."""
+    return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+LOWEST_CONTRAST = r"""() => {
+  const rgb = (text) => text.match(/[\d.]+/g).map(Number)
+  const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255)
+  const behind = (element) => {
+    for (; element; element = element.parentElement) {
+      const colour = rgb(getComputedStyle(element).backgroundColor)
+      if (colour.length < 4 || colour[3] > 0) return colour
+    }
+    return [255, 255, 255]
+  }
+  const written = (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim())
+  const words = [...document.querySelectorAll("body *:not(script, style)")]
+  return Math.min(...words.filter((element) => element.checkVisibility() && written(element)).map((element) => {
+    const [a, b] = [light(rgb(getComputedStyle(element).color)), light(behind(element))].sort((x, y) => y - x)
+    return (a + 0.05) / (b + 0.05)
+  }))
+}"""
+"""The smallest contrast of any text with what is behind it, as the WCAG defines it."""
+
+
+def test_the_first_screen_says_what_was_found(page: playwright.Page, site: Path) -> None:
+    page.goto(site.as_uri())
+    assert fits(page) and page.evaluate(LOWEST_CONTRAST) >= 4.5  # the WCAG's bound
+    questions = page.locator(".found dt")
+    assert questions.all_text_contents() == [f"{question}\n" for question in QUESTIONS.values()]
+    last = questions.last.bounding_box()
+    assert last["y"] + last["height"] <= page.viewport_size["height"]
+
+
+def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_it(page, site: Path) -> None:
+    page.goto(site.as_uri())
+    verdict = page.locator(".board details").first
+    folded = verdict.bounding_box()["height"]
+    verdict.locator("summary").click()
+    assert verdict.bounding_box()["height"] > 2 * folded and "before training 5 and 5" in verdict.inner_text()
+    assert fits(page)
+    picture = page.locator("[id='05-wide'] img")
+    assert not picture.is_visible()
+    page.goto(f"{site.as_uri()}#05-wide")
+    picture.wait_for(state="visible")
+    assert picture.bounding_box()["width"] <= page.viewport_size["width"] and fits(page)
+
+
+def test_tables_are_read_on_the_phone_too(page: playwright.Page, site: Path) -> None:
+    page.goto(site.as_uri())
+    rows = page.locator(".board tr:has(td)")
+    assert rows.count() == len(PAPER_CLAIMS)
+    claim, verdict = rows.nth(3).locator("td").first, rows.nth(3).locator("summary")
+    for cell in (claim, verdict):  # on the screen without moving it sideways
+        box = cell.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"]
+    numbers = page.locator("#table-1 ~ .scroll").first.locator("td.number")
+    assert numbers.count() == 7 and numbers.first.evaluate("e => getComputedStyle(e).textAlign") == "right"
+
+
+def test_executed_notebooks_are_pages_with_formulas_that_lead_on_and_back(page: playwright.Page, site: Path) -> None:
+    page.goto(site.as_uri())
+    page.locator("#n04 a", has_text="executed notebook").click()
+    assert page.title() == "A formula" and fits(page) and page.evaluate(LOWEST_CONTRAST) >= 4.5
+    assert page.locator("math").count() == 3 and "$" not in page.locator("main").inner_text()
+    wide, high = (page.locator("math[display=block]").bounding_box()[side] for side in ("width", "height"))
+    assert wide > 200 and high > 25  # drawn, not written: the braces and what stands under them make it high
+    page.locator("main a", has_text="Next").click()
+    assert page.url.endswith("notebooks/05_learned.html")
+    page.locator("a[rel=prev]").click()
+    page.locator("nav a", has_text="All that was found").click()
+    assert page.url == site.as_uri()
