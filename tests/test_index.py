@@ -147,13 +147,16 @@ def test_formulas_and_links_of_every_notebook_work_without_a_network(path, tmp_p
         assert re.findall(rf'href="(.*?)" rel="{kind}"', page) == ([PAGES[beside]] if beside else [])
 
 
-def test_what_a_player_of_animations_asks_of_the_network_is_left_out(output):
+def test_what_players_and_widgets_ask_of_the_network_is_left_out(output):
     data = {"text/html": '<link rel="stylesheet"\nhref="https://example.org/font.css"><p>film</p>'}
-    cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("display_data", data)])
+    widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "a"}, "text/plain": "a bar in words"}
+    outputs = [nbformat.v4.new_output("display_data", one) for one in (data, widget)]
+    cell = nbformat.v4.new_code_cell("1", outputs=outputs)
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), output / "notebooks" / "04_heads.ipynb")
     export_html(output / "notebooks" / "04_heads.ipynb", output / "a.html")
     page = (output / "a.html").read_text()
     assert "<p>film</p>" in page and "example.org" not in page
+    assert "a bar in words" in page and "<script" not in page
 
 
 # The README

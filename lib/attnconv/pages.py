@@ -26,6 +26,7 @@ from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from pygments.formatters import HtmlFormatter
 from tabulate import tabulate
+from traitlets.config import Config
 
 from attnconv.claims import PAPER_CLAIMS, Claim, read_claims, scoreboard
 from attnconv.fresh import read_json
@@ -54,6 +55,8 @@ COLUMNS = {
     "GFLOPs, separable": "all, rows × columns",
 }
 """Of Table 1, as the index shows it."""
+SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
+"""Forms of output that a page shows, the first that there is. A widget would need scripts from the network."""
 NUMBER = re.compile(r"[-+−]?\d+(\.\d+)?(e[-+]?\d+)?( ± \d+(\.\d+)?)?")
 
 
@@ -92,7 +95,8 @@ def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = 
     notebooks lead there, all others out of the repository to the index.
     """
     pages = pages or {}
-    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": _markdown})
+    shown = {"NbConvertBase": {"display_data_priority": SHOWN}}
+    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": _markdown}, config=Config(shown))
     exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
     body, _ = exporter.from_notebook_node(nbformat.read(notebook, as_version=4))
     body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # Matplotlib's player asks for a font of icons
