@@ -1,12 +1,16 @@
-"""Toy notebooks for the runner's tests: nothing but cells that take no time."""
+"""Toy notebooks and toy runs for the runner's tests: nothing but cells that take no time."""
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import nbformat
 import pytest
+
+from attnconv.config import load_profile
+from attnconv.plan import plan, read_notebook
 
 # A suite that is started in the background may inherit that Ctrl-C and SIGHUP are ignored. What it starts must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,6 +48,26 @@ class Toys:
         lines = log.read_text().split() if log.exists() else []
         log.unlink(missing_ok=True)
         return lines
+
+
+def planned(toys: Toys) -> dict:
+    profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
+    return plan(map(read_notebook, sorted(toys.notebooks.glob("*.ipynb"))), profile, {"profile": "toy"})
+
+
+def write(file: Path, content: str | bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def put_run(toys: Toys, preset: str, seed: int = 0, name: str = "0", finished: bool = True) -> Path:
+    folder = toys.output / "runs" / f"{preset}-seed{seed}-{name}"
+    write(folder / "config.json", json.dumps({"preset": preset, "train": {"seed": seed}}))
+    write(folder / "metrics.jsonl", "1")
+    write(folder / "heads.npz", "2")
+    if finished:
+        write(folder / "model.safetensors", "3")
+    return folder
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -76,39 +77,37 @@ def shown(path: Path) -> str:
 # ---- the batch run ------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class Batch:
     """A batch run under way: what is done, what runs, what is recorded."""
 
-    def __init__(
-        self,
-        jobs: dict[str, Job],
-        profile: Profile,
-        data: str,
-        output: Path,
-        force: set[str],
-        at_once: int,
-        pages: Mapping[str, str] | None = None,
-    ):
-        self.jobs, self.profile, self.data, self.output = jobs, profile, data, output
-        self.force, self.at_once, self.pages = force, at_once, pages or {}
+    jobs: dict[str, Job]
+    profile: Profile
+    data: str
+    output: Path
+    force: set[str]
+    at_once: int
+    pages: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.status: dict[str, str] = {}
         self.kernels: dict[str, int] = {}
         self.stopped = False
-        self.left = {name: job.notebook.cells for name, job in jobs.items()}
+        self.left = {name: job.notebook.cells for name, job in self.jobs.items()}
         terminal = sys.stdout.isatty() and sys.stderr.isatty()
         self.bar = tqdm(total=sum(self.left.values()), unit=" cells", disable=not terminal, dynamic_ncols=True)
-        before = read_json(output / "manifest.json", dict).get("notebooks")
+        before = read_json(self.output / "manifest.json", dict).get("notebooks")
         before = before if isinstance(before, dict) else {}
         dirty = said("git", "status", "--porcelain")
         self.manifest = {
-            "profile": profile.name,
+            "profile": self.profile.name,
             "commit": said("git", "rev-parse", "HEAD"),
             "dirty": None if dirty is None else bool(dirty),
             "versions": {"attnconv": __version__, "python": platform.python_version()}
             | {name: version_of(name) for name in ("torch", "torchvision", "numpy", "matplotlib")},
             "device": device(),
-            "seeds": list(profile.seeds),
-            "data": {"asked": data if data in NAMED_DATA else Path(data).name},
+            "seeds": list(self.profile.seeds),
+            "data": {"asked": self.data if self.data in NAMED_DATA else Path(self.data).name},
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
             "seconds": 0.0,
             "notebooks": {name: entry for name, entry in before.items() if isinstance(entry, dict)},

@@ -1,0 +1,206 @@
+"""What is up to date in a batch run on toy notebooks: what is done again after a change, and what is not."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+import attnconv.reproduce as runner
+from attnconv import cli, fresh
+from attnconv.config import load_profile
+from attnconv.fresh import reached
+from attnconv.reproduce import reproduce
+from conftest import PARAMETERS, Toys, planned, put_run, write
+
+PER_RUN = PARAMETERS + "preset = 'quadratic'\nseed = 0\n"
+
+
+def test_code_reaches_what_it_imports_wherever_that_stands_and_what_that_names() -> None:
+    files, packages = reached(["def f():\n    from attnconv import figures\n%matplotlib inline", "import PIL.Image"])
+    names = {file.name for file in files}
+    assert {"__init__.py", "centres.py", "style.py", "attnconv.mplstyle"} <= names
+    assert not {"training.py", "widget.py", "explorer.js", "reproduce.py", "page.html.j2"} & names
+    assert {"matplotlib", "numpy", "PIL"} <= packages and not {"json", "attnconv", "torch"} & packages
+    explorer = {file.name for file in reached(["from attnconv.explorer import explore"])[0]}
+    assert {"explorer.js", "explorer.css", "heads.py", "training.py"} <= explorer  # heads by relative imports
+    assert not {"cli.py", "doctor.py", "reproduce.py", "page.html.j2"} & explorer
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch) -> Path:
+    """A copy of the library to change files of, which the runner takes for its own."""
+    copy = shutil.copytree(fresh.LIBRARY, tmp_path / "lib" / "attnconv", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(fresh.REPOSITORY / "requirements.lock", tmp_path)
+    monkeypatch.setattr(fresh, "LIBRARY", copy)
+    monkeypatch.setattr(fresh, "REPOSITORY", tmp_path)
+    return tmp_path
+
+
+PROFILE = "runs: [quadratic, learned]\nseeds: [0]\ntrain: {lr: 0.1}\n"
+
+
+@pytest.fixture
+def record(toys: Toys, library: Path, monkeypatch):
+    """A folder in which everything is up to date, and what would be done again: a function without arguments."""
+    toys.profile(PROFILE)
+    toys.add("01_theory", "import attnconv.workspace")
+    toys.add("03_train", "from attnconv.training import train; 'resnet18'", parameters=PER_RUN, per_run=True)
+    toys.add("04_heads", "from attnconv import figures", needs=["03:quadratic"])
+    toys.add("06_all", "import attnconv.results, attnconv.workspace", needs=["03"])
+    toys.add("08_explore", "import attnconv.explorer", needs=["03:quadratic"], makes=["explorer.html"])
+    toys.add("09_costs", "from attnconv.cost import cost\ncost('quadratic')")
+    for name in ("quadratic", "learned"):
+        put_run(toys, name)
+        write(toys.output / "figures" / f"03-curve-{name}-seed0.png", name)
+    write(toys.output / "runs" / "learned-seed0-0" / "attention.npz", "4")
+    write(toys.output / "figures" / "04-a.png", "a")
+    write(toys.output / "tables" / "04-a.csv", "a")
+    write(toys.output / "explorer.html", "page")
+
+    def batch() -> runner.Batch:
+        profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
+        return runner.Batch(planned(toys), profile, "embedded", toys.output, set(), 1)
+
+    first = batch()
+    for name, job in first.jobs.items():
+        for suffix in (".ipynb", ".html"):
+            write(toys.output / "notebooks" / f"{name}{suffix}", name)
+        entry = {"status": "done", "made_from": first.inputs(job), "made": fresh.results(job, toys.output)}
+        first.manifest["notebooks"][name] = entry
+    write(toys.output / "manifest.json", json.dumps(first.manifest))
+
+    def again() -> set[str]:
+        now = batch()
+        names = {name for name, job in now.jobs.items() if now.reasons(job, now.inputs(job))}
+        return {re.sub(r"_[a-z]+(-([a-z]+)-seed0)?", lambda m: f":{m[2]}" if m[2] else "", name) for name in names}
+
+    assert again() == set()
+    return again
+
+
+ALL = {"01", "03:quadratic", "03:learned", "04", "06", "08", "09"}
+
+
+@pytest.mark.parametrize(
+    ("file", "jobs"),
+    [
+        ("explorer.html", {"08"}),
+        ("figures/03-curve-learned-seed0.png", {"03:learned"}),
+        ("figures/04-a.png", {"04"}),
+        ("tables/04-a.csv", {"04"}),
+        ("notebooks/01_theory.ipynb", {"01"}),
+        ("notebooks/04_heads.html", {"04"}),
+        *[
+            (f"runs/learned-seed0-0/{name}", {"03:learned", "06"})
+            for name in ("heads.npz", "attention.npz", "metrics.jsonl")
+        ],
+        ("runs/quadratic-seed0-0/model.safetensors", {"03:quadratic", "04", "06", "08"}),
+    ],
+)
+def test_what_was_made_or_read_is_noticed_when_it_is_no_longer_the_same(toys: Toys, record, file, jobs) -> None:
+    file = toys.output / file
+    before = file.read_bytes()
+    file.unlink()
+    assert record() == jobs
+    for content in (b"", before + b"more", before[::-1] + b"."):
+        file.write_bytes(content)
+        assert record() == jobs
+    file.write_bytes(before)  # a new time changes nothing
+    assert record() == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "jobs"),
+    [
+        ("explorer/front/explorer.js", {"08"}),
+        ("explorer/front/explorer.css", {"08"}),
+        ("figures/attnconv.mplstyle", {"01", "04", "06", "08"}),
+        ("config.py", ALL - {"04"}),
+        *[(name, set()) for name in ("cli.py", "doctor.py", "reproduce.py", "plan.py", "fresh.py", "pages.py")],
+        *[(f"{name}.html.j2", set()) for name in ("base", "page", "notebook")],
+    ],
+)
+def test_a_file_of_the_library_counts_where_it_is_reached(record, library: Path, file: str, jobs: set[str]) -> None:
+    with (library / "lib" / "attnconv" / file).open("a") as stream:
+        stream.write("\n")
+    assert record() == jobs
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "jobs"),
+    [
+        ("runs:", "description: other words\nruns:", set()),
+        ("lr: 0.1", "lr: 0.1, checkpoint_seconds: 7.0", set()),
+        ("seeds:", "presets: {resnet18: {train: {lr: 0.2}}}\nseeds:", set()),
+        ("seeds:", "presets: {learned: {train: {lr: 0.2}}}\nseeds:", {"03:learned", "06"}),
+        ("lr: 0.1", "lr: 0.2", ALL - {"01"}),
+        ("runs:", "train_images: 100\nruns:", ALL),
+    ],
+)
+def test_of_the_profile_counts_what_a_notebook_runs(toys: Toys, record, old: str, new: str, jobs: set[str]) -> None:
+    toys.profile(PROFILE.replace(old, new))
+    assert record() == jobs
+
+
+def test_versions_notebooks_parameters_and_data_count(toys: Toys, record, library: Path, monkeypatch) -> None:
+    version = fresh.version_of
+    with monkeypatch.context() as patch:
+        patch.setattr(fresh, "version_of", lambda name: "9.9" if name == "torch" else version(name))
+        assert "01" in record() and "04" not in record()  # figures import no torch
+        patch.setattr(fresh, "version_of", version)
+        patch.setattr("attnconv.data.content_key", lambda source: "other")
+        assert record() == ALL
+        patch.setattr(fresh.platform, "python_version", lambda: "3.99")
+        assert record() == ALL
+    (library / "requirements.lock").write_text("torch==9.9\n")
+    assert record() == ALL
+
+
+def test_a_notebook_counts_by_its_cells_and_needs_alone(toys: Toys, record) -> None:
+    path = toys.notebooks / "04_heads.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[-1].execution_count = 7
+    notebook.metadata["kernelspec"] = {"name": "other", "display_name": "Other"}
+    nbformat.write(notebook, path)
+    assert record() == set()
+    notebook.cells[-1].source += "  # changed"
+    nbformat.write(notebook, path)
+    assert record() == {"04"}
+
+
+def test_of_runs_beside_only_finished_ones_of_a_wanted_kind_count(toys: Toys, record) -> None:
+    put_run(toys, "quadratic", name="1", finished=False)
+    put_run(toys, "quadratic", seed=7, name="2", finished=False)
+    write(toys.output / "runs" / "quadratic-seed0-0" / "attention.npz", "joins it later")
+    write(toys.output / "runs" / "quadratic-seed0-0" / ".lock", "")
+    assert record() == set()
+    put_run(toys, "learned_content")  # dropped in, of no profile
+    assert record() == {"06"}
+    put_run(toys, "quadratic", seed=7)
+    assert record() == {"04", "06", "08"}
+
+
+def test_a_damaged_manifest_means_that_nothing_is_done(toys: Toys, record) -> None:
+    for text in ("{", "[]", '{"notebooks": 3}', '{"notebooks": {"01_theory": 3}}', "\x00", "[" * 100_000):
+        (toys.output / "manifest.json").write_text(text)
+        assert record() == ALL
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_cannot_be_written_is_said_in_one_line(toys: Toys, record, number, monkeypatch, capsys) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(runner, "writing", fail)
+    monkeypatch.setattr(runner, "reproduce", functools.partial(reproduce, notebooks=toys.notebooks))
+    assert cli.main(["reproduce", "--profile", "toy", "--output", str(toys.output)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("attnconv: ") and error.count("\n") == 1 and os.strerror(number) in error
