@@ -1,6 +1,7 @@
 """Every notebook: committed clean, and run from top to bottom in the smoke profile by the batch runner."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,21 @@ def test_notebooks_are_committed_clean(path):
     assert max(len(cell.source.splitlines()) for cell in code) <= 30
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
     assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
+
+
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.name[:2] != "08"], ids=lambda path: path.stem)
+def test_notebooks_ask_let_predict_answer_and_lead_on(path):
+    cells = nbformat.read(path, as_version=4).cells
+    text = [cell.source if cell.cell_type == "markdown" else "" for cell in cells]
+    whole = "\n".join(text)
+    assert "?" in text[0] and "| Reading | Running |" in text[0]
+    assert len(re.findall(r"<summary>Answer</summary>\s*\S", whole)) >= 2
+    assert "https://arxiv.org/abs/1911.03584" in whole
+    linked = set(re.findall(r"\]\((\d\d_\w+\.ipynb)\)", whole))
+    assert linked <= {other.name for other in NOTEBOOKS} - {path.name} and len(linked) >= 2
+    [answer] = [i for i, source in enumerate(text) if re.search(r"^## (The answer|Answer)$", source, re.MULTILINE)]
+    assert re.search(r"Markdown\(\s*f?\"", cells[answer + 1].source)  # computed, not typed
+    assert re.search(r"\*\*Next:\*\*", "\n".join(text[answer:]))
 
 
 @pytest.fixture(scope="module")
