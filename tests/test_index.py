@@ -159,6 +159,14 @@ def test_what_players_and_widgets_ask_of_the_network_is_left_out(output):
     assert "a bar in words" in page and "<script" not in page
 
 
+def test_a_formula_that_cannot_be_read_stays_as_it_was_written(output):
+    cell = nbformat.v4.new_markdown_cell(r"Right: $a < b$. Wrong: $\left( x < y$. Right again: $c$.")
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), output / "notebooks" / "04_heads.ipynb")
+    export_html(output / "notebooks" / "04_heads.ipynb", output / "a.html")
+    page = (output / "a.html").read_text()
+    assert page.count("<math") == 2 and "<code>\\left( x &lt; y</code>" in page and "$" not in page
+
+
 # The README
 
 

@@ -78,7 +78,10 @@ class _WithMathML(IPythonRenderer):
     """Markdown whose formulas a browser shows by itself."""
 
     def inline_math(self, body: str, display: str = "inline") -> str:
-        return to_mathml(body, xmlns="", display=display).replace(' xmlns=""', "")  # HTML knows it without
+        try:
+            return to_mathml(body, xmlns="", display=display).replace(' xmlns=""', "")  # HTML knows it without
+        except Exception:  # of many kinds; what cannot be read as LaTeX stays as it was written
+            return f"<code>{self.escape_html(body)}</code>"
 
     def block_math(self, body: str) -> str:
         return self.inline_math(body, display="block")
@@ -92,7 +95,7 @@ def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = 
     """Write an executed notebook as a page that needs no other file and no network.
 
     ``pages``: the page of each notebook by the notebook's name without suffix, in reading order. Links between
-    notebooks lead there, all others out of the repository to the index.
+    notebooks lead there, other links within the repository to the index.
     """
     pages = pages or {}
     shown = {"NbConvertBase": {"display_data_priority": SHOWN}}
