@@ -65,7 +65,7 @@ PAPER_CLAIMS = {
         "Quadratic heads of the early layers form a grid around the query.",
         "4.2, figures 3 and 4",
         "04",
-        "04-gaussian-heads-quadratic",
+        "04-grid-quadratic",
     ),
     "apart": PaperClaim("These heads do not overlap.", "4.2, figure 4", "04", "04-gaussian-heads-quadratic"),
     "reach": PaperClaim("Deeper layers look further.", "4.2, figure 4", "04", "06-reach"),
