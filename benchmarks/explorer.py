@@ -23,7 +23,8 @@ from attnconv.explorer import explore
 from attnconv.models import build_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from test_explorer_browser import CHROMIUM, Seen, jupyterlab, playwright, run_all  # noqa: E402
+from browser import chromium, jupyterlab, playwright, run_all  # noqa: E402
+from test_explorer_browser import Seen  # noqa: E402
 
 KERNEL = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}}
 PREPARE = """\
@@ -90,16 +91,14 @@ def main() -> None:
     parser.add_argument("--hovers", type=int, default=200)
     parser.add_argument("--questions", type=int, default=20)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, playwright.sync_playwright() as driver:
+    with tempfile.TemporaryDirectory() as name, chromium() as browser:
         folder = Path(name)
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for kind in ("quadratic", "learned", "learned_content"):
             hovering(browser, kind, folder, arguments.hovers)
         (folder / "jupyter").mkdir()
         with jupyterlab(folder, folder / "jupyter") as address:
             for kind in ("quadratic", "learned_content"):
                 questions(browser, kind, folder, address, arguments.questions)
-        browser.close()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -73,3 +74,12 @@ def put_run(toys: Toys, preset: str, seed: int = 0, name: str = "0", finished: b
 @pytest.fixture
 def toys(tmp_path: Path) -> Toys:
     return Toys(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    """A Chromium, as `browser.chromium` starts it."""
+    from browser import chromium
+
+    with chromium() as started:
+        yield started

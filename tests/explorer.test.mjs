@@ -2,14 +2,19 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { gzipSync } from "node:zlib";
-import { Model, brightness, covarianceOf, describe, ellipse, inParts, pageHost, project, ramp, rescaled, sigmaOf, typed, unpack, widgetHost } from "../lib/attnconv/explorer/front/explorer.js";
+import { headAt, spots } from "../lib/attnconv/explorer/front/centres.js";
+import { kindText, nearestPlaces } from "../lib/attnconv/explorer/front/layer.js";
+import { Model, covarianceOf, describe, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/attnconv/explorer/front/heads.js";
+import { brightness, ramp } from "../lib/attnconv/explorer/front/draw.js";
+import { inParts } from "../lib/attnconv/explorer/front/explorer.js";
+import { pageHost, widgetHost } from "../lib/attnconv/explorer/front/hosts.js";
 import { clamp, softmax } from "../lib/attnconv/explorer/front/maths.js";
 
 const float32 = (values, shape) => ({ dtype: "float32", shape, data: new Uint8Array(new Float32Array(values).buffer) });
 const near = (a, b, tolerance = 1e-5) => assert.ok(Math.abs(a - b) <= tolerance, `${a} is not ${b}`);
 const gaussian = (centre, precision, path = null) => new Model({
   name: "r", title: "r", grid: [5, 7], heads: [1], encoding: "quadratic", path,
-  centres: float32(centre, [1, 1, 2]), precisions: float32(precision, [1, 1, 2, 2]),
+  centres: float32(centre, [1, 1, 2]), precisions: float32(precision, [1, 1, 2, 2]), sigmas: float32([sigmaOf(precision)], [1, 1]),
 });
 
 test("arrays are read at any offset", () => {
@@ -48,18 +53,18 @@ test("an edit moves and scales a head, and only at the last epoch", () => {
   const path = { epochs: 2, measured: float32([0, 0, 1, -2], [2, 1, 1, 2]), centres: float32([0, 0, 1, -2], [2, 1, 1, 2]), precisions: float32([1, 0, 0, 1, 4, 0, 0, 4], [2, 1, 1, 2, 2]) };
   const model = gaussian([1, -2], [4, 0, 0, 4], path);
   model.edits = { "0.0": { centre: [0, 1], sigma: 0.25 } };
-  assert.deepEqual(model.gaussian(0, 0), { centre: [0, 1], precision: [16, 0, 0, 16] });
+  assert.deepEqual(model.gaussian(0, 0), { centre: [0, 1], precision: [16, 0, 0, 16], sigma: 0.25 });
   assert.deepEqual(model.gaussian(0, 0, true).centre, [1, -2]);
   model.epoch = 0;
-  assert.deepEqual(model.gaussian(0, 0), { centre: [0, 0], precision: [1, 0, 0, 1] });
+  assert.deepEqual(model.gaussian(0, 0), { centre: [0, 0], precision: [1, 0, 0, 1], sigma: 1 });
   assert.deepEqual(model.track(0, 0), [[0, 0], [1, -2]]);
 });
 
 test("a full covariance keeps its shape when scaled; one without a scale becomes round", () => {
   const precision = [4, 1, 1, 1];
-  const wide = rescaled(precision, 2 * sigmaOf(precision));
+  const wide = rescaled(precision, sigmaOf(precision), 2 * sigmaOf(precision));
   wide.forEach((value, i) => near(value, precision[i] / 4));
-  assert.deepEqual(rescaled([0, 0, 0, 0], 2), [0.25, 0, 0, 0.25]);
+  assert.deepEqual(rescaled([0, 0, 0, 0], 0, 2), [0.25, 0, 0, 0.25]);
 });
 
 test("ellipses: half axes at 50%, tilted as the covariance", () => {
@@ -69,6 +74,43 @@ test("ellipses: half axes at 50%, tilted as the covariance", () => {
   near(Math.sin(ellipse([4, 0, 1], 0.5).angle) ** 2, 1); // wide along the rows: upright
   near(Math.sin(ellipse([1, 0, 4], 0.5).angle), 0);
   near(Math.tan(ellipse([2, 1, 2], 0.5).angle), 1);
+});
+
+test("a head that is singular along one direction is a strip, not a disc", () => {
+  const strip = ellipse(covarianceOf([1, 1, 1, 1]), 0.5), disc = ellipse(covarianceOf([0, 0, 0, 0]), 0.5);
+  near(strip.minor, Math.sqrt(2 * Math.log(2)) / Math.sqrt(2), 1e-3);
+  assert.ok(strip.major > 100);
+  near(Math.tan(strip.angle), -1, 1e-3); // along rows against columns
+  near(disc.minor, disc.major);
+});
+
+test("kinds of heads, and heads that share a tap", () => {
+  const heads = [[[0, 1], [9, 0, 0, 9]], [[0.2, 1.1], [9, 0, 0, 9]], [[0, 0], [0, 0, 0, 0]], [[9, 0], [9, 0, 0, 9]], [[0, 0], [9, 0, 0, 0.05]], [[0, 0], [0.05, 0, 0, 9]], [[0, 0], [0.6, 0, 0, 0.6]], [[0, 0], [4, 4, 4, 4.1]], [[1, 1], [9, 0, 0, 9]]];
+  const model = new Model({
+    name: "r", title: "r", grid: [11, 11], heads: [9], encoding: "quadratic", path: null,
+    centres: float32(heads.flatMap(([c]) => c), [1, 9, 2]), precisions: float32(heads.flatMap(([, p]) => p), [1, 9, 2, 2]), sigmas: float32(Array(9).fill(1), [1, 9]),
+  });
+  model.edits = { "0.8": { off: true } };
+  const read = readLayer(model, 0);
+  assert.deepEqual(read.heads.map(({ kind }) => kind), ["tap", "tap", "uniform", "outside", "row", "column", "blur", "line", "off"]);
+  assert.deepEqual(read.heads.map(({ same }) => same), [-1, 0, -1, -1, -1, -1, -1, -1, -1]);
+  assert.deepEqual([read.size, read.covered], [3, 1]);
+  assert.deepEqual(kernelSizes({ height: 4, width: 9 }), [1, 3]);
+  assert.deepEqual(kindText(read.heads[1])[0], "same tap as head 1");
+});
+
+test("heads go to the nearest free places", () => {
+  assert.deepEqual(nearestPlaces([[0, 0], [0, 0.1], [5, 5]], [[0, 0], [0, 1]]), [[0, 0], [1, 1]]);
+});
+
+test("dots that coincide stand apart, and far ones are at the edge", () => {
+  const plot = { x: 10, y: 0, side: 200, range: 5 }, [a, b, c] = spots([{ centre: [1, 1] }, { centre: [1, 1] }, { centre: [-40, 0] }], plot);
+  assert.ok(Math.hypot(a.x - b.x, a.y - b.y) >= 14);
+  assert.deepEqual([a.far, b.far], [null, null]);
+  near(c.far, -Math.PI / 2);
+  assert.ok(c.y > 0 && c.y < 20 && c.x === 110);
+  assert.equal(headAt([a, b, c], b.x + 1, b.y, 10), 1);
+  assert.equal(headAt([a, b, c], 30, 180, 10), undefined);
 });
 
 test("queries go to the same place on another grid", () => {

@@ -22,7 +22,9 @@ from PIL import Image, ImageOps
 from attnconv import heads
 from attnconv.config import ModelConfig, TrainConfig
 from attnconv.data import load_data
-from attnconv.explorer import FRONT_END, ExplorerError, edited, explore, pack, quantize, read_image
+from attnconv.equivalence import attention_to_conv
+from attnconv.explorer import ExplorerError, edited, explore, pack, quantize, read_image
+from attnconv.explorer.assets import FRONT
 from attnconv.models import build_model, predict
 from attnconv.runs import Run
 from attnconv.training import train
@@ -128,7 +130,7 @@ def test_the_browser_computes_what_the_model_does(kind: str, part: str, data, tm
     tree = gzip.decompress(pack(dict(sides=explorer.sides, image=explorer.image)))
     (tmp_path / "tree").write_bytes(tree)
     script = f"""
-        import {{ Model, describe, unpack }} from {json.dumps(FRONT_END.as_uri())};
+        import {{ Model, describe, unpack }} from {json.dumps((FRONT / "heads.js").as_uri())};
         import {{ readFileSync }} from "node:fs";
         const file = readFileSync({json.dumps(str(tmp_path / "tree"))}), tree = unpack(new Uint8Array(file).buffer);
         const model = new Model(tree.sides[0]);
@@ -162,6 +164,77 @@ def test_the_browser_computes_what_the_model_does(kind: str, part: str, data, tm
                 np.testing.assert_allclose(
                     numbers["covariance"], told.covariance[head][[0, 0, 1], [0, 1, 1]], atol=5e-3
                 )
+
+
+def with_node(explorer, tmp_path, code: str):
+    """What JavaScript answers that is given the explorer's first ``model``, and prints JSON."""
+    (tmp_path / "tree").write_bytes(gzip.decompress(pack(dict(sides=explorer.sides, image=explorer.image))))
+    names = "Model, describe, unpack, kernelOf, readLayer"
+    script = f"""
+        import {{ {names} }} from {json.dumps((FRONT / "heads.js").as_uri())};
+        import {{ readFileSync }} from "node:fs";
+        const tree = unpack(new Uint8Array(readFileSync({json.dumps(str(tmp_path / "tree"))})).buffer);
+        const model = new Model(tree.sides[0]);
+        {code}"""
+    done = subprocess.run([NODE, "--input-type=module", "-e", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@needs_node
+@pytest.mark.parametrize("kind", ["quadratic", "full", "learned"])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_the_browser_reads_the_kernel_that_python_reads(kind: str, size: int, data, tmp_path) -> None:
+    model = model_of(kind)
+    code = f"""console.log(JSON.stringify([0, 1].map((layer) =>
+        kernelOf(model, layer, readLayer(model, layer).maps, {size}))));"""
+    for layer, read in zip(model.attention_layers, with_node(explore(model, images=data), tmp_path, code), strict=True):
+        conv, report = attention_to_conv(layer, size, size=7)
+        norms = conv.weight.flatten(2).norm(dim=(0, 1))
+        np.testing.assert_allclose(read["norms"], norms.detach(), rtol=1e-4)
+        np.testing.assert_allclose(read["outside"], report.outside, rtol=1e-3, atol=1e-6)
+        assert read["error"] == pytest.approx(report.relative_error, rel=1e-3)
+        alone = layer.value.weight.unflatten(1, (3, 8)).norm(dim=(0, 2)).detach().numpy()
+        maps = heads.query_maps(layer, (3, 3), 7, 7)[:, 3 - size // 2 : 4 + size // 2, 3 - size // 2 : 4 + size // 2]
+        np.testing.assert_allclose(read["parts"], maps.reshape(3, -1) * alone[:, None], rtol=1e-3)
+
+
+@needs_node
+@pytest.mark.parametrize("count", [9, 16])
+def test_the_browser_counts_taps_as_python_does(count: int, data, tmp_path) -> None:
+    model = model_of("quadratic", heads=count, layers=6)
+    generator, grid = torch.Generator().manual_seed(count), model.config.grid
+    with torch.no_grad():
+        for layer in model.attention_layers:
+            layer.centres.copy_(1.3 * torch.randn(count, 2, generator=generator))
+            layer.spreads.copy_(1 + 2 * torch.rand(count, generator=generator))
+        model.attention_layers[0].centres[0] = torch.tensor([-9.0, 2])
+        model.attention_layers[0].spreads[:2] = torch.tensor([9.0, 0.01])
+    code = "console.log(JSON.stringify(model.heads.map((_, l) => ({ ...readLayer(model, l), maps: 0 }))));"
+    read = with_node(explore(model, images=data), tmp_path, code)
+    measured = heads.geometry(model.attention_layers, *grid)
+    size = {9: 3, 16: 4}[count]
+    covered = heads.kernel_cells(measured["mass"], measured["parameter_centre"], size).sum((1, 2))
+    assert [one["covered"] for one in read] == covered.tolist() and len(set(covered)) > 2
+    taps = heads.taps(measured["mass"], measured["parameter_centre"], grid, 0.5)
+    assert [[head["kind"] == "tap" for head in one["heads"]] for one in read] == taps.tolist()
+    assert [head["kind"] for head in read[0]["heads"][:2]] == ["outside", "uniform"]
+
+
+@needs_node
+@pytest.mark.parametrize("away", [1e-1, 1e-3, 1e-4, 0.0])
+@pytest.mark.parametrize("sigma", [0.7, 2.0])
+def test_a_nearly_singular_head_is_the_same_in_the_browser(away: float, sigma: float, data, tmp_path) -> None:
+    """Its scale is one that Sigma^{-1} in 32 bits does not tell: it comes from Python."""
+    model = model_of("full")
+    with torch.no_grad():
+        model.attention_layers[1].spreads[2] = torch.tensor([[1, 1], [1, 1 + away]])
+    code = f"""model.edits = {{ "1.2": {{ centre: [0.3, -0.2], sigma: {sigma} }} }};
+        console.log(JSON.stringify([...model.probabilities(1, 2, [3, 3], new Float32Array(49))]));"""
+    answer = with_node(explore(model, images=data), tmp_path, code)
+    with edited(model, [dict(layer=1, head=2, centre=[0.3, -0.2], sigma=sigma)]):
+        expected = heads.query_maps(model.attention_layers[1], (3, 3), 7, 7)[2]
+    np.testing.assert_allclose(np.reshape(answer, (7, 7)), expected, atol=0.01)
 
 
 # --- images -------------------------------------------------------------------------------------------------------
@@ -299,6 +372,49 @@ def test_changed_heads_change_the_prediction_and_are_put_back(kind: str, data) -
     asked(explorer, kind="heads", edits=[])
     np.testing.assert_allclose(explorer.edited["probabilities"], explorer.image["sides"][0]["probabilities"], atol=1e-6)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_and_its_heads_are_examined(kind: str, data) -> None:
+    """Against the definitions, computed one by one; the shares of all heads add up to 1."""
+    model = model_of(kind)
+    explorer = explore(model, images=data)
+    question = dict(kind="examine", layer=1, size=3, key="k", edits=[dict(layer=0, head=1, off=True)])
+    with edited(model, question["edits"]), torch.no_grad():
+        image = explorer._inputs([explorer._shown[0]])
+        x, layer = model.layer_inputs(image)[1], model.attention_layers[1]
+        whole = layer(x) - layer.value.bias
+        shares = []
+        for head in range(3):
+            ((seen, _),) = asked(explorer, **question, head=head)
+            assert (seen["kind"], seen["key"]) == ("examined", "k")
+            with edited(model, [dict(layer=1, head=h, off=True) for h in range(3) if h != head]):
+                own = layer(x) - layer.value.bias
+            output = np.reshape(seen["head"]["output"], (7, 7))
+            np.testing.assert_allclose(output, own[0].norm(dim=-1), rtol=1e-3, atol=1e-5)
+            with edited(model, [dict(layer=1, head=head, off=True)]):
+                np.testing.assert_allclose(seen["head"]["probabilities"], predict(model, image).softmax(-1)[0], 1e-4)
+            shares.append(seen["head"]["share"])
+        assert sum(shares) == pytest.approx(1, abs=1e-4)
+        assert (seen["kernel"] is None) == (kind == "content")
+        if kind != "content":
+            conv, _ = attention_to_conv(layer, 3, size=7)
+            apart = conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) - layer(x)
+            assert seen["kernel"]["error"] == pytest.approx((apart.norm() / whole.norm()).item(), rel=1e-3)
+            model.blocks[1].attention = torch.nn.Sequential(Channels(), conv, Channels(back=True))
+            replaced = predict(model, image).softmax(-1)[0]
+            np.testing.assert_allclose(seen["kernel"]["probabilities"], replaced, rtol=1e-3)
+
+
+class Channels(torch.nn.Module):
+    """(B, H, W, C) -> (B, C, H, W), or back."""
+
+    def __init__(self, back: bool = False):
+        super().__init__()
+        self.order = (0, 2, 3, 1) if back else (0, 3, 1, 2)
+
+    def forward(self, x):
+        return x.permute(self.order)
 
 
 def test_a_head_switched_off_adds_nothing(data) -> None:

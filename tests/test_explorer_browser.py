@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import os
-import secrets
-import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,13 +16,9 @@ from attnconv.explorer import explore
 from attnconv.models import build_model
 from attnconv.runs import Run
 from attnconv.workspace import REPOSITORY, open_workspace
+from browser import SETTLED, Shown, jupyterlab, needs_browser, playwright, run_all
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
-]
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -55,91 +42,27 @@ def runs(folder: Path) -> dict[str, Run]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def lab(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of notebook 08 in a JupyterLab of our own."""
     with jupyterlab(folder, tmp_path_factory.mktemp("jupyter")) as address:
         yield address.format(notebook="08.ipynb")
 
 
-@contextlib.contextmanager
-def jupyterlab(folder: Path, own: Path) -> Iterator[str]:
-    """A JupyterLab on a folder, with all that it writes in ``own``: an address with ``{notebook}`` to fill in."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    token = secrets.token_hex(16)
-    places = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTERLAB_SETTINGS_DIR": "settings"}
-    places |= {"JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython", "JUPYTER_DATA_DIR": "data"}
-    environment = os.environ | {name: str(own / place) for name, place in places.items()}
-    environment |= {"ATTNCONV_QUIET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "lib")}
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
-    command += [f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={folder}", "--ServerApp.port_retries=0"]
-    command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
-    for name, settings in (
-        ("apputils-extension/notification", {"fetchNews": "false", "checkForUpdates": False}),  # no question in the way
-        (
-            "notebook-extension/tracker",
-            {"windowingMode": "none"},
-        ),  # cells out of sight stay in the page
-    ):
-        file = own / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
-        file.parent.mkdir(parents=True)
-        file.write_text(json.dumps(settings))
-    with open(own / "log", "w") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server:
-        address = f"http://127.0.0.1:{port}"
-        for _ in range(300):
-            if server.poll() is not None:
-                break
-            try:
-                urllib.request.urlopen(f"{address}/api?token={token}", timeout=2).close()
-                break
-            except OSError:
-                time.sleep(0.2)
-        try:
-            assert server.poll() is None, (own / "log").read_text()
-            yield f"{address}/lab/tree/{{notebook}}?token={token}"
-        finally:
-            server.terminate()
-            server.wait(20)
-
-
-class Seen:
+class Seen(Shown):
     """An explorer on a page: what it shows, and what a reader can do."""
 
     def __init__(self, page: playwright.Page, shots: Path):
-        self.page, self.shots, self.steps = page, shots, 0
-        self.root = page.locator(".attnconv-explorer").first
-        self.root.wait_for(timeout=60_000)
+        super().__init__(page, "explorer")
+        self.shots, self.steps = shots, 0
         self.root.scroll_into_view_if_needed()
-        page.wait_for_function("document.querySelector('.attnconv-explorer').attnconv?.timings.length")
-
-    def state(self) -> dict:
-        return self.root.evaluate("root => structuredClone(root.attnconv.state)")
-
-    def wait(self, condition: str) -> None:
-        """Wait until an expression about the explorer ``x`` is true."""
-        self.page.wait_for_function(
-            f"(() => {{ const x = document.querySelector('.attnconv-explorer').attnconv; return {condition}; }})()"
-        )
 
     def idle(self) -> None:
         """Wait until Python has answered and all is drawn."""
         self.wait("x.pending.size === 0 && !x.waiting")
-        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.page.evaluate(SETTLED)
 
     def pixels(self, name: str = "grid", panel: int = 0) -> np.ndarray:
-        """A canvas as the reader sees it."""
-        url = self.root.locator(f".ax-{name}").nth(panel).evaluate("canvas => canvas.toDataURL()")
-        content = urllib.request.urlopen(url).read()
-        return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(int)
+        return self.canvas(self.root.locator(f".ax-{name}").nth(panel))
 
     def point(self, row: int, column: int) -> tuple[float, float]:
         height, width = self.root.evaluate("root => root.attnconv.models[0].grid")
@@ -169,14 +92,6 @@ class Seen:
     def shot(self, name: str) -> None:
         self.steps += 1
         self.page.screenshot(path=self.shots / f"{self.steps:02d}-{name}.png")
-
-
-def run_all(page: playwright.Page) -> None:
-    """Run all cells of the notebook that JupyterLab has opened."""
-    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
-    page.get_by_text("| Idle").wait_for(timeout=60_000)  # a kernel that is not there yet would run nothing
-    page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
-    page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
 
 
 def changed(before: np.ndarray, after: np.ndarray) -> bool:

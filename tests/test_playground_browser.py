@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,22 +12,10 @@ from PIL import Image
 
 from attnconv.explorer import playground
 from attnconv.explorer.assets import FRONT, script, style
+from browser import SETTLED, Shown, needs_browser, playwright
+from browser import opened as page_of
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
-]
-SETTLED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +25,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Seen:
+class Seen(Shown):
     """A playground on a page: what it shows, and what a reader can do."""
 
     def __init__(self, page: playwright.Page):
-        self.page, self.root = page, page.locator(".attnconv-playground").first
-        self.errors: list[str] = []
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.wait_for_function("document.querySelector('.attnconv-playground')?.attnconv?.timings.length")
-
-    def state(self) -> dict:
-        return self.root.evaluate("root => structuredClone(root.attnconv.state)")
-
-    def wait(self, condition: str) -> None:
-        """Wait until an expression about the playground ``x`` is true."""
-        self.page.wait_for_function(
-            f"(() => {{ const x = document.querySelector('.attnconv-playground').attnconv; return {condition}; }})()"
-        )
+        super().__init__(page, "playground")
 
     def settle(self) -> None:
         self.wait("!x.flight")
@@ -75,10 +48,8 @@ class Seen:
         return self.root.locator(".pg-equation").text_content() + self.root.locator(".pg-words").text_content()
 
     def pixels(self, selector: str) -> np.ndarray:
-        """A canvas as the reader sees it: (H, W, 3)."""
         self.settle()
-        url = self.root.locator(selector).evaluate("canvas => canvas.toDataURL()")
-        return np.asarray(Image.open(io.BytesIO(urllib.request.urlopen(url).read())).convert("RGB")).astype(int)
+        return self.canvas(self.root.locator(selector))
 
     def image(self, name: str) -> np.ndarray:
         order = ["picture", "convolved", "total", "difference"]
@@ -87,16 +58,11 @@ class Seen:
     def dot(self, head: int) -> playwright.Locator:
         return self.root.locator(".pg-dot").nth(head)
 
-    def drag(self, head: int, rows: float, columns: float) -> None:
-        """Drag a head by so many cells, in a few moves."""
+    def drag_head(self, head: int, rows: float, columns: float) -> None:
+        """Drag a head by so many cells."""
         self.dot(head).scroll_into_view_if_needed()
         box, cell = self.dot(head).bounding_box(), self.root.evaluate("root => root.attnconv.cell")
-        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-        self.page.mouse.move(x, y)
-        self.page.mouse.down()
-        for part in (0.3, 0.7, 1):
-            self.page.mouse.move(x + part * columns * cell, y + part * rows * cell)
-        self.page.mouse.up()
+        self.drag((box["x"] + box["width"] / 2, box["y"] + box["height"] / 2), (columns * cell, rows * cell))
         self.settle()
 
     def choose(self, field: str, value: str) -> None:
@@ -109,19 +75,14 @@ class Seen:
 
 
 def opened(browser: playwright.Browser, file: Path, link: str = "", **options) -> Seen:
-    options = dict(viewport=dict(width=1280, height=900), reduced_motion="reduce") | options
-    context = browser.new_context(offline=True, **options)
-    page = context.new_page()
-    page.on("request", lambda request: pytest.fail(request.url) if request.url.startswith("http") else None)
-    page.goto(f"{file.as_uri()}#{link}")
-    return Seen(page)
+    return Seen(page_of(browser, file, link, **options))
 
 
 @pytest.fixture
 def seen(browser: playwright.Browser, file: Path) -> Iterator[Seen]:
     seen = opened(browser, file)
     yield seen
-    assert not seen.errors
+    assert not seen.page.errors
     seen.page.context.close()
 
 
@@ -129,14 +90,14 @@ def test_the_heads_are_the_convolution_until_one_is_dragged_off(seen: Seen) -> N
     assert seen.told() == "largest: 0" and "Theorem 1" in seen.words()
     assert (seen.image("convolved") == seen.image("total")).all() and np.ptp(seen.image("difference")) == 0
     plane = seen.pixels(".pg-plane")
-    seen.drag(5, -0.5, 0.4)
+    seen.drag_head(5, -0.5, 0.4)
     assert seen.state()["heads"][5]["centre"] == pytest.approx([-0.5, 1.4], abs=0.05)
     assert seen.apart() > 0.1 and "≠" in seen.words() and "Head 6 looks at q + (−0.5" in seen.words()
     assert (seen.image("convolved") != seen.image("total")).any() and np.ptp(seen.image("difference")) > 50
     assert (plane != seen.pixels(".pg-plane")).any()
-    seen.drag(5, 0.45, -0.37)  # nearly back: it falls onto the tap
+    seen.drag_head(5, 0.45, -0.37)  # nearly back: it falls onto the tap
     assert seen.state()["heads"][5]["centre"] == [0, 1] and seen.told() == "largest: 0"
-    seen.drag(3, 0, 1)  # a whole shift
+    seen.drag_head(3, 0, 1)  # a whole shift
     assert "a convolution still" in seen.words() and seen.apart() > 0.1
     seen.press("Heads, take your taps")
     assert seen.told() == "largest: 0"
@@ -287,7 +248,7 @@ def test_keys_alone(seen: Seen) -> None:
 
 def test_a_link_holds_the_state(browser: playwright.Browser, seen: Seen, file: Path) -> None:
     seen.choose("Kernel", "sharpen")
-    seen.drag(1, 0, -0.6)
+    seen.drag_head(1, 0, -0.6)
     seen.root.get_by_label("zeros around the picture").uncheck()
     seen.page.wait_for_function("location.hash.includes('padding=0') && location.hash.includes('heads=')")
     state = seen.state()
@@ -340,7 +301,7 @@ def test_a_drag_is_drawn_within_a_frame(browser: playwright.Browser, file: Path)
     seen = opened(browser, file)
     seen.root.evaluate("root => { root.attnconv.timings.length = 0; }")
     for rows, columns in ((0.6, 0.5), (-0.4, 0.3), (0.7, -0.9)):
-        seen.drag(8, rows, columns)
+        seen.drag_head(8, rows, columns)
     times = seen.root.evaluate("root => root.attnconv.timings")
     assert len(times) >= 6 and np.median(times) < 40, times
     seen.page.context.close()
@@ -351,6 +312,8 @@ def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
     widget = playground(0.7)
     traits = json.dumps(dict(pictures=widget.pictures, colours=widget.colours, state=widget.state))
     page = browser.new_context(viewport=dict(width=900, height=900)).new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
     page.set_content(f"<style>{style('playground.css')}</style><div id=a></div><div id=b hidden></div>")
     page.evaluate(
         """async ([code, traits]) => {
@@ -390,5 +353,5 @@ def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
     assert seen.image("difference").mean() < 40
     page.evaluate("ends.forEach((end) => end())")
     assert page.evaluate("calls['change:state'].length") == 0 and page.locator(".pg-dot").count() == 0
-    assert not seen.errors and (FRONT / "playground.js").is_file()
+    assert not errors and (FRONT / "playground.js").is_file()
     page.context.close()

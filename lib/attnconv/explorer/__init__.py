@@ -1,16 +1,10 @@
 """What can be tried in a browser: the playground for Theorem 1, and the head explorer of a trained model."""
 
+from attnconv.explorer.arrays import pack, quantize
+from attnconv.explorer.images import ExplorerError, read_image
 from attnconv.explorer.playground import Playground, export_playground, playground
-from attnconv.explorer.widget import (
-    FRONT_END,
-    Explorer,
-    ExplorerError,
-    edited,
-    explore,
-    pack,
-    quantize,
-    read_image,
-)
+from attnconv.explorer.sides import edited
+from attnconv.explorer.widget import Explorer, explore
 
-__all__ = ["FRONT_END", "Explorer", "ExplorerError", "Playground", "edited", "explore", "export_playground", "pack"]
+__all__ = ["Explorer", "ExplorerError", "Playground", "edited", "explore", "export_playground", "pack"]
 __all__ += ["playground", "quantize", "read_image"]

@@ -1,0 +1,62 @@
+"""Arrays on their way to the browser: 8 or 16 bits a number where that is enough, and one gzip file of all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def quantize(values: ArrayLike, bits: int = 8) -> dict[str, Any]:
+    """Rows of finite numbers (..., n) as whole ones of 8 or 16 bits; each row has its own offset and step.
+
+    ``low + step * code`` is within step / 2 of the value, step = (max - min) / (2^bits - 1) of the row. A softmax
+    over a row changes by at most a factor exp(step).
+    """
+    values = np.asarray(values, dtype=np.float32)
+    low, high = values.min(-1), values.max(-1)
+    step = (high - low) / (2**bits - 1)
+    codes = np.rint((values - low[..., None]) / np.where(step > 0, step, 1)[..., None])
+    codes = codes.clip(0, 2**bits - 1).astype({8: np.uint8, 16: np.uint16}[bits])
+    return {"codes": array(codes), "low": array(low), "step": array(step)}
+
+
+def array(values: ArrayLike) -> dict[str, Any]:
+    """An array for the browser: little-endian uint8, uint16 or float32."""
+    values = np.asarray(values)
+    if values.dtype not in (np.uint8, np.uint16):
+        values = values.astype(np.float32)
+    return {"dtype": values.dtype.name, "shape": list(values.shape), "data": values.tobytes()}
+
+
+def pack(tree: Any) -> bytes:
+    """A tree of dictionaries, lists, numbers, texts and bytes as one gzip file: length, JSON, then all bytes."""
+    blobs: list[bytes] = []
+    start = 0
+
+    def plain(node: Any) -> Any:
+        nonlocal start
+        if isinstance(node, bytes):
+            start += (padding := -start % 4)  # typed arrays want aligned offsets
+            blobs.extend((bytes(padding), node))
+            start += len(node)
+            return {"$bytes": [start - len(node), len(node)]}
+        if isinstance(node, dict):
+            return {key: plain(value) for key, value in node.items()}
+        return [plain(value) for value in node] if isinstance(node, list | tuple) else node
+
+    header = json.dumps(plain(tree), allow_nan=False).encode()
+    header += b" " * (-len(header) % 4)
+    return gzip.compress(struct.pack("<I", len(header)) + header + b"".join(blobs), 6, mtime=0)
+
+
+def padded(layers: Sequence[NDArray]) -> NDArray:
+    """Arrays (h, ...) of layers stacked, NaN where a layer has fewer heads."""
+    most = max(len(layer) for layer in layers)
+    pads = [[(0, most - len(layer))] + [(0, 0)] * (layer.ndim - 1) for layer in layers]
+    return np.stack([np.pad(layer, pad, constant_values=np.nan) for layer, pad in zip(layers, pads, strict=True)])

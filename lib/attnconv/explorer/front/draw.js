@@ -1,0 +1,55 @@
+// How the explorer draws: colours, brightness, numbers as text, the grid of whole shifts.
+
+import { clamp } from "./maths.js";
+import { rgb } from "./page.js";
+
+export const QUERY = "#D55E00"; // as in the library's figures
+
+// Lightness rises or falls all along (seaborn's mako), so the ramps read without colour vision, and in print.
+const MAKO = ["#0b0405", "#251729", "#382a54", "#413f80", "#395d9c", "#357ba3", "#3497a9", "#3eb4ad", "#60ceac", "#a9e1bd", "#def5e5"];
+
+/** 256 colours, packed r, g, b; from light to dark on a light page, from dark to light on a dark one. */
+export function ramp(dark) {
+  const stops = ["#f4faf6", ...MAKO.slice(0, -1).reverse()].map(rgb);
+  if (dark) stops.reverse();
+  const out = new Uint8ClampedArray(768);
+  for (let i = 0; i < 256; i++) {
+    const place = (i / 255) * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);
+    for (let c = 0; c < 3; c++) out[3 * i + c] = stops[low][c] + (place - low) * (stops[low + 1][c] - stops[low][c]);
+  }
+  return out;
+}
+
+/** Brightness 0..255 of every value. Probabilities: their root, against the largest. Logits: the top 12 of their range. */
+export function brightness(values, logits, largest, out) {
+  let top = -Infinity, bottom = Infinity;
+  for (const value of values) {
+    if (value > top) top = value;
+    if (value < bottom) bottom = value;
+  }
+  bottom = Math.max(bottom, top - 12);
+  const range = top - bottom || 1, scale = largest || top || 1;
+  for (let k = 0; k < values.length; k++)
+    out[k] = 255 * (logits ? clamp((values[k] - bottom) / range, 0, 1) : Math.sqrt(clamp(values[k] / scale, 0, 1)));
+  return out;
+}
+
+export const signed = (value, digits = 2) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
+export const shiftText = ([r, c], digits) => `(${signed(r, digits)}, ${signed(c, digits)})`;
+export const percent = (p) => (p >= 0.0995 ? `${(100 * p).toFixed(0)}%` : p >= 0.0001 ? `${(100 * p).toFixed(p < 0.001 ? 2 : 1)}%` : "<0.01%");
+
+/** Lines between whole shifts around a query pixel, which is filled. */
+export function pixelGrid(pen, x, y, scale, range, colours) {
+  pen.strokeStyle = colours.line;
+  pen.lineWidth = 0.5;
+  pen.beginPath();
+  for (let n = -Math.ceil(range) + 0.5; n < range; n++) {
+    pen.moveTo(x + n * scale, y - range * scale);
+    pen.lineTo(x + n * scale, y + range * scale);
+    pen.moveTo(x - range * scale, y + n * scale);
+    pen.lineTo(x + range * scale, y + n * scale);
+  }
+  pen.stroke();
+  pen.fillStyle = colours.text;
+  pen.fillRect(x - scale / 2, y - scale / 2, scale, scale);
+}

@@ -1,0 +1,244 @@
+// One layer: its heads around the query, which can be dragged, and beside them the kernel that they make.
+
+import { drawHeads, headAt } from "./centres.js";
+import { percent, shiftText } from "./draw.js";
+import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
+import { clamp } from "./maths.js";
+import { canvasOf, element, luminance } from "./page.js";
+
+const SIDE = 272; // px, of both pictures
+const SHARP = 0.2; // px, the sigma of a head that was hardened: 99.999% of its attention is on one pixel
+
+/** "8 of 9 taps of a 3 × 3 kernel" */
+export const tapsText = ({ size, covered }) => `${covered} of ${size * size} taps of a ${size} × ${size} kernel`;
+
+/** What a head is, in a word or two, and the sentence behind it. */
+export function kindText({ kind, same }) {
+  if (same >= 0) return [`same tap as head ${same + 1}`, `One pixel at the same shift as head ${same + 1}: together they are one tap.`];
+  return [kind === "outside" ? "outside the picture" : kind, `${KINDS[kind][0].toUpperCase()}${KINDS[kind].slice(1)}.`];
+}
+
+/** Which of these places each head goes to, so that all of them go a short way: [head, place] pairs, nearest first. */
+export function nearestPlaces(centres, places) {
+  const pairs = centres.flatMap((c, head) => places.map((p, place) => [Math.hypot(c[0] - p[0], c[1] - p[1]), head, place])).sort((a, b) => a[0] - b[0]);
+  const [heads, taken] = [new Set(), new Set()];
+  return pairs.filter(([, head, place]) => !heads.has(head) && !taken.has(place) && heads.add(head) && taken.add(place)).map(([, head, place]) => [head, place]);
+}
+
+export class LayerCard {
+  constructor(panel) {
+    Object.assign(this, { panel, explorer: panel.explorer, size: null });
+    const { explorer } = this, button = (text, title, onclick) => element("button", { type: "button", textContent: text, title, onclick });
+    this.title = element("h4");
+    this.line = element("span", { className: "ax-line" });
+    this.centres = element("canvas", { className: "ax-centres", tabIndex: 0, role: "application" });
+    this.kernel = element("canvas", { className: "ax-kernel", role: "img" });
+    this.sizes = element("select", { "aria-label": "Size of the kernel", onchange: () => { this.size = Number(this.sizes.value); explorer.later(); explorer.look(); } });
+    this.reading = element("p", { className: "ax-reading" });
+    this.tap = element("p", { className: "ax-note" });
+    this.snap = element("input", { type: "checkbox", checked: false });
+    this.actions = panel.index ? null : element("div", { className: "ax-row ax-actions" },
+      element("label", { title: "A dragged head stops at whole shifts: there it can be one tap" }, this.snap, " whole shifts"),
+      this.toGrid = button("Make it a grid", "Every head takes a tap of the kernel, the nearest ones first, and looks at one pixel", () => this.makeGrid()),
+      this.hard = button("Harden all", "Every head looks at one pixel: sigma becomes 0.2 px", () => this.harden()),
+      this.solo = button("Solo", "Only the chosen head; again: all heads", () => this.playSolo()));
+    this.kernelBox = element("figure", { className: "ax-small" }, this.kernel, element("figcaption", {}, element("label", {}, "kernel ", this.sizes), ", norm of each tap"));
+    this.noKernel = element("p", { className: "ax-note", textContent: "A layer that looks at content is no convolution: where it looks changes with the image." });
+    this.root = element("div", { className: "ax-layer" }, element("div", { className: "ax-headline" }, this.title, this.line),
+      element("figure", { className: "ax-small" }, this.centres, element("figcaption", { textContent: "heads around the query" })), this.kernelBox,
+      element("div", { className: "ax-column" }, this.noKernel, this.reading, this.tap, this.actions));
+    this.listen();
+  }
+
+  listen() {
+    const { centres, kernel } = this;
+    centres.addEventListener("pointerdown", (event) => this.press(event));
+    centres.addEventListener("pointermove", (event) => this.move(event));
+    for (const name of ["pointerup", "pointercancel"]) centres.addEventListener(name, () => { this.drag = null; });
+    centres.addEventListener("pointerleave", () => this.explorer.light(-1));
+    centres.addEventListener("keydown", (event) => this.key(event));
+    // A finger on a head drags it; anywhere else it scrolls the page.
+    centres.addEventListener("touchstart", (event) => {
+      const box = centres.getBoundingClientRect(), [{ clientX, clientY }] = event.touches;
+      if (this.grip(clientX - box.left, clientY - box.top, true)) event.preventDefault();
+    }, { passive: false });
+    kernel.addEventListener("pointermove", (event) => this.tellTap(event));
+    kernel.addEventListener("pointerleave", () => { this.hovered = null; this.explorer.later(); });
+  }
+
+  get layer() {
+    return this.explorer.state.layer;
+  }
+
+  get shapes() {
+    return this.panel.shapes(this.layer);
+  }
+
+  // -- dragging
+
+  canDrag() {
+    const { model, index } = this.panel;
+    return index === 0 && model.encoding === "quadratic" && model.epoch === null;
+  }
+
+  /** What a pointer takes hold of: {head, ring}; the chosen head's ring first, where it is off every dot. */
+  grip(x, y, touch) {
+    const head = headAt(this.places || [], x, y, touch ? 24 : 14), { state } = this.explorer, shape = this.shapes[state.head];
+    if (!this.canDrag() || !shape) return head === undefined ? null : { head };
+    const { side, range } = this.plot, scale = side / (2 * range), { major, angle } = ellipse(shape.covariance, 0.5);
+    const [hx, hy] = [side / 2 + shape.centre[1] * scale + major * scale * Math.cos(angle), side / 2 + shape.centre[0] * scale + major * scale * Math.sin(angle)];
+    const off = Math.hypot(hx - x, hy - y), dot = head === undefined ? Infinity : Math.hypot(this.places[head].x - x, this.places[head].y - y);
+    if (off < (touch ? 20 : 9) && off < dot) return { head: state.head, ring: true };
+    return head === undefined ? null : { head };
+  }
+
+  press(event) {
+    const grip = this.grip(event.offsetX, event.offsetY, event.pointerType === "touch");
+    if (!grip) return;
+    this.explorer.set({ head: grip.head });
+    if (!this.canDrag()) return;
+    this.centres.setPointerCapture(event.pointerId);
+    const { centre } = this.shapes[grip.head], spot = this.places[grip.head];
+    this.drag = { ...grip, from: [event.offsetX, event.offsetY], centre, far: spot.far !== null };
+    this.explorer.lately = null; // a drag is one step of undo
+  }
+
+  move(event) {
+    this.explorer.since = event.timeStamp;
+    const [x, y] = [event.offsetX, event.offsetY], { drag, explorer } = this;
+    if (!drag) {
+      const grip = this.grip(x, y, false);
+      this.centres.style.cursor = grip ? (grip.ring ? "nwse-resize" : this.canDrag() ? "grab" : "pointer") : "";
+      return explorer.light(grip ? grip.head : -1);
+    }
+    const { side, range } = this.plot, scale = side / (2 * range), shape = this.shapes[drag.head];
+    if (drag.ring) {
+      const away = Math.hypot(x - side / 2 - shape.centre[1] * scale, y - side / 2 - shape.centre[0] * scale) / scale;
+      const now = this.panel.model.gaussian(this.layer, drag.head).sigma, { major } = ellipse(shape.covariance, 0.5);
+      return explorer.edit((edit) => { edit.sigma = clamp((now * away) / major, ...explorer.host.choices.sigmas); });
+    }
+    const start = drag.far ? [0, 1].map((i) => ([drag.from[1], drag.from[0]][i] - side / 2) / scale) : drag.centre;
+    const moved = [start[0] + (y - drag.from[1]) / scale, start[1] + (x - drag.from[0]) / scale];
+    const snapped = this.snap.checked || event.shiftKey ? moved.map(Math.round) : moved;
+    explorer.edit((edit) => { edit.centre = snapped.map((c) => clamp(c, -0.5 - range, 0.5 + range)); });
+  }
+
+  /** Arrow keys move the chosen head by a tenth of a pixel, with Shift to the next whole shift. */
+  key(event) {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!step || !this.canDrag() || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    this.explorer.edit((edit, { centre }) => {
+      edit.centre = centre.map((c, i) => (!step[i] ? c : event.shiftKey ? Math.round(c) + step[i] : Math.round(10 * (c + 0.1 * step[i])) / 10));
+    });
+  }
+
+  // -- what can be done to all heads at once
+
+  makeGrid() {
+    const { explorer, panel, layer } = this, count = panel.model.heads[layer], size = Math.floor(Math.sqrt(count)), first = -((size - 1) >> 1);
+    const taps = Array.from({ length: size * size }, (_, tap) => [first + Math.floor(tap / size), first + (tap % size)]);
+    const pairs = nearestPlaces(this.shapes.map(({ centre }) => centre), taps);
+    explorer.editLayer((edits) => pairs.forEach(([head, tap]) => { edits[head] = { centre: taps[tap], sigma: SHARP }; }));
+  }
+
+  harden() {
+    const { gaussian } = this.panel.model;
+    this.explorer.editLayer((edits) => edits.forEach((edit, head) => {
+      if (gaussian.call(this.panel.model, this.layer, head).sigma > SHARP) edit.sigma = SHARP;
+    }));
+  }
+
+  playSolo() {
+    const { head } = this.explorer.state, others = this.shapes.filter((_, i) => i !== head), alone = others.every(({ faint }) => faint);
+    this.explorer.editLayer((edits) => edits.forEach((edit, i) => { edit.off = !alone && i !== head; }));
+  }
+
+  // -- drawing
+
+  draw() {
+    const { panel, explorer, layer } = this, { model } = panel, { state, colours } = explorer;
+    this.root.hidden = !model.heads[layer];
+    if (this.root.hidden) return;
+    const read = panel.read(layer), kernel = model.gram !== undefined, side = Math.min(SIDE, this.wide || SIDE);
+    this.title.textContent = `Layer ${layer + 1}`;
+    this.line.textContent = read.size ? tapsText(read) : "";
+    this.line.title = "Taps of the kernel that have a head: more than half of its attention is on that pixel.";
+    const pen = canvasOf(this.centres, side, side);
+    this.plot = { x: 0, y: 0, side, range: panel.range };
+    this.places = drawHeads(pen, this.plot, this.shapes, {
+      colours, colourOf: (head) => explorer.colourOf(head), chosen: state.head, lit: explorer.lit, trails: panel.trails(layer), draggable: this.canDrag(),
+    });
+    this.centres.setAttribute("aria-label", `Layer ${layer + 1}: ${read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`).join(", ")}.` + (this.canDrag() ? " Arrow keys move the chosen head, with Shift by whole shifts." : ""));
+    this.noKernel.hidden = kernel;
+    this.kernelBox.hidden = this.reading.hidden = this.tap.hidden = !kernel;
+    if (this.actions) this.actions.hidden = !this.canDrag();
+    if (this.actions) this.solo.setAttribute("aria-pressed", String(this.shapes.every(({ faint }, i) => faint === (i !== state.head)) && this.shapes.length > 1));
+    if (kernel) this.drawKernel(read);
+  }
+
+  drawKernel(read) {
+    const { panel, explorer, layer } = this, { model } = panel, { colours } = explorer, sizes = kernelSizes(model);
+    if (!sizes.includes(this.size)) this.size = sizes.includes(read.size) ? read.size : sizes.at(-1) < 3 ? 1 : 3;
+    if (this.sizes.length !== sizes.length) this.sizes.replaceChildren(...sizes.map((size) => element("option", { value: size, textContent: `${size} × ${size}` })));
+    if (this.sizes.value !== String(this.size)) this.sizes.value = this.size;
+    const window = Math.max(Math.min(this.size + 2, sizes.at(-1)), this.size), key = `${this.size}`;
+    if (this.known !== read || this.knownSize !== key) {
+      [this.known, this.knownSize] = [read, key];
+      this.inside = kernelOf(model, layer, read.maps, this.size);
+      this.around = kernelOf(model, layer, read.maps, window);
+    }
+    const { norms, parts } = this.around, top = Math.max(...norms) || 1, side = this.plot.side, cell = side / window, pen = canvasOf(this.kernel, side, side);
+    norms.forEach((norm, tap) => {
+      const [x, y] = [(tap % window) * cell, Math.floor(tap / window) * cell], level = 3 * Math.round(255 * (norm / top));
+      const colour = [0, 1, 2].map((c) => colours.ramp[level + c]);
+      pen.fillStyle = `rgb(${colour})`;
+      pen.fillRect(x, y, cell + 0.5, cell + 0.5);
+      if (norm > 0.005 * top) {
+        pen.fillStyle = luminance(colour) > 0.5 ? "#000" : "#fff";
+        pen.font = `${cell > 45 ? 12 : 10}px ${colours.font}`;
+        pen.textAlign = "center";
+        if (cell > 26) pen.fillText((norm / top).toFixed(2), x + cell / 2, y + cell / 2 + 2);
+        const total = parts.reduce((sum, part) => sum + part[tap], 0);
+        let from = x + 4;
+        parts.forEach((part, head) => {
+          const share = ((cell - 8) * part[tap]) / total;
+          pen.fillStyle = explorer.colourOf(head);
+          pen.fillRect(from, y + cell - 9, share, 5);
+          from += share;
+        });
+      }
+    });
+    const inner = ((window - this.size) / 2) * cell;
+    for (const [colour, line] of [["rgba(255,255,255,.9)", 4], ["#222", 2]]) {
+      pen.strokeStyle = colour;
+      pen.lineWidth = line;
+      pen.strokeRect(inner + 1, inner + 1, this.size * cell - 2, this.size * cell - 2);
+    }
+    this.window = window;
+    this.tell(read);
+  }
+
+  /** The reading in sentences. */
+  tell(read) {
+    const { size, outside, error } = this.inside, { explorer, layer, panel } = this, on = outside.filter((_, head) => !panel.model.isOff(layer, head));
+    const held = 1 - on.reduce((a, b) => a + b, 0) / Math.max(1, on.length), seen = explorer.seenOf(panel);
+    const text = `A ${size} × ${size} kernel holds ${percent(held)} of the heads' attention; ${percent(Math.max(1 - held, 0))} lies outside. ` + (seen && seen.kernel
+      ? `That convolution in this layer's place: on this image its output is ${percent(seen.kernel.error)} off, borders included` + (seen.kernel.words ? `, and the model says ${seen.kernel.words}.` : ".")
+      : `As a convolution it would be ${percent(error)} off on white noise.`);
+    if (this.reading.textContent !== text) this.reading.textContent = text;
+    const [row, column] = this.hovered || [0, 0], at = (row + (this.window >> 1)) * this.window + column + (this.window >> 1);
+    const total = this.around.parts.reduce((sum, part) => sum + part[at], 0);
+    const made = this.around.parts.map((part, head) => [part[at] / (total || 1), head]).filter(([share]) => share > 0.005).sort((a, b) => b[0] - a[0]).slice(0, 4);
+    const words = this.hovered ? `Tap ${shiftText([row, column], 0)}: norm ${this.around.norms[at].toFixed(2)}, made by ${made.map(([share, head]) => `head ${head + 1} (${percent(share)})`).join(", ") || "no head"}.`
+      : "Numbers: each tap's norm, as a share of the largest. Coloured bars: the heads that make it.";
+    if (this.tap.textContent !== words) this.tap.textContent = words;
+    this.kernel.setAttribute("aria-label", `${read.size ? tapsText(read) : ""}. ${text} Middle: the query.`);
+  }
+
+  tellTap(event) {
+    const cell = this.plot.side / this.window, reach = this.window >> 1;
+    this.hovered = [event.offsetY, event.offsetX].map((at) => clamp(Math.floor(at / cell), 0, this.window - 1) - reach);
+    this.explorer.later();
+  }
+}

@@ -1,0 +1,455 @@
+// One model's part of the page: its grid of heads, and the chosen head large.
+
+import { drawHeads, headAt, spots } from "./centres.js";
+import { QUERY, brightness, percent, pixelGrid, shiftText, signed } from "./draw.js";
+import { covarianceOf, describe, readLayer } from "./heads.js";
+import { LayerCard, kindText } from "./layer.js";
+import { clamp } from "./maths.js";
+import { canvasOf, element, luminance, rgb } from "./page.js";
+
+export const IMAGE_SIDE = 240; // px, as the chosen head's map
+const TILE = 14; // px, the smallest side of a head's map
+let count = 0;
+
+export class Panel {
+  constructor(explorer, index) {
+    this.explorer = explorer;
+    this.index = index;
+    const id = (this.id = `attnconv-${++count}`);
+    this.title = element("h3");
+    this.grid = element("canvas", { className: "ax-grid", tabIndex: 0, role: "application", "aria-describedby": `${id}-numbers` });
+    this.zoom = element("canvas", { className: "ax-zoom", role: "img" });
+    this.track = element("canvas", { className: "ax-track", role: "img" });
+    this.numbers = element("dl", { className: "ax-numbers", id: `${id}-numbers` });
+    this.epoch = this.slider("epoch", 0, 1, 1, (value) => {
+      explorer.stop();
+      explorer.setEpoch(index, value);
+    });
+    this.play = element("button", { type: "button", textContent: "▶", title: "Play training", "aria-label": "Play training", onclick: () => explorer.play(index) });
+    this.epochRow = element("div", { className: "ax-epoch" }, this.play, this.epoch.row);
+    this.predictions = element("div", { className: "ax-predictions" });
+    this.headTitle = element("h4");
+    this.trackBox = element("figure", { className: "ax-small" }, this.track, element("figcaption", { textContent: "centre through training" }));
+    this.sliders = this.index === 0 ? this.makeSliders() : null;
+    this.answer = element("div", { className: "ax-column ax-answer" }, element("h4", { textContent: "Prediction" }), this.predictions);
+    this.zoomBox = element("figure", { className: "ax-small" }, this.zoom, element("figcaption", { textContent: "attention over the image" }));
+    this.detail = element("div", { className: "ax-detail" },
+      this.zoomBox,
+      element("div", { className: "ax-column" }, this.headTitle, this.numbers, this.sliders && this.sliders.box),
+      this.trackBox, this.answer);
+    this.card = new LayerCard(this);
+    this.root = element("section", { className: "ax-panel" }, this.title, this.epochRow, this.grid, this.card.root, this.detail);
+    this.atlas = document.createElement("canvas");
+    this.grid.addEventListener("click", (event) => explorer.pickHead(this, event));
+    this.grid.addEventListener("pointermove", (event) => explorer.inspect(this, event));
+    this.grid.addEventListener("pointerleave", () => explorer.say(""));
+    this.grid.addEventListener("keydown", (event) => explorer.key(event));
+  }
+
+  slider(label, min, max, step, act, format = (value) => String(value)) {
+    const id = `attnconv-${++count}`;
+    const input = element("input", { type: "range", id, min, max, step, oninput: () => act(Number(input.value)) });
+    const output = element("output", { htmlFor: id });
+    const set = (value, limits = {}) => {
+      Object.assign(input, limits);
+      input.value = value;
+      output.textContent = format(Number(value));
+      input.setAttribute("aria-valuetext", `${label} ${output.textContent}`);
+    };
+    return { input, set, row: element("div", { className: "ax-slider" }, element("label", { htmlFor: id, textContent: label }), input, output) };
+  }
+
+  makeSliders() {
+    const { explorer } = this;
+    const [low, high] = explorer.host.choices.sigmas.map(Math.log);
+    const part = (axis) => (value) => explorer.edit((edit, now) => { edit.centre = now.centre.map((c, i) => (i === axis ? value : c)); });
+    const row = this.slider("centre row", -8, 8, 0.05, part(0), (v) => signed(v));
+    const column = this.slider("centre column", -8, 8, 0.05, part(1), (v) => signed(v));
+    const sigma = this.slider("spread σ", low, high, 0.01, (value) => explorer.edit((edit) => { edit.sigma = clamp(Math.exp(value), ...explorer.host.choices.sigmas); }), (v) => `${Math.exp(v).toFixed(2)} px`);
+    const off = element("input", { type: "checkbox", onchange: () => explorer.edit((edit) => { edit.off = !off.checked; }) });
+    const reset = element("button", { type: "button", textContent: "Reset head", onclick: () => explorer.reset(false) });
+    const undo = element("button", { type: "button", textContent: "Undo", onclick: () => explorer.undo() });
+    const redo = element("button", { type: "button", textContent: "Redo", onclick: () => explorer.redo() });
+    const resetAll = element("button", { type: "button", textContent: "Reset all", onclick: () => explorer.reset(true) });
+    const gaussian = element("div", {}, row.row, column.row, sigma.row);
+    const box = element("div", { className: "ax-sliders" }, gaussian,
+      element("div", { className: "ax-row" }, element("label", {}, off, " head on"), undo, redo, reset, resetAll));
+    return { box, gaussian, row, column, sigma, off, undo, redo, reset, resetAll };
+  }
+
+  /** The width below which it cannot stand beside another. */
+  least() {
+    return Math.max(IMAGE_SIDE + 10, 30 + (TILE + 4) * this.model.most);
+  }
+
+  /** Sizes of the grid on screen: each tile has the image's proportions, and all fit into the width. */
+  layout(width) {
+    const { model } = this, centres = this.explorer.state.view === "centres";
+    const ratio = window.devicePixelRatio || 1;
+    const columns = centres ? Math.min(model.heads.length, Math.max(1, Math.floor(width / 190))) : model.most;
+    const rows = centres ? Math.ceil(model.heads.length / columns) : model.heads.length;
+    const [left, top, gap] = centres ? [0, 20, 14] : [26, 18, 4], notes = !centres && width > 560 && !model.content ? 80 : 0;
+    const wide = clamp(Math.floor((width - left - notes) / columns - gap), TILE, centres ? 300 : 92);
+    const tall = Math.round(centres ? wide : (wide * model.height) / model.width);
+    const down = tall + (centres ? 26 : gap);
+    this.box = { left, top, gap, wide, tall, down, columns, ratio, notes };
+    const [w, h] = [left + columns * (wide + gap) + notes, top + rows * down];
+    this.card.wide = width - 4;
+    if (this.grid.width !== w * ratio || this.grid.height !== h * ratio) {
+      Object.assign(this.grid, { width: w * ratio, height: h * ratio });
+      Object.assign(this.grid.style, { width: `${w}px`, height: `${h}px` });
+    }
+    this.context = this.grid.getContext("2d");
+  }
+
+  /** Layer, head and key pixel under a point of the grid; head undefined where there is none. */
+  under(event) {
+    const { left, top, gap, wide, tall, down, columns } = this.box, { model } = this;
+    if (!this.maps || this.waits()) return {};
+    const [x, y] = [event.offsetX - left, event.offsetY - top];
+    const [column, row] = [Math.floor(x / (wide + gap)), Math.floor(y / down)];
+    const [inX, inY] = [x - column * (wide + gap), y - row * down];
+    if (column < 0 || row < 0 || column >= columns || inX >= wide || inY >= tall) return {};
+    if (this.explorer.state.view !== "centres")
+      return row < model.heads.length && column < model.heads[row]
+        ? { layer: row, head: column, key: [Math.floor((inY / tall) * model.height), Math.floor((inX / wide) * model.width)] } : {};
+    const layer = row * columns + column;
+    if (layer >= model.heads.length) return {};
+    const places = spots(this.shapes(layer), { x: 0, y: 0, side: wide - 1, range: this.range }), head = headAt(places, inX, inY, 16);
+    return head === undefined ? { layer } : { layer, head };
+  }
+
+  /** Centre and covariance of a head: a Gaussian's own, otherwise measured on its map at this query. */
+  shape(layer, head) {
+    const { model, explorer } = this;
+    if (model.encoding === "quadratic") {
+      const { centre, precision } = model.gaussian(layer, head);
+      return { centre, covariance: covarianceOf(precision) };
+    }
+    return describe(this.maps[layer][head], model.height, model.width, explorer.queryOf(model));
+  }
+
+  shapes(layer) {
+    return Array.from({ length: this.model.heads[layer] }, (_, head) => ({ ...this.shape(layer, head), faint: this.model.isOff(layer, head) }));
+  }
+
+  /** What a layer is, from the middle of the picture: kept until its heads change. */
+  read(layer) {
+    const { model, explorer: { state, serialOfImage } } = this, edits = Object.entries(model.edits).filter(([place]) => place.startsWith(`${layer}.`));
+    const key = JSON.stringify([model.epoch, model.epoch === null ? edits : 0, model.content ? [serialOfImage, state.part, state.average] : 0]);
+    if (this.readOf !== model) [this.readOf, this.reads] = [model, new Map()];
+    if (!this.reads.has(layer) || this.reads.get(layer).key !== key) this.reads.set(layer, { key, read: readLayer(model, layer, state.part, state.average) });
+    return this.reads.get(layer).read;
+  }
+
+  /** Where the heads of a layer went until the epoch that is shown; nothing at the end of training. */
+  trails(layer) {
+    const { model } = this;
+    return model.epoch === null ? [] : Array.from({ length: model.heads[layer] }, (_, head) => model.track(layer, head).slice(0, model.epoch + 1).filter(([r]) => Number.isFinite(r)));
+  }
+
+  /** Compute all maps at the query. */
+  compute() {
+    const { model, explorer: { state } } = this, query = this.explorer.queryOf(model);
+    if (!this.maps || this.maps.length !== model.heads.length || this.maps.some((maps, l) => maps.length !== model.heads[l] || (maps[0] && maps[0].length !== model.pixels)))
+      this.maps = model.heads.map((heads) => Array.from({ length: heads }, () => new Float32Array(model.pixels)));
+    this.largest = 0;
+    model.heads.forEach((heads, layer) => {
+      for (let head = 0; head < heads; head++) {
+        const map = this.maps[layer][head];
+        model.probabilities(layer, head, query, map, state.part, state.average);
+        if (state.shared) for (const p of map) if (p > this.largest) this.largest = p;
+      }
+    });
+  }
+
+  /** What is drawn of a head: its probabilities, or its logits. */
+  values(layer, head) {
+    const { model, explorer: { state } } = this;
+    if (state.scale === "probabilities") return this.maps[layer][head];
+    return model.logits(layer, head, this.explorer.queryOf(model), model.work, state.part, state.average);
+  }
+
+  drawGrid(waits) {
+    const { model, box, context, explorer } = this, { state, colours } = explorer;
+    const { left, top, gap, wide, tall, down, ratio } = box, { height, width } = model;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, this.grid.width, this.grid.height);
+    context.font = `11px ${colours.font}`;
+    if (waits) {
+      context.textAlign = "left";
+      context.fillStyle = colours.faint;
+      return context.fillText(state.average ? `averaging over ${explorer.host.choices.averaged} images …` : "…", left, top + 12);
+    }
+    if (state.view === "centres") return this.drawCentres();
+
+    // All maps pixel by pixel into one small picture; then each is enlarged into its tile.
+    const layers = model.heads.length;
+    if (!this.data || this.data.width !== model.most * width || this.data.height !== layers * height) {
+      Object.assign(this.atlas, { width: model.most * width, height: layers * height });
+      this.pen = this.atlas.getContext("2d");
+      this.data = this.pen.createImageData(this.atlas.width, this.atlas.height);
+      this.levels = new Float32Array(model.pixels);
+    }
+    const pixels = this.data.data, table = colours.ramp;
+    model.heads.forEach((heads, layer) => {
+      for (let head = 0; head < heads; head++) {
+        brightness(this.values(layer, head), state.scale === "logits", state.shared && this.largest, this.levels);
+        for (let k = 0, at = 0; k < height; k++) {
+          let to = 4 * ((layer * height + k) * this.data.width + head * width);
+          for (let l = 0; l < width; l++, at++, to += 4) {
+            const from = 3 * Math.round(this.levels[at]);
+            pixels[to] = table[from];
+            pixels[to + 1] = table[from + 1];
+            pixels[to + 2] = table[from + 2];
+            pixels[to + 3] = 255;
+          }
+        }
+      }
+    });
+    this.pen.putImageData(this.data, 0, 0);
+    context.imageSmoothingEnabled = false;
+    const [i, j] = explorer.queryOf(model), [cellX, cellY] = [wide / width, tall / height];
+    context.textAlign = "center";
+    context.fillStyle = colours.faint;
+    for (let head = 0; head < model.most; head++) context.fillText(head + 1, left + head * (wide + gap) + wide / 2, top - 6);
+    model.heads.forEach((heads, layer) => {
+      const y = top + layer * down;
+      context.fillStyle = layer === state.layer ? colours.accent : colours.faint;
+      context.textAlign = "left";
+      context.fillText(`L${layer + 1}`, 0, y + tall / 2 + 4);
+      if (this.box.notes) this.drawNote(left + model.most * (wide + gap) + 4, y + tall / 2, layer);
+      for (let head = 0; head < heads; head++) {
+        const x = left + head * (wide + gap), off = model.isOff(layer, head);
+        context.globalAlpha = off ? 0.25 : 1;
+        context.drawImage(this.atlas, head * width, layer * height, width, height, x, y, wide, tall);
+        context.globalAlpha = 1;
+        context.lineWidth = 1.5;
+        context.strokeStyle = QUERY;
+        context.strokeRect(x + j * cellX - 0.25, y + i * cellY - 0.25, cellX + 0.5, cellY + 0.5);
+        if (off) this.cross(x, y, wide, tall);
+        const selected = layer === state.layer && head === state.head;
+        context.lineWidth = selected ? 2.5 : 1;
+        context.strokeStyle = selected ? colours.accent : colours.line;
+        context.strokeRect(x - 0.5, y - 0.5, wide + 1, tall + 1);
+        this.drawBadge(x, y, layer, head);
+        if (model.epoch === null && model.edits[`${layer}.${head}`]) {
+          context.fillStyle = QUERY;
+          context.beginPath();
+          context.arc(x + wide - 2, y + 2, 4, 0, 7);
+          context.fill();
+        }
+      }
+    });
+  }
+
+  /** Of how many taps of a kernel a layer has heads, at the end of its row. */
+  drawNote(x, y, layer) {
+    const { context, explorer: { colours } } = this, { size, covered } = this.read(layer);
+    if (!size || this.model.content) return;
+    context.fillStyle = covered >= 0.75 * size * size ? colours.text : colours.faint;
+    context.fillText(`${covered} of ${size * size} taps`, x, y - 3);
+    context.fillText(`${size} × ${size} kernel`, x, y + 11);
+  }
+
+  /** What a head is, in a word, and its colour in the plots of centres. */
+  drawBadge(x, y, layer, head) {
+    const { context, box: { wide, tall }, explorer } = this, { colours } = explorer, lit = layer === explorer.state.layer && head === explorer.lit;
+    context.fillStyle = explorer.colourOf(head);
+    context.fillRect(x, y + tall - (lit ? 6 : 3), wide, lit ? 6 : 3);
+    if (wide < 56) return;
+    const { kind, same } = this.read(layer).heads[head], text = same >= 0 ? `= head ${same + 1}` : kind;
+    context.font = `10px ${colours.font}`;
+    context.textAlign = "left";
+    context.fillStyle = colours.text;
+    context.strokeStyle = colours.back;
+    context.lineWidth = 3;
+    context.globalAlpha = 0.85;
+    context.strokeText(text, x + 3, y + 11);
+    context.globalAlpha = 1;
+    context.fillText(text, x + 3, y + 11);
+    context.font = `11px ${colours.font}`;
+  }
+
+  cross(x, y, wide, tall) {
+    const { context } = this;
+    context.strokeStyle = this.explorer.colours.text;
+    context.beginPath();
+    context.moveTo(x + 3, y + 3);
+    context.lineTo(x + wide - 3, y + tall - 3);
+    context.moveTo(x + wide - 3, y + 3);
+    context.lineTo(x + 3, y + tall - 3);
+    context.stroke();
+  }
+
+  /** Every layer's heads around the query. */
+  drawCentres() {
+    const { model, box: { top, gap, wide, down, columns }, context, explorer } = this, { state, colours } = explorer;
+    model.heads.forEach((heads, layer) => {
+      const [x, y] = [(layer % columns) * (wide + gap) + 1, top + Math.floor(layer / columns) * down], chosen = layer === state.layer;
+      context.fillStyle = chosen ? colours.accent : colours.text;
+      context.textAlign = "left";
+      context.font = `${chosen ? "bold " : ""}11px ${colours.font}`;
+      context.fillText(`Layer ${layer + 1}`, x, y - 6);
+      const plot = { x, y, side: wide - 1, range: this.range }, colourOf = (head) => explorer.colourOf(head);
+      drawHeads(context, plot, this.shapes(layer), { colours, colourOf, chosen: chosen ? state.head : -1, lit: chosen ? explorer.lit : -1, trails: this.trails(layer) });
+    });
+  }
+
+  /** Half the side of the centres' plots, in pixels of the grid: it holds nearly all centres, and stays put in an edit. */
+  extent() {
+    const { model } = this, far = [];
+    model.heads.forEach((heads, layer) => {
+      for (let head = 0; head < heads; head++) {
+        const { centre } = model.encoding === "quadratic" ? model.gaussian(layer, head, true) : this.shape(layer, head);
+        far.push(Math.max(Math.abs(centre[0]), Math.abs(centre[1])));
+      }
+    });
+    far.sort((a, b) => a - b);
+    const usual = far[Math.floor(0.95 * (far.length - 1))] || 0;
+    return clamp(Math.ceil(usual) + 1, 3, Math.max(model.height, model.width)) + 0.5;
+  }
+
+  /** The chosen head: its map over the image, numbers, path, sliders. */
+  drawDetail() {
+    const { model, explorer } = this, { state, colours } = explorer;
+    const { layer, head } = state, map = this.maps[layer] && this.maps[layer][head];
+    this.zoomBox.hidden = this.numbers.hidden = !map;
+    this.headTitle.textContent = `Layer ${layer + 1}, head ${head + 1}` + (!map ? ": this model has no such head" : model.isOff(layer, head) ? " (off)" : "");
+    if (!map) {
+      this.trackBox.hidden = true;
+      this.told = "";
+      if (this.sliders) this.sliders.box.hidden = true;
+      return;
+    }
+    const query = explorer.queryOf(model), told = describe(map, model.height, model.width, query);
+    const rows = [
+      ["centre", shiftText(told.centre)], ["spread", `${told.spread.toFixed(2)} px`],
+      ["best shift", `${shiftText(told.peak, 0)}: ${percent(told.mass)}`],
+      ["reach", `${told.reach.toFixed(2)} px`], ["entropy", `${told.entropy.toFixed(2)} nats`],
+    ];
+    if (model.encoding === "quadratic") {
+      const { centre, sigma } = model.gaussian(layer, head);
+      rows.push(["learned centre", shiftText(centre)], ["learned σ", `${Math.min(sigma, 999).toFixed(2)} px`]);
+    }
+    const text = rows.map(([name, value]) => `${name} ${value}`).join(", ");
+    if (this.told !== text) {
+      this.told = text;
+      this.numbers.replaceChildren(...rows.flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: value })]));
+      this.zoom.setAttribute("aria-label", `${this.headTitle.textContent}, query row ${query[0]}, column ${query[1]}: ${text}`);
+    }
+    this.drawZoom(map, query, told, this.values(layer, head));
+    this.drawTrack(layer, head);
+    if (this.sliders) this.setSliders(layer, head);
+  }
+
+  drawZoom(map, query, told, values) {
+    const { model, explorer } = this, { state, colours } = explorer;
+    const side = IMAGE_SIDE, wide = model.width >= model.height ? side : (side * model.width) / model.height, tall = (wide * model.height) / model.width;
+    const pen = canvasOf(this.zoom, wide, tall);
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(explorer.picture, 0, 0, wide, tall);
+    const [cellX, cellY] = [wide / model.width, tall / model.height];
+    const levels = brightness(values, state.scale === "logits", 0, new Float32Array(model.pixels)), table = colours.spot;
+    for (let at = 0; at < model.pixels; at++) {
+      const level = Math.round(levels[at]);
+      pen.fillStyle = `rgba(${table[3 * level]},${table[3 * level + 1]},${table[3 * level + 2]},${0.5 + (0.4 * level) / 255})`;
+      pen.fillRect((at % model.width) * cellX, Math.floor(at / model.width) * cellY, cellX + 0.5, cellY + 0.5);
+    }
+    const middle = ([r, c]) => [(c + 0.5) * cellX, (r + 0.5) * cellY];
+    const [qx, qy] = middle(query), [cx, cy] = middle([query[0] + told.centre[0], query[1] + told.centre[1]]);
+    pen.strokeStyle = QUERY;
+    pen.lineWidth = 2.5;
+    pen.strokeRect(qx - cellX / 2, qy - cellY / 2, cellX, cellY);
+    for (const [colour, line] of [["rgba(255,255,255,.85)", 4.5], [QUERY, 2]]) { // a pale edge keeps it visible on any colour
+      pen.strokeStyle = colour;
+      pen.lineWidth = line;
+      pen.beginPath();
+      pen.moveTo(qx, qy);
+      pen.lineTo(cx, cy);
+      pen.moveTo(cx + 5, cy);
+      pen.arc(cx, cy, 5, 0, 7);
+      pen.stroke();
+    }
+  }
+
+  drawTrack(layer, head) {
+    const { model, explorer: { colours } } = this, points = model.track(layer, head).filter(([r]) => Number.isFinite(r));
+    this.trackBox.hidden = points.length < 2;
+    if (this.trackBox.hidden) return;
+    const side = 168, pen = canvasOf(this.track, side, side);
+    const range = clamp(Math.ceil(Math.max(...points.flat().map(Math.abs))) + 1, 3, 40) + 0.5, scale = side / (2 * range);
+    const at = ([r, c]) => [side / 2 + c * scale, side / 2 + r * scale];
+    pen.fillStyle = colours.panel;
+    pen.fillRect(0, 0, side, side);
+    pixelGrid(pen, side / 2, side / 2, scale, range, colours);
+    pen.strokeStyle = colours.accent;
+    pen.lineWidth = 1.8;
+    pen.lineJoin = "round";
+    pen.beginPath();
+    points.forEach((point) => pen.lineTo(...at(point)));
+    pen.stroke();
+    const dot = (point, fill, radius = 4) => {
+      pen.beginPath();
+      pen.arc(...at(point), radius, 0, 7);
+      pen.fillStyle = fill;
+      pen.fill();
+      pen.stroke();
+    };
+    dot(points[0], colours.panel);
+    dot(points.at(-1), colours.accent);
+    pen.strokeStyle = QUERY;
+    if (model.epoch !== null && points[model.epoch]) dot(points[model.epoch], QUERY, 5);
+    const words = points.map((p) => shiftText(p));
+    this.track.setAttribute("aria-label", `Centre before training ${words[0]}, after ${words.length - 1} epochs ${words.at(-1)}`);
+  }
+
+  setSliders(layer, head) {
+    const { model, sliders, explorer } = this, replay = model.epoch !== null;
+    sliders.gaussian.hidden = model.encoding !== "quadratic";
+    sliders.box.hidden = replay || !explorer.host.live && model.encoding !== "quadratic" && !Object.keys(model.edits).length;
+    sliders.off.parentElement.hidden = !explorer.host.live;
+    sliders.off.checked = !model.isOff(layer, head);
+    sliders.reset.disabled = !model.edits[`${layer}.${head}`];
+    sliders.undo.disabled = !explorer.past.length;
+    sliders.redo.disabled = !explorer.future.length;
+    sliders.resetAll.disabled = !Object.keys(model.edits).length;
+    if (sliders.gaussian.hidden) return;
+    const { centre, sigma } = model.gaussian(layer, head), own = model.gaussian(layer, head, true).centre;
+    const reach = (c) => Math.max(8, Math.ceil(Math.abs(c)) + 4);
+    sliders.row.set(centre[0], { min: -reach(own[0]), max: reach(own[0]) });
+    sliders.column.set(centre[1], { min: -reach(own[1]), max: reach(own[1]) });
+    sliders.sigma.set(Math.log(Math.min(sigma, explorer.host.choices.sigmas[1])));
+  }
+
+  /** Class probabilities: a bar each; with changed heads, before (outline) and after (filled). */
+  drawPrediction(before, after, label) {
+    const { classes } = this.explorer.host.choices, now = after || before;
+    const order = classes.map((_, c) => c).sort((a, b) => before[b] - before[a]).slice(0, 10);
+    if (this.model.epoch !== null)
+      return this.predictions.replaceChildren(element("p", { className: "ax-note", textContent: "Of earlier epochs only the heads are recorded, not the weights: no prediction." }));
+    const stale = !this.explorer.host.live && !after && Object.keys(this.model.edits).length > 0;
+    this.predictions.replaceChildren(...order.map((c) => {
+      const bar = element("span", { className: "ax-bar" }, element("i"), after ? element("b") : null);
+      bar.firstChild.style.width = `${100 * now[c]}%`;
+      if (after) bar.lastChild.style.width = `${100 * before[c]}%`;
+      const [was, is] = [percent(before[c]), percent(now[c])], change = was === is ? is : `${was.replace("%", "")} → ${is}`;
+      return element("div", { className: c === label ? "ax-class ax-true" : "ax-class", title: c === label ? "the image's class" : "" },
+        element("span", { textContent: (c === label ? "✓ " : "") + classes[c] }), bar, element("span", { textContent: change }));
+    }), ...(stale ? [element("p", { className: "ax-note", textContent: "Of the unchanged model: the effect of a change needs Python." })] : []));
+  }
+
+  /** Whether Python has yet to send what is to be drawn. */
+  waits() {
+    return this.model.lacks(this.explorer.state.average);
+  }
+
+  draw() {
+    const waits = this.waits();
+    this.detail.style.visibility = this.card.root.style.visibility = waits ? "hidden" : "";
+    this.drawGrid(waits);
+    if (waits) return;
+    this.card.draw();
+    this.drawDetail();
+  }
+}

@@ -1,0 +1,166 @@
+"""The images that an explorer shows: the run's own data, a reader's files, arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+from numpy.typing import NDArray
+from PIL import Image, ImageCms, ImageOps
+from torch import Tensor
+
+from attnconv.data import STATISTICS, DataError, Dataset, find_data, load_data
+from attnconv.models import AttentionNet
+from attnconv.runs import Run
+
+FILE_LIMIT = 32 * 2**20
+"""Bytes of an image file that a reader may upload."""
+PIXEL_LIMIT = 64_000_000
+"""Pixels of such an image: more is refused before it is decoded."""
+
+
+class ExplorerError(ValueError):
+    """Something the explorer was asked and cannot do; its message is shown in the page."""
+
+
+def read_image(content: bytes, size: tuple[int, int], channels: int, name: str = "The file") -> NDArray[np.uint8]:
+    """Any image file as a model wants it: (height, width, channels), uint8.
+
+    EXIF rotation is applied, transparency laid on white, the middle cropped to the model's aspect ratio, then resized.
+
+    Raises:
+        ExplorerError: too large, or not an image that Pillow reads; the message says which, for the page.
+    """
+    if len(content) > FILE_LIMIT:
+        raise ExplorerError(f"{name} has {len(content) / 2**20:.0f} MB; at most {FILE_LIMIT >> 20} MB are read.")
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content)) as image:
+            if image.width * image.height > PIXEL_LIMIT:
+                raise ExplorerError(
+                    f"{name} has {image.width} x {image.height} pixels; at most {PIXEL_LIMIT // 1_000_000} million are "
+                    "read. Make it smaller first."
+                )
+            image.draft("RGB", (size[1] * 4, size[0] * 4))  # JPEG: decode no more than needed
+            image = _eight_bit(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
+    except ExplorerError:
+        raise
+    except PIL.UnidentifiedImageError:
+        raise ExplorerError(
+            f"{name} is not an image that can be read. PNG, JPEG, WebP, GIF, TIFF and BMP can."
+        ) from None
+    except Exception as error:  # Pillow's plugins raise what they like on damaged files
+        raise ExplorerError(f"{name} is damaged or no image ({error}).") from error
+    image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.LANCZOS)
+    return np.asarray(image, dtype=np.uint8).reshape(*size, channels)
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Modes that ``convert`` would clip or refuse: 16 and 32 bits by their own range, alpha laid on white, Lab."""
+    if image.mode[0] in "IF":
+        values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0, neginf=0)
+        low, high = values.min(), values.max()
+        return Image.fromarray(((values - low) * (255 / ((high - low) or 1))).astype(np.uint8))
+    if image.mode == "LAB":
+        return ImageCms.profileToProfile(
+            image, ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), outputMode="RGB"
+        )
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The images that can be chosen."""
+
+    name: str
+    images: NDArray[np.uint8]  # (N, H, W, C)
+    labels: NDArray | None
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def of_class(self, label: int | None) -> NDArray:
+        """Indices of the images of a class, or of all."""
+        return np.arange(len(self.images)) if label is None else np.flatnonzero(self.labels == label)
+
+    def title(self, index: int) -> str:
+        kind = "" if self.labels is None else f": {self.classes[self.labels[index]]}"
+        return f"{self.name} {index}{kind}"
+
+    def few(self, each: int, most: int) -> list[int]:
+        """The first images of every class, or of all."""
+        if self.labels is None:
+            return list(range(min(len(self.images), most)))
+        firsts = [self.of_class(label)[:each] for label in range(len(self.classes))]
+        return sorted(np.concatenate(firsts).tolist())[:most]
+
+
+def pool_of(images: Any, model: AttentionNet, run: Run | None) -> Pool:
+    """``images`` as `explore` takes it."""
+    size, channels, classes = model.config.image_size, model.config.image_channels, model.config.classes
+    about = run.config.get("data", {}) if run else {}
+    names = tuple(about.get("classes", ())) or tuple(str(i) for i in range(classes))
+    usual = STATISTICS["cifar10" if channels == 3 else "fashion-mnist"] if channels in (1, 3) else None
+    mean, std = (tuple(about[k]) if k in about else usual[i] for i, k in enumerate(("mean", "std")))
+    if images is None:
+        images = _own_data(about.get("name"), size, channels)
+    if isinstance(images, Dataset):
+        pool = Pool(
+            "test image",
+            images.test_images.cpu().numpy(),
+            images.test_labels.cpu().numpy(),
+            images.classes,
+            tuple(about.get("mean", images.mean)),
+            tuple(about.get("std", images.std)),
+        )
+    else:
+        if isinstance(images, Sequence) and not isinstance(images, str | bytes) and len(images):
+            images = np.stack([_picture(image, size, channels) for image in images])
+        values = images.cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+        values = values[..., None] if values.ndim == 3 else values
+        if values.dtype != np.uint8:
+            raise ExplorerError(f"images are {values.dtype}; they must be uint8, (N, height, width, channels).")
+        pool = Pool("image", values, None, names, mean, std)
+    if pool.images.shape[1:] != (*size, channels) or not len(pool.images) or len(pool.classes) != classes:
+        raise ExplorerError(
+            f"images of shape {pool.images.shape} and {len(pool.classes)} classes do not fit the model: it takes "
+            f"(N, {size[0]}, {size[1]}, {channels}) and {classes} classes. Give images=work.data, or image files."
+        )
+    return pool
+
+
+def _picture(image: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
+    """One of a list: a path, a file's bytes, a Pillow image, or an array that has the right shape."""
+    if isinstance(image, Image.Image):
+        file = io.BytesIO()
+        image.save(file, "PNG" if image.mode not in ("F", "CMYK") else "TIFF")
+        image = file.getvalue()
+    if isinstance(image, str | Path):
+        return read_image(Path(image).read_bytes(), size, channels, Path(image).name)
+    if isinstance(image, bytes):
+        return read_image(image, size, channels)
+    return image.cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)
+
+
+def _own_data(name: str | None, size: tuple[int, int], channels: int) -> Dataset | NDArray:
+    """The data that a run names, where it is on this machine (nothing is downloaded); else a drawn picture."""
+    source = "embedded" if name in (None, "fashion-mnist-sample") else name
+    if source in ("embedded", "cifar10", "fashion-mnist"):
+        with contextlib.suppress(DataError):
+            find_data(source)
+            data = load_data(source, progress=False)
+            if name or (data.image_size, data.image_channels) == (tuple(size), channels):
+                return data
+    rows, columns = np.mgrid[: size[0], : size[1]] / np.array(size, float)[:, None, None] - 0.5
+    ring = np.abs(np.hypot(rows, columns) - 0.3) < 0.07
+    picture = np.where(ring, 235, 60 + 90 * (columns + 0.5))
+    return np.repeat(picture.astype(np.uint8)[None, ..., None], channels, -1)

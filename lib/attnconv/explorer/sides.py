@@ -1,0 +1,265 @@
+"""One model of an explorer: what the browser needs of it, and what Python answers about it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnconv import heads
+from attnconv.attention import ContentAttention, LearnedAttention, PositionalAttention, QuadraticAttention
+from attnconv.equivalence import attention_to_conv
+from attnconv.explorer.arrays import array, padded, quantize
+from attnconv.explorer.images import ExplorerError
+from attnconv.models import AttentionNet, predict
+from attnconv.runs import Run
+
+AVERAGE_FLOOR = 1e-6
+"""Averaged probabilities travel as logarithms, and none below this share of the row's largest is told from it."""
+SIGMAS = (0.05, 50.0)
+"""Smallest and largest standard deviation that the slider of a Gaussian head gives, in pixels of the grid."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model to explore, and the run it comes from, if any."""
+
+    model: AttentionNet
+    run: Run | None
+
+    @property
+    def layers(self) -> list:
+        return self.model.attention_layers
+
+    @property
+    def content(self) -> bool:
+        return isinstance(self.layers[0], ContentAttention)
+
+    @cached_property
+    def arrays(self) -> dict[str, Any]:
+        """What the browser needs of the model, whatever the image."""
+        config = self.model.config
+        height, width = config.grid
+        side = dict(
+            name=self.run.path.name if self.run else "model",
+            title=run_title(self.run) if self.run else "model",
+            grid=[height, width],
+            heads=[layer.heads for layer in self.layers],
+            encoding=config.kind if config.kind != "learned_content" else "content",
+            path=self._path(),
+        )
+        if not self.content:
+            side["gram"] = array(_grams(self.layers))
+        if config.kind == "quadratic":
+            described = heads.geometry(self.layers, height, width)
+            side |= dict(
+                centres=array(described["parameter_centre"]),
+                precisions=array(described["precision"]),
+                sigmas=array(padded([np.array([_sigma(s) for s in layer.spreads]) for layer in self.layers])),
+            )
+        elif config.kind == "learned":
+            scores = [
+                [_by_shift(layer, length, axis) for layer in self.layers] for axis, length in enumerate(config.grid)
+            ]
+            side |= dict(rows=array(padded(scores[0])), columns=array(padded(scores[1])))
+        return side
+
+    def _path(self) -> dict[str, Any] | None:
+        """Where the heads were before training and after every epoch; for Gaussians all that P needs."""
+        recorded = self.run.heads if self.run else {}
+        if "centre" not in recorded:
+            return None
+        path = dict(epochs=len(recorded["centre"]), measured=array(recorded["centre"]))
+        if self.model.config.kind == "quadratic":
+            path |= dict(centres=array(recorded["parameter_centre"]), precisions=array(recorded["precision"]))
+        return path
+
+    @torch.no_grad()
+    def look(self, images: Tensor, edits: Sequence[dict] = (), bits: int = 16) -> list[dict[str, Any]]:
+        """For each image (B, C, H, W): class probabilities and, with content, scores; with some heads changed."""
+        with edited(self.model, edits):
+            answers = predict(self.model, images).float().softmax(-1).tolist()
+            seen = [dict(probabilities=answer) for answer in answers]
+            for one, image in zip(seen, images[:, None] if self.content else (), strict=self.content):
+                parts = [layer.score_parts(x) for layer, x in zip(self.layers, self._inputs(image), strict=True)]
+                one["maps"] = [_scores(content[0], position[0], bits) for content, position in parts]
+        return seen
+
+    @torch.no_grad()
+    def average(self, images: Tensor, bits: int = 16) -> list[dict[str, Any]]:
+        """Attention averaged over images, layer by layer: log P of the full score, of position and of content only."""
+        sums: list[list] = [[0.0, 0.0, 0.0] for _ in self.layers]
+        for some in images.split(4):  # few at a time: a batch of paper size would fill the memory
+            for total, layer, x in zip(sums, self.layers, self._inputs(some), strict=True):
+                content, position = (part.flatten(-2) for part in layer.score_parts(x))  # (B, h, H, W, N)
+                for i, logits in enumerate((content + position, position, content)):
+                    total[i] = total[i] + logits.softmax(-1).sum(0) / len(images)
+        names = ("full", "position", "content")
+        return [{n: quantize(_logarithm(p), bits) for n, p in zip(names, total, strict=True)} for total in sums]
+
+    @torch.no_grad()
+    def examine(self, image: Tensor, edits: Sequence[dict], layer: int, head: int, size: int | None) -> dict[str, Any]:
+        """What one layer and one of its heads do to an image (1, C, H, W), some heads being changed.
+
+        Returns:
+            ``kernel``: the layer against the size x size convolution that `attention_to_conv` reads from it; ``error``
+            is |attention - convolution| / |attention - bias| on this image, borders included, and ``probabilities``
+            are the model's with the convolution in the layer's place. None with content: there is no such kernel.
+            ``head``: its ``output``, the norm (H, W) of sum_k P(q, k) X_k W^h at every pixel q; its ``share`` of the
+            layer's output y, <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it.
+        """
+        attention, _ = head_of(self.model, dict(layer=layer, head=head))
+        with edited(self.model, edits):
+            x = self._inputs(image)[layer]
+            y = attention(x)
+            whole = y if attention.value.bias is None else y - attention.value.bias
+            with edited(self.model, [dict(layer=layer, head=head, off=True)]):
+                own = y - attention(x)
+                without = self._probabilities(image)
+            seen = dict(kernel=None)
+            if size and not self.content:
+                conv, _ = attention_to_conv(attention, size, size=tuple(x.shape[1:3]))
+                replaced = conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+                with _answering(attention, replaced):
+                    seen["kernel"] = dict(probabilities=self._probabilities(image))
+                seen["kernel"]["error"] = ((y - replaced).norm() / whole.norm().clamp_min(1e-12)).item()
+        share = (own * whole).sum() / whole.square().sum().clamp_min(1e-12)
+        seen["head"] = dict(output=own[0].norm(dim=-1).flatten().tolist(), share=share.item(), probabilities=without)
+        return seen
+
+    def _probabilities(self, image: Tensor) -> list[float]:
+        return predict(self.model, image)[0].float().softmax(-1).tolist()
+
+    def _inputs(self, image: Tensor) -> list[Tensor]:
+        self.model.eval()
+        return self.model.layer_inputs(image)
+
+
+def run_title(run: Run) -> str:
+    return f"{run.title}, seed {run.train.seed} ({100 * run.test_accuracy:.1f}%)"
+
+
+def _by_shift(layer: LearnedAttention, length: int, axis: int) -> NDArray:
+    """Scores along one axis by shift -(length - 1) .. length - 1: (h, 2 length - 1), from the two outer queries."""
+    with torch.no_grad():
+        logits = layer.axis_logits(length, axis).float().cpu().numpy()  # (h, query, key)
+    return np.concatenate([logits[:, -1, :-1], logits[:, 0]], axis=-1)
+
+
+def _scores(content: Tensor, position: Tensor, bits: int) -> dict[str, Any]:
+    """Both parts of a layer's score, each (h, H, W, H, W); the position's is a row term plus a column term."""
+    columns = position[..., 0, :]
+    rows = position[..., :, 0] - position[..., :1, 0]
+    content = content.flatten(-2)
+    parts = dict(content=content, rows=rows, columns=columns)
+    return {name: quantize(part.float().cpu().numpy(), bits) for name, part in parts.items()}
+
+
+def _logarithm(p: Tensor) -> NDArray:
+    p = p.float().cpu().numpy()
+    return np.log(np.maximum(p, AVERAGE_FLOOR * p.max(-1, keepdims=True)))
+
+
+@contextlib.contextmanager
+def edited(model: AttentionNet, edits: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """The model with some heads changed, inside a ``with`` block; its parameters are put back afterwards.
+
+    An edit names a ``layer`` and a ``head`` (from 0) and any of: ``off`` (true: the head adds nothing), and for
+    Gaussian heads ``centre`` (row, column; pixels) and ``sigma``, the standard deviation det(Sigma)^(1/4) in pixels:
+    a full covariance keeps its shape and is scaled.
+
+    Raises:
+        ExplorerError: there is no such head, or a value that is no finite number in range.
+    """
+    saved: dict[torch.nn.Parameter, Tensor] = {}
+
+    def keep(parameter: torch.nn.Parameter) -> Tensor:
+        saved.setdefault(parameter, parameter.detach().clone())
+        return parameter.detach()  # shares its memory
+
+    try:
+        for edit in edits:
+            layer, head = head_of(model, edit)
+            if edit.get("off"):
+                channels = slice(head * layer.channels, (head + 1) * layer.channels)
+                keep(layer.value.weight)[:, channels] = 0
+            if isinstance(layer, QuadraticAttention):
+                if edit.get("centre") is not None:
+                    centre = [_number(value, "centre", -1000, 1000) for value in edit["centre"]]
+                    keep(layer.centres)[head] = torch.tensor(centre).to(layer.centres)
+                if edit.get("sigma") is not None:
+                    sigma = _number(edit["sigma"], "sigma", *SIGMAS)
+                    spreads = keep(layer.spreads)
+                    spreads[head] = _rescaled(spreads[head], sigma)
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, values in saved.items():
+                parameter.copy_(values)
+
+
+@contextlib.contextmanager
+def _answering(layer: torch.nn.Module, output: Tensor) -> Iterator[None]:
+    """The layer gives this output, whatever its input is."""
+    hook = layer.register_forward_hook(lambda *_: output)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def edit_of(place: str, change: dict[str, Any]) -> dict[str, Any]:
+    """A head as the page's state holds it, "layer.head" and what was changed, as `edited` takes it."""
+    layer, head = map(int, place.split("."))
+    return dict(layer=layer, head=head, **change)
+
+
+def head_of(model: AttentionNet, edit: dict[str, Any]) -> tuple[Any, int]:
+    layers = model.attention_layers
+    layer, head = edit.get("layer"), edit.get("head")
+    if not isinstance(layer, int) or not 0 <= layer < len(layers):
+        raise ExplorerError(f"There is no layer {layer!r}: the model has {len(layers)}.")
+    if not isinstance(head, int) or not 0 <= head < layers[layer].heads:
+        raise ExplorerError(f"Layer {layer + 1} has no head {head!r}: it has {layers[layer].heads}.")
+    return layers[layer], head
+
+
+def _number(value: Any, name: str, low: float, high: float) -> float:
+    if not isinstance(value, int | float) or not low <= value <= high:
+        raise ExplorerError(f"{name} = {value!r} must be a number from {low:g} to {high:g}.")
+    return float(value)
+
+
+def _sigma(spread: Tensor) -> float:
+    """det(Sigma)^(1/4) of a head, from its Sigma^{-1/2}; 0 where it has no such scale."""
+    scale = spread.detach().double()
+    scale = scale.abs() if spread.dim() == 0 else scale.det().abs().sqrt()
+    return 1 / scale.item() if scale.isfinite() and scale >= 1e-6 else 0.0
+
+
+def _rescaled(spread: Tensor, sigma: float) -> Tensor:
+    """Sigma^{-1/2} of a head, scaled so that det(Sigma)^(1/4) is sigma; round where it has no such scale."""
+    if spread.dim() == 0:
+        return torch.full_like(spread, math.copysign(1 / sigma, spread.item()))
+    if not (before := _sigma(spread)):
+        return torch.eye(2).to(spread) / sigma
+    return (spread.double() * (before / sigma)).to(spread)
+
+
+@torch.no_grad()
+def _grams(layers: Sequence[PositionalAttention]) -> NDArray:
+    """<W^h, W^g> of the heads of every layer: (L, h, h), 0 where a layer has fewer. With them norms need no weights."""
+    most = max(layer.heads for layer in layers)
+    grams = np.zeros((len(layers), most, most))
+    for gram, layer in zip(grams, layers, strict=True):
+        weight = layer.value.weight.double().unflatten(1, (layer.heads, -1))  # (D, h, C)
+        gram[: layer.heads, : layer.heads] = torch.einsum("dhc,dgc->hg", weight, weight).cpu().numpy()
+    return grams

@@ -1,0 +1,136 @@
+"""A real browser for the tests of what front/ shows, and a JupyterLab to open it in."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attnconv.workspace import REPOSITORY
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
+]
+PHONE = dict(viewport=dict(width=390, height=700), has_touch=True, is_mobile=True)
+SETTLED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[playwright.Browser]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def opened(browser: playwright.Browser, file: Path, link: str = "", **options) -> playwright.Page:
+    """A page of a file alone, with the network off: asking for anything is an error. ``page.errors`` are those of its
+    scripts."""
+    options = dict(viewport=dict(width=1280, height=900), reduced_motion="reduce") | options
+    page = browser.new_context(offline=True, accept_downloads=True, **options).new_page()
+    page.on("request", lambda request: pytest.fail(request.url) if request.url.startswith("http") else None)
+    page.errors = []
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.goto(f"{file.as_uri()}#{link}" if link else file.as_uri())
+    return page
+
+
+class Shown:
+    """What a page shows in the element ``.attnconv-<name>``, whose object (``x``) is its property ``attnconv``."""
+
+    def __init__(self, page: playwright.Page, name: str):
+        self.page, self.name, self.root = page, name, page.locator(f".attnconv-{name}").first
+        self.root.wait_for(timeout=60_000)
+        self.wait("x?.timings.length")
+
+    def state(self) -> dict:
+        return self.root.evaluate("root => structuredClone(root.attnconv.state)")
+
+    def get(self, expression: str):
+        """The value of an expression about ``x``."""
+        return self.root.evaluate(f"(root) => {{ const x = root.attnconv; return {expression}; }}")
+
+    def wait(self, condition: str, timeout: float = 60_000) -> None:
+        """Wait until an expression about ``x`` is true."""
+        find = f"const x = document.querySelector('.attnconv-{self.name}').attnconv"
+        self.page.wait_for_function(f"(() => {{ {find}; return {condition}; }})()", timeout=timeout)
+
+    def canvas(self, locator: playwright.Locator) -> np.ndarray:
+        """A canvas as the reader sees it: (H, W, 3)."""
+        content = urllib.request.urlopen(locator.evaluate("canvas => canvas.toDataURL()")).read()
+        return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(int)
+
+    def drag(self, start: tuple[float, float], away: tuple[float, float]) -> None:
+        """Drag with the mouse, in a few moves; in pixels of the page, across and down."""
+        self.page.mouse.move(*start)
+        self.page.mouse.down()
+        for part in (0.3, 0.7, 1):
+            self.page.mouse.move(start[0] + part * away[0], start[1] + part * away[1])
+        self.page.mouse.up()
+
+
+@contextlib.contextmanager
+def jupyterlab(folder: Path, own: Path) -> Iterator[str]:
+    """A JupyterLab on a folder, with all that it writes in ``own``: an address with ``{notebook}`` to fill in."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(16)
+    places = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTERLAB_SETTINGS_DIR": "settings"}
+    places |= {"JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython", "JUPYTER_DATA_DIR": "data"}
+    environment = os.environ | {name: str(own / place) for name, place in places.items()}
+    environment |= {"ATTNCONV_QUIET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "lib")}
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
+    command += [f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={folder}", "--ServerApp.port_retries=0"]
+    command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    for name, settings in (
+        ("apputils-extension/notification", {"fetchNews": "false", "checkForUpdates": False}),  # no question in the way
+        (
+            "notebook-extension/tracker",
+            {"windowingMode": "none"},
+        ),  # cells out of sight stay in the page
+    ):
+        file = own / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(settings))
+    with open(own / "log", "w") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(300):
+            if server.poll() is not None:
+                break
+            try:
+                urllib.request.urlopen(f"{address}/api?token={token}", timeout=2).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        try:
+            assert server.poll() is None, (own / "log").read_text()
+            yield f"{address}/lab/tree/{{notebook}}?token={token}"
+        finally:
+            server.terminate()
+            server.wait(20)
+
+
+def run_all(page: playwright.Page) -> None:
+    """Run all cells of the notebook that JupyterLab has opened."""
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
+    page.get_by_text("| Idle").wait_for(timeout=60_000)  # a kernel that is not there yet would run nothing
+    page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
+    page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
