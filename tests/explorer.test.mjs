@@ -138,14 +138,14 @@ test("an upload goes in parts", () => {
   assert.equal([...inParts("empty", new ArrayBuffer(0))].length, 1);
 });
 
-test("the exported page chooses among its own images", () => {
+test("the exported page chooses among its own images", async () => {
   const host = pageHost({ image: { label: 0 }, gallery: [{ label: 1 }, { label: 0 }, { label: 1 }] }), heard = [];
   host.listen((what, value) => heard.push([what, value]));
-  host.send({ kind: "image", class: 1, id: 1 });
+  await host.send({ kind: "image", class: 1, id: 1 });
   assert.equal(host.image, host.gallery[0]);
-  host.send({ kind: "image", class: 1, id: 2 });
+  await host.send({ kind: "image", class: 1, id: 2 });
   assert.equal(host.image, host.gallery[2]);
-  host.send({ kind: "image", class: 5, id: 3 });
+  await host.send({ kind: "image", class: 5, id: 3 });
   assert.deepEqual(heard.map(([what]) => what), ["image", "done", "image", "done", "notice", "done"]);
 });
 

@@ -237,6 +237,63 @@ def test_a_nearly_singular_head_is_the_same_in_the_browser(away: float, sigma: f
     np.testing.assert_allclose(np.reshape(answer, (7, 7)), expected, atol=0.01)
 
 
+EDITS = [
+    dict(layer=0, head=1, off=True),
+    dict(layer=1, head=2, centre=[2.0, -1.25], sigma=0.8),
+    dict(layer=1, head=0, sigma=3.0),
+]
+
+
+@needs_node
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_browser_predicts_what_python_does(kind: str, data, tmp_path) -> None:
+    """Predictions with and without changed heads, and what a layer and a head do, on several images; in both orders."""
+    model = model_of(kind, hidden=16, mlp=12, layers=3)
+    with torch.no_grad():
+        model.classifier.weight *= 20  # so that something is predicted
+    explorer = explore(model, images=data)
+    side, shown = explorer._sides[0], [explorer._from_pool(index) for index in range(4)]
+    edits = [edit for edit in EDITS if kind in ("quadratic", "full") or edit.get("off")]
+    (tmp_path / "tree").write_bytes(
+        gzip.decompress(
+            pack(dict(side=side.arrays | dict(weights=side.weights), images=[one[0].tobytes() for one in shown]))
+        )
+    )
+    as_page = {f"{e['layer']}.{e['head']}": {k: v for k, v in e.items() if k not in ("layer", "head")} for e in edits}
+    script = f"""
+        import {{ unpack }} from {json.dumps((FRONT / "heads.js").as_uri())};
+        import {{ Network }} from {json.dumps((FRONT / "network.js").as_uri())};
+        import {{ readFileSync }} from "node:fs";
+        const tree = unpack(new Uint8Array(readFileSync({json.dumps(str(tmp_path / "tree"))})).buffer);
+        const network = new Network(tree.side, {{ mean: {list(data.mean)}, std: {list(data.std)} }}), edits = {json.dumps(as_page)};
+        console.log(JSON.stringify(tree.images.map((values) => {{
+            network.setImage({{ height: 28, width: 28, channels: 1, values }});
+            const [before, after] = [network.predict({{}}), network.predict(edits)];
+            return {{ before, after, seen: network.examine(1, 2, 3, edits), again: network.predict({{}}) }};
+        }})));"""
+    done = subprocess.run([NODE, "--input-type=module", "-e", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for answer, one in zip(json.loads(done.stdout), shown, strict=True):
+        image = explorer._inputs([one[0]])
+        (before,), (after,) = side.look(image), side.look(image, edits)
+        seen = side.examine(image, edits, 1, 2, 3)
+        assert np.ptp(before["probabilities"]) > 0.2
+        for got, expected in (
+            (answer["before"], before["probabilities"]),
+            (answer["again"], before["probabilities"]),
+            (answer["after"], after["probabilities"]),
+            (answer["seen"]["head"]["probabilities"], seen["head"]["probabilities"]),
+        ):
+            np.testing.assert_allclose(got, expected, atol=1e-2)
+        np.testing.assert_allclose(answer["seen"]["head"]["output"], seen["head"]["output"], rtol=0.02, atol=1e-3)
+        assert answer["seen"]["head"]["share"] == pytest.approx(seen["head"]["share"], abs=1e-2)
+        assert (answer["seen"]["kernel"] is None) == (kind == "content")
+        if kind != "content":
+            assert answer["seen"]["kernel"]["error"] == pytest.approx(seen["kernel"]["error"], abs=1e-2)
+            replaced = seen["kernel"]["probabilities"]
+            np.testing.assert_allclose(answer["seen"]["kernel"]["probabilities"], replaced, atol=1e-2)
+
+
 # --- images -------------------------------------------------------------------------------------------------------
 
 
@@ -406,6 +463,23 @@ def test_a_layer_and_its_heads_are_examined(kind: str, data) -> None:
             np.testing.assert_allclose(seen["kernel"]["probabilities"], replaced, rtol=1e-3)
 
 
+def test_right_answers_are_counted(data) -> None:
+    model = model_of("quadratic")
+    explorer = explore(model, images=data)
+    assert explorer.choices["labelled"] == 40
+    edits = [dict(layer=0, head=h, off=True) for h in range(3)]
+    for changes in ([], edits):
+        counted = []
+        for part in (0, 25):
+            ((answer, _),) = asked(explorer, kind="right", edits=changes, key="k", to=part + 25, **{"from": part})
+            assert (answer["key"], answer["from"]) == ("k", part)
+            counted += answer["right"]
+        with edited(model, changes):
+            logits = predict(model, explorer._inputs(list(data.test_images.numpy())))
+        assert counted == (logits.argmax(-1) == data.test_labels).tolist()
+    assert explore(model, images=data.test_images).choices["labelled"] == 0
+
+
 class Channels(torch.nn.Module):
     """(B, H, W, C) -> (B, C, H, W), or back."""
 
@@ -516,7 +590,7 @@ def test_the_page_is_one_file_without_the_network(runs, data, tmp_path) -> None:
     assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)|https?://|@import|url\(""", visible)
     assert page.count("<noscript>") == 1 and "openPage(document)" in page
     tree = tree_of(page)
-    assert tree["average"] and len(tree["gallery"]) == 9  # one of each class; the first is shown
+    assert tree["average"] and len(tree["gallery"]) == 39  # all test images but the one that is shown
     assert explorer.page() == page  # the same bytes each time
 
 
@@ -539,12 +613,18 @@ def test_the_page_is_of_the_view_as_it_is(kind: str, runs, data) -> None:
 def test_the_page_leaves_out_what_does_not_fit(data) -> None:
     explorer = explore(model_of("content"), images=data)
     full = len(explorer.page())
-    for limit in (full - 1000, full * 3 // 4, full - len(explorer.page()) // 3):
+    for limit in (full - 1000, full - 20_000, full - 40_000):
         page = explorer.page(limit)
         assert len(page.encode()) <= limit and tree_of(page)["image"]
-    assert len(tree_of(explorer.page(full - 1000))["gallery"]) < 9
+    assert len(tree_of(explorer.page(full - 1000))["gallery"]) < 39
     with pytest.raises(ExplorerError, match="larger than"):
         explorer.page(20_000)
+    # Without room for the weights the page shows where heads look, with maps that Python computed.
+    explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(full))
+    tree = tree_of(explorer.page(full))
+    assert (
+        "weights" not in tree["sides"][0] and tree["gallery"] and all("maps" in g["sides"][0] for g in tree["gallery"])
+    )
 
 
 @pytest.mark.slow

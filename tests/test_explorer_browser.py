@@ -9,14 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from attnconv.config import ModelConfig
-from attnconv.explorer import explore
+from attnconv.data import load_data
+from attnconv.explorer import Explorer, explore
+from attnconv.explorer.sides import edit_of
 from attnconv.models import build_model
 from attnconv.runs import Run
 from attnconv.workspace import REPOSITORY, open_workspace
-from browser import SETTLED, Shown, jupyterlab, needs_browser, playwright, run_all
+from browser import PHONE, SETTLED, Shown, jupyterlab, needs_browser, opened, playwright, run_all
 
 pytestmark = needs_browser
 
@@ -60,6 +63,30 @@ class Seen(Shown):
         """Wait until Python has answered and all is drawn."""
         self.wait("x.pending.size === 0 && !x.waiting")
         self.page.evaluate(SETTLED)
+
+    def studied(self) -> None:
+        """Wait until the host has also told what the chosen layer and head do, and counted right answers."""
+        self.idle()
+        counted = "(!Object.keys(x.state.edits).length || x.rightWith(x.state.edits).seen === x.rightWith({}).of)"
+        self.wait(f"x.rested && !x.pending.size && x.seen?.key === x.lookKey() && {counted}")
+
+    def head(self, number: int) -> tuple[float, float]:
+        """Where a head's dot is in the plot of its layer, on the page."""
+        canvas = self.root.locator(".ax-centres").first
+        canvas.scroll_into_view_if_needed()
+        self.idle()
+        box, place = canvas.bounding_box(), self.get(f"x.panels[0].card.places[{number}]")
+        return box["x"] + place["x"], box["y"] + place["y"]
+
+    def drag_head(self, number: int, rows: float, columns: float) -> None:
+        """Drag a head's dot by so many pixels of the grid."""
+        scale = self.get("x.panels[0].card.plot.side / (2 * x.panels[0].range)")
+        self.drag(self.head(number), (columns * scale, rows * scale))
+        self.idle()
+
+    def press(self, text: str) -> None:
+        self.root.get_by_role("button", name=text, exact=True).first.click()
+        self.idle()
 
     def pixels(self, name: str = "grid", panel: int = 0) -> np.ndarray:
         return self.canvas(self.root.locator(f".ax-{name}").nth(panel))
@@ -342,7 +369,8 @@ def test_an_exported_content_model(runs: dict[str, Run], browser: playwright.Bro
         before = seen.pixels()
         seen.choose(field, value)
         assert changed(before, seen.pixels()), (field, value)
-    assert seen.root.get_by_text("Your image").count() == 0
+    seen.studied()
+    assert "no convolution" in seen.root.locator(".ax-layer").inner_text()
     seen.page.context.close()
 
 
@@ -436,9 +464,12 @@ def test_two_models_of_unlike_kinds_share_the_scale_of_centres(
     page.close()
 
 
-def test_an_exported_page_is_as_the_view_was(runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path) -> None:
+def test_a_page_without_weights_is_as_the_view_was(
+    runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path
+) -> None:
     """It knows the prediction of the changed heads it was exported with, and of no others; so does its picture."""
     explorer = explore(runs["quadratic"])
+    explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(15_000_000))
     edits = {"1.2": dict(centre=[3, -1.5], sigma=0.5), "0.0": dict(off=True)}
     explorer.handle(dict(kind="export", state=dict(edits=edits, layer=1, head=2)))
     page = browser.new_page()
@@ -508,3 +539,172 @@ def test_without_javascript_there_is_a_picture(
     page.goto(file.as_uri())
     assert page.locator("noscript img").count() == 1 or page.locator("img").is_visible()
     context.close()
+
+
+GRID = torch.cartesian_prod(torch.arange(-1.0, 2), torch.arange(-1.0, 2))
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Explorer, Path]:
+    """A model whose first layer is a 3 x 3 kernel but for a head, and its page."""
+    torch.manual_seed(0)
+    config = ModelConfig(image_size=(28, 28), image_channels=1, downsampling=4, layers=2, heads=9, hidden=12, mlp=8)
+    model = build_model(config).eval()
+    with torch.no_grad():
+        for layer in model.attention_layers:
+            layer.centres.copy_(GRID)
+            layer.spreads.fill_(5)
+        model.attention_layers[0].centres[4] = torch.tensor([0.0, -1])
+        model.attention_layers[1].centres[0] = torch.tensor([-20.0, 3])
+        model.attention_layers[1].spreads[1:] = 0.9
+        model.classifier.weight *= 6
+    explorer = explore(model, images=load_data("embedded", progress=False).first(10, 20))
+    return explorer, explorer.export_html(tmp_path_factory.mktemp("grid") / "page.html")
+
+
+def python_says(explorer: Explorer, seen: Seen) -> np.ndarray:
+    """What Python predicts for the image and the changes that a page shows."""
+    pixels = np.array(seen.get("[...x.host.image.pixels.data]"), np.uint8).reshape(28, 28, 1)
+    edits = [edit_of(place, change) for place, change in seen.state()["edits"].items()]
+    return np.array(explorer._sides[0].look(explorer._inputs([pixels]), edits)[0]["probabilities"])
+
+
+def test_a_layer_is_a_kernel(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
+    explorer, file = grid
+    seen = Seen(opened(browser, file), tmp_path)
+    card = seen.root.locator(".ax-layer").first
+    assert "8 of 9 taps of a 3 × 3 kernel" in card.inner_text()
+    kinds = seen.get("x.panels[0].read(0).heads.map(({kind, same}) => [kind, same])")
+    assert kinds == [["tap", 3 if head == 4 else -1] for head in range(9)]
+    assert seen.get("x.panels[0].read(1).heads.map(({kind}) => kind)") == ["outside"] + 8 * ["blur"]
+    seen.studied()
+    expected = explorer._sides[0].examine(explorer._inputs([explorer._shown[0]]), [], 0, 0, 3)
+    assert seen.get("x.seen.kernel.error") == pytest.approx(expected["kernel"]["error"], abs=1e-2)
+    reading = card.locator(".ax-reading")
+    assert f"its output is {round(100 * expected['kernel']['error'])}% off" in reading.inner_text()
+    assert seen.get("x.seen.head.share") == pytest.approx(expected["head"]["share"], abs=1e-2)
+    share = seen.root.locator(".ax-does p").first
+    assert "share of the layer's output" in share.inner_text() and np.ptp(seen.pixels("output")) > 50
+
+    # A tap under the pointer names its heads; another size is another kernel.
+    box = card.locator(".ax-kernel").bounding_box()
+    seen.page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.5 * box["height"])
+    seen.idle()
+    assert "Tap (+0, −1)" in card.inner_text() and "head 4 (" in card.inner_text() and "head 5 (" in card.inner_text()
+    before, text = seen.pixels("kernel"), reading.inner_text()
+    card.get_by_label("Size of the kernel").select_option("1")
+    seen.idle()
+    assert changed(before, seen.pixels("kernel")) and reading.inner_text() != text
+    seen.shot("kernel")
+    assert not seen.page.errors
+    seen.page.context.close()
+
+
+def test_heads_are_dragged(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
+    explorer, file = grid
+    seen = Seen(opened(browser, file), tmp_path)
+    maps, kernel = seen.pixels(), seen.pixels("kernel")
+    seen.drag_head(4, 0.3, 0.9)
+    dragged = seen.state()["edits"]["0.4"]["centre"]
+    assert dragged == pytest.approx([0.3, -0.1], abs=0.1) and seen.state()["head"] == 4
+    assert changed(maps, seen.pixels()) and changed(kernel, seen.pixels("kernel"))
+    assert "9 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
+    seen.root.get_by_role("checkbox", name="whole shifts").check()
+    seen.drag_head(4, -0.2, 0.2)
+    assert seen.state()["edits"]["0.4"]["centre"] == [0, 0]
+
+    # The handle on the ring makes it wider.
+    box = seen.root.locator(".ax-centres").first.bounding_box()
+    at = seen.get("""(() => {
+        const { card } = x.panels[0], { side } = card.plot;
+        for (let a = 0; a < side; a++) for (let b = 0; b < side; b++) if (card.grip(a, b, false)?.ring) return [a, b];
+    })()""")
+    seen.drag((box["x"] + at[0] + 1, box["y"] + at[1] + 1), (25, 25))
+    seen.idle()
+    assert seen.state()["edits"]["0.4"]["sigma"] > 0.4
+
+    # One step back for each of them, and forth again.
+    edits = seen.state()["edits"]
+    for _ in range(3):
+        seen.press("Undo")
+    assert seen.state()["edits"] == {} and not changed(kernel, seen.pixels("kernel"))
+    for _ in range(3):
+        seen.press("Redo")
+    assert seen.state()["edits"] == edits
+
+    # Arrow keys on the plot; what is done to all heads.
+    seen.root.locator(".ax-centres").first.press("Shift+ArrowDown")
+    assert seen.state()["edits"]["0.4"]["centre"] == [1, 0]
+    seen.choose("Layer", "2")  # the options' names count from 1
+    seen.press("Make it a grid")
+    assert "9 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
+    centres = [seen.state()["edits"][f"1.{head}"]["centre"] for head in range(9)]
+    assert sorted(centres) == GRID.tolist() and centres[0] == [-1, -1]
+    seen.press("Undo")
+    seen.press("Harden all")
+    assert "8 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
+    seen.press("Solo")
+    assert [seen.state()["edits"].get(f"1.{head}", {}).get("off", False) for head in range(9)] == [False] + 8 * [True]
+    seen.press("Solo")
+
+    # The page predicts what Python does, also on another image; the changes stay.
+    seen.studied()
+    for _ in range(2):
+        assert seen.get("x.saysNow()") == pytest.approx(python_says(explorer, seen), abs=1e-2)
+        assert "→" in seen.root.locator(".ax-predictions").inner_text()
+        seen.press("Random image")
+        seen.studied()
+    right = [seen.get(f"x.rightWith({edits})") for edits in ("{}", "x.state.edits")]
+    edits = [edit_of(place, change) for place, change in seen.state()["edits"].items()]
+    for counted, changes in zip(right, ([], edits), strict=True):
+        images, labels = explorer._labelled()
+        said = explorer._sides[0].look(explorer._inputs(images), changes)
+        assert counted["of"] == 20
+        assert counted["right"] == sum(
+            np.argmax(one["probabilities"]) == y for one, y in zip(said, labels, strict=True)
+        )
+    assert "On 20 test images" in seen.root.locator(".ax-answer").inner_text()
+    seen.shot("dragged")
+    assert not seen.page.errors
+    seen.page.context.close()
+
+
+def test_a_page_predicts_for_an_image_of_the_reader(
+    grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path
+) -> None:
+    explorer, file = grid
+    seen = Seen(opened(browser, file), tmp_path)
+    given, choose = files(tmp_path), seen.root.locator("input[type=file]")
+    seen.drag_head(2, 1, 1)
+    choose.set_input_files(given["broken"])
+    seen.root.locator(".ax-notice", has_text="broken.jpg is not an image").wait_for()
+    choose.set_input_files(given["good"])
+    seen.wait("x.caption.textContent === 'good.png'")
+    seen.studied()
+    own = seen.pixels("image")
+    assert own[0].mean() < 20 and own[-1].mean() > 235  # from dark to light, all of its height
+    assert seen.get("x.saysNow()") == pytest.approx(python_says(explorer, seen), abs=1e-2)
+    assert len(seen.state()["edits"]) == 1 and seen.root.locator(".ax-notice").is_hidden()
+    seen.page.context.close()
+
+
+def test_a_finger_drags_a_head(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
+    seen = Seen(opened(browser, grid[1], **PHONE), tmp_path)
+    (x, y), cell = seen.head(8), seen.get("x.panels[0].card.plot.side / (2 * x.panels[0].range)")
+    assert cell > 22  # heads on neighbouring shifts are a finger apart
+    session = seen.page.context.new_cdp_session(seen.page)
+    start = seen.page.evaluate("scrollY")
+    for kind, points in (
+        ("touchStart", [dict(x=x, y=y)]),
+        ("touchMove", [dict(x=x + 20, y=y + 10)]),
+        ("touchMove", [dict(x=x + 40, y=y + 40)]),
+        ("touchEnd", []),
+    ):
+        session.send("Input.dispatchTouchEvent", dict(type=kind, touchPoints=points))
+    seen.idle()
+    moved = seen.state()["edits"]["0.8"]["centre"]
+    assert moved == pytest.approx([1 + 40 / cell, 1 + 40 / cell], abs=0.2)
+    assert seen.page.evaluate("scrollY") == start
+    assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
+    seen.shot("phone")
+    seen.page.context.close()

@@ -33,9 +33,14 @@ def style(name: str) -> str:
     return (FRONT / "theme.css").read_text() + (FRONT / name).read_text()
 
 
-def page(title: str, name: str, data: str, picture: bytes, heading: bool = True) -> str:
-    """One HTML file that needs no network: ``name``.js, its style, its data, and a PNG for readers without scripts."""
-    code = script(f"{name}.js").replace("</script", "<\\/script")
+def page(title: str, name: str, data: str, picture: bytes, heading: bool = True, worker: str = "") -> str:
+    """One HTML file that needs no network: ``name``.js, its style, its data, and a PNG for readers without scripts.
+
+    ``worker`` is the module that the page starts as a Web Worker, from its text: as a classic script, since a page that
+    was opened as a file may load no module from a text.
+    """
+    code, work = (script(file).replace("</script", "<\\/script") if file else "" for file in (f"{name}.js", worker))
+    work = re.sub("^export ", "", work, flags=re.MULTILINE)
     title, picture_data = html.escape(title), base64.b64encode(picture).decode()
     return "\n".join(
         [
@@ -45,6 +50,7 @@ def page(title: str, name: str, data: str, picture: bytes, heading: bool = True)
             f"<main>{f'<h1>{title}</h1>' if heading else ''}\n<div id='{name}'></div>",
             f"<noscript><img alt='{title}' src='data:image/png;base64,{picture_data}'></noscript></main>",
             f"<script id='data' type='text/plain'>{data}</script>",
+            f"<script id='worker' type='text/plain'>\n{work}</script>",
             f"<script type='module'>\n{code}\nopenPage(document);\n</script>\n</body>\n</html>\n",
         ]
     )

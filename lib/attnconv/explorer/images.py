@@ -22,6 +22,8 @@ from attnconv.runs import Run
 
 FILE_LIMIT = 32 * 2**20
 """Bytes of an image file that a reader may upload."""
+STRIP = 100
+"""Images on which right answers are counted, before heads are changed and after."""
 PIXEL_LIMIT = 64_000_000
 """Pixels of such an image: more is refused before it is decoded."""
 
@@ -102,6 +104,11 @@ class Pool:
             return list(range(min(len(self.images), most)))
         firsts = [self.of_class(label)[:each] for label in range(len(self.classes))]
         return sorted(np.concatenate(firsts).tolist())[:most]
+
+    def strip(self) -> list[int]:
+        """The images on which right answers are counted: all of them if they are few, else some of every class."""
+        few = len(self.images) <= STRIP
+        return list(range(len(self.images))) if few else self.few(max(1, STRIP // len(self.classes)), STRIP)
 
 
 def pool_of(images: Any, model: AttentionNet, run: Run | None) -> Pool:

@@ -54,6 +54,7 @@ class Side:
             grid=[height, width],
             heads=[layer.heads for layer in self.layers],
             encoding=config.kind if config.kind != "learned_content" else "content",
+            downsampling=config.downsampling,
             path=self._path(),
         )
         if not self.content:
@@ -82,13 +83,33 @@ class Side:
             path |= dict(centres=array(recorded["parameter_centre"]), precisions=array(recorded["precision"]))
         return path
 
+    @cached_property
+    def weights(self) -> dict[str, Any]:
+        """All that a prediction needs, in half precision; centres, Sigma^{-1} and learned scores are in `arrays`."""
+        blocks = []
+        for block in self.model.blocks:
+            attention, (up, _, down) = block.attention, block.mlp
+            parts = dict(value=attention.value, output=block.output, norm1=block.norm1, up=up, down=down)
+            parts |= dict(norm2=block.norm2)
+            if self.content:
+                parts |= dict(query=attention.query, key=attention.key)
+            blocks.append({name: _halves(part) for name, part in parts.items()})
+            if self.content:
+                for name, embedding in (("row", attention.row_embedding), ("column", attention.column_embedding)):
+                    blocks[-1][f"{name}Embedding"] = _half(embedding)
+                blocks[-1]["keySize"] = attention.key_size
+        return dict(embed=_halves(self.model.embed), blocks=blocks, classifier=_halves(self.model.classifier))
+
     @torch.no_grad()
-    def look(self, images: Tensor, edits: Sequence[dict] = (), bits: int = 16) -> list[dict[str, Any]]:
+    def look(
+        self, images: Tensor, edits: Sequence[dict] = (), bits: int = 16, maps: bool = True
+    ) -> list[dict[str, Any]]:
         """For each image (B, C, H, W): class probabilities and, with content, scores; with some heads changed."""
+        maps = maps and self.content
         with edited(self.model, edits):
             answers = predict(self.model, images).float().softmax(-1).tolist()
             seen = [dict(probabilities=answer) for answer in answers]
-            for one, image in zip(seen, images[:, None] if self.content else (), strict=self.content):
+            for one, image in zip(seen, images[:, None] if maps else (), strict=maps):
                 parts = [layer.score_parts(x) for layer, x in zip(self.layers, self._inputs(image), strict=True)]
                 one["maps"] = [_scores(content[0], position[0], bits) for content, position in parts]
         return seen
@@ -204,6 +225,14 @@ def edited(model: AttentionNet, edits: Sequence[dict[str, Any]]) -> Iterator[Non
         with torch.no_grad():
             for parameter, values in saved.items():
                 parameter.copy_(values)
+
+
+def _half(values: Tensor) -> bytes:
+    return values.detach().half().cpu().numpy().tobytes()
+
+
+def _halves(layer: torch.nn.Module) -> dict[str, bytes]:
+    return dict(weight=_half(layer.weight), bias=_half(layer.bias))
 
 
 @contextlib.contextmanager

@@ -106,6 +106,9 @@ class Explorer(anywidget.AnyWidget):
                 by_class=self._pool.labels is not None,
                 sigmas=list(SIGMAS),
                 colours=figures.head_colours(20),
+                labelled=len(self._labelled()[0]),
+                mean=list(self._pool.mean),
+                std=list(self._pool.std),
                 averaged=min(AVERAGED_IMAGES, len(self._pool.images)),
                 file_limit=FILE_LIMIT,
             ),
@@ -124,7 +127,7 @@ class Explorer(anywidget.AnyWidget):
     # -- what Python answers
 
     def handle(self, message: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
-        """Do what the page asks (`kind`): image, upload, heads, examine, average, run, compare, export.
+        """Do what the page asks (`kind`): image, upload, heads, examine, right, average, run, compare, export.
 
         Raises:
             ExplorerError: it cannot be done; the message is for the reader.
@@ -134,6 +137,7 @@ class Explorer(anywidget.AnyWidget):
             upload=self._upload,
             heads=self._change_heads,
             examine=self._examine,
+            right=self._right,
             average=self._average,
             run=self._choose_run,
             compare=self._compare,
@@ -188,6 +192,21 @@ class Explorer(anywidget.AnyWidget):
         seen = self._sides[0].examine(self._inputs([self._shown[0]]), message.get("edits") or [], *place)
         self.send(dict(seen, kind="examined", key=message.get("key")))
 
+    def _right(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+        """Whether the model is right about some of the labelled images, with changed heads."""
+        images, labels = self._labelled()
+        chosen = slice(int(message["from"]), int(message["to"]))
+        seen = self._sides[0].look(self._inputs(images[chosen]), message.get("edits") or [], maps=False)
+        right = [int(np.argmax(one["probabilities"])) == y for one, y in zip(seen, labels[chosen], strict=True)]
+        self.send(dict(kind="right", key=message.get("key"), right=right, **{"from": chosen.start}))
+
+    def _labelled(self) -> tuple[NDArray, NDArray]:
+        """Images on which right answers are counted, and their labels."""
+        if self._pool.labels is None:
+            return self._pool.images[:0], np.array([], int)
+        chosen = self._pool.strip()
+        return self._pool.images[chosen], self._pool.labels[chosen]
+
     def _average(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         self.average = self._averages(16)
 
@@ -222,10 +241,10 @@ class Explorer(anywidget.AnyWidget):
         device = next(self._sides[0].model.parameters()).device
         return normalize(torch.from_numpy(np.stack(pixels)).to(device), self._pool.mean, self._pool.std)
 
-    def _look(self, shown: Sequence[_Shown], bits: int = 16) -> list[dict[str, Any]]:
+    def _look(self, shown: Sequence[_Shown], bits: int = 16, maps: bool = True) -> list[dict[str, Any]]:
         """What the page needs of these images."""
         inputs = self._inputs([one[0] for one in shown])
-        seen = zip(*[side.look(inputs, bits=bits) for side in self._sides], strict=True)
+        seen = zip(*[side.look(inputs, bits=bits, maps=maps) for side in self._sides], strict=True)
         return [
             dict(pixels=array(pixels), title=title, label=label, sides=list(sides))
             for (pixels, title, label), sides in zip(shown, seen, strict=True)
@@ -269,8 +288,9 @@ class Explorer(anywidget.AnyWidget):
     def page(self, limit: int = EXPORT_LIMIT) -> str:
         """The explorer as one HTML page of at most ``limit`` bytes, which needs neither Python nor a network.
 
-        It holds the models, the image shown now and its prediction, also with the heads as they are changed now; then,
-        while there is room, the average over images and images of every class with their predictions.
+        It holds what is drawn of the models, the image shown now and its prediction, also with the heads as they are
+        changed now; then, while there is room, the first model's weights, with which the page predicts by itself, the
+        average over images, and images of every class with their predictions.
 
         Raises:
             ExplorerError: not even the image shown now fits.
@@ -278,31 +298,43 @@ class Explorer(anywidget.AnyWidget):
         tree = dict(sides=self.sides, choices=self.choices, average=[], gallery=[], state=dict(self.state))
         tree["image"] = self._look([self._shown], bits=8)[0]
         changed = [edit_of(place, change) for place, change in self.state.get("edits", {}).items()]
-        if changed:  # the page cannot ask what the model makes of them
+        if changed:
             inputs = self._inputs([self._shown[0]])
             tree["edited"] = dict(self._sides[0].look(inputs, changed, bits=8)[0], heads=changed)
         frame = self._frame()
         room = (limit - len(frame.encode())) * 3 // 4 - len(pack(tree))  # base64 writes 4 bytes for 3
         if room < 0:
             raise ExplorerError(f"The page would be larger than {limit / 1e6:g} MB: explore a smaller model.")
+
+        def fits(part: Any) -> bool:
+            nonlocal room
+            size = len(pack(part)) + 100
+            if size > room:
+                return False
+            room -= size
+            return True
+
+        if fits(weights := self._sides[0].weights):
+            tree["sides"] = [self.sides[0] | dict(weights=weights), *self.sides[1:]]
         content = any(side.content for side in self._sides)
-        if content:
-            average = self._averages(8)
-            if (size := len(pack(average)) + 100) <= room:
-                tree["average"], room = average, room - size
-        few = map(self._from_pool, self._pool.few(1 if content else 3, 60))
+        if content and fits(average := self._averages(8)):
+            tree["average"] = average
+        # A page that predicts also computes where the heads of its first model look.
+        maps = content and ("weights" not in tree["sides"][0] or len(self._sides) > 1)
+        few = map(self._from_pool, self._pool.few(1, 60) if maps else self._pool.strip())
         few = [one for one in few if one[1] != self._shown[1]]
-        for start in range(0, len(few), step := 1 if content else 60):
-            more = self._look(few[start : start + step], bits=8)
-            if (size := len(pack(more)) + 100) > room:
+        for start in range(0, len(few), step := 1 if maps else 10):
+            more = self._look(few[start : start + step], bits=8, maps=maps)
+            if not fits(more):
                 break
             tree["gallery"] += more
-            room -= size
         return frame.replace("@DATA@", base64.b64encode(pack(tree)).decode())
 
     def _frame(self) -> str:
         """The page without its data."""
-        return assets.page(f"Attention heads: {self.sides[0]['title']}", "explorer", "@DATA@", self._png)
+        return assets.page(
+            f"Attention heads: {self.sides[0]['title']}", "explorer", "@DATA@", self._png, worker="worker.js"
+        )
 
     def export_html(self, path: str | Path) -> Path:
         """Write `page` to a file and return its path."""

@@ -4,14 +4,15 @@
 // One `Explorer` per element. A host (hosts.js) stands between it and Python: it holds the data, takes messages, and
 // tells when data changed. Arithmetic without a browser is in heads.js and maths.js.
 
-import { QUERY, ramp } from "./draw.js";
+import { QUERY, percent, ramp } from "./draw.js";
 import { Model, project, typed, unpack } from "./heads.js";
-import { pageHost, widgetHost } from "./hosts.js";
+import { pageHost, widgetHost, workerOf } from "./hosts.js";
 import { clamp } from "./maths.js";
 import { kindText } from "./layer.js";
 import { canvasOf, element, onTheme, themeOf } from "./page.js";
 import { IMAGE_SIDE, Panel } from "./panel.js";
 
+const QUIET = ["examine", "right"]; // asked while the reader rests: notices stay
 const PATIENCE = 20000; // ms after which a silent Python is mentioned
 
 /** An upload's messages: parts of half a megabyte or so, as one message to a Jupyter server holds 10 MB at most. */
@@ -23,7 +24,7 @@ export function* inParts(name, buffer, size = 1 << 20) {
 
 export class Explorer {
   constructor(root, host) {
-    Object.assign(this, { root, host, pending: new Map(), serial: 0, timings: [], waiting: null, past: [], future: [], lit: -1, serialOfImage: 0, seen: null });
+    Object.assign(this, { root, host, pending: new Map(), serial: 0, timings: [], waiting: null, past: [], future: [], lit: -1, serialOfImage: 0, seen: null, strip: new Map() });
     const [height, width] = host.sides[0].grid;
     this.state = {
       query: [height >> 1, width >> 1], locked: false, layer: 0, head: 0, view: "maps", part: "full", scale: "probabilities",
@@ -32,6 +33,7 @@ export class Explorer {
     this.build();
     this.load();
     host.listen((what, value) => this.told(what, value));
+    if (!host.live && host.predicts) this.askAgain();
     this.resized = new ResizeObserver(([{ contentRect: { width } }]) => {
       if (width !== this.width) this.theme(); // also the first time, when the element has come into the page
       this.width = width;
@@ -83,7 +85,7 @@ export class Explorer {
     this.seen = element("div", { className: "ax-view" }, this.image, element("div", { className: "ax-words" }, this.lock, this.caption));
     this.tools = element("aside", { className: "ax-tools" },
       element("div", { className: "ax-row" }, this.classField, button("Random image", () => this.newImage(), "Another image of this class")),
-      host.live ? element("div", { className: "ax-row" }, button("Your image …", () => this.file.click(), "Any image file; it is cropped and resized"), this.file) : null,
+      host.predicts ? element("div", { className: "ax-row" }, button("Your image …", () => this.file.click(), "Any image file; it is cropped and resized"), this.file) : null,
       element("div", { className: "ax-row" }, this.layerField, this.headField),
       element("div", { className: "ax-row" }, button("Save PNG", () => this.savePng(), "This view as a picture"),
         host.live ? button("Export HTML", () => this.exportPage(), "This explorer as one file that works without Python") : null),
@@ -98,8 +100,8 @@ export class Explorer {
     image.addEventListener("keydown", (event) => this.key(event));
     // Lists and sliders use these keys themselves; JupyterLab would change cells, or delete this one.
     this.root.addEventListener("keydown", (event) => event.ctrlKey || event.metaKey || event.stopPropagation());
-    this.root.addEventListener("dragover", (event) => host.live && event.preventDefault());
-    this.root.addEventListener("drop", (event) => { if (host.live && event.dataTransfer.files.length) { event.preventDefault(); this.upload(event.dataTransfer.files[0]); } });
+    this.root.addEventListener("dragover", (event) => host.predicts && event.preventDefault());
+    this.root.addEventListener("drop", (event) => { if (host.predicts && event.dataTransfer.files.length) { event.preventDefault(); this.upload(event.dataTransfer.files[0]); } });
   }
 
   // -- data
@@ -163,6 +165,7 @@ export class Explorer {
     this.models.forEach((model, i) => {
       const seen = this.state.compare === "epoch" ? image.sides[0] : image.sides[i];
       model.setScores((i === 0 && edited && edited.maps) || (seen && seen.maps));
+      if (i === 0 && edited && edited.scores) edited.scores.forEach((scores, layer) => model.setExact(layer, scores));
       if (seen) this.panels[i].drawPrediction(seen.probabilities, i === 0 && edited && edited.heads && edited.heads.length ? edited.probabilities : null, image.label);
     });
     this.later(true);
@@ -184,14 +187,19 @@ export class Explorer {
         this.waiting = null; // first: the exported page answers at once
         next();
       }
+      if (this.rested && !this.pending.size) this.study();
       if (failed) this.set({ average: false }, true);
     } else if (what === "notice") this.complain(value);
     else if (what === "examined") {
       this.seen = value;
       this.later();
+    } else if (what === "right") {
+      const found = this.strip.get(value.key) || [];
+      if (found.length === value.from) this.strip.set(value.key, [...found, ...value.right]);
+      this.later();
     } else if (what === "file") this.download(new Blob([value.content], { type: value.type }), value.name);
     else if (what === "sides") {
-      if (this.host.sides[0].name !== this.models[0].name) [this.past, this.future, this.state.edits] = [[], [], {}]; // another model's
+      if (this.host.sides[0].name !== this.models[0].name) [this.past, this.future, this.state.edits, this.strip] = [[], [], {}, new Map()]; // another model's
       this.load();
       this.askAgain();
     } else if (what === "average") {
@@ -203,18 +211,19 @@ export class Explorer {
     }
   }
 
-  /** Changed heads stay changed on another image or beside another run: ask what becomes of its prediction. */
+  /** Changed heads stay changed on another image or beside another run: ask what becomes of its prediction. An exported
+   * page computes there, too, where a head that looks at content looks. */
   askAgain() {
-    if (Object.keys(this.state.edits).length) this.askPrediction();
+    if (Object.keys(this.state.edits).length || (this.host.predicts && this.models[0].lacks(false))) this.askPrediction();
   }
 
   ask(message, buffers = []) {
     const id = ++this.serial;
-    this.complain("");
+    if (!QUIET.includes(message.kind)) this.complain("");
     this.pending.set(id, setTimeout(() => {
       this.pending.delete(id);
       this.root.classList.toggle("ax-busy", this.pending.size > 0);
-      this.complain("Python does not answer. Moving the query still works; for the rest, run the cell again.");
+      this.complain(this.host.live ? "Python does not answer. Moving the query still works; for the rest, run the cell again." : "This takes long: the model computes in your browser.");
     }, PATIENCE));
     this.root.classList.add("ax-busy");
     this.host.send({ ...message, id }, buffers);
@@ -228,6 +237,7 @@ export class Explorer {
   }
 
   set(changes, relayout = false) {
+    this.rested = false;
     Object.assign(this.state, changes);
     this.later(relayout);
   }
@@ -327,6 +337,7 @@ export class Explorer {
   }
 
   setEdits(edits) {
+    this.rested = false;
     this.models[0].edits = this.state.edits = edits;
     this.later();
     this.askPrediction();
@@ -390,8 +401,60 @@ export class Explorer {
     this.ask({ kind: "examine", layer: state.layer, head: state.head, size: panel.card.size, edits: this.editList(), key });
   }
 
-  editList() {
-    return Object.entries(this.state.edits).map(([key, edit]) => {
+  /** What the model says now, the chosen changes included. */
+  saysNow() {
+    const { image, edited } = this.host;
+    return (edited && edited.heads && edited.heads.length ? edited.probabilities : null) || image.sides[0].probabilities;
+  }
+
+  /** "truck 13% → 12%": what the model says now, and with these probabilities instead. */
+  outcome(probabilities) {
+    const { classes } = this.host.choices, now = this.saysNow(), best = (p) => p.indexOf(Math.max(...p)), [a, b] = [best(now), best(probabilities)];
+    return a === b ? `${classes[a]} ${percent(now[a])} → ${percent(probabilities[a])}` : `${classes[b]} (${percent(probabilities[b])}) instead of ${classes[a]} (${percent(now[a])})`;
+  }
+
+  // -- how often it is right: a few test images at a time, whenever nothing else is asked
+
+  /** Right answers so far with these changes: {right, seen, of}; null where there are no labelled images. */
+  rightWith(edits) {
+    const { labelled = 0 } = this.host.choices, found = this.strip.get(JSON.stringify(edits)) || [];
+    return labelled ? { right: found.filter(Boolean).length, seen: found.length, of: labelled } : null;
+  }
+
+  /** The changes without the chosen head, as `rightWith` takes them. */
+  withoutHead() {
+    const { state } = this, place = `${state.layer}.${state.head}`;
+    return { ...state.edits, [place]: { ...state.edits[place], off: true } };
+  }
+
+  /** What takes a while, and is asked for only when the reader rests. */
+  study() {
+    this.look();
+    this.measure();
+  }
+
+  measure() {
+    const { host, state, models: [model] } = this, { labelled = 0 } = host.choices;
+    if (!labelled || !host.predicts || this.pending.size || model.epoch !== null) return;
+    const wanted = [...(Object.keys(state.edits).length ? [{}, state.edits] : []), ...(this.wantsHead === this.headKey() ? [{}, state.edits, this.withoutHead()] : [])];
+    const edits = wanted.find((one) => (this.strip.get(JSON.stringify(one)) || []).length < labelled);
+    if (!edits) return;
+    const from = (this.strip.get(JSON.stringify(edits)) || []).length;
+    this.ask({ kind: "right", edits: this.editList(edits), key: JSON.stringify(edits), from, to: Math.min(from + host.chunk, labelled) });
+  }
+
+  headKey() {
+    return JSON.stringify([this.models[0].name, this.withoutHead()]);
+  }
+
+  /** Also count right answers without the chosen head. */
+  countWithout() {
+    this.wantsHead = this.headKey();
+    this.later();
+  }
+
+  editList(edits = this.state.edits) {
+    return Object.entries(edits).map(([key, edit]) => {
       const [layer, head] = key.split(".").map(Number);
       return { layer, head, ...edit };
     });
@@ -461,6 +524,7 @@ export class Explorer {
   async upload(file) {
     this.file.value = "";
     if (!file) return;
+    if (!this.host.live) return void this.ask({ kind: "open", file });
     const limit = this.host.choices.file_limit;
     if (file.size > limit) return this.complain(`${file.name} has ${Math.round(file.size / 2 ** 20)} MB; at most ${limit >> 20} MB are read.`);
     for (const [message, part] of inParts(file.name, await file.arrayBuffer())) this.ask(message, [part]);
@@ -621,7 +685,8 @@ export class Explorer {
     this.image.setAttribute("aria-label", `${this.caption.textContent}. Query pixel row ${state.query[0]}, column ${state.query[1]}${state.locked ? ", held" : ""}. Arrow keys move it, Enter holds it.`);
     panel.grid.setAttribute("aria-label", `Attention of all heads: ${this.models[0].heads.length} layers. Arrow keys move the query; the lists Layer and Head choose one to see large.`);
     this.host.save({ ...state });
-    this.look();
+    this.rested = true;
+    this.study();
   }
 }
 
@@ -634,7 +699,10 @@ export async function openPage(page) {
   }
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Explorer(place, pageHost(unpack(await new Response(stream).arrayBuffer())));
+  const data = unpack(await new Response(stream).arrayBuffer()), { weights } = data.sides[0], source = page.getElementById("worker");
+  const ask = weights && source ? workerOf(source.textContent) : null;
+  if (ask) ask("start", { side: data.sides[0], mean: data.choices.mean, std: data.choices.std });
+  return new Explorer(place, pageHost(data, ask));
 }
 
 export default {

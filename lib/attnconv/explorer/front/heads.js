@@ -39,6 +39,21 @@ class Quantized {
   }
 }
 
+/** Rows as they are, where they were computed here. */
+class Exact {
+  constructor(values, length) {
+    Object.assign(this, { values, length });
+  }
+
+  add(r, out) {
+    for (let k = 0; k < this.length; k++) out[k] += this.values[r * this.length + k];
+  }
+
+  value(r, k) {
+    return this.values[r * this.length + k];
+  }
+}
+
 // --- attention maps -------------------------------------------------------------------------------------------------
 
 /** Standard deviation det(Sigma)^(1/4) of a Gaussian head, from Sigma^{-1} as [rr, rc, cr, cc]. */
@@ -79,6 +94,12 @@ export class Model {
     this.scores = maps && maps.map((layer) => ({
       content: new Quantized(layer.content), rows: new Quantized(layer.rows), columns: new Quantized(layer.columns),
     }));
+  }
+
+  /** Scores of one layer as the browser computed them: {content, rows, columns}, each (heads, pixels, keys). */
+  setExact(layer, { content, rows, columns }) {
+    this.scores ||= [];
+    this.scores[layer] = { content: new Exact(content, this.pixels), rows: new Exact(rows, this.height), columns: new Exact(columns, this.width) };
   }
 
   setAverages(maps) {
@@ -143,6 +164,22 @@ export class Model {
       }
     }
     return out;
+  }
+
+  /** P of one head as a product: the softmax over the rows (height x height) and over the columns (width x width) for
+   * every query's row and column. Null where it does not factor. */
+  axes(layer, head) {
+    if (this.content) return null;
+    const lengths = [this.height, this.width], at = layer * this.most + head;
+    const { centre, precision } = this.encoding === "quadratic" ? this.gaussian(layer, head) : {};
+    if (precision && (precision[1] || precision[2])) return null;
+    return lengths.map((length, axis) => {
+      const score = centre ? (shift) => -0.5 * precision[3 * axis] * (shift - centre[axis]) ** 2
+        : (shift) => (axis ? this.columns : this.rows)[at * (2 * length - 1) + length - 1 + shift];
+      const out = new Float32Array(length * length);
+      for (let q = 0; q < length; q++) softmax(Float64Array.from({ length }, (_, k) => score(k - q)), out.subarray(q * length, (q + 1) * length));
+      return out;
+    });
   }
 
   /** P of one head at a query: sums to 1. */

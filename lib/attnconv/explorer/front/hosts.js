@@ -4,6 +4,8 @@
 export function widgetHost(model) {
   const host = {
     live: true,
+    predicts: true,
+    chunk: 25, // test images that Python looks at in one go
     send: (message, buffers) => model.send(message, undefined, buffers),
     save: (state) => {
       model.set("state", state);
@@ -13,7 +15,7 @@ export function widgetHost(model) {
       const custom = (message, buffers) => {
         if (message.kind === "done") told("done", message.id);
         else if (message.kind === "notice") told("notice", message.text);
-        else if (message.kind === "examined") told("examined", message);
+        else if (message.kind === "examined" || message.kind === "right") told(message.kind, message);
         else if (message.kind === "file") told("file", { ...message, content: buffers[0] });
       };
       const changes = {};
@@ -38,24 +40,110 @@ export function widgetHost(model) {
   return host;
 }
 
-/** In an exported page: images come from the file, and nothing can be asked of a model. */
-export function pageHost(data) {
-  const images = [data.image, ...data.gallery], known = data.edited || {}; // heads as they were changed in Jupyter, if so
-  let told = () => {}, last = 0;
-  return {
-    ...data, live: false, edited: known, save() {}, listen: (act) => { told = act; },
-    send(message) {
-      if (message.kind === "image") {
-        const fit = images.map((image, i) => i).filter((i) => i !== last && (message.class === null || images[i].label === message.class));
-        const next = fit.find((i) => i > last) ?? fit[0];
-        if (next !== undefined) [this.image, this.edited] = [images[(last = next)], {}];
-        told(next === undefined ? "notice" : "image", "This file holds no other image of that class.");
+/** A file as an image of that size, {shape, values: bytes}: the middle cropped to its proportions, then resized; one
+ * channel is brightness. Transparent places are white. */
+export async function readPicture(file, [height, width, channels]) {
+  const bitmap = await createImageBitmap(file), canvas = document.createElement("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
+  const scale = Math.min(bitmap.width / width, bitmap.height / height), [wide, tall] = [width * scale, height * scale];
+  Object.assign(canvas, { width, height });
+  pen.fillStyle = "#fff";
+  pen.fillRect(0, 0, width, height);
+  pen.imageSmoothingQuality = "high";
+  pen.drawImage(bitmap, (bitmap.width - wide) / 2, (bitmap.height - tall) / 2, wide, tall, 0, 0, width, height);
+  const { data } = pen.getImageData(0, 0, width, height), values = new Uint8Array(height * width * channels);
+  for (let at = 0; at < height * width; at++) {
+    const colour = data.subarray(4 * at, 4 * at + 3);
+    if (channels === 1) values[at] = Math.round(0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]);
+    else values.set(colour, at * channels);
+  }
+  return { dtype: "uint8", shape: [height, width, channels], data: values };
+}
+
+/** Questions to a Web Worker made of `source`, each answered by a promise. Null where there can be none. */
+export function workerOf(source) {
+  let worker, last = 0;
+  const waiting = new Map();
+  try {
+    worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  } catch {
+    return null;
+  }
+  worker.onmessage = ({ data: { id, answer, error } }) => {
+    const { done, failed } = waiting.get(id);
+    waiting.delete(id);
+    if (error) failed(new Error(error));
+    else done(answer);
+  };
+  worker.onerror = (event) => {
+    for (const { failed } of waiting.values()) failed(new Error(event.message || "This browser cannot start a worker."));
+    waiting.clear();
+  };
+  return (kind, message) => new Promise((done, failed) => {
+    waiting.set(++last, { done, failed });
+    worker.postMessage({ ...message, kind, id: last });
+  });
+}
+
+/** In an exported page: images come from the file, and with the weights in it, `ask` is a worker that predicts. */
+export function pageHost(data, ask = null) {
+  const images = [data.image, ...data.gallery], labelled = images.filter(({ label }) => label !== null), known = data.edited || {}; // heads as they were changed in Jupyter, if so
+  let told = () => {}, last = 0, serial = 0;
+  const pixels = ({ shape: [height, width, channels], data: values }) => ({ height, width, channels, values });
+  const shown = () => ({ ...pixels(host.image.pixels), serial });
+  const edits = (list) => Object.fromEntries(list.map(({ layer, head, ...edit }) => [`${layer}.${head}`, edit]));
+  const show = (image) => {
+    [host.image, host.edited] = [image, {}];
+    serial++;
+    told("image");
+  };
+  const actions = {
+    image(message) {
+      const fit = images.map((image, i) => i).filter((i) => i !== last && (message.class === null || images[i].label === message.class));
+      const next = fit.find((i) => i > last) ?? fit[0];
+      if (next === undefined) return told("notice", "This file holds no other image of that class.");
+      last = next;
+      show(images[next]);
+    },
+    async heads(message) {
+      const own = last === 0 && !serial && message.edits.length && JSON.stringify(message.edits) === JSON.stringify(known.heads);
+      host.edited = own ? known : {};
+      if (ask) {
+        const at = serial, answer = await ask("heads", { image: shown(), edits: edits(message.edits) });
+        if (at !== serial) return; // another image is shown by now
+        host.edited = { heads: message.edits, ...answer };
       }
-      if (message.kind === "heads") {
-        this.edited = last === 0 && message.edits.length && JSON.stringify(message.edits) === JSON.stringify(known.heads) ? known : {};
-        told("edited");
+      told("edited");
+    },
+    async examine(message) {
+      if (ask) told("examined", { ...message, ...await ask("examine", { ...message, image: shown(), edits: edits(message.edits) }) });
+    },
+    async right(message) {
+      const some = labelled.slice(message.from, message.to);
+      const best = ({ sides: [{ probabilities }] }) => probabilities.indexOf(Math.max(...probabilities));
+      const answer = !message.edits.length ? some.map((image) => best(image) === image.label) : await ask("right", { edits: edits(message.edits), images: some.map(({ pixels: all, label }) => ({ pixels: pixels(all), label })) });
+      told("right", { ...message, right: answer });
+    },
+    async open({ file }) {
+      let picture;
+      try {
+        picture = await readPicture(file, data.image.pixels.shape);
+      } catch {
+        return told("notice", `${file.name} is not an image that this browser can read.`);
+      }
+      const { probabilities } = await ask("heads", { image: { ...pixels(picture), serial: ++serial }, edits: {} });
+      show({ pixels: picture, title: file.name, label: null, sides: [{ probabilities }] });
+    },
+  };
+  const host = {
+    ...data, choices: { ...data.choices, labelled: labelled.length }, live: false, predicts: Boolean(ask), chunk: 1, edited: known, save() {}, listen: (act) => { told = act; },
+    async send(message) {
+      try {
+        await actions[message.kind]?.(message);
+      } catch (error) {
+        told("notice", String(error));
       }
       told("done", message.id);
     },
   };
+  return host;
 }

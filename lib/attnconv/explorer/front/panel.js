@@ -33,10 +33,16 @@ export class Panel {
     this.sliders = this.index === 0 ? this.makeSliders() : null;
     this.answer = element("div", { className: "ax-column ax-answer" }, element("h4", { textContent: "Prediction" }), this.predictions);
     this.zoomBox = element("figure", { className: "ax-small" }, this.zoom, element("figcaption", { textContent: "attention over the image" }));
+    this.output = element("canvas", { className: "ax-output", role: "img" });
+    this.does = element("p");
+    this.count = element("button", { type: "button", textContent: "Also on the test images", onclick: () => explorer.countWithout() });
+    this.doesBox = element("div", { className: "ax-does" }, element("figure", { className: "ax-small" }, this.output, element("figcaption", { textContent: "what it adds to the layer's output" })), element("div", { className: "ax-column" }, this.does, this.count));
+    this.strip = element("p", { className: "ax-note" });
+    this.answer.append(this.strip);
     this.detail = element("div", { className: "ax-detail" },
       this.zoomBox,
       element("div", { className: "ax-column" }, this.headTitle, this.numbers, this.sliders && this.sliders.box),
-      this.trackBox, this.answer);
+      this.doesBox, this.trackBox, this.answer);
     this.card = new LayerCard(this);
     this.root = element("section", { className: "ax-panel" }, this.title, this.epochRow, this.grid, this.card.root, this.detail);
     this.atlas = document.createElement("canvas");
@@ -340,6 +346,7 @@ export class Panel {
     }
     this.drawZoom(map, query, told, this.values(layer, head));
     this.drawTrack(layer, head);
+    this.drawDoes();
     if (this.sliders) this.setSliders(layer, head);
   }
 
@@ -371,6 +378,35 @@ export class Panel {
       pen.arc(cx, cy, 5, 0, 7);
       pen.stroke();
     }
+  }
+
+  /** What the chosen head does to this image, as far as the host has told. */
+  drawDoes() {
+    const { model, explorer } = this, { colours } = explorer, seen = explorer.seenOf(this);
+    this.doesBox.hidden = !seen;
+    this.drawStrip();
+    if (!seen) return;
+    const { output, share, probabilities } = seen.head, side = 120, wide = model.width >= model.height ? side : (side * model.width) / model.height, tall = (wide * model.height) / model.width;
+    const pen = canvasOf(this.output, wide, tall), [cellX, cellY] = [wide / model.width, tall / model.height], top = Math.max(...output) || 1;
+    output.forEach((value, at) => {
+      const from = 3 * Math.round((255 * value) / top);
+      pen.fillStyle = `rgb(${colours.ramp[from]},${colours.ramp[from + 1]},${colours.ramp[from + 2]})`;
+      pen.fillRect((at % model.width) * cellX, Math.floor(at / model.width) * cellY, cellX + 0.5, cellY + 0.5);
+    });
+    const before = explorer.rightWith(explorer.state.edits), after = explorer.rightWith(explorer.withoutHead());
+    const counted = after && after.seen ? ` On test images: ${rightText(before)} right with it, ${rightText(after)} without.` : "";
+    const text = `Its share of the layer's output: ${share < 0 ? "−" : ""}${percent(Math.abs(share))}. Without it the model says ${explorer.outcome(probabilities)}.${counted}`;
+    if (this.does.textContent !== text) this.does.textContent = text;
+    this.count.hidden = !after || after.seen > 0;
+    this.output.setAttribute("aria-label", `What head ${explorer.state.head + 1} adds, the norm at every pixel. ${text}`);
+  }
+
+  /** How often the model is right on the test images, before the changes and after. */
+  drawStrip() {
+    const { explorer } = this, { edits } = explorer.state, changed = this.index === 0 && Object.keys(edits).length > 0;
+    const [before, after] = changed ? [explorer.rightWith({}), explorer.rightWith(edits)] : [];
+    this.strip.hidden = !after || !after.seen;
+    if (!this.strip.hidden) this.strip.textContent = `On ${after.of} test images: ${rightText(before)} right before the changes, ${rightText(after)} after them.`;
   }
 
   drawTrack(layer, head) {
@@ -407,8 +443,8 @@ export class Panel {
   setSliders(layer, head) {
     const { model, sliders, explorer } = this, replay = model.epoch !== null;
     sliders.gaussian.hidden = model.encoding !== "quadratic";
-    sliders.box.hidden = replay || !explorer.host.live && model.encoding !== "quadratic" && !Object.keys(model.edits).length;
-    sliders.off.parentElement.hidden = !explorer.host.live;
+    sliders.box.hidden = replay || !explorer.host.predicts && model.encoding !== "quadratic" && !Object.keys(model.edits).length;
+    sliders.off.parentElement.hidden = !explorer.host.predicts;
     sliders.off.checked = !model.isOff(layer, head);
     sliders.reset.disabled = !model.edits[`${layer}.${head}`];
     sliders.undo.disabled = !explorer.past.length;
@@ -428,7 +464,7 @@ export class Panel {
     const order = classes.map((_, c) => c).sort((a, b) => before[b] - before[a]).slice(0, 10);
     if (this.model.epoch !== null)
       return this.predictions.replaceChildren(element("p", { className: "ax-note", textContent: "Of earlier epochs only the heads are recorded, not the weights: no prediction." }));
-    const stale = !this.explorer.host.live && !after && Object.keys(this.model.edits).length > 0;
+    const stale = !this.explorer.host.predicts && !after && Object.keys(this.model.edits).length > 0;
     this.predictions.replaceChildren(...order.map((c) => {
       const bar = element("span", { className: "ax-bar" }, element("i"), after ? element("b") : null);
       bar.firstChild.style.width = `${100 * now[c]}%`;
@@ -436,7 +472,7 @@ export class Panel {
       const [was, is] = [percent(before[c]), percent(now[c])], change = was === is ? is : `${was.replace("%", "")} → ${is}`;
       return element("div", { className: c === label ? "ax-class ax-true" : "ax-class", title: c === label ? "the image's class" : "" },
         element("span", { textContent: (c === label ? "✓ " : "") + classes[c] }), bar, element("span", { textContent: change }));
-    }), ...(stale ? [element("p", { className: "ax-note", textContent: "Of the unchanged model: the effect of a change needs Python." })] : []));
+    }), ...(stale ? [element("p", { className: "ax-note", textContent: "Of the unchanged model: it is too large for this page, so the effect of a change needs Python." })] : []));
   }
 
   /** Whether Python has yet to send what is to be drawn. */
@@ -453,3 +489,6 @@ export class Panel {
     this.drawDetail();
   }
 }
+
+/** "84%", or "12 of 15" while not all are looked at. */
+const rightText = ({ right, seen, of }) => (seen < of ? `${right} of ${seen}` : `${Math.round((100 * right) / of)}%`);

@@ -1,0 +1,251 @@
+// The model itself in the browser: its prediction for any image and any changed heads, and what a layer and a head do.
+// The definitions are Python's (attnconv.models, attnconv.explorer.sides); weights are in half precision.
+
+import { Model, middleOf } from "./heads.js";
+import { softmax } from "./maths.js";
+
+const NOTHING = 1e-9; // probabilities below it are passed over
+
+/** 16-bit floating-point numbers as 32-bit ones. */
+export function fromHalf(bytes) {
+  const codes = new Uint16Array(bytes.slice().buffer);
+  return Float32Array.from(codes, (code) => {
+    const exponent = (code >> 10) & 31, fraction = (code & 1023) / 1024;
+    const size = exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction;
+    return code & 32768 ? -size : size;
+  });
+}
+
+/** A linear map of rows (n x channels) by weights (d x channels), as torch keeps them: (n x d).
+ *
+ * Four rows and two outputs at a time: nearly all of a prediction's time is spent here.
+ */
+export function linear(rows, { weight, bias }, channels) {
+  const many = rows.length / channels, outputs = weight.length / channels, out = new Float32Array(many * outputs);
+  for (let d = 0; d < outputs; d += 2) {
+    const first = d * channels, second = d + 1 < outputs ? first + channels : first;
+    for (let n = 0; n < many; n += 4) {
+      const [x, y, z, u] = [0, 1, 2, 3].map((i) => Math.min(n + i, many - 1) * channels);
+      let x0 = 0, x1 = 0, y0 = 0, y1 = 0, z0 = 0, z1 = 0, u0 = 0, u1 = 0;
+      for (let c = 0; c < channels; c++) {
+        const p = weight[first + c], q = weight[second + c];
+        x0 += rows[x + c] * p;
+        x1 += rows[x + c] * q;
+        y0 += rows[y + c] * p;
+        y1 += rows[y + c] * q;
+        z0 += rows[z + c] * p;
+        z1 += rows[z + c] * q;
+        u0 += rows[u + c] * p;
+        u1 += rows[u + c] * q;
+      }
+      const sums = [x0, x1, y0, y1, z0, z1, u0, u1];
+      for (let i = 0; i < 4 && n + i < many; i++)
+        for (let j = 0; j < 2 && d + j < outputs; j++) out[(n + i) * outputs + d + j] = sums[2 * i + j] + (bias ? bias[d + j] : 0);
+    }
+  }
+  return out;
+}
+
+/** Rows (n x channels) with mean 0 and variance 1, then scaled and shifted; in place. */
+export function layerNorm(rows, { weight, bias }) {
+  const channels = weight.length;
+  for (let from = 0; from < rows.length; from += channels) {
+    let mean = 0, square = 0;
+    for (let c = 0; c < channels; c++) mean += rows[from + c] / channels;
+    for (let c = 0; c < channels; c++) square += (rows[from + c] - mean) ** 2 / channels;
+    const scale = 1 / Math.sqrt(square + 1e-12);
+    for (let c = 0; c < channels; c++) rows[from + c] = (rows[from + c] - mean) * scale * weight[c] + bias[c];
+  }
+  return rows;
+}
+
+/** GELU, x Phi(x), in place; the error function after Abramowitz and Stegun, 7.1.26 (to 1.5e-7). */
+export function gelu(values) {
+  for (let i = 0; i < values.length; i++) {
+    const x = values[i], z = Math.abs(x) * Math.SQRT1_2, t = 1 / (1 + 0.3275911 * z);
+    const rest = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))) * Math.exp(-z * z);
+    values[i] = x >= 0 ? x * (1 - rest / 2) : (x * rest) / 2;
+  }
+  return values;
+}
+
+const add = (a, b) => a.map((value, i) => value + b[i]);
+const normOf = (values) => Math.sqrt(values.reduce((sum, value) => sum + value * value, 0));
+
+/** The pixels of an image {height, width, channels, values: bytes} as the first linear map takes them: each s x s block
+ * is one row, channel by channel. Normalised by the mean and the standard deviation that the model was trained with. */
+export function unshuffled({ height, width, channels, values }, s, mean, std) {
+  const out = new Float32Array(height * width * channels);
+  let to = 0;
+  for (let row = 0; row < height / s; row++)
+    for (let column = 0; column < width / s; column++)
+      for (let c = 0; c < channels; c++)
+        for (let block = 0; block < s * s; block++) {
+          const from = ((row * s + Math.floor(block / s)) * width + column * s + (block % s)) * channels + c;
+          out[to++] = (values[from] / 255 - mean[c]) / std[c];
+        }
+  return out;
+}
+
+/** A model with its weights: answers for the image of `setImage`. */
+export class Network {
+  constructor(side, { mean, std }) {
+    const { weights } = side, read = (tree) => (tree instanceof Uint8Array ? fromHalf(tree) : Object.fromEntries(Object.entries(tree).map(([name, part]) => [name, typeof part === "object" && part !== null ? read(part) : part])));
+    Object.assign(this, { heads: new Model(side), mean, std, sampling: side.downsampling });
+    this.weights = { ...read({ embed: weights.embed, classifier: weights.classifier }), blocks: weights.blocks.map(read) };
+    this.hidden = this.weights.embed.bias.length;
+    this.kept = [];
+  }
+
+  setImage(image) {
+    this.kept = [];
+    const { embed } = this.weights, pixels = unshuffled(image, this.sampling, this.mean, this.std);
+    this.start = linear(pixels, embed, embed.weight.length / this.hidden);
+  }
+
+  /** Class probabilities, some heads being changed: {"layer.head": {centre, sigma, off}}. `replaced` gives a layer's
+   * output instead of its attention: {layer, output}. */
+  predict(edits, replaced = null) {
+    const { blocks, classifier } = this.weights, x = this.inputOf(blocks.length, edits, replaced), mean = new Float32Array(this.hidden);
+    for (let i = 0; i < x.length; i++) mean[i % this.hidden] += x[i] / this.heads.pixels;
+    const logits = linear(mean, classifier, this.hidden);
+    return Array.from(softmax(logits, logits));
+  }
+
+  /** What a layer sees. What does not change from question to question is kept. */
+  inputOf(layer, edits, replaced = null) {
+    let x = this.start, same = true;
+    for (let l = 0; l < layer; l++) {
+      const key = JSON.stringify(Object.entries(edits).filter(([place]) => place.startsWith(`${l}.`)).sort()), own = replaced && replaced.layer === l;
+      same &&= !own && this.kept[l] && this.kept[l].key === key;
+      if (!same) {
+        const output = this.block(l, x, own ? replaced.output : this.attend(l, x, edits));
+        if (!replaced) this.kept.splice(l, Infinity, { key, output });
+        x = output;
+      } else x = this.kept[l].output;
+    }
+    return x;
+  }
+
+  /** A block after its attention: linear map, residual, LayerNorm; perceptron, residual, LayerNorm. */
+  block(layer, x, attention) {
+    const { output, norm1, up, down, norm2 } = this.weights.blocks[layer], { hidden } = this;
+    const y = layerNorm(add(x, linear(attention, output, hidden)), norm1), inside = gelu(linear(y, up, hidden));
+    return layerNorm(add(y, linear(inside, down, up.bias.length)), norm2);
+  }
+
+  attend(layer, x, edits) {
+    return this.project(layer, this.mixed(layer, x, edits));
+  }
+
+  /** Each head's value matrix, and their sum. */
+  project(layer, mixed, bias = true) {
+    const { value } = this.weights.blocks[layer];
+    return linear(mixed, bias ? value : { weight: value.weight }, this.heads.heads[layer] * this.hidden);
+  }
+
+  /** sum_k P_h(q, k) X_k for every pixel q and head h: (pixels x heads channels). */
+  mixed(layer, x, edits) {
+    const { heads, hidden } = this, count = heads.heads[layer], out = new Float32Array(heads.pixels * count * hidden);
+    heads.edits = edits;
+    if (heads.content) heads.setExact(layer, this.scores(layer, x));
+    for (let head = 0; head < count; head++) {
+      if (heads.isOff(layer, head)) continue;
+      const axes = heads.axes(layer, head);
+      if (axes) this.mixAxes(x, axes, out, head * hidden, count * hidden);
+      else this.mixPixels(layer, head, x, out, head * hidden, count * hidden);
+    }
+    return out;
+  }
+
+  /** P is a product of rows and columns: two short sums for every pixel. */
+  mixAxes(x, [rows, columns], out, offset, stride) {
+    const { hidden, heads: { height, width } } = this, across = new Float32Array(x.length), line = width * hidden;
+    for (let q = 0; q < height; q++)
+      for (let k = 0; k < height; k++) {
+        const p = rows[q * height + k];
+        if (p > NOTHING) for (let i = 0; i < line; i++) across[q * line + i] += p * x[k * line + i];
+      }
+    for (let row = 0; row < height; row++)
+      for (let q = 0; q < width; q++)
+        for (let k = 0; k < width; k++) {
+          const p = columns[q * width + k], to = (row * width + q) * stride + offset, from = (row * width + k) * hidden;
+          if (p > NOTHING) for (let c = 0; c < hidden; c++) out[to + c] += p * across[from + c];
+        }
+  }
+
+  mixPixels(layer, head, x, out, offset, stride) {
+    const { hidden, heads } = this, map = new Float32Array(heads.pixels);
+    for (let q = 0; q < heads.pixels; q++) {
+      heads.probabilities(layer, head, [Math.floor(q / heads.width), q % heads.width], map);
+      for (let k = 0; k < heads.pixels; k++) {
+        const p = map[k], to = q * stride + offset, from = k * hidden;
+        if (p > NOTHING) for (let c = 0; c < hidden; c++) out[to + c] += p * x[from + c];
+      }
+    }
+  }
+
+  /** Scores of a layer that looks at content: q . k, and q . r for the rows and for the columns, over sqrt(K). */
+  scores(layer, x) {
+    const { query, key, rowEmbedding, columnEmbedding, keySize } = this.weights.blocks[layer], { height, width, pixels } = this.heads;
+    const count = this.heads.heads[layer], half = keySize / 2, scale = 1 / Math.sqrt(keySize), stride = count * keySize, zero = rowEmbedding.length / half >> 1;
+    const [qs, ks] = [query, key].map((map) => linear(x, map, this.hidden));
+    const [content, rows, columns] = [pixels, height, width].map((keys) => new Float32Array(count * pixels * keys));
+    const dot = (a, from, b, to, size) => {
+      let sum = 0;
+      for (let i = 0; i < size; i++) sum += a[from + i] * b[to + i];
+      return sum * scale;
+    };
+    for (let head = 0; head < count; head++)
+      for (let q = 0; q < pixels; q++) {
+        const at = head * pixels + q, from = q * stride + head * keySize, [i, j] = [Math.floor(q / width), q % width];
+        for (let k = 0; k < pixels; k++) content[at * pixels + k] = dot(qs, from, ks, k * stride + head * keySize, keySize);
+        for (let k = 0; k < height; k++) rows[at * height + k] = dot(qs, from, rowEmbedding, (zero + k - i) * half, half);
+        for (let k = 0; k < width; k++) columns[at * width + k] = dot(qs, from + half, columnEmbedding, (zero + k - j) * half, half);
+      }
+    return { content, rows, columns };
+  }
+
+  /** Scores of all layers, where they depend on the image; else null. */
+  allScores(edits) {
+    return this.heads.content ? this.weights.blocks.map((_, layer) => this.scores(layer, this.inputOf(layer, edits))) : null;
+  }
+
+  /** What a layer and one of its heads do to the image: `Side.examine` says what the numbers are. */
+  examine(layer, head, size, edits) {
+    const { hidden, heads: { pixels } } = this, count = this.heads.heads[layer], x = this.inputOf(layer, edits);
+    const mixed = this.mixed(layer, x, edits), whole = this.project(layer, mixed, false), total = normOf(whole) ** 2 || 1;
+    const own = this.project(layer, mixed.map((value, i) => (Math.floor((i % (count * hidden)) / hidden) === head ? value : 0)), false);
+    const output = Array.from({ length: pixels }, (_, q) => normOf(own.subarray(q * hidden, (q + 1) * hidden)));
+    const share = own.reduce((sum, value, i) => sum + value * whole[i], 0) / total;
+    const without = this.predict({ ...edits, [`${layer}.${head}`]: { ...edits[`${layer}.${head}`], off: true } });
+    const seen = { kernel: null, head: { output, share, probabilities: without } };
+    if (!this.heads.content) {
+      const near = this.convolved(layer, x, size, edits), apart = this.project(layer, near.map((value, i) => value - mixed[i]), false);
+      seen.kernel = { error: normOf(apart) / Math.sqrt(total), probabilities: this.predict(edits, { layer, output: this.project(layer, near) }) };
+    }
+    return seen;
+  }
+
+  /** The same as `mixed` for the layer's size x size convolution, with zeros around the image. */
+  convolved(layer, x, size, edits) {
+    const { heads, hidden } = this, { height, width, pixels } = heads, count = heads.heads[layer], stride = count * hidden, reach = size >> 1;
+    const out = new Float32Array(pixels * stride), middle = middleOf(heads), map = new Float32Array(pixels);
+    heads.edits = edits;
+    for (let head = 0; head < count; head++) {
+      if (heads.isOff(layer, head)) continue;
+      heads.probabilities(layer, head, middle, map);
+      for (let r = -reach; r <= reach; r++)
+        for (let c = -reach; c <= reach; c++) {
+          const p = map[(middle[0] + r) * width + middle[1] + c];
+          if (p < NOTHING) continue;
+          for (let row = Math.max(0, -r); row < Math.min(height, height - r); row++)
+            for (let column = Math.max(0, -c); column < Math.min(width, width - c); column++) {
+              const to = (row * width + column) * stride + head * hidden, from = ((row + r) * width + column + c) * hidden;
+              for (let i = 0; i < hidden; i++) out[to + i] += p * x[from + i];
+            }
+        }
+    }
+    return out;
+  }
+}
