@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import gzip
 import io
 import json
@@ -20,9 +21,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from attnconv import heads
+from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 from attnconv.config import ModelConfig, TrainConfig
 from attnconv.data import load_data
-from attnconv.equivalence import attention_to_conv
+from attnconv.equivalence import attention_to_conv, convert
 from attnconv.explorer import ExplorerError, edited, explore, pack, quantize, read_image
 from attnconv.explorer.assets import FRONT
 from attnconv.models import build_model, predict
@@ -371,8 +373,24 @@ def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
         assert explore(model, images=images).image["pixels"]["data"] == array[0].numpy().tobytes()
     with pytest.raises(ExplorerError, match="uint8"):
         explore(model, images=np.zeros((2, 28, 28, 1)))
-    with pytest.raises(ExplorerError, match="do not fit the model"):
-        explore(model, images=np.zeros((2, 32, 32, 3), np.uint8))
+    for shape in ((2, 32, 32, 3), (2, 3, 64, 40), (30, 50), (3, 30, 50), (7, 9, 11)):  # of any size, and in any order
+        assert explore(model, images=np.full(shape, 77, np.uint8)).image["pixels"]["data"] == bytes([77]) * 784
+    for images in (
+        tmp_path / "a.png",
+        str(tmp_path / "a.png"),
+        Image.new("L", (9, 9)),
+        encoded(Image.new("L", (5, 5))),
+    ):
+        assert explore(model, images=images).image["pixels"]["shape"] == [28, 28, 1]
+    for images, words in (
+        (np.zeros((2, 5, 5, 5), np.uint8), "are neither"),
+        (np.zeros((0, 28, 28, 1), np.uint8), "is empty"),
+        ([], "is empty"),
+        ("no/such.png", "no/such.png cannot be read"),
+        (7, "is a int"),
+    ):
+        with pytest.raises(ExplorerError, match=words):
+            explore(model, images=images)
     colour = model_of("quadratic", image_size=(32, 32), image_channels=3)
     assert explore(colour).image["pixels"]["shape"] == [32, 32, 3]  # no data here: a drawn picture
 
@@ -383,6 +401,87 @@ def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
 def test_a_model_without_attention_is_refused(runs) -> None:
     with pytest.raises(ExplorerError, match="ResNet18 has no attention heads"):
         explore(runs["resnet"])
+
+
+def test_what_goes_with_the_images_can_be_given(data) -> None:
+    model, names = model_of("quadratic"), [f"kind {n}" for n in range(10)]
+    given = dict(labels=[3, 9], classes=names, mean=[0.5], std=[0.25], title="Mine")
+    explorer = explore(model, images=data.test_images[:2], **given)
+    assert explorer.sides[0]["title"] == "Mine" and explorer.image["title"] == "image 0: kind 3"
+    inputs = (data.test_images[:1].permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+    expected = predict(model, inputs).softmax(-1)[0]
+    np.testing.assert_allclose(explorer.image["sides"][0]["probabilities"], expected, rtol=1e-4)
+    for wrong, words in (
+        (dict(classes=["one"]), "1 classes are named, but the model tells 10 apart"),
+        (dict(labels=[1]), "labels must be 2 whole numbers from 0 to 9"),
+        (dict(labels=[1, 10]), "labels must be"),
+        (dict(mean=[1, 2, 3]), "mean"),
+    ):
+        with pytest.raises(ExplorerError, match=words):
+            explore(model, images=data.test_images[:2], **wrong)
+
+
+def test_any_network_with_heads_is_explored(tmp_path) -> None:
+    torch.manual_seed(0)
+    cnn = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 6, 3, stride=2, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(6, 6, 5, padding=2, groups=2),
+        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(6, 4),
+    )  # fmt: skip
+    network = convert(cnn, alpha=3.0, progress=False).eval()
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, 20, 24), dtype=np.uint8)
+    explorer = explore(network, images=images, classes=["a", "b", "c", "d"])
+    side = explorer.sides[0]
+    assert (side["heads"], side["encoding"], side["title"]) == ([9, 25], "quadratic", "Sequential")
+    assert "grids of their own" in side["note"] and explorer.image["pixels"]["shape"] == [20, 24, 3]
+    expected = predict(network, explorer._inputs([explorer._shown[0]])).softmax(-1)[0]
+    np.testing.assert_allclose(explorer.image["sides"][0]["probabilities"], expected, rtol=1e-4)
+
+    # A head that is off is a tap of 0, and all shares add up to 1; the layer's own convolution is what it came from.
+    edit = dict(layer=1, head=7, off=True)
+    asked(explorer, kind="heads", edits=[edit])
+    without = copy.deepcopy(cnn)
+    with torch.no_grad():
+        without[2].weight[:, :, 1, 2] = 0
+    close = predict(convert(without, 3.0, progress=False), explorer._inputs([explorer._shown[0]])).softmax(-1)[0]
+    np.testing.assert_allclose(explorer.edited["probabilities"], close, rtol=1e-4)
+    shares = []
+    for head in range(9):
+        ((seen, _),) = asked(explorer, kind="examine", layer=0, head=head, size=3, edits=[], key="")
+        shares.append(seen["head"]["share"])
+        assert seen["head"]["shape"] == [10, 12] and len(seen["head"]["output"]) == 120
+    assert sum(shares) == pytest.approx(1, abs=1e-3)
+    assert 0 < seen["kernel"]["error"] < 0.3
+    assert "weights" not in tree_of(explorer.export_html(tmp_path / "page.html").read_text())["sides"][0]
+    assert explorer.figure().axes
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "learned"])
+def test_a_single_layer_is_explored(kind: str) -> None:
+    for channels in (1, 8):
+        torch.manual_seed(0)
+        args = dict(max_size=16) if kind == "learned" else {}
+        layer = {"quadratic": QuadraticAttention, "learned": LearnedAttention}[kind](channels, 5, 4, **args).eval()
+        explorer = explore(layer, images=np.random.default_rng(0).integers(0, 256, (2, 14, 12, 1), np.uint8))
+        assert explorer.sides[0]["grid"] == [14, 12] and explorer.choices["classes"] == []
+        ((seen, _),) = asked(explorer, kind="examine", layer=0, head=1, size=3, edits=[], key="")
+        assert (seen["head"] is None) == (channels == 8) == bool(explorer.sides[0]["note"])
+        assert explorer.page() and explorer.figure().axes
+
+
+def test_what_cannot_be_explored_is_refused_in_a_sentence() -> None:
+    mixed = torch.nn.Sequential(QuadraticAttention(3, 3, 4), LearnedAttention(3, 3, 4, max_size=9))
+    sequences = convert(torch.nn.Sequential(torch.nn.Conv1d(2, 2, 3)), progress=False)
+    for subject, words in (
+        (torch.nn.Linear(2, 2), "A Linear has no attention heads.*convert"),
+        (torch.nn.Conv2d(3, 3, 3), "A Conv2d has no attention heads"),
+        (ContentAttention(3, 3, 4, max_size=9), "content can be explored in an AttentionNet only"),
+        (mixed, "Gaussian and learned heads"),
+        (sequences, "layers for sequences"),
+        (7, "A int cannot be explored"),
+    ):
+        with pytest.raises(ExplorerError, match=words) as refused:
+            explore(subject)
+        assert "\n" not in str(refused.value)
 
 
 def test_a_run_brings_its_path_and_its_neighbours(runs, data) -> None:

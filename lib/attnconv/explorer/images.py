@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL
@@ -17,8 +17,9 @@ from PIL import Image, ImageCms, ImageOps
 from torch import Tensor
 
 from attnconv.data import STATISTICS, DataError, Dataset, find_data, load_data
-from attnconv.models import AttentionNet
-from attnconv.runs import Run
+
+if TYPE_CHECKING:
+    from attnconv.explorer.sides import Side
 
 FILE_LIMIT = 32 * 2**20
 """Bytes of an image file that a reader may upload."""
@@ -111,51 +112,106 @@ class Pool:
         return list(range(len(self.images))) if few else self.few(max(1, STRIP // len(self.classes)), STRIP)
 
 
-def pool_of(images: Any, model: AttentionNet, run: Run | None) -> Pool:
-    """``images`` as `explore` takes it."""
-    size, channels, classes = model.config.image_size, model.config.image_channels, model.config.classes
-    about = run.config.get("data", {}) if run else {}
-    names = tuple(about.get("classes", ())) or tuple(str(i) for i in range(classes))
-    usual = STATISTICS["cifar10" if channels == 3 else "fashion-mnist"] if channels in (1, 3) else None
-    mean, std = (tuple(about[k]) if k in about else usual[i] for i, k in enumerate(("mean", "std")))
+def pool_of(
+    images: Any,
+    side: Side,
+    labels: Any = None,
+    classes: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Pool:
+    """The images that `explore` was given, as the model takes them, with the words and numbers that go with them."""
+    size, channels = tuple(side.image_size), side.image_channels
+    about = dict(side.run.config.get("data", {})) if side.run else {}
     if images is None:
         images = _own_data(about.get("name"), size, channels)
+    name = "image"
     if isinstance(images, Dataset):
-        pool = Pool(
-            "test image",
-            images.test_images.cpu().numpy(),
-            images.test_labels.cpu().numpy(),
-            images.classes,
-            tuple(about.get("mean", images.mean)),
-            tuple(about.get("std", images.std)),
-        )
-    else:
-        if isinstance(images, Sequence) and not isinstance(images, str | bytes) and len(images):
-            images = np.stack([_picture(image, size, channels) for image in images])
-        values = images.cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
-        values = values[..., None] if values.ndim == 3 else values
-        if values.dtype != np.uint8:
-            raise ExplorerError(f"images are {values.dtype}; they must be uint8, (N, height, width, channels).")
-        pool = Pool("image", values, None, names, mean, std)
-    if pool.images.shape[1:] != (*size, channels) or not len(pool.images) or len(pool.classes) != classes:
+        about = dict(classes=images.classes, mean=images.mean, std=images.std) | about
+        name, labels, images = "test image", images.test_labels, images.test_images
+    values = _fitting(images, size, channels)
+    usual = STATISTICS["cifar10" if channels == 3 else "fashion-mnist"]
+    mean, std = (tuple(g or about.get(n, u)) for g, n, u in zip((mean, std), ("mean", "std"), usual, strict=True))
+    names = tuple(classes or about.get("classes", ()) or map(str, range(side.classes)))
+    if side.classes and len(names) != side.classes:
+        raise ExplorerError(f"{len(names)} classes are named, but the model tells {side.classes} apart.")
+    for what, numbers in (("mean", mean), ("std", std)):
+        if len(numbers) != channels:
+            raise ExplorerError(f"{what} = {numbers} must have a number for each of the {channels} channels.")
+    labels = None if labels is None or not side.classes else np.asarray(labels).astype(int)
+    if labels is not None and (labels.shape != (len(values),) or not set(labels.tolist()) <= set(range(len(names)))):
+        raise ExplorerError(f"labels must be {len(values)} whole numbers from 0 to {len(names) - 1}, one for an image.")
+    return Pool(name, values, labels, names if side.classes else (), mean, std)
+
+
+def size_of(images: Any) -> tuple[int, int] | None:
+    """Height and width of the images, where they are arrays or a data set; files are of any size."""
+    if isinstance(images, Dataset):
+        return images.image_size
+    if isinstance(images, list | tuple) and images and not isinstance(images[0], str | bytes | Path | Image.Image):
+        images = images[0]
+    if isinstance(images, np.ndarray | Tensor) and images.ndim in (2, 3, 4):
+        return tuple(_channels_last(images, 3).shape[1:3])
+    return None
+
+
+def _fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
+    """What was given as images, (N, height, width, channels) in 8 bits, of that size and with so many channels."""
+    if isinstance(images, str | Path | bytes | Image.Image):
+        images = [images]
+    if isinstance(images, Sequence):
+        if not len(images):
+            raise ExplorerError("images is empty: give at least one.")
+        return np.concatenate([_picture(image, size, channels) for image in images])
+    if not isinstance(images, np.ndarray | Tensor):
+        raise ExplorerError(f"images is a {type(images).__name__}: give files, Pillow images, or uint8 arrays.")
+    values = _channels_last(images, channels)
+    if not len(values):
+        raise ExplorerError("images is empty: give at least one.")
+    if values.shape[1:] == (*size, channels):
+        return values
+    pictures = [Image.fromarray(value.squeeze(-1) if value.shape[-1] == 1 else value) for value in values]
+    return np.concatenate([_picture(picture, size, channels) for picture in pictures])
+
+
+def _channels_last(images: NDArray | Tensor, channels: int) -> NDArray[np.uint8]:
+    """Arrays as (N, height, width, channels): channels may come first, and one image may come alone."""
+    values = images.cpu().numpy() if isinstance(images, Tensor) else images
+    if values.dtype != np.uint8:
+        raise ExplorerError(f"images are {values.dtype}; they must be uint8, (N, height, width, channels).")
+    shape = values.shape
+    if values.ndim == 2:
+        values = values[None, ..., None]
+    elif values.ndim == 3 and shape[-1] in (1, 3):
+        values = values[None]
+    elif values.ndim == 3 and shape[0] == channels == 3:
+        values = values.transpose(1, 2, 0)[None]
+    elif values.ndim == 3:
+        values = values[..., None]
+    elif values.ndim == 4 and shape[-1] not in (1, 3) and shape[1] in (1, 3):
+        values = values.transpose(0, 2, 3, 1)
+    if values.ndim != 4 or values.shape[-1] not in (1, 3):
         raise ExplorerError(
-            f"images of shape {pool.images.shape} and {len(pool.classes)} classes do not fit the model: it takes "
-            f"(N, {size[0]}, {size[1]}, {channels}) and {classes} classes. Give images=work.data, or image files."
+            f"images of shape {tuple(shape)} are neither (N, height, width, channels) nor (N, channels, height, width) "
+            "with 1 or 3 channels."
         )
-    return pool
+    return np.ascontiguousarray(values)
 
 
 def _picture(image: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """One of a list: a path, a file's bytes, a Pillow image, or an array that has the right shape."""
+    """One of a list, or several: a path, a file's bytes, a Pillow image, or an array; (N, height, width, channels)."""
     if isinstance(image, Image.Image):
         file = io.BytesIO()
         image.save(file, "PNG" if image.mode not in ("F", "CMYK") else "TIFF")
         image = file.getvalue()
     if isinstance(image, str | Path):
-        return read_image(Path(image).read_bytes(), size, channels, Path(image).name)
+        try:
+            return read_image(Path(image).read_bytes(), size, channels, Path(image).name)[None]
+        except OSError as error:
+            raise ExplorerError(f"{image} cannot be read: {error.strerror}.") from error
     if isinstance(image, bytes):
-        return read_image(image, size, channels)
-    return image.cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)
+        return read_image(image, size, channels)[None]
+    return _fitting(image, size, channels)
 
 
 def _own_data(name: str | None, size: tuple[int, int], channels: int) -> Dataset | NDArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnconv import heads
-from attnconv.attention import ContentAttention, LearnedAttention, PositionalAttention, QuadraticAttention
-from attnconv.equivalence import attention_to_conv
+from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
+from attnconv.equivalence import TapAttention, attention_to_conv
 from attnconv.explorer.arrays import array, padded, quantize
 from attnconv.explorer.images import ExplorerError
 from attnconv.models import AttentionNet, predict
@@ -30,45 +30,57 @@ SIGMAS = (0.05, 50.0)
 
 @dataclass(frozen=True)
 class Side:
-    """A model to explore, and the run it comes from, if any."""
+    """A model to explore, as `attnconv.explorer.subjects.side_of` makes it."""
 
-    model: AttentionNet
+    model: torch.nn.Module
     run: Run | None
-
-    @property
-    def layers(self) -> list:
-        return self.model.attention_layers
+    layers: tuple[Any, ...]
+    """Its attention layers, first to last."""
+    encoding: str
+    """``quadratic``, ``learned`` or ``content``."""
+    grid: tuple[int, int]
+    """Height and width of the grid on which the heads are drawn."""
+    image_size: tuple[int, int]
+    image_channels: int
+    classes: int
+    """0: it predicts no classes."""
+    title: str | None = None
+    note: str = ""
+    """What a reader should know who sees its heads."""
 
     @property
     def content(self) -> bool:
-        return isinstance(self.layers[0], ContentAttention)
+        return self.encoding == "content"
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a model that the browser can compute, too."""
+        return isinstance(self.model, AttentionNet)
 
     @cached_property
     def arrays(self) -> dict[str, Any]:
         """What the browser needs of the model, whatever the image."""
-        config = self.model.config
-        height, width = config.grid
         side = dict(
             name=self.run.path.name if self.run else "model",
-            title=run_title(self.run) if self.run else "model",
-            grid=[height, width],
+            title=self.title or (run_title(self.run) if self.run else "model"),
+            note=self.note,
+            grid=list(self.grid),
             heads=[layer.heads for layer in self.layers],
-            encoding=config.kind if config.kind != "learned_content" else "content",
-            downsampling=config.downsampling,
+            encoding=self.encoding,
             path=self._path(),
         )
+        if self.whole:
+            side["downsampling"] = self.model.config.downsampling
         if not self.content:
             side["gram"] = array(_grams(self.layers))
-        if config.kind == "quadratic":
-            described = heads.geometry(self.layers, height, width)
-            side |= dict(
-                centres=array(described["parameter_centre"]),
-                precisions=array(described["precision"]),
-                sigmas=array(padded([np.array([_sigma(s) for s in layer.spreads]) for layer in self.layers])),
-            )
-        elif config.kind == "learned":
+        if self.encoding == "quadratic":
+            centres = padded([layer.centres.detach().float().cpu().numpy() for layer in self.layers])
+            precisions = padded([layer.precision().detach().float().cpu().numpy() for layer in self.layers])
+            sigmas = padded([np.array([_sigma(s) for s in layer.spreads]) for layer in self.layers])
+            side |= dict(centres=array(centres), precisions=array(precisions), sigmas=array(sigmas))
+        elif self.encoding == "learned":
             scores = [
-                [_by_shift(layer, length, axis) for layer in self.layers] for axis, length in enumerate(config.grid)
+                [_by_shift(layer, length, axis) for layer in self.layers] for axis, length in enumerate(self.grid)
             ]
             side |= dict(rows=array(padded(scores[0])), columns=array(padded(scores[1])))
         return side
@@ -79,13 +91,18 @@ class Side:
         if "centre" not in recorded:
             return None
         path = dict(epochs=len(recorded["centre"]), measured=array(recorded["centre"]))
-        if self.model.config.kind == "quadratic":
+        if self.encoding == "quadratic":
             path |= dict(centres=array(recorded["parameter_centre"]), precisions=array(recorded["precision"]))
         return path
 
     @cached_property
-    def weights(self) -> dict[str, Any]:
-        """All that a prediction needs, in half precision; centres, Sigma^{-1} and learned scores are in `arrays`."""
+    def weights(self) -> dict[str, Any] | None:
+        """All that a prediction needs, in half precision; centres, Sigma^{-1} and learned scores are in `arrays`.
+
+        None for a network that only Python can compute.
+        """
+        if not self.whole:
+            return None
         blocks = []
         for block in self.model.blocks:
             attention, (up, _, down) = block.attention, block.mlp
@@ -106,9 +123,8 @@ class Side:
     ) -> list[dict[str, Any]]:
         """For each image (B, C, H, W): class probabilities and, with content, scores; with some heads changed."""
         maps = maps and self.content
-        with edited(self.model, edits):
-            answers = predict(self.model, images).float().softmax(-1).tolist()
-            seen = [dict(probabilities=answer) for answer in answers]
+        with edited(self.layers, edits):
+            seen = [dict(probabilities=answer) for answer in self._probabilities(images)]
             for one, image in zip(seen, images[:, None] if maps else (), strict=maps):
                 parts = [layer.score_parts(x) for layer, x in zip(self.layers, self._inputs(image), strict=True)]
                 one["maps"] = [_scores(content[0], position[0], bits) for content, position in parts]
@@ -137,27 +153,50 @@ class Side:
             ``head``: its ``output``, the norm (H, W) of sum_k P(q, k) X_k W^h at every pixel q; its ``share`` of the
             layer's output y, <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it.
         """
-        attention, _ = head_of(self.model, dict(layer=layer, head=head))
-        with edited(self.model, edits):
-            x = self._inputs(image)[layer]
-            y = attention(x)
-            whole = y if attention.value.bias is None else y - attention.value.bias
-            with edited(self.model, [dict(layer=layer, head=head, off=True)]):
+        attention, _ = head_of(self.layers, dict(layer=layer, head=head))
+        with edited(self.layers, edits):
+            x, y = self._through(attention, image)
+            if x is None:
+                return dict(kernel=None, head=None)
+            with edited(self.layers, [dict(layer=layer, head=head, off=True)]):
                 own = y - attention(x)
-                without = self._probabilities(image)
-            seen = dict(kernel=None)
+                without = self._probabilities(image)[0]
+            first = isinstance(attention, TapAttention)  # channels first
+            bias = 0 if attention.value.bias is None else attention.value.bias.view(-1, *(1, 1) * first)
+            whole = y - bias
+            kernel = None
             if size and not self.content:
-                conv, _ = attention_to_conv(attention, size, size=tuple(x.shape[1:3]))
-                replaced = conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+                replaced = _convolution(attention, size, self.grid)(x)
                 with _answering(attention, replaced):
-                    seen["kernel"] = dict(probabilities=self._probabilities(image))
-                seen["kernel"]["error"] = ((y - replaced).norm() / whole.norm().clamp_min(1e-12)).item()
+                    kernel = dict(probabilities=self._probabilities(image)[0])
+                kernel["error"] = ((y - replaced).norm() / whole.norm().clamp_min(1e-12)).item()
         share = (own * whole).sum() / whole.square().sum().clamp_min(1e-12)
-        seen["head"] = dict(output=own[0].norm(dim=-1).flatten().tolist(), share=share.item(), probabilities=without)
-        return seen
+        output = own[0].norm(dim=0 if first else -1)
+        told = dict(output=output.flatten().tolist(), shape=list(output.shape), share=share.item())
+        return dict(kernel=kernel, head=told | dict(probabilities=without))
 
-    def _probabilities(self, image: Tensor) -> list[float]:
-        return predict(self.model, image)[0].float().softmax(-1).tolist()
+    def _through(self, layer: torch.nn.Module, image: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What a layer is given for an image, and what it answers; None if it is not used."""
+        seen = [(None, None)]
+        hook = layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
+        try:
+            predict(self.model, image)
+        finally:
+            hook.remove()
+        return seen[-1]
+
+    def maps(self, query: tuple[int, int], image: Tensor) -> list[NDArray]:
+        """P of every layer at a query of the grid, (h, H, W) each."""
+        inputs = self._inputs(image) if self.content else [None] * len(self.layers)
+        found = [
+            heads.query_maps(_plain(layer), query, *self.grid, x) for layer, x in zip(self.layers, inputs, strict=True)
+        ]
+        return [p[0] if p.ndim == 4 else p for p in found]
+
+    def _probabilities(self, images: Tensor) -> list[list[float]]:
+        if not self.classes:
+            return [[]] * len(images)
+        return predict(self.model, images).float().softmax(-1).tolist()
 
     def _inputs(self, image: Tensor) -> list[Tensor]:
         self.model.eval()
@@ -190,8 +229,8 @@ def _logarithm(p: Tensor) -> NDArray:
 
 
 @contextlib.contextmanager
-def edited(model: AttentionNet, edits: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """The model with some heads changed, inside a ``with`` block; its parameters are put back afterwards.
+def edited(model: AttentionNet | Sequence[torch.nn.Module], edits: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """The model, or its attention layers, with some heads changed, inside a ``with`` block; its parameters are put back afterwards.
 
     An edit names a ``layer`` and a ``head`` (from 0) and any of: ``off`` (true: the head adds nothing), and for
     Gaussian heads ``centre`` (row, column; pixels) and ``sigma``, the standard deviation det(Sigma)^(1/4) in pixels:
@@ -200,6 +239,7 @@ def edited(model: AttentionNet, edits: Sequence[dict[str, Any]]) -> Iterator[Non
     Raises:
         ExplorerError: there is no such head, or a value that is no finite number in range.
     """
+    layers = model.attention_layers if isinstance(model, AttentionNet) else model
     saved: dict[torch.nn.Parameter, Tensor] = {}
 
     def keep(parameter: torch.nn.Parameter) -> Tensor:
@@ -208,8 +248,11 @@ def edited(model: AttentionNet, edits: Sequence[dict[str, Any]]) -> Iterator[Non
 
     try:
         for edit in edits:
-            layer, head = head_of(model, edit)
-            if edit.get("off"):
+            layer, head = head_of(layers, edit)
+            if edit.get("off") and isinstance(layer, TapAttention):
+                row, column = divmod(head, layer.kernel_size[1])
+                keep(layer.weight)[:, :, row, column] = 0
+            elif edit.get("off"):
                 channels = slice(head * layer.channels, (head + 1) * layer.channels)
                 keep(layer.value.weight)[:, channels] = 0
             if isinstance(layer, QuadraticAttention):
@@ -225,6 +268,23 @@ def edited(model: AttentionNet, edits: Sequence[dict[str, Any]]) -> Iterator[Non
         with torch.no_grad():
             for parameter, values in saved.items():
                 parameter.copy_(values)
+
+
+def _plain(layer: torch.nn.Module) -> torch.nn.Module:
+    """A layer that attends over the pixels of any grid; of a `TapAttention` its heads, without stride and padding."""
+    if not isinstance(layer, TapAttention):
+        return layer
+    plain = QuadraticAttention(1, 1, layer.heads)
+    plain.centres, plain.spreads = layer.centres, layer.spreads
+    return plain
+
+
+def _convolution(layer: PositionalAttention, size: int, grid: tuple[int, int]) -> Callable[[Tensor], Tensor]:
+    """The convolution in a layer, which takes and gives what the layer does; a `TapAttention` has its own size."""
+    if isinstance(layer, TapAttention):
+        return attention_to_conv(layer, layer.kernel_size)[0]
+    conv, _ = attention_to_conv(layer, size, size=grid)
+    return lambda x: conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 def _half(values: Tensor) -> bytes:
@@ -251,8 +311,8 @@ def edit_of(place: str, change: dict[str, Any]) -> dict[str, Any]:
     return dict(layer=layer, head=head, **change)
 
 
-def head_of(model: AttentionNet, edit: dict[str, Any]) -> tuple[Any, int]:
-    layers = model.attention_layers
+def head_of(layers: Sequence[torch.nn.Module], edit: dict[str, Any]) -> tuple[Any, int]:
+    """The layer that an edit names, and the head's number in it."""
     layer, head = edit.get("layer"), edit.get("head")
     if not isinstance(layer, int) or not 0 <= layer < len(layers):
         raise ExplorerError(f"There is no layer {layer!r}: the model has {len(layers)}.")

@@ -27,15 +27,14 @@ import traitlets
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnconv import figures, heads
+from attnconv import figures
 from attnconv.data import normalize
 from attnconv.explorer import assets
 from attnconv.explorer.arrays import array, pack, padded
-from attnconv.explorer.images import FILE_LIMIT, ExplorerError, pool_of, read_image
+from attnconv.explorer.images import FILE_LIMIT, ExplorerError, pool_of, read_image, size_of
 from attnconv.explorer.sides import SIGMAS, Side, edit_of, run_title
-from attnconv.models import AttentionNet
+from attnconv.explorer.subjects import side_of
 from attnconv.runs import Run, find_runs, writing
-from attnconv.training import load_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,32 +48,35 @@ AVERAGED_IMAGES = 32
 """Images over which attention with content is averaged (the paper: 100)."""
 
 
-def explore(run_or_model: Run | AttentionNet | str | Path, images: Any = None) -> Explorer:
+def explore(
+    subject: Any,
+    images: Any = None,
+    *,
+    labels: Any = None,
+    classes: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    title: str | None = None,
+) -> Explorer:
     """Show where every head of a model looks, for any query pixel of any image.
 
     Args:
-        run_or_model: a finished run, its folder, or a model (`attnconv.models.AttentionNet`). With a run, the other
-            runs beside it can be chosen and compared.
-        images: a `Dataset` (its test images), uint8 images (N, height, width, channels), or a list of image files
-            (paths, bytes, Pillow images). None: the run's own data where it is on this machine.
+        subject: a finished run or its folder; the runs beside it can then be chosen and compared. An
+            `attnconv.models.AttentionNet`. Any network that has attention layers of this library, such as one that
+            `attnconv.equivalence.convert` made. Or a single attention layer.
+        images: a `Dataset` (its test images); a file (a path, or its bytes), a Pillow image, or a list of them; uint8
+            arrays, (N, height, width, channels) or channels first, of any size: what does not fit is cropped and
+            resized. None: the run's own data where it is on this machine.
+        labels: the images' classes (N,), whole numbers.
+        classes: names of the classes.
+        mean, std: of every channel, for pixels in [0, 1], as the model was trained with. Default: the run's, the data
+            set's, or those of CIFAR-10 for colour and of Fashion-MNIST for grey.
+        title: what the view is called.
 
     Raises:
-        ExplorerError: the model has no attention, or the images do not fit it.
+        ExplorerError: the model has no attention heads, or what is given does not fit it.
     """
-    return Explorer(run_or_model, images)
-
-
-def _side(run_or_model: Run | AttentionNet | str | Path) -> Side:
-    if isinstance(run_or_model, AttentionNet):
-        side = Side(run_or_model, None)
-    else:
-        model, run = load_run(run_or_model.path if isinstance(run_or_model, Run) else run_or_model)
-        side = Side(model, run)
-    if not isinstance(side.model, AttentionNet) or not any(layer.heads for layer in side.layers):
-        raise ExplorerError(
-            f"A {type(side.model).__name__} has no attention heads to explore; take a run of another preset."
-        )
-    return side
+    return Explorer(subject, images, labels=labels, classes=classes, mean=mean, std=std, title=title)
 
 
 class Explorer(anywidget.AnyWidget):
@@ -89,10 +91,10 @@ class Explorer(anywidget.AnyWidget):
     choices = traitlets.Dict().tag(sync=True)
     state = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, run_or_model: Run | AttentionNet | str | Path, images: Any = None):
-        first = _side(run_or_model)
+    def __init__(self, subject: Any, images: Any = None, *, title: str | None = None, **about: Any):
+        first = side_of(subject, size_of(images), title)
         self._sides = [first]
-        self._pool = pool_of(images, first.model, first.run)
+        self._pool = pool_of(images, first, **about)
         self._runs = self._find_runs(first.run)
         self._random = np.random.default_rng(0)
         self._uploads: dict[str, list[bytes]] = {}
@@ -178,8 +180,8 @@ class Explorer(anywidget.AnyWidget):
             raise ExplorerError(f"{name} did not arrive whole, or has over {FILE_LIMIT >> 20} MB. Choose it again.")
         if part + 1 == parts:
             self._uploads.clear()
-            config = self._sides[0].model.config
-            pixels = read_image(b"".join(received), config.image_size, config.image_channels, name)
+            side = self._sides[0]
+            pixels = read_image(b"".join(received), side.image_size, side.image_channels, name)
             self._show((pixels, name, None))
 
     def _change_heads(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
@@ -224,7 +226,7 @@ class Explorer(anywidget.AnyWidget):
     def _open(self, name: Any) -> Side:
         if name not in self._runs:
             raise ExplorerError(f"There is no run {name!r} in {', '.join(self._runs) or 'this explorer'}.")
-        return _side(self._runs[name])
+        return side_of(self._runs[name])
 
     def _set_sides(self, sides: list[Side]) -> None:
         same, self._sides = sides[0] is self._sides[0], sides  # beside another run, changed heads stay changed
@@ -266,14 +268,10 @@ class Explorer(anywidget.AnyWidget):
     def figure(self) -> Figure:
         """The view as a matplotlib figure: one image, its query pixel, every head of the first model."""
         side = self._sides[0]
-        height, width = side.model.config.grid
+        height, width = side.grid
         row, column = (self.state.get("query") or (height // 2, width // 2))[:2]
-        inputs = side._inputs(self._inputs([self._shown[0]])) if side.content else [None] * len(side.layers)
-        maps = []
         with torch.no_grad():
-            for layer, x in zip(side.layers, inputs, strict=True):
-                p = heads.query_maps(layer, (row, column), height, width, x)
-                maps.append(p[0] if p.ndim == 4 else p)
+            maps = side.maps((row, column), self._inputs([self._shown[0]]))
         return figures.attention_on_image(self._shown[0], (row, column), padded(maps), caption=self._shown[1])
 
     @cached_property
@@ -314,7 +312,7 @@ class Explorer(anywidget.AnyWidget):
             room -= size
             return True
 
-        if fits(weights := self._sides[0].weights):
+        if (weights := self._sides[0].weights) and fits(weights):
             tree["sides"] = [self.sides[0] | dict(weights=weights), *self.sides[1:]]
         content = any(side.content for side in self._sides)
         if content and fits(average := self._averages(8)):

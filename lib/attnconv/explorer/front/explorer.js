@@ -74,6 +74,7 @@ export class Explorer {
     this.notice = element("div", { className: "ax-notice", role: "alert", hidden: true });
     this.spoken = element("div", { className: "ax-spoken", role: "status", "aria-live": "polite" });
     this.hint = element("p", { className: "ax-hint" });
+    this.note = element("p", { className: "ax-note", hidden: true });
     this.image = element("canvas", { className: "ax-image", tabIndex: 0, role: "application", "aria-roledescription": "image with a query pixel" });
     this.caption = element("p", { className: "ax-caption" });
     this.lock = element("p", { className: "ax-lock" });
@@ -91,7 +92,7 @@ export class Explorer {
         host.live ? button("Export HTML", () => this.exportPage(), "This explorer as one file that works without Python") : null),
       this.notice);
     this.root.classList.add("attnconv-explorer");
-    this.root.replaceChildren(this.controls, element("div", { className: "ax-main" }, this.seen, this.panelBox, this.tools), this.hint, this.spoken);
+    this.root.replaceChildren(this.controls, element("div", { className: "ax-main" }, this.seen, this.panelBox, this.tools), this.note, this.hint, this.spoken);
 
     const { image } = this;
     image.addEventListener("pointermove", (event) => this.state.locked && !event.buttons || this.moveTo(event));
@@ -122,6 +123,8 @@ export class Explorer {
       this.panels.push(new Panel(this, this.panels.length));
       this.panelBox.append(this.panels.at(-1).root);
     }
+    this.note.textContent = host.sides[0].note || "";
+    this.note.hidden = !host.sides[0].note;
     this.panels.forEach((panel, i) => {
       const model = (panel.model = this.models[i]);
       const { [i]: shown = null } = state.epochs; // another run may have fewer
@@ -202,13 +205,22 @@ export class Explorer {
       if (this.host.sides[0].name !== this.models[0].name) [this.past, this.future, this.state.edits, this.strip] = [[], [], {}, new Map()]; // another model's
       this.load();
       this.askAgain();
-    } else if (what === "average") {
+    } else if (what === "state") this.takeState();
+    else if (what === "average") {
       this.takeAverage();
       this.later(true);
     } else {
       this.takeImage();
       if (what === "image") this.askAgain();
     }
+  }
+
+  /** Python set the view. */
+  takeState() {
+    const { state, host } = this, edits = JSON.stringify(state.edits);
+    Object.assign(state, structuredClone(host.state));
+    this.load();
+    if (JSON.stringify(state.edits) !== edits) this.askPrediction();
   }
 
   /** Changed heads stay changed on another image or beside another run: ask what becomes of its prediction. An exported
@@ -407,10 +419,12 @@ export class Explorer {
     return (edited && edited.heads && edited.heads.length ? edited.probabilities : null) || image.sides[0].probabilities;
   }
 
-  /** "truck 13% → 12%": what the model says now, and with these probabilities instead. */
-  outcome(probabilities) {
+  /** " <Words> truck 13% → 12%.": what the model says now, and with these probabilities instead. */
+  says(words, probabilities) {
+    if (!probabilities.length) return "";
     const { classes } = this.host.choices, now = this.saysNow(), best = (p) => p.indexOf(Math.max(...p)), [a, b] = [best(now), best(probabilities)];
-    return a === b ? `${classes[a]} ${percent(now[a])} → ${percent(probabilities[a])}` : `${classes[b]} (${percent(probabilities[b])}) instead of ${classes[a]} (${percent(now[a])})`;
+    const change = a === b ? `${classes[a]} ${percent(now[a])} → ${percent(probabilities[a])}` : `${classes[b]} (${percent(probabilities[b])}) instead of ${classes[a]} (${percent(now[a])})`;
+    return ` ${words} ${change}.`;
   }
 
   // -- how often it is right: a few test images at a time, whenever nothing else is asked

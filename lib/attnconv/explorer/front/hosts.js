@@ -7,7 +7,8 @@ export function widgetHost(model) {
     predicts: true,
     chunk: 25, // test images that Python looks at in one go
     send: (message, buffers) => model.send(message, undefined, buffers),
-    save: (state) => {
+    save(state) {
+      host.saved = JSON.stringify(state);
       model.set("state", state);
       model.save_changes();
     },
@@ -29,6 +30,7 @@ export function widgetHost(model) {
           });
           (host.all ||= new Set()).add(name);
         });
+      model.on("change:state", changes.state = () => JSON.stringify(model.get("state")) !== host.saved && told("state"));
       model.on("msg:custom", custom);
       host.close = () => {
         model.off("msg:custom", custom);

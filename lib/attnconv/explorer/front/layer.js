@@ -224,7 +224,7 @@ export class LayerCard {
     const { size, outside, error } = this.inside, { explorer, layer, panel } = this, on = outside.filter((_, head) => !panel.model.isOff(layer, head));
     const held = 1 - on.reduce((a, b) => a + b, 0) / Math.max(1, on.length), seen = explorer.seenOf(panel);
     const text = `A ${size} × ${size} kernel holds ${percent(held)} of the heads' attention; ${percent(Math.max(1 - held, 0))} lies outside. ` + (seen && seen.kernel
-      ? `That convolution in this layer's place: on this image its output is ${percent(seen.kernel.error)} off, borders included; the model says ${explorer.outcome(seen.kernel.probabilities)}.`
+      ? `That convolution in this layer's place: on this image its output is ${percent(seen.kernel.error)} off, borders included.${explorer.says("The model then says", seen.kernel.probabilities)}`
       : `As a convolution it would be ${percent(error)} off on white noise.`);
     if (this.reading.textContent !== text) this.reading.textContent = text;
     const [row, column] = this.hovered || [0, 0], at = (row + (this.window >> 1)) * this.window + column + (this.window >> 1);

@@ -383,19 +383,20 @@ export class Panel {
   /** What the chosen head does to this image, as far as the host has told. */
   drawDoes() {
     const { model, explorer } = this, { colours } = explorer, seen = explorer.seenOf(this);
-    this.doesBox.hidden = !seen;
+    this.doesBox.hidden = !seen || !seen.head;
     this.drawStrip();
-    if (!seen) return;
-    const { output, share, probabilities } = seen.head, side = 120, wide = model.width >= model.height ? side : (side * model.width) / model.height, tall = (wide * model.height) / model.width;
-    const pen = canvasOf(this.output, wide, tall), [cellX, cellY] = [wide / model.width, tall / model.height], top = Math.max(...output) || 1;
+    if (this.doesBox.hidden) return;
+    const { output, share, probabilities, shape: [height, width] = [model.height, model.width] } = seen.head, side = 120;
+    const wide = width >= height ? side : (side * width) / height, tall = (wide * height) / width;
+    const pen = canvasOf(this.output, wide, tall), [cellX, cellY] = [wide / width, tall / height], top = Math.max(...output) || 1;
     output.forEach((value, at) => {
       const from = 3 * Math.round((255 * value) / top);
       pen.fillStyle = `rgb(${colours.ramp[from]},${colours.ramp[from + 1]},${colours.ramp[from + 2]})`;
-      pen.fillRect((at % model.width) * cellX, Math.floor(at / model.width) * cellY, cellX + 0.5, cellY + 0.5);
+      pen.fillRect((at % width) * cellX, Math.floor(at / width) * cellY, cellX + 0.5, cellY + 0.5);
     });
     const before = explorer.rightWith(explorer.state.edits), after = explorer.rightWith(explorer.withoutHead());
     const counted = after && after.seen ? ` On test images: ${rightText(before)} right with it, ${rightText(after)} without.` : "";
-    const text = `Its share of the layer's output: ${share < 0 ? "−" : ""}${percent(Math.abs(share))}. Without it the model says ${explorer.outcome(probabilities)}.${counted}`;
+    const text = `Its share of the layer's output: ${share < 0 ? "−" : ""}${percent(Math.abs(share))}.${explorer.says("Without it the model says", probabilities)}${counted}`;
     if (this.does.textContent !== text) this.does.textContent = text;
     this.count.hidden = !after || after.seen > 0;
     this.output.setAttribute("aria-label", `What head ${explorer.state.head + 1} adds, the norm at every pixel. ${text}`);
@@ -460,6 +461,7 @@ export class Panel {
 
   /** Class probabilities: a bar each; with changed heads, before (outline) and after (filled). */
   drawPrediction(before, after, label) {
+    this.answer.hidden = !before.length;
     const { classes } = this.explorer.host.choices, now = after || before;
     const order = classes.map((_, c) => c).sort((a, b) => before[b] - before[a]).slice(0, 10);
     if (this.model.epoch !== null)
