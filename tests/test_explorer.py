@@ -261,13 +261,14 @@ def test_the_browser_predicts_what_python_does(kind: str, data, tmp_path) -> Non
             pack(dict(side=side.arrays | dict(weights=side.weights), images=[one[0].tobytes() for one in shown]))
         )
     )
+    normal = f"{{ mean: {list(data.mean)}, std: {list(data.std)} }}"
     as_page = {f"{e['layer']}.{e['head']}": {k: v for k, v in e.items() if k not in ("layer", "head")} for e in edits}
     script = f"""
         import {{ unpack }} from {json.dumps((FRONT / "heads.js").as_uri())};
         import {{ Network }} from {json.dumps((FRONT / "network.js").as_uri())};
         import {{ readFileSync }} from "node:fs";
         const tree = unpack(new Uint8Array(readFileSync({json.dumps(str(tmp_path / "tree"))})).buffer);
-        const network = new Network(tree.side, {{ mean: {list(data.mean)}, std: {list(data.std)} }}), edits = {json.dumps(as_page)};
+        const network = new Network(tree.side, {normal}), edits = {json.dumps(as_page)};
         console.log(JSON.stringify(tree.images.map((values) => {{
             network.setImage({{ height: 28, width: 28, channels: 1, values }});
             const [before, after] = [network.predict({{}}), network.predict(edits)];
@@ -387,7 +388,7 @@ def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
         (np.zeros((0, 28, 28, 1), np.uint8), "is empty"),
         ([], "is empty"),
         ("no/such.png", "no/such.png cannot be read"),
-        (7, "is a int"),
+        (7, "of type int"),
     ):
         with pytest.raises(ExplorerError, match=words):
             explore(model, images=images)
@@ -474,10 +475,10 @@ def test_what_cannot_be_explored_is_refused_in_a_sentence() -> None:
     for subject, words in (
         (torch.nn.Linear(2, 2), "A Linear has no attention heads.*convert"),
         (torch.nn.Conv2d(3, 3, 3), "A Conv2d has no attention heads"),
-        (ContentAttention(3, 3, 4, max_size=9), "content can be explored in an AttentionNet only"),
+        (ContentAttention(3, 3, 4, max_size=9, key_size=4), "content can be explored in an AttentionNet only"),
         (mixed, "Gaussian and learned heads"),
         (sequences, "layers for sequences"),
-        (7, "A int cannot be explored"),
+        (7, "An object of type int cannot be explored"),
     ):
         with pytest.raises(ExplorerError, match=words) as refused:
             explore(subject)

@@ -164,7 +164,7 @@ def _fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.ui
             raise ExplorerError("images is empty: give at least one.")
         return np.concatenate([_picture(image, size, channels) for image in images])
     if not isinstance(images, np.ndarray | Tensor):
-        raise ExplorerError(f"images is a {type(images).__name__}: give files, Pillow images, or uint8 arrays.")
+        raise ExplorerError(f"images is of type {type(images).__name__}: give files, Pillow images, or uint8 arrays.")
     values = _channels_last(images, channels)
     if not len(values):
         raise ExplorerError("images is empty: give at least one.")

@@ -230,7 +230,9 @@ def _logarithm(p: Tensor) -> NDArray:
 
 @contextlib.contextmanager
 def edited(model: AttentionNet | Sequence[torch.nn.Module], edits: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """The model, or its attention layers, with some heads changed, inside a ``with`` block; its parameters are put back afterwards.
+    """The model with some heads changed, inside a ``with`` block; its parameters are put back afterwards.
+
+    Its attention layers will do, too.
 
     An edit names a ``layer`` and a ``head`` (from 0) and any of: ``off`` (true: the head adds nothing), and for
     Gaussian heads ``centre`` (row, column; pixels) and ``sigma``, the standard deviation det(Sigma)^(1/4) in pixels:
