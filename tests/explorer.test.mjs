@@ -7,7 +7,7 @@ import { kindText, nearestPlaces } from "../lib/attnconv/explorer/front/layer.js
 import { Model, covarianceOf, describe, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/attnconv/explorer/front/heads.js";
 import { brightness, ramp } from "../lib/attnconv/explorer/front/draw.js";
 import { inParts } from "../lib/attnconv/explorer/front/explorer.js";
-import { pageHost, widgetHost } from "../lib/attnconv/explorer/front/hosts.js";
+import { fromLink, inLink, pageHost, widgetHost } from "../lib/attnconv/explorer/front/hosts.js";
 import { clamp, softmax } from "../lib/attnconv/explorer/front/maths.js";
 
 const float32 = (values, shape) => ({ dtype: "float32", shape, data: new Uint8Array(new Float32Array(values).buffer) });
@@ -138,8 +138,22 @@ test("an upload goes in parts", () => {
   assert.equal([...inParts("empty", new ArrayBuffer(0))].length, 1);
 });
 
+const nowhere = { location: { hash: "", href: "file:///page.html" }, addEventListener() {} };
+
+test("a link holds the view; a damaged one changes nothing", () => {
+  const state = { query: [1, 2], layer: 3, head: 4, view: "centres", edits: { "3.4": { centre: [0.5, -1], off: true } }, notice: "x" };
+  const { notice, ...kept } = state, back = fromLink(`#${inLink(state)}`);
+  assert.deepEqual(back, kept);
+  assert.equal(notice, "x");
+  for (const hash of ["", "#", "#%", "#%7B", "#7", "#null"]) assert.deepEqual(fromLink(hash), {});
+  assert.deepEqual(fromLink(`#${encodeURIComponent('{"query":7,"layer":"2","edits":null,"other":1,"head":1}')}`), { head: 1 });
+  const host = pageHost({ image: { label: null }, gallery: [] }, null, { ...nowhere, location: { ...nowhere.location, hash: `#${inLink(state)}` } });
+  assert.equal(host.state.layer, 3);
+  assert.equal(fromLink(new URL(host.link(state)).hash).head, 4);
+});
+
 test("the exported page chooses among its own images", async () => {
-  const host = pageHost({ image: { label: 0 }, gallery: [{ label: 1 }, { label: 0 }, { label: 1 }] }), heard = [];
+  const host = pageHost({ image: { label: 0 }, gallery: [{ label: 1 }, { label: 0 }, { label: 1 }] }, null, nowhere), heard = [];
   host.listen((what, value) => heard.push([what, value]));
   await host.send({ kind: "image", class: 1, id: 1 });
   assert.equal(host.image, host.gallery[0]);
@@ -151,7 +165,7 @@ test("the exported page chooses among its own images", async () => {
 
 test("the exported page knows the changed heads it came with, and no others", () => {
   const heads = [{ layer: 0, head: 1, off: true }], edited = { heads, probabilities: [1] };
-  const host = pageHost({ image: { label: 0 }, gallery: [{ label: 1 }], edited }), change = (edits) => host.send({ kind: "heads", edits });
+  const host = pageHost({ image: { label: 0 }, gallery: [{ label: 1 }], edited }, null, nowhere), change = (edits) => host.send({ kind: "heads", edits });
   assert.equal(host.edited, edited);
   change([{ layer: 0, head: 1, centre: [0, 0] }]);
   assert.deepEqual(host.edited, {});

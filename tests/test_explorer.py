@@ -293,6 +293,7 @@ def test_the_browser_predicts_what_python_does(kind: str, data, tmp_path) -> Non
         assert (answer["seen"]["kernel"] is None) == (kind == "content")
         if kind != "content":
             assert answer["seen"]["kernel"]["error"] == pytest.approx(seen["kernel"]["error"], abs=1e-2)
+            assert answer["seen"]["kernel"]["inside"] == pytest.approx(seen["kernel"]["inside"], abs=1e-2)
             replaced = seen["kernel"]["probabilities"]
             np.testing.assert_allclose(answer["seen"]["kernel"]["probabilities"], replaced, atol=1e-2)
 
@@ -558,6 +559,8 @@ def test_a_layer_and_its_heads_are_examined(kind: str, data) -> None:
             conv, _ = attention_to_conv(layer, 3, size=7)
             apart = conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) - layer(x)
             assert seen["kernel"]["error"] == pytest.approx((apart.norm() / whole.norm()).item(), rel=1e-3)
+            inside = apart[:, 1:-1, 1:-1].norm() / whole[:, 1:-1, 1:-1].norm()
+            assert seen["kernel"]["inside"] == pytest.approx(inside.item(), rel=1e-3)
             model.blocks[1].attention = torch.nn.Sequential(Channels(), conv, Channels(back=True))
             replaced = predict(model, image).softmax(-1)[0]
             np.testing.assert_allclose(seen["kernel"]["probabilities"], replaced, rtol=1e-3)
@@ -572,7 +575,7 @@ def test_right_answers_are_counted(data) -> None:
         counted = []
         for part in (0, 25):
             ((answer, _),) = asked(explorer, kind="right", edits=changes, key="k", to=part + 25, **{"from": part})
-            assert (answer["key"], answer["from"]) == ("k", part)
+            assert (answer["key"], answer["from"]) == ("k", part) and json.dumps(answer)
             counted += answer["right"]
         with edited(model, changes):
             logits = predict(model, explorer._inputs(list(data.test_images.numpy())))

@@ -583,6 +583,7 @@ def test_a_layer_is_a_kernel(grid: tuple[Explorer, Path], browser: playwright.Br
     reading = card.locator(".ax-reading")
     assert f"its output is {round(100 * expected['kernel']['error'])}% off" in reading.inner_text()
     assert seen.get("x.seen.head.share") == pytest.approx(expected["head"]["share"], abs=1e-2)
+    assert f"away from the borders {round(100 * expected['kernel']['inside'])}%" in reading.inner_text()
     share = seen.root.locator(".ax-does p").first
     assert "share of the layer's output" in share.inner_text() and np.ptp(seen.pixels("output")) > 50
 

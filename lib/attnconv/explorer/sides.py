@@ -91,7 +91,9 @@ class Side:
         if "centre" not in recorded:
             return None
         path = dict(epochs=len(recorded["centre"]), measured=array(recorded["centre"]))
-        if self.encoding == "quadratic":
+        if self.encoding != "quadratic":
+            path |= dict(covariances=array(recorded["covariance"]))
+        else:
             path |= dict(centres=array(recorded["parameter_centre"]), precisions=array(recorded["precision"]))
         return path
 
@@ -148,8 +150,8 @@ class Side:
 
         Returns:
             ``kernel``: the layer against the size x size convolution that `attention_to_conv` reads from it; ``error``
-            is |attention - convolution| / |attention - bias| on this image, borders included, and ``probabilities``
-            are the model's with the convolution in the layer's place. None with content: there is no such kernel.
+            is |attention - convolution| / |attention - bias| on this image, ``inside`` the same where no tap leaves
+            the image, and ``probabilities`` are the model's with the convolution in the layer's place. None with content: there is no such kernel.
             ``head``: its ``output``, the norm (H, W) of sum_k P(q, k) X_k W^h at every pixel q; its ``share`` of the
             layer's output y, <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it.
         """
@@ -169,7 +171,10 @@ class Side:
                 replaced = _convolution(attention, size, self.grid)(x)
                 with _answering(attention, replaced):
                     kernel = dict(probabilities=self._probabilities(image)[0])
-                kernel["error"] = ((y - replaced).norm() / whole.norm().clamp_min(1e-12)).item()
+                apart, reach = y - replaced, size // 2
+                kernel["error"] = _ratio(apart, whole)
+                if not first:  # the others' borders are padded
+                    kernel["inside"] = _ratio(*(_interior(part, reach) for part in (apart, whole)))
         share = (own * whole).sum() / whole.square().sum().clamp_min(1e-12)
         output = own[0].norm(dim=0 if first else -1)
         told = dict(output=output.flatten().tolist(), shape=list(output.shape), share=share.item())
@@ -270,6 +275,15 @@ def edited(model: AttentionNet | Sequence[torch.nn.Module], edits: Sequence[dict
         with torch.no_grad():
             for parameter, values in saved.items():
                 parameter.copy_(values)
+
+
+def _ratio(part: Tensor, whole: Tensor) -> float:
+    return (part.norm() / whole.norm().clamp_min(1e-12)).item()
+
+
+def _interior(y: Tensor, reach: int) -> Tensor:
+    """The pixels (B, H, W, D) that are at least so far from every border."""
+    return y[:, reach : y.shape[1] - reach, reach : y.shape[2] - reach]
 
 
 def _plain(layer: torch.nn.Module) -> torch.nn.Module:

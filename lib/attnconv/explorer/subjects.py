@@ -48,7 +48,8 @@ def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None
         subject, run = load_run(subject.path if isinstance(subject, Run) else subject)
     if not isinstance(subject, nn.Module):
         raise ExplorerError(
-            f"An object of type {type(subject).__name__} cannot be explored: give a run, its folder, a network or an attention layer."
+            f"An object of type {type(subject).__name__} cannot be explored: give a run, its folder, a network, or an "
+            "attention layer."
         )
     if isinstance(subject, AttentionNet):
         side = _of_library(subject, run, title)

@@ -199,7 +199,7 @@ class Explorer(anywidget.AnyWidget):
         images, labels = self._labelled()
         chosen = slice(int(message["from"]), int(message["to"]))
         seen = self._sides[0].look(self._inputs(images[chosen]), message.get("edits") or [], maps=False)
-        right = [int(np.argmax(one["probabilities"])) == y for one, y in zip(seen, labels[chosen], strict=True)]
+        right = [int(np.argmax(one["probabilities"])) == int(y) for one, y in zip(seen, labels[chosen], strict=True)]
         self.send(dict(kind="right", key=message.get("key"), right=right, **{"from": chosen.start}))
 
     def _labelled(self) -> tuple[NDArray, NDArray]:

@@ -78,7 +78,7 @@ export function drawHeads(pen, plot, shapes, { colours, colourOf, chosen = -1, l
         if (draggable && head === chosen && share === 0.5) handle(pen, at(centre), Math.min(major * scale, 2000), angle, colours);
       }
     pen.setLineDash([]);
-    dot(pen, places[head], head, { colour, colours, strong });
+    dot(pen, places[head], head, { colour, colours, strong, flat: covariance && covariance[0] + covariance[2] > range * range });
   }
   pen.restore();
   pen.globalAlpha = 1;
@@ -93,8 +93,8 @@ function handle(pen, [x, y], major, angle, colours) {
   pen.strokeRect(x + major * Math.cos(angle) - 3.5, y + major * Math.sin(angle) - 3.5, 7, 7);
 }
 
-/** A head's dot with its number; an arrow shows where it would be, if it is too far away. */
-function dot(pen, { x, y, far }, head, { colour, colours, strong }) {
+/** A head's dot with its number, hollow if the head has no place of its own; an arrow shows where it would be, if it is too far away. */
+function dot(pen, { x, y, far }, head, { colour, colours, strong, flat }) {
   pen.fillStyle = colour;
   if (far !== null) {
     pen.beginPath();
@@ -103,11 +103,12 @@ function dot(pen, { x, y, far }, head, { colour, colours, strong }) {
   }
   pen.beginPath();
   pen.arc(x, y, strong ? DOT + 1 : DOT - 1, 0, 7);
+  if (flat) pen.fillStyle = colours.panel;
   pen.fill();
-  pen.strokeStyle = strong ? colours.text : colours.panel;
-  pen.lineWidth = strong ? 2 : 1;
+  pen.strokeStyle = flat ? colour : strong ? colours.text : colours.panel;
+  pen.lineWidth = strong || flat ? 2 : 1;
   pen.stroke();
-  pen.fillStyle = luminance(rgb(colour)) > 0.42 ? "#000" : "#fff";
+  pen.fillStyle = flat ? colours.text : luminance(rgb(colour)) > 0.42 ? "#000" : "#fff";
   pen.textAlign = "center";
   pen.font = `bold 10px ${colours.font}`;
   pen.fillText(head + 1, x, y + 3.5);

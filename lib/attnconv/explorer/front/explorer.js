@@ -11,6 +11,7 @@ import { clamp } from "./maths.js";
 import { kindText } from "./layer.js";
 import { canvasOf, element, onTheme, themeOf } from "./page.js";
 import { IMAGE_SIDE, Panel } from "./panel.js";
+import { GLOSSARY, PAPER, TOUR } from "./words.js";
 
 const QUIET = ["examine", "right"]; // asked while the reader rests: notices stay
 const PATIENCE = 20000; // ms after which a silent Python is mentioned
@@ -20,6 +21,36 @@ export function* inParts(name, buffer, size = 1 << 20) {
   const parts = Math.max(1, Math.ceil(buffer.byteLength / size));
   for (let part = 0; part < parts; part++)
     yield [{ kind: "upload", name, part, parts }, buffer.slice(part * size, (part + 1) * size)];
+}
+
+/** Five steps through the page: a line of text above it, and what it speaks of in a frame. */
+class Tour {
+  constructor(explorer) {
+    const button = (textContent, act) => element("button", { type: "button", textContent, onclick: act });
+    Object.assign(this, { explorer, step: 0, text: element("p"), next: button("Take the tour", () => this.go(this.step + 1)), back: button("Back", () => this.go(this.step - 1)), close: button("Close", () => this.go(0)) });
+    this.root = element("div", { className: "ax-tour" }, this.text, element("div", { className: "ax-row" }, this.back, this.next, this.close));
+    this.tell();
+  }
+
+  go(step) {
+    const { explorer } = this;
+    this.step = step > TOUR.length ? 0 : step;
+    if (this.step) explorer.set({ ...TOUR[this.step - 1][3] }, true);
+    this.tell();
+    const lit = this.step && explorer.root.querySelector(TOUR[this.step - 1][0]);
+    if (lit) lit.scrollIntoView({ block: "nearest" });
+  }
+
+  tell() {
+    const { step, explorer: { root } } = this, [selector, title, story] = step ? TOUR[step - 1] : ["", "Where does each head look, and which layers are a convolution?", "Five steps, three minutes."];
+    this.text.replaceChildren(element("b", { textContent: step ? `${step}. ${title}` : title }), ` ${story}`);
+    this.next.textContent = step === TOUR.length ? "Done" : step ? "Next" : "Take the tour";
+    this.back.hidden = step < 2;
+    this.close.hidden = !step;
+    this.root.classList.toggle("ax-going", step > 0);
+    for (const node of root.querySelectorAll(".ax-lit")) node.classList.remove("ax-lit");
+    if (step) root.querySelector(selector)?.classList.add("ax-lit");
+  }
 }
 
 export class Explorer {
@@ -63,14 +94,18 @@ export class Explorer {
     [this.compareField, this.compare] = choose("Compare with", [["", "nothing"], ["epoch", "another epoch"], ...runs], (name) => this.setCompare(name));
     [this.viewField, this.view] = choose("Show", [["maps", "attention maps"], ["centres", "centres"]], (view) => this.set({ view }, true));
     [this.partField, this.part] = choose("Score", [["full", "full"], ["position", "position only"], ["content", "content only"]], (part) => this.set({ part }));
-    [this.scaleField, this.scale] = choose("Values", [["probabilities", "probabilities"], ["logits", "logits"]], (scale) => this.set({ scale }));
+    [this.scaleField, this.scale] = choose("Values", [["probabilities", "probabilities"], ["logits", "logits"]], (scale) => this.set({ scale }, true));
     [this.averageField, this.average] = choose("Over", [["image", "this image"], ["average", `average of ${host.choices.averaged} images`]], (value) => this.setAverage(value === "average"));
     [this.sharedField, this.shared] = choose("Brightness", [["shared", "one scale for all"], ["own", "each head its own"]], (value) => this.set({ shared: value === "shared" }));
-    [this.layerField, this.layer] = choose("Layer", [], (value) => this.set({ layer: Number(value), head: 0 }));
+    [this.layerField, this.layer] = choose("Layer", [], (value) => this.setLayer(Number(value)));
     [this.headField, this.head] = choose("Head", [], (value) => this.set({ head: Number(value) }));
     [this.classField, this.classes] = choose("Class", [["", "any"], ...host.choices.classes.map((name, c) => [c, name])], () => this.newImage());
     this.classField.hidden = !host.choices.by_class;
     this.file = element("input", { type: "file", accept: "image/*", hidden: true, onchange: () => this.upload(this.file.files[0]) });
+    this.tour = new Tour(this);
+    this.glossary = element("details", { className: "ax-glossary" }, element("summary", { textContent: "What the words mean" }),
+      element("dl", {}, ...Object.entries(GLOSSARY).flatMap(([word, text]) => [element("dt", { textContent: word }), element("dd", { textContent: text })])),
+      element("p", {}, "The paper: ", element("a", { href: PAPER, target: "_blank", rel: "noopener", textContent: "On the Relationship between Self-Attention and Convolutional Layers" }), " (Cordonnier, Loukas and Jaggi, ICLR 2020)."));
     this.notice = element("div", { className: "ax-notice", role: "alert", hidden: true });
     this.spoken = element("div", { className: "ax-spoken", role: "status", "aria-live": "polite" });
     this.hint = element("p", { className: "ax-hint" });
@@ -89,10 +124,11 @@ export class Explorer {
       host.predicts ? element("div", { className: "ax-row" }, button("Your image …", () => this.file.click(), "Any image file; it is cropped and resized"), this.file) : null,
       element("div", { className: "ax-row" }, this.layerField, this.headField),
       element("div", { className: "ax-row" }, button("Save PNG", () => this.savePng(), "This view as a picture"),
+        host.link ? button("Copy link", () => this.copyLink(), "This view as a link to this page") : null,
         host.live ? button("Export HTML", () => this.exportPage(), "This explorer as one file that works without Python") : null),
       this.notice);
     this.root.classList.add("attnconv-explorer");
-    this.root.replaceChildren(this.controls, element("div", { className: "ax-main" }, this.seen, this.panelBox, this.tools), this.note, this.hint, this.spoken);
+    this.root.replaceChildren(this.tour.root, this.controls, element("div", { className: "ax-main" }, this.seen, this.panelBox, this.tools), this.note, this.hint, this.glossary, this.spoken);
 
     const { image } = this;
     image.addEventListener("pointermove", (event) => this.state.locked && !event.buttons || this.moveTo(event));
@@ -128,9 +164,9 @@ export class Explorer {
     this.panels.forEach((panel, i) => {
       const model = (panel.model = this.models[i]);
       const { [i]: shown = null } = state.epochs; // another run may have fewer
-      model.epoch = state.epochs[i] = model.replayed && shown < model.path.epochs - 1 ? shown : null;
+      model.epoch = state.epochs[i] = model.path && shown !== null && shown < model.path.epochs - 1 ? shown : null;
       panel.maps = panel.data = null;
-      panel.epochRow.hidden = !model.replayed;
+      panel.epochRow.hidden = !model.path;
     });
     this.models[0].edits = state.edits;
     const content = this.models.some((model) => model.content);
@@ -252,6 +288,11 @@ export class Explorer {
     this.rested = false;
     Object.assign(this.state, changes);
     this.later(relayout);
+  }
+
+  /** Another layer; the head keeps its number where there is one. */
+  setLayer(layer) {
+    this.set({ layer, head: Math.min(this.state.head, Math.max(0, this.heads()[layer] - 1)) });
   }
 
   setQuery(query) {
@@ -454,6 +495,9 @@ export class Explorer {
     const edits = wanted.find((one) => (this.strip.get(JSON.stringify(one)) || []).length < labelled);
     if (!edits) return;
     const from = (this.strip.get(JSON.stringify(edits)) || []).length;
+    const question = JSON.stringify([this.models[0].name, edits, from]);
+    if (question === this.counted) return; // it failed: asking again would not help
+    this.counted = question;
     this.ask({ kind: "right", edits: this.editList(edits), key: JSON.stringify(edits), from, to: Math.min(from + host.chunk, labelled) });
   }
 
@@ -477,6 +521,13 @@ export class Explorer {
   /** The state goes along: what is saved after a rest may be older. */
   exportPage() {
     this.ask({ kind: "export", state: { ...this.state } });
+  }
+
+  /** Also shown, where the browser keeps the clipboard to itself. */
+  copyLink() {
+    const link = this.host.link({ ...this.state });
+    this.say(`The link of this view: ${link}`);
+    navigator.clipboard?.writeText(link).catch(() => {});
   }
 
   setAverage(average) {
@@ -628,7 +679,7 @@ export class Explorer {
     const start = performance.now(), { state } = this;
     if (this.relayout && this.panelBox.clientWidth) { // JupyterLab hides it while themes change: it has no width then
       // In a narrow place the heads come right below the image, which is smaller: both are seen at once.
-      const narrow = this.width < 560;
+      const narrow = (this.narrow = this.width < 560);
       this.imageSide = narrow ? clamp(Math.round(0.45 * this.width), 96, IMAGE_SIDE) : IMAGE_SIDE;
       this.root.classList.toggle("ax-narrow", narrow);
       const { panels: [{ detail, answer }], tools, root, controls } = this, above = narrow ? tools : root, below = narrow ? detail : tools;
@@ -651,7 +702,7 @@ export class Explorer {
       const { model } = panel, replay = model.epoch !== null;
       const title = model.title + (replay ? (model.epoch ? `, after epoch ${model.epoch}` : ", before training") : "");
       if (panel.title.textContent !== title) panel.title.textContent = title;
-      if (model.replayed) panel.epoch.set(replay ? model.epoch : model.path.epochs - 1, { max: model.path.epochs - 1 });
+      if (model.path) panel.epoch.set(replay ? model.epoch : model.path.epochs - 1, { max: model.path.epochs - 1 });
     }
     this.lock.textContent = `query: row ${state.query[0]}, column ${state.query[1]}` + (state.locked ? " (held)" : "");
     this.root.classList.toggle("ax-locked", state.locked);
@@ -675,6 +726,8 @@ export class Explorer {
       average: state.average ? "average" : "image", shared: state.shared ? "shared" : "own", layer: state.layer, head: state.head,
     };
     for (const [name, value] of Object.entries(values)) this[name].value = value;
+    this.sharedField.hidden = state.scale === "logits"; // logits have no common scale
+    for (const option of this.compare.options) if (option.value === model.name) option.hidden = option.disabled = true;
     if (!this.hint.textContent) this.say("");
   }
 

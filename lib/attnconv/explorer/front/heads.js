@@ -79,7 +79,7 @@ export class Model {
     for (const name of ["centres", "precisions", "sigmas", "rows", "columns", "gram"]) if (side[name]) this[name] = typed(side[name]);
     if (side.path) {
       this.path = { epochs: side.path.epochs };
-      for (const name of ["measured", "centres", "precisions"]) if (side.path[name]) this.path[name] = typed(side.path[name]);
+      for (const name of ["measured", "covariances", "centres", "precisions"]) if (side.path[name]) this.path[name] = typed(side.path[name]);
     }
     this.content = side.encoding === "content";
     this.replayed = Boolean(this.path && this.path.centres); // P of every epoch can be computed
@@ -185,6 +185,17 @@ export class Model {
   /** P of one head at a query: sums to 1. */
   probabilities(layer, head, query, out, part, average) {
     return softmax(this.logits(layer, head, query, this.work, part, average), out);
+  }
+
+  /** Whether of the epoch that is shown only the heads' centres are known. */
+  get film() {
+    return this.epoch !== null && !this.replayed;
+  }
+
+  /** Centre and covariance of a head as they were measured at the epoch that is shown. */
+  recorded(layer, head) {
+    const at = (this.epoch * this.heads.length + layer) * this.most + head, { measured, covariances } = this.path;
+    return { centre: [measured[2 * at], measured[2 * at + 1]], covariance: [0, 1, 3].map((i) => covariances[4 * at + i]) };
   }
 
   /** Where the recorded path of a head went: [[row, column], ...] by epoch. */

@@ -86,8 +86,23 @@ export function workerOf(source) {
   });
 }
 
+const LINKED = ["query", "locked", "layer", "head", "view", "part", "scale", "shared", "epochs", "edits"];
+
+/** A view as text for a link, and back; a link that was damaged changes nothing. */
+export const inLink = (state) => encodeURIComponent(JSON.stringify(Object.fromEntries(LINKED.map((name) => [name, state[name]]))));
+
+export function fromLink(hash) {
+  try {
+    const state = JSON.parse(decodeURIComponent(hash.slice(1)));
+    const like = { query: Array.isArray, epochs: Array.isArray, edits: (value) => Boolean(value) && typeof value === "object", layer: Number.isInteger, head: Number.isInteger };
+    return Object.fromEntries(Object.entries(state).filter(([name, value]) => LINKED.includes(name) && (like[name] || (() => true))(value)));
+  } catch {
+    return {};
+  }
+}
+
 /** In an exported page: images come from the file, and with the weights in it, `ask` is a worker that predicts. */
-export function pageHost(data, ask = null) {
+export function pageHost(data, ask = null, place = window) {
   const images = [data.image, ...data.gallery], labelled = images.filter(({ label }) => label !== null), known = data.edited || {}; // heads as they were changed in Jupyter, if so
   let told = () => {}, last = 0, serial = 0;
   const pixels = ({ shape: [height, width, channels], data: values }) => ({ height, width, channels, values });
@@ -137,7 +152,20 @@ export function pageHost(data, ask = null) {
     },
   };
   const host = {
-    ...data, choices: { ...data.choices, labelled: labelled.length }, live: false, predicts: Boolean(ask), chunk: 1, edited: known, save() {}, listen: (act) => { told = act; },
+    ...data, state: { ...data.state, ...fromLink(place.location.hash) }, choices: { ...data.choices, labelled: labelled.length }, live: false, predicts: Boolean(ask), chunk: 1, edited: known,
+    link: (state) => `${place.location.href.split("#")[0]}#${inLink(state)}`,
+    save(state) {
+      try {
+        place.history.replaceState(null, "", `#${inLink(state)}`);
+      } catch { /* a file inside another page has no history of its own */ }
+    },
+    listen(act) {
+      told = act;
+      place.addEventListener("hashchange", () => {
+        host.state = fromLink(place.location.hash);
+        told("state");
+      });
+    },
     async send(message) {
       try {
         await actions[message.kind]?.(message);

@@ -5,6 +5,7 @@ import { percent, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp } from "./maths.js";
 import { canvasOf, element, luminance } from "./page.js";
+import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
 const SHARP = 0.2; // px, the sigma of a head that was hardened: 99.999% of its attention is on one pixel
@@ -42,10 +43,10 @@ export class LayerCard {
       this.toGrid = button("Make it a grid", "Every head takes a tap of the kernel, the nearest ones first, and looks at one pixel", () => this.makeGrid()),
       this.hard = button("Harden all", "Every head looks at one pixel: sigma becomes 0.2 px", () => this.harden()),
       this.solo = button("Solo", "Only the chosen head; again: all heads", () => this.playSolo()));
-    this.kernelBox = element("figure", { className: "ax-small" }, this.kernel, element("figcaption", {}, element("label", {}, "kernel ", this.sizes), ", norm of each tap"));
-    this.noKernel = element("p", { className: "ax-note", textContent: "A layer that looks at content is no convolution: where it looks changes with the image." });
+    this.kernelBox = element("figure", { className: "ax-small" }, this.kernel, element("figcaption", { title: GLOSSARY.kernel }, element("label", {}, "kernel ", this.sizes), ", norm of each tap"));
+    this.noKernel = element("p", { className: "ax-note" });
     this.root = element("div", { className: "ax-layer" }, element("div", { className: "ax-headline" }, this.title, this.line),
-      element("figure", { className: "ax-small" }, this.centres, element("figcaption", { textContent: "heads around the query" })), this.kernelBox,
+      element("figure", { className: "ax-small" }, this.centres, this.rings = element("figcaption")), this.kernelBox,
       element("div", { className: "ax-column" }, this.noKernel, this.reading, this.tap, this.actions));
     this.listen();
   }
@@ -160,9 +161,11 @@ export class LayerCard {
     const { panel, explorer, layer } = this, { model } = panel, { state, colours } = explorer;
     this.root.hidden = !model.heads[layer];
     if (this.root.hidden) return;
-    const read = panel.read(layer), kernel = model.gram !== undefined, side = Math.min(SIDE, this.wide || SIDE);
+    this.rings.textContent = model.encoding === "quadratic" ? "heads around the query; rings hold 50% and 90%" : "heads around the query; rings: their spread";
+    this.rings.title = GLOSSARY.rings;
+    const read = panel.read(layer), kernel = model.gram !== undefined && !model.film, side = Math.min(SIDE, this.wide || SIDE);
     this.title.textContent = `Layer ${layer + 1}`;
-    this.line.textContent = read.size ? tapsText(read) : "";
+    this.line.textContent = read.size && !model.film && !model.content ? tapsText(read) : "";
     this.line.title = "Taps of the kernel that have a head: more than half of its attention is on that pixel.";
     const pen = canvasOf(this.centres, side, side);
     this.plot = { x: 0, y: 0, side, range: panel.range };
@@ -170,7 +173,8 @@ export class LayerCard {
       colours, colourOf: (head) => explorer.colourOf(head), chosen: state.head, lit: explorer.lit, trails: panel.trails(layer), draggable: this.canDrag(),
     });
     this.centres.setAttribute("aria-label", `Layer ${layer + 1}: ${read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`).join(", ")}.` + (this.canDrag() ? " Arrow keys move the chosen head, with Shift by whole shifts." : ""));
-    this.noKernel.hidden = kernel;
+    this.noKernel.hidden = kernel && !model.film;
+    this.noKernel.textContent = model.film ? "Of earlier epochs only centres and spreads are recorded." : "A layer that looks at content is no convolution: where it looks changes with the image.";
     this.kernelBox.hidden = this.reading.hidden = this.tap.hidden = !kernel;
     if (this.actions) this.actions.hidden = !this.canDrag();
     if (this.actions) this.solo.setAttribute("aria-pressed", String(this.shapes.every(({ faint }, i) => faint === (i !== state.head)) && this.shapes.length > 1));
@@ -224,7 +228,7 @@ export class LayerCard {
     const { size, outside, error } = this.inside, { explorer, layer, panel } = this, on = outside.filter((_, head) => !panel.model.isOff(layer, head));
     const held = 1 - on.reduce((a, b) => a + b, 0) / Math.max(1, on.length), seen = explorer.seenOf(panel);
     const text = `A ${size} × ${size} kernel holds ${percent(held)} of the heads' attention; ${percent(Math.max(1 - held, 0))} lies outside. ` + (seen && seen.kernel
-      ? `That convolution in this layer's place: on this image its output is ${percent(seen.kernel.error)} off, borders included.${explorer.says("The model then says", seen.kernel.probabilities)}`
+      ? `That convolution in this layer's place: on this image its output is ${percent(seen.kernel.error)} off${seen.kernel.inside === undefined ? "" : `, away from the borders ${percent(seen.kernel.inside)}`}.${explorer.says("The model then says", seen.kernel.probabilities)}`
       : `As a convolution it would be ${percent(error)} off on white noise.`);
     if (this.reading.textContent !== text) this.reading.textContent = text;
     const [row, column] = this.hovered || [0, 0], at = (row + (this.window >> 1)) * this.window + column + (this.window >> 1);

@@ -222,9 +222,19 @@ export class Network {
     const seen = { kernel: null, head: { output, share, probabilities: without } };
     if (!this.heads.content) {
       const near = this.convolved(layer, x, size, edits), apart = this.project(layer, near.map((value, i) => value - mixed[i]), false);
-      seen.kernel = { error: normOf(apart) / Math.sqrt(total), probabilities: this.predict(edits, { layer, output: this.project(layer, near) }) };
+      const inside = ([part, all]) => normOf(part) / (normOf(all) || 1);
+      seen.kernel = { error: normOf(apart) / Math.sqrt(total), inside: inside([apart, whole].map((values) => this.interior(values, size >> 1))), probabilities: this.predict(edits, { layer, output: this.project(layer, near) }) };
     }
     return seen;
+  }
+
+  /** The values of the pixels that are at least so far from every border. */
+  interior(values, reach) {
+    const { hidden, heads: { height, width } } = this;
+    return values.filter((_, i) => {
+      const at = Math.floor(i / hidden), [row, column] = [Math.floor(at / width), at % width];
+      return Math.min(row, height - 1 - row, column, width - 1 - column) >= reach;
+    });
   }
 
   /** The same as `mixed` for the layer's size x size convolution, with zeros around the image. */

@@ -6,6 +6,7 @@ import { covarianceOf, describe, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
 import { clamp } from "./maths.js";
 import { canvasOf, element, luminance, rgb } from "./page.js";
+import { GLOSSARY } from "./words.js";
 
 export const IMAGE_SIDE = 240; // px, as the chosen head's map
 const TILE = 14; // px, the smallest side of a head's map
@@ -43,8 +44,12 @@ export class Panel {
       this.zoomBox,
       element("div", { className: "ax-column" }, this.headTitle, this.numbers, this.sliders && this.sliders.box),
       this.doesBox, this.trackBox, this.answer);
+    this.tabs = element("div", { className: "ax-row ax-tabs", hidden: true });
+    this.bar = element("canvas", { className: "ax-scale", role: "img" });
+    this.barText = element("span", { className: "ax-note" });
+    this.barBox = element("div", { className: "ax-row" }, this.bar, this.barText);
     this.card = new LayerCard(this);
-    this.root = element("section", { className: "ax-panel" }, this.title, this.epochRow, this.grid, this.card.root, this.detail);
+    this.root = element("section", { className: "ax-panel" }, this.title, this.epochRow, this.tabs, this.grid, this.barBox, this.card.root, this.detail);
     this.atlas = document.createElement("canvas");
     this.grid.addEventListener("click", (event) => explorer.pickHead(this, event));
     this.grid.addEventListener("pointermove", (event) => explorer.inspect(this, event));
@@ -90,15 +95,19 @@ export class Panel {
 
   /** Sizes of the grid on screen: each tile has the image's proportions, and all fit into the width. */
   layout(width) {
-    const { model } = this, centres = this.explorer.state.view === "centres";
+    const { model } = this, centres = this.explorer.state.view === "centres", narrow = !centres && this.explorer.narrow;
     const ratio = window.devicePixelRatio || 1;
-    const columns = centres ? Math.min(model.heads.length, Math.max(1, Math.floor(width / 190))) : model.most;
-    const rows = centres ? Math.ceil(model.heads.length / columns) : model.heads.length;
-    const [left, top, gap] = centres ? [0, 20, 14] : [26, 18, 4], notes = !centres && width > 560 && !model.content ? 80 : 0;
-    const wide = clamp(Math.floor((width - left - notes) / columns - gap), TILE, centres ? 300 : 92);
+    // On a phone only the chosen layer has room for heads that a finger can hit.
+    const columns = centres ? Math.min(model.heads.length, Math.max(1, Math.floor(width / 190))) : narrow ? Math.min(5, model.most) : model.most;
+    const rows = centres ? Math.ceil(model.heads.length / columns) : narrow ? Math.ceil(model.most / columns) : model.heads.length;
+    const [left, top, gap] = centres ? [0, 20, 14] : narrow ? [0, 2, 6] : [26, 18, 4], notes = !centres && width > 560 && !model.content ? 80 : 0;
+    const wide = clamp(Math.floor((width - left - notes) / columns - gap), TILE, centres ? 300 : 128);
     const tall = Math.round(centres ? wide : (wide * model.height) / model.width);
     const down = tall + (centres ? 26 : gap);
-    this.box = { left, top, gap, wide, tall, down, columns, ratio, notes };
+    this.box = { left, top, gap, wide, tall, down, columns, ratio, notes, narrow };
+    this.tabs.hidden = !this.explorer.narrow || centres;
+    if (this.tabs.childElementCount !== model.heads.length)
+      this.tabs.replaceChildren(...model.heads.map((_, layer) => element("button", { type: "button", textContent: `L${layer + 1}`, "aria-label": `Layer ${layer + 1}`, onclick: () => this.explorer.setLayer(layer) })));
     const [w, h] = [left + columns * (wide + gap) + notes, top + rows * down];
     this.card.wide = width - 4;
     if (this.grid.width !== w * ratio || this.grid.height !== h * ratio) {
@@ -116,9 +125,11 @@ export class Panel {
     const [column, row] = [Math.floor(x / (wide + gap)), Math.floor(y / down)];
     const [inX, inY] = [x - column * (wide + gap), y - row * down];
     if (column < 0 || row < 0 || column >= columns || inX >= wide || inY >= tall) return {};
-    if (this.explorer.state.view !== "centres")
-      return row < model.heads.length && column < model.heads[row]
-        ? { layer: row, head: column, key: [Math.floor((inY / tall) * model.height), Math.floor((inX / wide) * model.width)] } : {};
+    if (this.explorer.state.view !== "centres") {
+      const [layer, head] = this.box.narrow ? [this.explorer.state.layer, row * columns + column] : [row, column];
+      return layer < model.heads.length && head < model.heads[layer]
+        ? { layer, head, key: [Math.floor((inY / tall) * model.height), Math.floor((inX / wide) * model.width)] } : {};
+    }
     const layer = row * columns + column;
     if (layer >= model.heads.length) return {};
     const places = spots(this.shapes(layer), { x: 0, y: 0, side: wide - 1, range: this.range }), head = headAt(places, inX, inY, 16);
@@ -128,6 +139,7 @@ export class Panel {
   /** Centre and covariance of a head: a Gaussian's own, otherwise measured on its map at this query. */
   shape(layer, head) {
     const { model, explorer } = this;
+    if (model.film) return model.recorded(layer, head);
     if (model.encoding === "quadratic") {
       const { centre, precision } = model.gaussian(layer, head);
       return { centre, covariance: covarianceOf(precision) };
@@ -178,7 +190,7 @@ export class Panel {
 
   drawGrid(waits) {
     const { model, box, context, explorer } = this, { state, colours } = explorer;
-    const { left, top, gap, wide, tall, down, ratio } = box, { height, width } = model;
+    const { left, top, gap, wide, tall, down, columns, ratio } = box, { height, width } = model;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, this.grid.width, this.grid.height);
     context.font = `11px ${colours.font}`;
@@ -187,7 +199,8 @@ export class Panel {
       context.fillStyle = colours.faint;
       return context.fillText(state.average ? `averaging over ${explorer.host.choices.averaged} images …` : "…", left, top + 12);
     }
-    if (state.view === "centres") return this.drawCentres();
+    this.drawBar();
+    if (state.view === "centres" || model.film) return this.drawCentres();
 
     // All maps pixel by pixel into one small picture; then each is enlarged into its tile.
     const layers = model.heads.length;
@@ -218,15 +231,17 @@ export class Panel {
     const [i, j] = explorer.queryOf(model), [cellX, cellY] = [wide / width, tall / height];
     context.textAlign = "center";
     context.fillStyle = colours.faint;
-    for (let head = 0; head < model.most; head++) context.fillText(head + 1, left + head * (wide + gap) + wide / 2, top - 6);
+    for (let head = 0; head < model.most && !this.box.narrow; head++) context.fillText(head + 1, left + head * (wide + gap) + wide / 2, top - 6);
     model.heads.forEach((heads, layer) => {
-      const y = top + layer * down;
+      if (this.box.narrow && layer !== state.layer) return;
+      let y = top + layer * down;
       context.fillStyle = layer === state.layer ? colours.accent : colours.faint;
       context.textAlign = "left";
-      context.fillText(`L${layer + 1}`, 0, y + tall / 2 + 4);
+      if (!this.box.narrow) context.fillText(`L${layer + 1}`, 0, y + tall / 2 + 4);
       if (this.box.notes) this.drawNote(left + model.most * (wide + gap) + 4, y + tall / 2, layer);
       for (let head = 0; head < heads; head++) {
-        const x = left + head * (wide + gap), off = model.isOff(layer, head);
+        const column = this.box.narrow ? head % columns : head, x = left + column * (wide + gap), off = model.isOff(layer, head);
+        if (this.box.narrow) y = top + Math.floor(head / columns) * down;
         context.globalAlpha = off ? 0.25 : 1;
         context.drawImage(this.atlas, head * width, layer * height, width, height, x, y, wide, tall);
         context.globalAlpha = 1;
@@ -256,6 +271,20 @@ export class Panel {
     context.fillStyle = covered >= 0.75 * size * size ? colours.text : colours.faint;
     context.fillText(`${covered} of ${size * size} taps`, x, y - 3);
     context.fillText(`${size} × ${size} kernel`, x, y + 11);
+  }
+
+  /** The colours' scale: how much attention is how bright. */
+  drawBar() {
+    const { explorer: { state, colours }, model } = this, logits = state.scale === "logits", wide = 120, pen = canvasOf(this.bar, wide, 10);
+    this.barBox.hidden = state.view === "centres" || model.film;
+    for (let x = 0; x < wide; x++) {
+      const from = 3 * Math.round((255 * x) / (wide - 1));
+      pen.fillStyle = `rgb(${colours.ramp[from]},${colours.ramp[from + 1]},${colours.ramp[from + 2]})`;
+      pen.fillRect(x, 0, 1, 10);
+    }
+    const text = logits ? "each head's largest logit at the right, 12 less at the left" : `attention from 0 to ${state.shared ? percent(this.largest) : "each head's largest"}; a quarter of that is in the middle`;
+    if (this.barText.textContent !== text) this.barText.textContent = text;
+    this.bar.setAttribute("aria-label", `Scale: ${text}`);
   }
 
   /** What a head is, in a word, and its colour in the plots of centres. */
@@ -308,7 +337,7 @@ export class Panel {
     model.heads.forEach((heads, layer) => {
       for (let head = 0; head < heads; head++) {
         const { centre } = model.encoding === "quadratic" ? model.gaussian(layer, head, true) : this.shape(layer, head);
-        far.push(Math.max(Math.abs(centre[0]), Math.abs(centre[1])));
+        if (Number.isFinite(centre[0])) far.push(Math.max(Math.abs(centre[0]), Math.abs(centre[1])));
       }
     });
     far.sort((a, b) => a - b);
@@ -320,7 +349,7 @@ export class Panel {
   drawDetail() {
     const { model, explorer } = this, { state, colours } = explorer;
     const { layer, head } = state, map = this.maps[layer] && this.maps[layer][head];
-    this.zoomBox.hidden = this.numbers.hidden = !map;
+    this.zoomBox.hidden = this.numbers.hidden = !map || model.film;
     this.headTitle.textContent = `Layer ${layer + 1}, head ${head + 1}` + (!map ? ": this model has no such head" : model.isOff(layer, head) ? " (off)" : "");
     if (!map) {
       this.trackBox.hidden = true;
@@ -330,7 +359,7 @@ export class Panel {
     }
     const query = explorer.queryOf(model), told = describe(map, model.height, model.width, query);
     const rows = [
-      ["centre", shiftText(told.centre)], ["spread", `${told.spread.toFixed(2)} px`],
+      ["measured centre", shiftText(told.centre)], ["measured spread", `${told.spread.toFixed(2)} px`],
       ["best shift", `${shiftText(told.peak, 0)}: ${percent(told.mass)}`],
       ["reach", `${told.reach.toFixed(2)} px`], ["entropy", `${told.entropy.toFixed(2)} nats`],
     ];
@@ -341,7 +370,7 @@ export class Panel {
     const text = rows.map(([name, value]) => `${name} ${value}`).join(", ");
     if (this.told !== text) {
       this.told = text;
-      this.numbers.replaceChildren(...rows.flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: value })]));
+      this.numbers.replaceChildren(...rows.flatMap(([name, value]) => [element("dt", { textContent: name, title: GLOSSARY[name], onclick: () => explorer.say(`${name}: ${GLOSSARY[name]}`) }), element("dd", { textContent: value })]));
       this.zoom.setAttribute("aria-label", `${this.headTitle.textContent}, query row ${query[0]}, column ${query[1]}: ${text}`);
     }
     this.drawZoom(map, query, told, this.values(layer, head));
@@ -357,7 +386,7 @@ export class Panel {
     pen.imageSmoothingEnabled = false;
     pen.drawImage(explorer.picture, 0, 0, wide, tall);
     const [cellX, cellY] = [wide / model.width, tall / model.height];
-    const levels = brightness(values, state.scale === "logits", 0, new Float32Array(model.pixels)), table = colours.spot;
+    const levels = brightness(values, state.scale === "logits", state.shared && this.largest, new Float32Array(model.pixels)), table = colours.spot;
     for (let at = 0; at < model.pixels; at++) {
       const level = Math.round(levels[at]);
       pen.fillStyle = `rgba(${table[3 * level]},${table[3 * level + 1]},${table[3 * level + 2]},${0.5 + (0.4 * level) / 255})`;
@@ -488,6 +517,7 @@ export class Panel {
     this.drawGrid(waits);
     if (waits) return;
     this.card.draw();
+    [...this.tabs.children].forEach((tab, layer) => tab.setAttribute("aria-pressed", String(layer === this.explorer.state.layer)));
     this.drawDetail();
   }
 }
