@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import io
 import json
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ from PIL import Image
 
 from attnconv.config import ModelConfig
 from attnconv.data import load_data
-from attnconv.explorer import Explorer, explore
+from attnconv.explorer import Explorer, explore, pack
+from attnconv.explorer.assets import script, style
 from attnconv.explorer.sides import edit_of
 from attnconv.models import build_model
 from attnconv.runs import Run
@@ -583,7 +586,8 @@ def test_a_layer_is_a_kernel(grid: tuple[Explorer, Path], browser: playwright.Br
     reading = card.locator(".ax-reading")
     assert f"its output is {round(100 * expected['kernel']['error'])}% off" in reading.inner_text()
     assert seen.get("x.seen.head.share") == pytest.approx(expected["head"]["share"], abs=1e-2)
-    assert f"away from the borders {round(100 * expected['kernel']['inside'])}%" in reading.inner_text()
+    assert seen.get("x.seen.kernel.inside") == pytest.approx(expected["kernel"]["inside"], abs=1e-2)
+    assert "away from the borders" in reading.inner_text()
     share = seen.root.locator(".ax-does p").first
     assert "share of the layer's output" in share.inner_text() and np.ptp(seen.pixels("output")) > 50
 
@@ -645,7 +649,9 @@ def test_heads_are_dragged(grid: tuple[Explorer, Path], browser: playwright.Brow
     seen.press("Harden all")
     assert "8 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
     seen.press("Solo")
-    assert [seen.state()["edits"].get(f"1.{head}", {}).get("off", False) for head in range(9)] == [False] + 8 * [True]
+    assert [seen.state()["edits"].get(f"1.{head}", {}).get("off", False) for head in range(9)] == [
+        h != 4 for h in range(9)
+    ]
     seen.press("Solo")
 
     # The page predicts what Python does, also on another image; the changes stay.
@@ -709,3 +715,107 @@ def test_a_finger_drags_a_head(grid: tuple[Explorer, Path], browser: playwright.
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
     seen.shot("phone")
     seen.page.context.close()
+
+
+def test_the_tour_and_the_words(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
+    seen = Seen(opened(browser, grid[1], viewport=dict(width=1280, height=2000)), tmp_path)
+    told, lit = [], []
+    seen.press("Take the tour")
+    for _ in range(5):
+        told.append(seen.root.locator(".ax-tour p").inner_text())
+        lit.append(seen.root.locator(".ax-lit").get_attribute("class"))
+        seen.root.locator(".ax-tour button:visible", has_text="Done" if len(told) == 5 else "Next").click()
+        seen.idle()
+    assert [text[:2] for text in told] == [f"{n}." for n in range(1, 6)] and len(set(lit)) == 5
+    assert "kernel" in told[2] and seen.root.locator(".ax-lit").count() == 0
+    seen.root.get_by_text("What the words mean").click()
+    words = seen.root.locator(".ax-glossary dt").all_inner_texts()
+    assert {"query", "tap", "kernel", "share"} <= set(words) and seen.root.locator(".ax-glossary").is_visible()
+    assert seen.root.locator(".ax-glossary a").get_attribute("href") == "https://arxiv.org/abs/1911.03584"
+    names = seen.root.locator(".ax-numbers dt")
+    assert set(names.all_inner_texts()) <= set(words)  # every number is explained
+    names.filter(has_text="entropy").click()
+    assert "How undecided" in seen.root.locator(".ax-hint").inner_text()
+    seen.page.context.close()
+
+
+def test_a_link_holds_the_view(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
+    explorer, file = grid
+    seen = Seen(opened(browser, file), tmp_path)
+    seen.choose("Layer", "2")
+    seen.drag_head(3, 1, 0.4)
+    seen.click(2, 5)
+    seen.studied()
+    state = seen.state()
+    other = Seen(opened(browser, file, seen.page.evaluate("location.hash.slice(1)")), tmp_path)
+    there = other.state()
+    assert [there[n] for n in ("query", "locked", "layer", "head", "edits")] == [[2, 5], True, 1, 3, state["edits"]]
+    other.studied()
+    assert other.get("x.saysNow()") == pytest.approx(python_says(explorer, other), abs=1e-2)
+    assert not changed(seen.pixels(), other.pixels())
+    other.page.evaluate("location.hash = encodeURIComponent(JSON.stringify({ layer: 0, head: 1, edits: {} }))")
+    other.wait("x.state.layer === 0 && x.state.head === 1")
+    assert other.state()["edits"] == {}
+    for damaged in ("%", "%7B%22layer%22:", "[1]"):
+        assert Seen(opened(browser, file, damaged), tmp_path).state()["layer"] == 0
+    seen.page.context.close()
+
+
+def test_training_is_a_film_for_learned_heads_too(
+    runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path
+) -> None:
+    for name, recorded in (("quadratic", True), ("learned_content", False)):
+        seen = Seen(opened(browser, explore(runs[name]).export_html(tmp_path / f"{name}.html")), tmp_path)
+        seen.idle()
+        slider = seen.root.locator(".ax-epoch input").first
+        still = seen.pixels("centres")
+        slider.fill("1")
+        seen.idle()
+        before = seen.pixels("centres")
+        assert changed(still, before) and len(seen.get("x.panels[0].trails(0)[0]")) == 2
+        slider.fill("0")
+        seen.idle()
+        assert changed(before, seen.pixels("centres")) and len(seen.get("x.panels[0].trails(0)[0]")) == 1
+        path = np.asarray(runs[name].heads["parameter_centre" if recorded else "centre"][0, 0])
+        centres = [shape["centre"] for shape in seen.get("x.panels[0].shapes(0)")]
+        np.testing.assert_allclose(centres, path, atol=1e-5)
+        assert seen.root.locator(".ax-zoom").first.is_visible() == recorded
+        seen.shot(f"film-{name}")
+        assert not seen.page.errors
+        seen.page.context.close()
+
+
+def test_python_sets_the_view_and_reads_it(browser: playwright.Browser, grid: tuple[Explorer, Path]) -> None:
+    """What anywidget does with the front end: a model with traits, whose state changes on either side."""
+    explorer = grid[0]
+    page = browser.new_context(viewport=dict(width=1000, height=900)).new_page()
+    page.set_content(f"<style>{style('explorer.css')}</style><div id=a></div>")
+    tree = base64.b64encode(gzip.decompress(pack({name: getattr(explorer, name) for name in TRAITS}))).decode()
+    page.evaluate(
+        """async ([code, tree]) => {
+            const file = new Blob([code], { type: "text/javascript" });
+            const { default: widget, unpack } = await import(URL.createObjectURL(file));
+            const traits = unpack(Uint8Array.from(atob(tree), (letter) => letter.charCodeAt(0)).buffer), calls = {};
+            window.model = {
+                traits,
+                get: (name) => traits[name],
+                set(name, value) { traits[name] = value; (calls[`change:${name}`] || []).forEach((act) => act()); },
+                save_changes() {},
+                send() {},
+                on(name, act) { (calls[name] ||= []).push(act); },
+                off(name, act) { calls[name] = calls[name].filter((one) => one !== act); },
+            };
+            widget.render({ model, el: document.getElementById("a") });
+        }""",
+        [script("explorer.js"), tree],
+    )
+    seen = Shown(page, "explorer")
+    page.evaluate("model.set('state', { ...model.get('state'), layer: 1, head: 5, view: 'centres', query: [0, 6] })")
+    assert [seen.state()[name] for name in ("layer", "head", "view", "query")] == [1, 5, "centres", [0, 6]]
+    seen.root.locator("label.ax-field:has(> span:text-is('Head')) select").select_option(label="2")
+    page.wait_for_function("model.traits.state.head === 1")
+    assert page.evaluate("model.traits.state.layer") == 1
+    page.context.close()
+
+
+TRAITS = ("sides", "image", "average", "edited", "choices", "state")

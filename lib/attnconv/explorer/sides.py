@@ -151,7 +151,8 @@ class Side:
         Returns:
             ``kernel``: the layer against the size x size convolution that `attention_to_conv` reads from it; ``error``
             is |attention - convolution| / |attention - bias| on this image, ``inside`` the same where no tap leaves
-            the image, and ``probabilities`` are the model's with the convolution in the layer's place. None with content: there is no such kernel.
+            the image, and ``probabilities`` are the model's with the convolution in the layer's place. None with
+            content: there is no such kernel.
             ``head``: its ``output``, the norm (H, W) of sum_k P(q, k) X_k W^h at every pixel q; its ``share`` of the
             layer's output y, <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it.
         """

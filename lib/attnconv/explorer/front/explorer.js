@@ -542,7 +542,7 @@ export class Explorer {
   setCompare(name) {
     const { state, host } = this;
     if (name !== "epoch" && (host.sides[1] ? host.sides[1].name : "") !== name && host.live) {
-      state.compare = null;
+      Object.assign(state, { compare: null, epochs: [state.epochs[0], null] });
       this.ask({ kind: "compare", name: name || null });
       return;
     }
