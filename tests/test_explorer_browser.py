@@ -482,7 +482,8 @@ def test_a_page_without_weights_is_as_the_view_was(
     assert "→" in answer.inner_text() and "needs Python" not in answer.inner_text()
 
     picture = "root => root.attnconv.picturePage().toDataURL()"
-    for part in ("zoom", "track", "numbers dd", "class > :last-child", "detail h4"):
+    seen.idle()
+    for part in ("zoom", "track", "centres", "kernel", "numbers dd", "class > :last-child", "detail h4"):
         before = seen.root.evaluate(picture)
         clear = "node => node.getContext ? node.getContext('2d').clearRect(0, 0, 999, 999) : node.textContent = '?'"
         seen.root.locator(f".ax-{part}").first.evaluate(clear)

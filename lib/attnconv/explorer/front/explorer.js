@@ -238,7 +238,7 @@ export class Explorer {
       this.later();
     } else if (what === "file") this.download(new Blob([value.content], { type: value.type }), value.name);
     else if (what === "sides") {
-      if (this.host.sides[0].name !== this.models[0].name) [this.past, this.future, this.state.edits, this.strip] = [[], [], {}, new Map()]; // another model's
+      if (this.host.sides[0].name !== this.models[0].name) this.forget(); // another model's
       this.load();
       this.askAgain();
     } else if (what === "state") this.takeState();
@@ -249,6 +249,14 @@ export class Explorer {
       this.takeImage();
       if (what === "image") this.askAgain();
     }
+  }
+
+  /** What was of the former model: changes, what was counted, and the epoch if the new one cannot be replayed. */
+  forget() {
+    const { state, host } = this;
+    Object.assign(this, { past: [], future: [], strip: new Map() });
+    state.edits = {};
+    if (!host.sides[0].path?.centres) state.epochs = [null, state.epochs[1]];
   }
 
   /** Python set the view. */
@@ -605,11 +613,15 @@ export class Explorer {
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);
   }
 
-  /** Lines on a canvas of their own: words, or a name and a value. */
+  /** Lines on a canvas of their own: words, or a name and a value, with a bar behind them if it is a share. */
   written(lines) {
     const all = lines.flatMap((line) => (Array.isArray(line) ? [line] : line.match(/.{1,30}(\s|$)/g).map((part) => [part]))), wide = 220;
     const canvas = element("canvas"), pen = canvasOf(canvas, wide, 19 * all.length + 4), { colours } = this;
-    all.forEach(([name, value], i) => {
+    all.forEach(([name, value, share = 0], i) => {
+      pen.fillStyle = colours.accent;
+      pen.globalAlpha = 0.35;
+      pen.fillRect(0, 19 * i + 2, share * wide, 16);
+      pen.globalAlpha = 1;
       pen.font = `${value === undefined ? "bold " : ""}12px ${colours.font}`;
       for (const [text, align, colour] of [[name, "left", value === undefined ? colours.text : colours.faint], [value || "", "right", colours.text]]) {
         Object.assign(pen, { textAlign: align, fillStyle: colour });
@@ -623,10 +635,11 @@ export class Explorer {
   picturePage() {
     const ratio = window.devicePixelRatio || 1, pad = 16 * ratio, { state, colours } = this;
     const numbers = (panel) => (panel.numbers.hidden ? [] : [...panel.numbers.querySelectorAll("dt")].map((name) => [name.textContent, name.nextSibling.textContent]));
-    const answer = (panel) => this.written(["Prediction", ...[...panel.predictions.children].map((node) => (node.matches(".ax-class") ? [node.firstChild.textContent, node.lastChild.textContent] : node.textContent))]);
+    const answer = (panel) => this.written(["Prediction", ...[...panel.predictions.children].map((node) => (node.matches(".ax-class") ? [node.firstChild.textContent, node.lastChild.textContent, parseFloat(node.querySelector("i").style.width) / 100] : node.textContent))]);
     // Columns of rows of canvases, each column with its title.
     const columns = [[this.caption.textContent, [[this.image], [answer(this.panels[0])]]], ...this.panels.map((panel, i) => [panel.title.textContent, [
       [panel.grid],
+      ...(panel.card.root.hidden ? [] : [[panel.card.centres, ...(panel.card.kernelBox.hidden ? [] : [panel.card.kernel])]]),
       [...(panel.zoomBox.hidden ? [] : [panel.zoom]), this.written([panel.headTitle.textContent, ...numbers(panel)]), ...(panel.trackBox.hidden ? [] : [panel.track])],
       i ? [answer(panel)] : [],
     ]])];
