@@ -7,6 +7,7 @@ import { kindText, nearestPlaces } from "../lib/attnconv/explorer/front/layer.js
 import { Model, covarianceOf, describe, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/attnconv/explorer/front/heads.js";
 import { brightness, ramp } from "../lib/attnconv/explorer/front/draw.js";
 import { inParts } from "../lib/attnconv/explorer/front/explorer.js";
+import { fromHalf, gelu, layerNorm, linear, unshuffled } from "../lib/attnconv/explorer/front/network.js";
 import { fromLink, inLink, pageHost, widgetHost } from "../lib/attnconv/explorer/front/hosts.js";
 import { clamp, softmax } from "../lib/attnconv/explorer/front/maths.js";
 
@@ -101,6 +102,7 @@ test("kinds of heads, and heads that share a tap", () => {
 
 test("heads go to the nearest free places", () => {
   assert.deepEqual(nearestPlaces([[0, 0], [0, 0.1], [5, 5]], [[0, 0], [0, 1]]), [[0, 0], [1, 1]]);
+  assert.deepEqual(nearestPlaces([[0, 0]], [[0, 1], [0, 0]]), [[0, 1]]); // one place each
 });
 
 test("dots that coincide stand apart, and far ones are at the edge", () => {
@@ -201,4 +203,31 @@ test("the widget's host passes messages on, and tells of an update once", async 
   assert.deepEqual(heard.slice(2), [["average"], ["edited"]]);
   host.close();
   assert.deepEqual(listeners, {});
+});
+
+test("half precision: normal, subnormal and negative numbers", () => {
+  assert.deepEqual([...fromHalf(new Uint8Array(new Uint16Array([0x3c00, 0xc000, 0x3555, 0x0001, 0x8000, 0x7bff]).buffer))], [1, -2, 1365 / 4096, 2 ** -24, -0, 65504]);
+});
+
+test("a linear map of any number of rows and outputs", () => {
+  for (const [many, channels, outputs] of [[1, 3, 1], [4, 2, 2], [5, 3, 3], [7, 1, 5]]) {
+    const rows = Float32Array.from({ length: many * channels }, (_, i) => Math.sin(i)), weight = Float32Array.from({ length: outputs * channels }, (_, i) => Math.cos(3 * i));
+    const bias = Float32Array.from({ length: outputs }, (_, i) => i), got = linear(rows, { weight, bias }, channels);
+    assert.equal(got.length, many * outputs);
+    got.forEach((value, at) => {
+      const [n, d] = [Math.floor(at / outputs), at % outputs];
+      near(value, Array.from({ length: channels }, (_, c) => rows[n * channels + c] * weight[d * channels + c]).reduce((a, b) => a + b) + d);
+    });
+  }
+});
+
+test("GELU and LayerNorm", () => {
+  [...gelu(new Float32Array([-3, -1, 0, 0.5, 2]))].forEach((value, i) => near(value, [-0.0040496, -0.1586553, 0, 0.3457312, 1.9544997][i], 1e-6));
+  [...layerNorm(new Float32Array([1, 3, 10, 10]), { weight: [2, 1], bias: [0, 5] })].forEach((value, i) => near(value, [-2, 6, 0, 5][i]));
+});
+
+test("images are cut into blocks, channel by channel", () => {
+  const image = { height: 2, width: 4, channels: 2, values: Uint8Array.from({ length: 16 }, (_, i) => i) };
+  const got = unshuffled(image, 2, [0, 0], [1 / 255, 1 / 255]);
+  assert.deepEqual([...got].map(Math.round), [0, 2, 8, 10, 1, 3, 9, 11, 4, 6, 12, 14, 5, 7, 13, 15]);
 });

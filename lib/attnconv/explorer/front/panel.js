@@ -503,7 +503,7 @@ export class Panel {
       const [was, is] = [percent(before[c]), percent(now[c])], change = was === is ? is : `${was.replace("%", "")} → ${is}`;
       return element("div", { className: c === label ? "ax-class ax-true" : "ax-class", title: c === label ? "the image's class" : "" },
         element("span", { textContent: (c === label ? "✓ " : "") + classes[c] }), bar, element("span", { textContent: change }));
-    }), ...(stale ? [element("p", { className: "ax-note", textContent: "Of the unchanged model: it is too large for this page, so the effect of a change needs Python." })] : []));
+    }), ...(stale ? [element("p", { className: "ax-note", textContent: "Of the unchanged model: this page does not hold its weights, so the effect of a change needs Python." })] : []));
   }
 
   /** Whether Python has yet to send what is to be drawn. */
