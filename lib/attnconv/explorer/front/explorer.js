@@ -740,7 +740,8 @@ export class Explorer {
     };
     for (const [name, value] of Object.entries(values)) this[name].value = value;
     this.sharedField.hidden = state.scale === "logits"; // logits have no common scale
-    for (const option of this.compare.options) if (option.value === model.name) option.hidden = option.disabled = true;
+    if (this.host.live) // no run is compared with itself
+      for (const option of this.compare.options) if (!["", "epoch"].includes(option.value)) option.hidden = option.disabled = option.value === model.name;
     if (!this.hint.textContent) this.say("");
   }
 
