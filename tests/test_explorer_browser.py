@@ -273,6 +273,18 @@ def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_p
     seen.root.get_by_text("Reset all").click()
     seen.idle()
 
+    # A head that is dragged: its layer's kernel at once, then what Python says about layer, head and test images.
+    before = seen.pixels("kernel")
+    seen.drag_head(2, 1, 0.5)
+    assert changed(before, seen.pixels("kernel"))
+    seen.wait("x.host.edited.heads?.length === 1")
+    seen.studied()
+    assert "share of the layer's output" in seen.root.locator(".ax-does").first.inner_text()
+    assert "its output is" in seen.root.locator(".ax-reading").first.inner_text()
+    assert "test images:" in seen.root.locator(".ax-answer").first.inner_text()
+    seen.shot("dragged")
+    seen.press("Undo")
+
     # Changed heads stay on another image, and after a file that is refused.
     seen.root.get_by_label("head on").uncheck()
     seen.choose("Class", "1")
@@ -324,6 +336,7 @@ def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_p
     seen.choose("Compare with", "")
     seen.wait("x.models.length === 1")
     averages_follow_the_models(seen)
+    seen.studied()
     row = seen.root.locator(".ax-sliders .ax-row")
     tops = [
         one.bounding_box()["y"] for one in (row.get_by_text(text) for text in ("head on", "Reset head", "Reset all"))

@@ -8,7 +8,12 @@ so that moving the query never waits for Python. What is sent depends on the enc
 - learned: the scores by shift of each axis, likewise exact;
 - with content, P depends on the image: the scores q . k of one image, quantized, and the two axes of q . r.
 
-Python answers what needs the model: another image, a changed head, another run, an average over images.
+Of a layer's kernel the browser knows the norms from the products <W^h, W^g>. In a notebook, Python answers what needs
+the model: another image, a changed head, another run, an average over images. An exported page holds the weights in
+half precision and has a Web Worker (front/worker.js, front/network.js) that answers in Python's place.
+
+arrays.py packs what is sent, images.py reads what is shown, subjects.py says what can be explored, and sides.py is one
+model with its answers.
 """
 
 from __future__ import annotations
