@@ -163,6 +163,7 @@ def hover_and_click(seen: Seen) -> None:
     assert not seen.state()["locked"]
 
     seen.choose("Layer", "0")
+    seen.choose("Head", "0")
     zoom, title = seen.pixels("zoom"), seen.root.locator(".ax-detail h4").first.text_content()
     box = seen.root.evaluate("root => root.attnconv.panels[0].box")
     x, y = box["left"] + 2.5 * (box["wide"] + box["gap"]), box["top"] + box["down"] + box["tall"] / 2
