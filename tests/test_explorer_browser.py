@@ -70,7 +70,7 @@ class Seen(Shown):
     def studied(self) -> None:
         """Wait until the host has also told what the chosen layer and head do, and counted right answers."""
         self.idle()
-        counted = "(!Object.keys(x.state.edits).length || x.rightWith(x.state.edits).seen === x.rightWith({}).of)"
+        counted = "(!Object.keys(x.state.edits).length || x.rightWith(x.state.edits)?.seen === x.rightWith({})?.of)"
         self.wait(f"x.rested && !x.pending.size && x.seen?.key === x.lookKey() && {counted}")
 
     def head(self, number: int) -> tuple[float, float]:

@@ -329,18 +329,22 @@ export const kernelSizes = ({ height, width }) => SIZES.filter((size) => size >>
  * difference between layer and convolution on white noise, as a share of the layer's output.
  */
 export function kernelOf(model, layer, maps, size) {
-  const count = maps.length, [row, column] = middleOf(model), reach = size >> 1;
-  const gram = (h, g) => (model.isOff(layer, h) || model.isOff(layer, g) ? 0 : model.gram[(layer * model.most + h) * model.most + g]);
+  const count = maps.length, [middleRow, middleColumn] = middleOf(model), reach = size >> 1;
+  const on = maps.map((_, head) => !model.isOff(layer, head));
+  const gram = maps.map((_, h) => maps.map((_, g) => (on[h] && on[g] ? model.gram[(layer * model.most + h) * model.most + g] : 0)));
   const norms = [], parts = maps.map(() => []), outside = maps.map(() => 0);
   let lost = 0, all = 0;
   for (let r = 0, at = 0; r < model.height; r++)
     for (let c = 0; c < model.width; c++, at++) {
       let square = 0;
-      for (let h = 0; h < count; h++) for (let g = 0; g < count; g++) square += maps[h][at] * maps[g][at] * gram(h, g);
+      for (let h = 0; h < count; h++) {
+        const p = maps[h][at], row = gram[h];
+        if (p > 0) for (let g = 0; g < count; g++) square += p * maps[g][at] * row[g];
+      }
       all += square;
-      if (Math.max(Math.abs(r - row), Math.abs(c - column)) <= reach) {
+      if (Math.max(Math.abs(r - middleRow), Math.abs(c - middleColumn)) <= reach) {
         norms.push(Math.sqrt(Math.max(square, 0)));
-        maps.forEach((map, h) => parts[h].push(map[at] * Math.sqrt(gram(h, h))));
+        maps.forEach((map, h) => parts[h].push(map[at] * Math.sqrt(gram[h][h])));
       } else {
         lost += square;
         maps.forEach((map, h) => { outside[h] += map[at]; });

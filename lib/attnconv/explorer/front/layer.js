@@ -163,6 +163,11 @@ export class LayerCard {
     if (this.root.hidden) return;
     this.rings.textContent = model.encoding === "quadratic" ? "heads around the query; rings hold 50% and 90%" : "heads around the query; rings: their spread";
     this.rings.title = GLOSSARY.rings;
+    // Where the heads of positional models look from the middle does not depend on the query: hovering changes nothing.
+    const { lit, seen, serialOfImage, host: { edited } } = explorer, tap = this.hovered ? this.hovered.join() : "";
+    const drawn = [model, layer, state.head, this.size, this.wide, panel.range, tap, lit, colours, seen, serialOfImage, edited, model.edits, model.epoch];
+    if (model.encoding === "quadratic" && this.drawn && drawn.every((value, i) => value === this.drawn[i])) return;
+    this.drawn = drawn;
     const read = panel.read(layer), kernel = model.gram !== undefined && !model.film, side = Math.min(SIDE, this.wide || SIDE);
     this.title.textContent = `Layer ${layer + 1}`;
     this.line.textContent = read.size && !model.film && !model.content ? tapsText(read) : "";

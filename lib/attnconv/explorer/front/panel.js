@@ -153,10 +153,17 @@ export class Panel {
 
   /** What a layer is, from the middle of the picture: kept until its heads change. */
   read(layer) {
-    const { model, explorer: { state, serialOfImage } } = this, edits = Object.entries(model.edits).filter(([place]) => place.startsWith(`${layer}.`));
-    const key = JSON.stringify([model.epoch, model.epoch === null ? edits : 0, model.content ? [serialOfImage, state.part, state.average] : 0]);
-    if (this.readOf !== model) [this.readOf, this.reads] = [model, new Map()];
-    if (!this.reads.has(layer) || this.reads.get(layer).key !== key) this.reads.set(layer, { key, read: readLayer(model, layer, state.part, state.average) });
+    const { model, explorer: { state, serialOfImage } } = this, now = [model, model.edits, model.epoch, ...(model.content ? [serialOfImage, state.part, state.average] : [])];
+    if (!same(now, this.readOf)) {
+      if (!this.readOf || this.readOf[0] !== model) this.reads = new Map();
+      this.readOf = now;
+      this.fresh = new Set();
+    }
+    if (this.fresh.has(layer)) return this.reads.get(layer).read;
+    this.fresh.add(layer);
+    const edits = model.epoch === null ? Object.entries(model.edits).filter(([place]) => place.startsWith(`${layer}.`)) : [];
+    const key = JSON.stringify([edits, ...now.slice(2)]);
+    if (this.reads.get(layer)?.key !== key) this.reads.set(layer, { key, read: readLayer(model, layer, state.part, state.average) });
     return this.reads.get(layer).read;
   }
 
@@ -524,3 +531,6 @@ export class Panel {
 
 /** "84%", or "12 of 15" while not all are looked at. */
 const rightText = ({ right, seen, of }) => (seen < of ? `${right} of ${seen}` : `${Math.round((100 * right) / of)}%`);
+
+/** Whether two lists hold the same things. */
+const same = (a, b) => Boolean(b) && a.length === b.length && a.every((value, i) => value === b[i]);
