@@ -37,7 +37,8 @@ model = build_model(ModelConfig(kind={kind!r}, hidden=96, mlp=192, key_size=16))
 data = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)"""
 SHOW = "import time\nprint('begins', time.time())\nexplorer = explore(model, images=data)\nexplorer"
 ANSWER = """async (root, ask) => {
-    const x = root.attnconv, start = performance.now(), part = ask === "image" ? "image" : "edited", before = x.host[part];
+    const x = root.attnconv, start = performance.now();
+    const part = ask === "image" ? "image" : "edited", before = x.host[part];
     ask === "image" ? x.newImage() : x.edit((edit) => { edit.off = !edit.off; });
     while (x.host[part] === before) await new Promise((done) => setTimeout(done));
     await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
