@@ -24,8 +24,13 @@ from attnconv.config import (
     to_dict,
 )
 
+HUGE = 10**5000
 HASHES = ["2c8a4dcd", "59d39810", "fc5d6398", "c1c646a7", "709f33c3", "19291d10", "1f63b4c3"]
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
+
+
+def with_values(**values) -> Profile:
+    return Profile(name="x", **values)
 
 
 @pytest.mark.parametrize(
@@ -38,10 +43,10 @@ PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
         (lambda: ModelConfig(hidden=4.5), "hidden = 4.5 must be a whole number"),
         (lambda: ModelConfig(hidden=10**7), "hidden = 10000000 must be less than or equal to 16384"),
         (
-            lambda: ModelConfig(hidden=10**5000),
+            lambda: ModelConfig(hidden=HUGE),
             "hidden = a number of thousands of digits must be less than or equal to 16384",
         ),
-        (lambda: TrainConfig(lr=10**5000), "lr = a number of thousands of digits must be a number"),
+        (lambda: TrainConfig(lr=HUGE), "lr = a number of thousands of digits must be a number"),
         (lambda: ModelConfig(image_size=(3, 4, 5)), r"image_size = \(3, 4, 5\) must .*2 items"),
         (lambda: ModelConfig(layers=True), "layers = True must be a whole number"),
         (lambda: ModelConfig(dropout=1.0), "dropout = 1.0 must be less than 1"),
@@ -63,31 +68,31 @@ PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
         (lambda: from_dict(ModelConfig, [3]), r"ModelConfig: \[3\] must hold 'name: value' lines"),
         (lambda: config.preset("quadratic16"), "Did you mean 'quadratic_16'"),
         (lambda: Profile(), "Profile.name = None must be given"),
-        (lambda: Profile(name="x", model={"depth": 3}), "no value named 'depth'"),
-        (lambda: Profile(name="x", model=3), "Profile.model = 3 must be 'name: value' lines"),
+        (lambda: with_values(model={"depth": 3}), "no value named 'depth'"),
+        (lambda: with_values(model=3), "Profile.model = 3 must be 'name: value' lines"),
         (
-            lambda: Profile(name="x", presets={"learned": {"modl": {}}}),
+            lambda: with_values(presets={"learned": {"modl": {}}}),
             "presets.learned.modl = 'modl' must be 'model' or 'train'",
         ),
-        (lambda: Profile(name="x", presets={"learnt": {}}), "no preset 'learnt'.*Did you mean 'learned'"),
-        (lambda: Profile(name="x", presets={"learned": 3}), "presets.learned = 3 must be 'name: value' lines"),
+        (lambda: with_values(presets={"learnt": {}}), "no preset 'learnt'.*Did you mean 'learned'"),
+        (lambda: with_values(presets={"learned": 3}), "presets.learned = 3 must be 'name: value' lines"),
         (
-            lambda: Profile(name="x", presets={"learned": {"train": 3}}),
+            lambda: with_values(presets={"learned": {"train": 3}}),
             "presets.learned.train = 3 must be 'name: value' lines",
         ),
         (
-            lambda: Profile(name="x", presets={"learned": {"model": ["a"]}}),
+            lambda: with_values(presets={"learned": {"model": ["a"]}}),
             r"learned.model = \['a'\] must be 'name: value' lines",
         ),
         (
-            lambda: Profile(name="x", presets={"learned": {3: {}, "a": {}}}),
+            lambda: with_values(presets={"learned": {3: {}, "a": {}}}),
             "presets.learned.3 = 3 must be 'model' or 'train'",
         ),
-        (lambda: Profile(name="x", presets={3: {}}), "presets.3 = 3 must be a string"),
-        (lambda: Profile(name="x", model={"classes": 5}), "classes = 5 cannot be set.*other data"),
-        (lambda: Profile(name="x", train={"start_from": "quadratic_full"}), "cannot start from 'quadratic_full'"),
-        (lambda: Profile(name="x", runs=()), r"runs = \(\) must have at least 1 item"),
-        (lambda: Profile(name="x", seeds=[0, -1]), r"seeds = \[0, -1\] must be greater than or equal to 0"),
+        (lambda: with_values(presets={3: {}}), "presets.3 = 3 must be a string"),
+        (lambda: with_values(model={"classes": 5}), "classes = 5 cannot be set.*other data"),
+        (lambda: with_values(train={"start_from": "quadratic_full"}), "cannot start from 'quadratic_full'"),
+        (lambda: with_values(runs=()), r"runs = \(\) must have at least 1 item"),
+        (lambda: with_values(seeds=[0, -1]), r"seeds = \[0, -1\] must be greater than or equal to 0"),
     ],
 )
 def test_refusals(make, message):
@@ -137,7 +142,7 @@ def test_the_names_of_run_folders_stay():
         ("own", b"trian: {}\n", "own.yaml.*Did you mean 'train'"),
         ("own", b"train: {epochs: %s}" % (b"9" * 5000), "own.yaml is not valid YAML: Exceeds the limit"),
         ("own", b"train: {", "own.yaml is not valid YAML"),
-        ("own", b"- train", "own.yaml must hold 'name: value' lines"),
+        ("own", b"- train", r"own.yaml: Profile: \['train'\] must hold 'name: value' lines"),
         ("own", b"description: caf\xe9\n", "own.yaml cannot be read as UTF-8"),
         ("other", b"", "no profile 'other'.*own"),
         ("folder", b"", "folder.yaml cannot be read.*directory"),
@@ -178,11 +183,11 @@ def test_changes_that_would_be_ignored_are_refused(name, model, train, message):
 
 
 def test_a_run_that_starts_from_another_has_its_model():
-    profile = Profile(name="x", model={"layers": 2}, presets={"quadratic_full": {"model": {"heads": 3}}})
+    profile = with_values(model={"layers": 2}, presets={"quadratic_full": {"model": {"heads": 3}}})
     assert profile.configs("quadratic_pruned")[0] == profile.configs("quadratic_full")[0]
     assert profile.configs("quadratic_pruned", None, {"heads": 4}, {"start_from": None})[0].heads == 4
     with pytest.raises(ConfigError, match="heads cannot be changed"):
-        Profile(name="x", presets={"quadratic_pruned": {"model": {"heads": 3}}})
+        with_values(presets={"quadratic_pruned": {"model": {"heads": 3}}})
 
 
 def test_the_paper_profile_is_the_papers_recipe():
@@ -196,7 +201,7 @@ def test_the_paper_profile_is_the_papers_recipe():
 
 
 def test_changes_come_in_order():
-    profile = Profile(name="x", train={"epochs": 2}, presets={"learned": {"train": {"epochs": 3}}})
+    profile = with_values(train={"epochs": 2}, presets={"learned": {"train": {"epochs": 3}}})
     assert profile.configs("quadratic")[1].epochs == 2
     assert profile.configs("learned")[1].epochs == 3
     assert profile.configs("learned", train_changes={"epochs": 4})[1].epochs == 4

@@ -416,7 +416,7 @@ def test_cifar10_files_missing_or_of_another_checksum_are_never_unpickled(tmp_pa
 
     file = batches(tmp_path / "cifar-10-batches-py", cifar, monkeypatch) / "data_batch_3"
     file.write_bytes(pickle.dumps(Evil()))
-    refused(file.parent, file, "checksum", "Get it again")
+    refused(file.parent, file, "checksum", "Download it again")
     assert not (tmp_path / "evil").exists()
     file.unlink()
     refused(file.parent, file, "missing")
@@ -427,8 +427,9 @@ def test_reading_is_bounded(tmp_path, monkeypatch):
     arrays = {name: array * 0 for name, array in some(40, 20, (64, 64, 1)).items()}
     arrays["train_labels"][0] = arrays["test_labels"][0] = 1
     sources = [npz(tmp_path / "x.npz", arrays), idx(tmp_path / "plain", arrays), idx(tmp_path / "packed", arrays, True)]
-    sources += [parquet(tmp_path / "parquet", arrays), folders(tmp_path / "folders", arrays), tmp_path / "bomb.npz"]
-    np.savez_compressed(sources[-1], **arrays)
+    sources += [parquet(tmp_path / "parquet", arrays), folders(tmp_path / "folders", arrays)]
+    sources += [parquet(tmp_path / "page", {**arrays, "train_images": [bytes(200_000)] * 40}), tmp_path / "bomb.npz"]
+    np.savez_compressed(sources[-1], **arrays)  # a page, or members, that are small only while they are packed
     monkeypatch.setattr(forms, "LIMIT", 40 * 64 * 64 - 1)
     for source in sources:
         refused(source, f"{forms.LIMIT:,}")
@@ -456,7 +457,7 @@ def test_paths_that_cannot_be(source):
     [
         (lambda p: None, ["There is no file or folder", "'embedded'"]),
         (lambda p: p.mkdir(), ["holds: nothing"]),
-        (lambda p: p.write_bytes(b"hello"), ["Understood are", "Parquet", "image folders", "idx files", "npz"]),
+        (lambda p: p.write_bytes(b"hello"), ["can be read", "Parquet", "image folders", "idx files", "npz"]),
         (lambda p: spoiled(p, "notes.txt", b"hello"), ["holds: notes.txt", "cifar-10-batches-py"]),
         (lambda p: [parquet(p / name, SMALL) for name in "ab"], ["2 data sets", "of/a", "of/b", "Name one"]),
         # Parquet: an image, a label, a table
@@ -486,8 +487,8 @@ def test_paths_that_cannot_be(source):
         # Image folders
         (lambda p: spoiled(folders(p, SMALL), "train/bird/x.png", b"0"), ["bird/x.png", "cannot identify image"]),
         (lambda p: spoiled(folders(p, SMALL), "train/bird/x.txt", b"0"), ["bird/x.txt", "cannot be read", "remove it"]),
-        (lambda p: os.mkfifo(folders(p, SMALL) / "train/bird/pipe.png"), ["bird/pipe.png", "no regular file"]),
-        (lambda p: (folders(p, SMALL) / "train/bird/more").mkdir(), ["bird/more", "no regular file"]),
+        (lambda p: os.mkfifo(folders(p, SMALL) / "train/bird/pipe.png"), ["bird/pipe.png", "not a regular file"]),
+        (lambda p: (folders(p, SMALL) / "train/bird/more").mkdir(), ["bird/more", "not a regular file"]),
         (lambda p: spoiled(folders(p, SMALL), "train/d/x.png", b"0"), ["['d'] is only in one split"]),
         (lambda p: spoiled(folders(p, SMALL), "test/x.png", b"0"), ["test has ['x.png'] loose"]),
         (lambda p: shutil.rmtree(folders(p, SMALL) / "test"), ["No such file"]),
@@ -496,7 +497,7 @@ def test_paths_that_cannot_be(source):
         # idx files
         (lambda p: spoiled(idx(p, GRAY), TRAIN, HEADER + bytes(12 * 56 - 1)), [TRAIN, "cannot reshape"]),
         (lambda p: spoiled(idx(p, GRAY), TRAIN, HEADER[:6]), [TRAIN, "cannot be read"]),
-        (lambda p: spoiled(idx(p, GRAY), TRAIN, b"\0\0\x0d" + HEADER[3:]), [TRAIN, "no idx file of unsigned bytes"]),
+        (lambda p: spoiled(idx(p, GRAY), TRAIN, b"\0\0\x0d" + HEADER[3:]), ["not an idx file of unsigned bytes"]),
         (lambda p: idx(p, GRAY | {"train_images": GRAY["train_images"][1:]}), ["(11, 8, 7)", "(12,)"]),
         (lambda p: os.unlink(idx(p, GRAY) / TRAIN), ["lacks train_images"]),
         # npz

@@ -63,7 +63,7 @@ class Job:
     needs: tuple[str, ...] = ()
     """Names of other jobs."""
     reads: frozenset[tuple[str | None, int | None]] = frozenset()
-    """Presets and seeds whose run folders are among its inputs; None is any, of this profile or dropped in."""
+    """Presets and seeds whose run folders are among its inputs. None stands for any, runs from elsewhere included."""
 
     @property
     def title(self) -> str:
@@ -160,7 +160,7 @@ def _linked(job: Job, jobs: list[Job], profile: Profile) -> Job:
         others = [other for other in jobs if other.notebook.number == number]
         if not others:
             raise ConfigError(f"{job.notebook.path.name} needs notebook {number}, which is not there.")
-        # A preset that this profile does not run is no need: the notebook says so itself, or trains it.
+        # A preset that this profile does not run is not needed: the notebook says so itself, or trains it.
         needed += [other for other in others if other.is_of(preset)]
         reads |= {(preset or None, None)} if any(other.run for other in others) else set()
     if job.run and (start := profile.configs(*job.run)[1].start_from):
@@ -193,7 +193,7 @@ def with_needs(jobs: dict[str, Job], chosen: set[str]) -> dict[str, Job]:
 
 
 def with_parameters(job: Job, parameters: dict[str, Any], profile: Profile) -> Job:
-    """A job with values of ``-p``, refused where they cannot be meant."""
+    """A job with the values of ``-p``; `ConfigError` where the notebook or its run cannot take them."""
     fixed = [name for name in (*GIVEN, *(("preset", "seed") if job.run else ())) if name in parameters]
     if fixed:
         raise ConfigError(f"{fixed[0]!r} is given by the profile and the command's own options, not with -p.")
