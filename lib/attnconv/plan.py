@@ -84,12 +84,10 @@ def read_notebook(path: Path) -> Notebook:
     except Exception as error:  # nbformat raises many kinds
         raise ConfigError(f"{path} is not a readable notebook ({error}); restore it with git.") from error
     code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
-    tagged = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
-    if not tagged:
-        raise ConfigError(f"{path.name} has no code cell tagged 'parameters'; add one with {', '.join(GIVEN)}.")
+    tagged = [cell.source for cell in code if "parameters" in cell.metadata.get("tags", [])]
     defaults = {}
     try:
-        for statement in ast.parse(tagged[0].source).body:
+        for statement in ast.parse("".join(tagged[:1])).body:
             for target in getattr(statement, "targets", [getattr(statement, "target", None)]):
                 if isinstance(target, ast.Name) and getattr(statement, "value", None) is not None:
                     defaults[target.id] = ANYTHING
@@ -103,7 +101,7 @@ def read_notebook(path: Path) -> Notebook:
     found = Notebook(path, title_of(path), len(code) + 1, defaults, **switches, **lists)
     missing = [name for name in (*GIVEN, *(("preset", "seed") if found.per_run else ())) if name not in defaults]
     if missing:
-        raise ConfigError(f"{path.name}: its cell tagged 'parameters' must also set {', '.join(missing)}.")
+        raise ConfigError(f"{path.name}: a code cell tagged 'parameters' must also set {', '.join(missing)}.")
     return found
 
 
