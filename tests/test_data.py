@@ -144,6 +144,13 @@ def spoiled(folder: Path, name: str, content: bytes) -> Path:
     return folder
 
 
+def flip(file: Path, at: int) -> None:
+    """One bit of that byte."""
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
 # Checks ----------------------------------------------------------------------------------------------------------
 
 
@@ -210,9 +217,8 @@ def test_embedded_sample(sample, root):
 
 
 def test_damaged_or_missing_embedded_sample(root, tmp_path, monkeypatch):
-    content = bytearray(find_data("embedded").path.read_bytes())
-    content[1_000_000] ^= 1
-    spoiled(root, "fashion-mnist-sample/fashion-mnist-sample.npz", content)
+    folder = find_data("embedded").path.parent
+    flip(shutil.copytree(folder, root / folder.name) / "fashion-mnist-sample.npz", 1_000_000)
     refused("embedded", root, "checksum mismatch", "git checkout")
     monkeypatch.setattr(data, "REPOSITORY_DATA", tmp_path)
     with pytest.raises(MissingData, match="embedded is not on this machine"):
@@ -476,6 +482,7 @@ def test_paths_that_cannot_be(source):
         (lambda p: parquet(p, SMALL, image="picture"), ["train.parquet", "picture", "img or image"]),
         (lambda p: parquet(p, SMALL, label="target"), ["train.parquet", "target", "label or labels"]),
         (lambda p: pq.write_table(DOUBLE, parquet(p, SMALL) / "train.parquet"), ["'img', 'label', 'img'"]),
+        (lambda p: flip(parquet(p, SMALL) / "train.parquet", 300), ["train.parquet cannot be read", "CRC"]),
         (lambda p: parquet(p, SMALL, classes=5), ["the classes are 5"]),
         (lambda p: parquet(p, SMALL, classes=["a"] * 3), ["a name of its own"]),
         (lambda p: parquet(p, SMALL, classes=[["a", "b"], ["c", "d"]]), ["the classes are"]),
@@ -515,7 +522,7 @@ def test_paths_that_cannot_be(source):
         (lambda p: npz(p / "x.npz", SMALL, classes=np.array([["a", "b"]])), ["[['a', 'b']]"]),
         (lambda p: npz(p / "x.npz", SMALL, classes=np.array(["a", "a"])), ["['a', 'a']"]),
     ],
-    ids=str,
+    ids=lambda value: value[-1] if isinstance(value, list) else None,
 )
 def test_data_that_cannot_be_used(tmp_path, write, words):
     write(tmp_path / "of")
