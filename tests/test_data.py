@@ -597,8 +597,8 @@ def test_balanced_subsets_are_the_first_of_each_class_in_order(labels, n):
 
 
 def test_a_subset_has_a_key_of_its_own(sample):
-    variants = [sample, sample.first(100, None), sample.first(101, None), sample.first(None, 100),
-                sample.hold_out(10, 0)[0], sample.hold_out(10, 1)[0], sample.hold_out(20, 0)[0]]  # fmt: skip
+    variants = [sample.first(*n) for n in ((None, None), (100, None), (101, None), (None, 100), (None, 200))]
+    variants += [sample.hold_out(n, seed)[0] for n, seed in ((10, 0), (10, 1), (20, 0))]
     assert len({v.key for v in variants}) == len(variants)
     kept = data._balanced(sample.train_labels, 101)
     assert torch.equal(variants[2].train_images, sample.train_images[kept])
