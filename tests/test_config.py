@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,75 +25,66 @@ from attnconv.config import (
     to_dict,
 )
 
+HUGE = 10**5000
 HASHES = ["2c8a4dcd", "59d39810", "fc5d6398", "c1c646a7", "709f33c3", "19291d10", "1f63b4c3"]
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
+Mine = partial(Profile, name="x")
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "values", "message"),
     [
-        (lambda: ModelConfig(kind="quadratc"), "kind = 'quadratc' must be 'quadratic', 'learned'"),
-        (lambda: ModelConfig(heads=0), "heads = 0 must be greater than or equal to 1, or be a list"),
-        (lambda: ModelConfig(heads=(9, 9)), r"heads = \(9, 9\) must be one number per layer \(6\)"),
-        (lambda: ModelConfig(heads=[9, 9, 9, 9, 9, -1]), "heads = .*-1.* must .*be greater than or equal to 0"),
-        (lambda: ModelConfig(hidden=4.5), "hidden = 4.5 must be a whole number"),
-        (lambda: ModelConfig(hidden=10**7), "hidden = 10000000 must be less than or equal to 16384"),
+        (ModelConfig, dict(kind="quadratc"), "kind = 'quadratc' must be 'quadratic', 'learned'"),
+        (ModelConfig, dict(heads=0), "heads = 0 must be greater than or equal to 1, or be a list"),
+        (ModelConfig, dict(heads=(9, 9)), r"heads = \(9, 9\) must be one number per layer \(6\)"),
+        (ModelConfig, dict(heads=[9, 9, 9, 9, 9, -1]), "heads = .*-1.* must .*be greater than or equal to 0"),
+        (ModelConfig, dict(hidden=4.5), "hidden = 4.5 must be a whole number"),
+        (ModelConfig, dict(hidden=10**7), "hidden = 10000000 must be less than or equal to 16384"),
         (
-            lambda: ModelConfig(hidden=10**5000),
+            ModelConfig,
+            dict(hidden=HUGE),
             "hidden = a number of thousands of digits must be less than or equal to 16384",
         ),
-        (lambda: TrainConfig(lr=10**5000), "lr = a number of thousands of digits must be a number"),
-        (lambda: ModelConfig(image_size=(3, 4, 5)), r"image_size = \(3, 4, 5\) must .*2 items"),
-        (lambda: ModelConfig(layers=True), "layers = True must be a whole number"),
-        (lambda: ModelConfig(dropout=1.0), "dropout = 1.0 must be less than 1"),
-        (lambda: ModelConfig(centre_std=math.inf), "centre_std = inf must be a finite number"),
-        (lambda: ModelConfig(spread_start=math.nan), "spread_start = nan must be a finite number"),
-        (lambda: ModelConfig(spread_start=0.0), "spread_start = 0.0 must be greater than 0"),
-        (lambda: ModelConfig(kind="learned", covariance="full"), "kind 'quadratic' only"),
-        (lambda: ModelConfig(kind="learned_content", key_size=5), "key_size = 5 must be even"),
-        (lambda: ModelConfig(kind="learned_content", hidden=5), "hidden = 5 must be even"),
-        (lambda: TrainConfig(lr=-1.0), "lr = -1.0 must be greater than 0"),
-        (lambda: TrainConfig(weight_decay=math.inf), "weight_decay = inf must be a finite number"),
-        (lambda: TrainConfig(clip="none"), "clip = 'none' must be a number"),
-        (lambda: TrainConfig(epochs="6"), "epochs = '6' must be a whole number. Write it without quotes"),
-        (lambda: TrainConfig(optimizer="adam"), "optimizer = 'adam' must be 'sgd', 'adamw' or 'muon'"),
-        (lambda: TrainConfig(seed=2**31), "seed = 2147483648 must be less than 2147483648"),
-        (lambda: TrainConfig(validation="x" * 1000), r"validation = 'xx.*x\.\.\. must be"),
-        (lambda: from_dict(ModelConfig, {"hiden": 3}), "Did you mean 'hidden'"),
-        (lambda: from_dict(ModelConfig, {3: 3}), "no value named '3'. Known names: kind, "),
-        (lambda: from_dict(ModelConfig, [3]), r"ModelConfig: \[3\] must hold 'name: value' lines"),
-        (lambda: config.preset("quadratic16"), "Did you mean 'quadratic_16'"),
-        (lambda: Profile(), "Profile.name = None must be given"),
-        (lambda: Profile(name="x", model={"depth": 3}), "no value named 'depth'"),
-        (lambda: Profile(name="x", model=3), "Profile.model = 3 must be 'name: value' lines"),
-        (
-            lambda: Profile(name="x", presets={"learned": {"modl": {}}}),
-            "presets.learned.modl = 'modl' must be 'model' or 'train'",
-        ),
-        (lambda: Profile(name="x", presets={"learnt": {}}), "no preset 'learnt'.*Did you mean 'learned'"),
-        (lambda: Profile(name="x", presets={"learned": 3}), "presets.learned = 3 must be 'name: value' lines"),
-        (
-            lambda: Profile(name="x", presets={"learned": {"train": 3}}),
-            "presets.learned.train = 3 must be 'name: value' lines",
-        ),
-        (
-            lambda: Profile(name="x", presets={"learned": {"model": ["a"]}}),
-            r"learned.model = \['a'\] must be 'name: value' lines",
-        ),
-        (
-            lambda: Profile(name="x", presets={"learned": {3: {}, "a": {}}}),
-            "presets.learned.3 = 3 must be 'model' or 'train'",
-        ),
-        (lambda: Profile(name="x", presets={3: {}}), "presets.3 = 3 must be a string"),
-        (lambda: Profile(name="x", model={"classes": 5}), "classes = 5 cannot be set.*other data"),
-        (lambda: Profile(name="x", train={"start_from": "quadratic_full"}), "cannot start from 'quadratic_full'"),
-        (lambda: Profile(name="x", runs=()), r"runs = \(\) must have at least 1 item"),
-        (lambda: Profile(name="x", seeds=[0, -1]), r"seeds = \[0, -1\] must be greater than or equal to 0"),
+        (TrainConfig, dict(lr=HUGE), "lr = a number of thousands of digits must be a number"),
+        (ModelConfig, dict(image_size=(3, 4, 5)), r"image_size = \(3, 4, 5\) must .*2 items"),
+        (ModelConfig, dict(layers=True), "layers = True must be a whole number"),
+        (ModelConfig, dict(dropout=1.0), "dropout = 1.0 must be less than 1"),
+        (ModelConfig, dict(centre_std=math.inf), "centre_std = inf must be a finite number"),
+        (ModelConfig, dict(spread_start=math.nan), "spread_start = nan must be a finite number"),
+        (ModelConfig, dict(spread_start=0.0), "spread_start = 0.0 must be greater than 0"),
+        (ModelConfig, dict(kind="learned", covariance="full"), "kind 'quadratic' only"),
+        (ModelConfig, dict(kind="learned_content", key_size=5), "key_size = 5 must be even"),
+        (ModelConfig, dict(kind="learned_content", hidden=5), "hidden = 5 must be even"),
+        (TrainConfig, dict(lr=-1.0), "lr = -1.0 must be greater than 0"),
+        (TrainConfig, dict(weight_decay=math.inf), "weight_decay = inf must be a finite number"),
+        (TrainConfig, dict(clip="none"), "clip = 'none' must be a number"),
+        (TrainConfig, dict(epochs="6"), "epochs = '6' must be a whole number. Write it without quotes"),
+        (TrainConfig, dict(optimizer="adam"), "optimizer = 'adam' must be 'sgd', 'adamw' or 'muon'"),
+        (TrainConfig, dict(seed=2**31), "seed = 2147483648 must be less than 2147483648"),
+        (TrainConfig, dict(validation="x" * 1000), r"validation = 'xx.*x\.\.\. must be"),
+        (from_dict, dict(cls=ModelConfig, values={"hiden": 3}), "Did you mean 'hidden'"),
+        (from_dict, dict(cls=ModelConfig, values={3: 3}), "no value named '3'. Known names: kind, "),
+        (from_dict, dict(cls=ModelConfig, values=[3]), r"ModelConfig: \[3\] must hold 'name: value' lines"),
+        (config.preset, dict(name="quadratic16"), "Did you mean 'quadratic_16'"),
+        (Profile, {}, "Profile.name = None must be given"),
+        (Mine, dict(model={"depth": 3}), "no value named 'depth'"),
+        (Mine, dict(model=3), "Profile.model = 3 must be 'name: value' lines"),
+        (Mine, dict(presets={"learned": {"modl": {}}}), "presets.learned.modl = 'modl' must be 'model' or 'train'"),
+        (Mine, dict(presets={"learnt": {}}), "no preset 'learnt'.*Did you mean 'learned'"),
+        (Mine, dict(presets={"learned": 3}), "presets.learned = 3 must be 'name: value' lines"),
+        (Mine, dict(presets={"learned": {"train": 3}}), "presets.learned.train = 3 must be 'name: value' lines"),
+        (Mine, dict(presets={"learned": {"model": ["a"]}}), r"learned.model = \['a'\] must be 'name: value' lines"),
+        (Mine, dict(presets={"learned": {3: {}, "a": {}}}), "presets.learned.3 = 3 must be 'model' or 'train'"),
+        (Mine, dict(presets={3: {}}), "presets.3 = 3 must be a string"),
+        (Mine, dict(model={"classes": 5}), "classes = 5 cannot be set.*other data"),
+        (Mine, dict(train={"start_from": "quadratic_full"}), "cannot start from 'quadratic_full'"),
+        (Mine, dict(runs=()), r"runs = \(\) must have at least 1 item"),
+        (Mine, dict(seeds=[0, -1]), r"seeds = \[0, -1\] must be greater than or equal to 0"),
     ],
 )
-def test_refusals(make, message):
+def test_refusals(make, values, message):
     with pytest.raises(ConfigError, match=message) as refused:
-        make()
+        make(**values)
     said = str(refused.value)
     assert "\n" not in said and "pydantic" not in said and len(said) < 600
 
@@ -137,7 +129,7 @@ def test_the_names_of_run_folders_stay():
         ("own", b"trian: {}\n", "own.yaml.*Did you mean 'train'"),
         ("own", b"train: {epochs: %s}" % (b"9" * 5000), "own.yaml is not valid YAML: Exceeds the limit"),
         ("own", b"train: {", "own.yaml is not valid YAML"),
-        ("own", b"- train", "own.yaml must hold 'name: value' lines"),
+        ("own", b"- train", r"own.yaml: Profile: \['train'\] must hold 'name: value' lines"),
         ("own", b"description: caf\xe9\n", "own.yaml cannot be read as UTF-8"),
         ("other", b"", "no profile 'other'.*own"),
         ("folder", b"", "folder.yaml cannot be read.*directory"),
@@ -178,11 +170,11 @@ def test_changes_that_would_be_ignored_are_refused(name, model, train, message):
 
 
 def test_a_run_that_starts_from_another_has_its_model():
-    profile = Profile(name="x", model={"layers": 2}, presets={"quadratic_full": {"model": {"heads": 3}}})
+    profile = Mine(model={"layers": 2}, presets={"quadratic_full": {"model": {"heads": 3}}})
     assert profile.configs("quadratic_pruned")[0] == profile.configs("quadratic_full")[0]
     assert profile.configs("quadratic_pruned", None, {"heads": 4}, {"start_from": None})[0].heads == 4
     with pytest.raises(ConfigError, match="heads cannot be changed"):
-        Profile(name="x", presets={"quadratic_pruned": {"model": {"heads": 3}}})
+        Mine(presets={"quadratic_pruned": {"model": {"heads": 3}}})
 
 
 def test_the_paper_profile_is_the_papers_recipe():
@@ -196,7 +188,7 @@ def test_the_paper_profile_is_the_papers_recipe():
 
 
 def test_changes_come_in_order():
-    profile = Profile(name="x", train={"epochs": 2}, presets={"learned": {"train": {"epochs": 3}}})
+    profile = Mine(train={"epochs": 2}, presets={"learned": {"train": {"epochs": 3}}})
     assert profile.configs("quadratic")[1].epochs == 2
     assert profile.configs("learned")[1].epochs == 3
     assert profile.configs("learned", train_changes={"epochs": 4})[1].epochs == 4

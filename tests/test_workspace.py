@@ -97,11 +97,13 @@ def test_seeds_share_a_row_and_configurations_do_not(work, run):
     assert results.results_table([row])["Paper (%)"].tolist() == [93.8], "published numbers stand beside every run"
 
 
-def test_a_lead_is_undecided_within_its_noise():
-    def runs(*accuracies):
-        data = {"data": {"test_images": 10_000, "key": "k"}}
-        return [SimpleNamespace(test_accuracy=accuracy, config=data, right=None) for accuracy in accuracies]
+def runs(*accuracies, right=None):
+    """What `results.ahead` reads of runs."""
+    config = {"data": {"test_images": 10_000 if right is None else len(right), "key": "k"}}
+    return [SimpleNamespace(test_accuracy=accuracy, config=config, right=right) for accuracy in accuracies]
 
+
+def test_a_lead_is_undecided_within_its_noise():
     assert results.ahead(runs(0.94, 0.96), runs(0.90))[0] is True
     assert results.ahead(runs(0.90), runs(0.95))[0] is False
     assert results.ahead(runs(0.95), runs(0.948))[0] is None
@@ -111,12 +113,8 @@ def test_a_lead_is_undecided_within_its_noise():
 
 
 def test_answers_to_the_same_images_are_compared_image_by_image():
-    def run(right):
-        data = {"test_images": len(right), "key": "k"}
-        return SimpleNamespace(test_accuracy=float(np.mean(right)), config={"data": data}, right=right)
-
     hard = np.arange(1000) % 10 == 0  # both are wrong about the same hundred images, one about ten more
-    one, other = run(~hard), run(~hard & (np.arange(1000) >= 11))
+    (one,), (other,) = (runs(right.mean(), right=right) for right in (~hard, ~hard & (np.arange(1000) >= 11)))
     holds, evidence = results.ahead([one], [other])
     assert holds is True and "paired standard error of the difference 0.3" in evidence
     one.right = None  # without its answers the error is three times that
@@ -125,9 +123,7 @@ def test_answers_to_the_same_images_are_compared_image_by_image():
 
 
 def test_a_difference_between_seeds_is_noise_too():
-    data = {"data": {"test_images": 10_000, "key": "k"}}
-    runs = [SimpleNamespace(test_accuracy=a, config=data, right=None) for a in (0.90, 0.94)]
-    assert results.ahead(runs, [SimpleNamespace(test_accuracy=0.89, config=data, right=None)])[0] is None
+    assert results.ahead(runs(0.90, 0.94), runs(0.89))[0] is None
 
 
 def test_a_run_is_told_apart_from_the_papers(run):

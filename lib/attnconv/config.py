@@ -60,8 +60,11 @@ def _explained(cls: type[Config], error: ValidationError, values: dict[str, Any]
     return ConfigError(f"{text} Write it without quotes." if quoted else text)
 
 
-_WORDS = {"must Field required": "must be given", "must Tuple should": "must", "a valid integer": "a whole number"}
-_WORDS |= {
+# What pydantic writes, and what a reader of ours understands better; in this order.
+_WORDS = {
+    "must Field required": "must be given",
+    "must Tuple should": "must",
+    "a valid integer": "a whole number",
     "a valid tuple": "a list",
     "a valid dictionary": "'name: value' lines",
     "a valid": "a",
@@ -133,12 +136,12 @@ class ModelConfig(Config):
     dropout: Share = 0.1
     """After each sub-layer's projection."""
     attention_dropout: Share = 0.0
-    """On the probabilities, one mask for the batch; 0.1 in the paper and its presets. Training then takes the dense
-    form, as a mask breaks the product of rows and columns; our small profiles go without."""
+    """Of the probabilities, one mask for the whole batch; 0.1 in the paper and its presets. A mask breaks the product
+    of rows and columns, so training then takes the dense form. Our small profiles go without it."""
     centre_std: NotNegative = 2.0
     """Standard deviation of where the centres start, per coordinate, in pixels of the down-sampled grid."""
     centre_start: Literal["gaussian", "disc"] = "gaussian"
-    """Centres start drawn from N(0, centre_std), as in the paper, or evenly over a disc, so that no two start alike."""
+    """Centres are drawn from N(0, centre_std), as in the paper, or laid evenly over a disc: no two start alike."""
     spread_start: Positive = 1.0
     """Spreads (entries of Sigma^{-1/2}) start at this value + N(0, 0.01)."""
     resnet_width: Annotated[int, Field(ge=1, le=2**11)] = 64
@@ -208,7 +211,7 @@ class TrainConfig(Config):
     """``torch.compile`` the network, in that mode if one is named (both use CUDA graphs); None: on CUDA only."""
     checkpoint_seconds: NotNegative = 60.0
     """A checkpoint is written inside an epoch when this much time has passed since the last one. It is also written
-    after each epoch; where epochs are short, only as often as costs 5% of the time."""
+    after an epoch; where epochs are short, not after each, so that checkpoints take no more than 5% of the time."""
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -338,7 +341,7 @@ class Profile(Config):
         """A preset's two configurations in this profile; changes given here come last. Seed None is the first seed.
 
         Image size, channels and classes are CIFAR-10's until the data set is known (`for_images`). A run that starts
-        from another one has its model.
+        from another one has the same model as that one.
         """
         base, own = preset(preset_name), self.presets.get(preset_name) or {}
         seed = self.seeds[0] if seed is None else seed
@@ -393,9 +396,7 @@ def load_profile(path: str | Path) -> Profile:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}. Name a profile that can.") from error
     values = read_yaml(text, path)
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold 'name: value' lines.")
     try:
-        return from_dict(Profile, {**values, "name": path.stem})
+        return from_dict(Profile, {**values, "name": path.stem} if isinstance(values, dict) else values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None

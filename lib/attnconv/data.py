@@ -92,9 +92,9 @@ class Dataset:
         return replace(self, **{name: getattr(self, name).to(device) for name in ARRAYS})
 
     def first(self, train: int | None, test: int | None) -> Dataset:
-        """This many images of each split: the first of each class, as equally many of each as there are.
+        """This many images of each split: the first ones of each class, equally many of each where that is possible.
 
-        Published order is kept. None, or more than there is, keeps the whole split.
+        Their order is kept. None, or a number larger than the split, keeps the whole split.
         """
         if (train is not None and train < 1) or (test is not None and test < 1):
             raise DataError(f"first(train={train}, test={test}) must keep at least 1 image of each split.")
@@ -143,7 +143,7 @@ def _digest(*parts: object) -> bytes:
 
 
 def _generator(*parts: object) -> torch.Generator:
-    """A CPU generator that depends on these values only. Hashed: torch would keep 32 bits of a plain sum."""
+    """A CPU generator that depends on these values only. They are hashed, because torch keeps 32 bits of a seed."""
     return torch.Generator().manual_seed(int.from_bytes(_digest(*parts)[:4], "little"))
 
 
@@ -223,8 +223,8 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Normalised images (B, C, H, W) and labels (B,) of one epoch, from step ``start`` on; the last may be smaller.
 
-    Without a plan: all images in their own order, as for evaluation. Everything stays on the device of ``images``:
-    no step waits for it.
+    Without a plan: all images in their own order, as for evaluation. Everything stays on the device of ``images``,
+    and Python never waits for it.
     """
     mean, std = (torch.tensor(values, device=images.device) for values in (mean, std))
     for first in range(start * batch_size, len(labels), batch_size):

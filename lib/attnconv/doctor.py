@@ -28,16 +28,15 @@ def gpu() -> str:
 
 
 def data(name: str) -> str:
-    """Where a data set is. The embedded one must be there, byte for byte."""
+    """Where a data set is, once all of it was read. The embedded one must be there, byte for byte."""
     sources = import_module("attnconv.data")
     try:
         found = sources.find_data(name)
-        if name == "embedded":
-            sources.content_key(found)
+        sources.content_key(found)
         return f"{found.form}, {found.path}"
-    except sources.MissingData as error:
+    except sources.MissingData:
         if name == "embedded":
-            raise error
+            raise
         return "not here: downloaded when first used, or bring it with --data PATH"
 
 

@@ -1,7 +1,7 @@
 """The forms that images come in, and how each is read: strictly, and never more of it than `LIMIT`.
 
-A file may be damaged, foreign or made to harm. Nothing is unpickled but the published CIFAR-10, and that only after all
-its checksums were right. What cannot be used is refused with a `DataError` that names the file, the row and the remedy.
+A file may be damaged, foreign or made to harm. Only the published CIFAR-10 is unpickled, once all its checksums are
+right. What cannot be used is refused with a `DataError` that names the file, the row and the remedy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LAYOUTS = (
     (PARQUET, "train/*.parquet", "test/*.parquet"),
     (FOLDERS, "train/*/*", "test/*/*"),
 )
-FORMS = f"""Understood are:
+FORMS = f"""These can be read:
   {BATCHES} with its seven files, or {ARCHIVE}, as published
   Parquet: train*.parquet and test*.parquet (shards too), columns img or image (bytes) and label or labels
   image folders: train/<class>/ and test/<class>/ with {", ".join(FORMATS)} files, and no others
@@ -71,7 +71,7 @@ def recognise(path: Path) -> Source:
         if found:
             return found[0]
     names = ", ".join(sorted(child.name for child in path.glob("*"))[:10])
-    raise DataError(f"{path} is no data set that is understood; it holds: {names or 'nothing'}.\n{FORMS}")
+    raise DataError(f"There is no data set that can be read at {path}; it holds: {names or 'nothing'}.\n{FORMS}")
 
 
 def _look(path: Path) -> Source | None:
@@ -105,7 +105,7 @@ def is_cifar10(source: Source) -> bool:
 
 
 def read(source: Source, cache: Path, progress: bool) -> dict:
-    """What `checked` gives. Without a whole cache, or a place for one, images are decoded again each time."""
+    """The data set, as `checked` gives it. Decoded images are cached, or decoded each time where that fails."""
     if source.form in (EMBEDDED, NPZ):
         return checked(read_npz(source.path), source.path, source.form)
     if source.form == IDX:
@@ -137,7 +137,7 @@ def _read_idx(source: Source) -> dict:
             content = content_of(file)
             with reading_data(file):
                 if content[:3] != b"\0\0\x08":
-                    raise ValueError("no idx file of unsigned bytes")
+                    raise ValueError("not an idx file of unsigned bytes")
                 shape = np.frombuffer(content, ">u4", content[3], offset=4)
                 values = np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
             arrays[f"{name}_{file.name.split('-')[1]}"] = values
@@ -152,9 +152,10 @@ def _read_cifar10(source: Source, progress: bool) -> dict:
     if source.form == ARCHIVE:
         published = [("", CIFAR10.tgz_md5)]
     for name, md5 in published:
-        if not utils.check_integrity(source.path / name, md5):
+        file = source.path / name
+        if not utils.check_integrity(file, md5):
             state = f"missing, or its checksum is not the published one (md5 {md5})"
-            raise DataError(f"{source.path / name} is {state}. Get it again; bring other images in another form.")
+            raise DataError(f"{file} is {state}. Download it again. Images of your own must come in another form.")
     with tempfile.TemporaryDirectory() as unpacked:
         if source.form == ARCHIVE:
             utils.extract_archive(source.path, unpacked)
@@ -219,10 +220,11 @@ def _parquet_rows(source: Source, split: str) -> tuple[list[str], list[tuple[str
             feature = about.get("info", {}).get("features", {}).get(found[1][0], {})
             classes = (feature.get("names") or []) if classes is None else classes
         for row, (image, label) in enumerate(zip(images, labels, strict=True)):
+            place = f"{file}, row {row}"
             content = image.get("bytes") if isinstance(image, dict) else image
             if not isinstance(content, bytes) or not isinstance(label, int) or label.bit_length() > 63:
-                raise DataError(f"{file}, row {row}: no image bytes, or no whole number as label. Remove that row.")
-            rows.append((f"{file}, row {row}", content, label))
+                raise DataError(f"{place}: no image bytes, or a label that is not a whole number. Remove that row.")
+            rows.append((place, content, label))
     return classes or [], rows
 
 
@@ -279,7 +281,7 @@ def content_of(file: Path) -> bytes:
     """A file's bytes, unpacked where it is an idx file in gzip. Only of regular files, and no more than `LIMIT`."""
     with reading_data(file):
         if not file.is_file():
-            raise DataError(f"{file} is missing or no regular file. Copy it again, or remove it if it does not belong.")
+            raise DataError(f"{file} is missing or not a regular file. Copy it again; remove it if it does not belong.")
         _limit(file, file.stat().st_size)
         content = file.read_bytes()
         if file.name.endswith("ubyte.gz"):

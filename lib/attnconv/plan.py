@@ -63,7 +63,7 @@ class Job:
     needs: tuple[str, ...] = ()
     """Names of other jobs."""
     reads: frozenset[tuple[str | None, int | None]] = frozenset()
-    """Presets and seeds whose run folders are among its inputs; None is any, of this profile or dropped in."""
+    """Presets and seeds whose run folders are among its inputs. None stands for any, runs from elsewhere included."""
 
     @property
     def title(self) -> str:
@@ -84,12 +84,10 @@ def read_notebook(path: Path) -> Notebook:
     except Exception as error:  # nbformat raises many kinds
         raise ConfigError(f"{path} is not a readable notebook ({error}); restore it with git.") from error
     code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
-    tagged = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
-    if not tagged:
-        raise ConfigError(f"{path.name} has no code cell tagged 'parameters'; add one with {', '.join(GIVEN)}.")
+    tagged = [cell.source for cell in code if "parameters" in cell.metadata.get("tags", [])]
     defaults = {}
     try:
-        for statement in ast.parse(tagged[0].source).body:
+        for statement in ast.parse("".join(tagged[:1])).body:
             for target in getattr(statement, "targets", [getattr(statement, "target", None)]):
                 if isinstance(target, ast.Name) and getattr(statement, "value", None) is not None:
                     defaults[target.id] = ANYTHING
@@ -103,7 +101,7 @@ def read_notebook(path: Path) -> Notebook:
     found = Notebook(path, title_of(path), len(code) + 1, defaults, **switches, **lists)
     missing = [name for name in (*GIVEN, *(("preset", "seed") if found.per_run else ())) if name not in defaults]
     if missing:
-        raise ConfigError(f"{path.name}: its cell tagged 'parameters' must also set {', '.join(missing)}.")
+        raise ConfigError(f"{path.name}: a code cell tagged 'parameters' must also set {', '.join(missing)}.")
     return found
 
 
@@ -160,7 +158,7 @@ def _linked(job: Job, jobs: list[Job], profile: Profile) -> Job:
         others = [other for other in jobs if other.notebook.number == number]
         if not others:
             raise ConfigError(f"{job.notebook.path.name} needs notebook {number}, which is not there.")
-        # A preset that this profile does not run is no need: the notebook says so itself, or trains it.
+        # A preset that this profile does not run is not needed: the notebook says so itself, or trains it.
         needed += [other for other in others if other.is_of(preset)]
         reads |= {(preset or None, None)} if any(other.run for other in others) else set()
     if job.run and (start := profile.configs(*job.run)[1].start_from):
@@ -193,7 +191,7 @@ def with_needs(jobs: dict[str, Job], chosen: set[str]) -> dict[str, Job]:
 
 
 def with_parameters(job: Job, parameters: dict[str, Any], profile: Profile) -> Job:
-    """A job with values of ``-p``, refused where they cannot be meant."""
+    """A job with the values of ``-p``; `ConfigError` where the notebook or its run cannot take them."""
     fixed = [name for name in (*GIVEN, *(("preset", "seed") if job.run else ())) if name in parameters]
     if fixed:
         raise ConfigError(f"{fixed[0]!r} is given by the profile and the command's own options, not with -p.")

@@ -139,7 +139,7 @@ class Workspace:
         return find_runs(self.folder / "runs")
 
     def save_figure(self, figure: Figure, name: str, caption: str, *runs: Run) -> None:
-        """Write figures/<name>.pdf and .png; the index page shows the caption and the runs that the figure is of."""
+        """Write figures/<name>.pdf and .png; the index page shows the caption and names the runs."""
         from attnconv.figures import save
 
         for suffix in (".pdf", ".png"):
@@ -158,7 +158,7 @@ class Workspace:
         self.describe_figure(name, caption, *runs)
 
     def describe_figure(self, name: str, caption: str, *runs: Run) -> None:
-        """Write figures/<name>.json for the index page: a caption, the figure's runs, its place in turn."""
+        """Write figures/<name>.json for the index page: a caption, the figure's runs, its place in the order."""
         note = {"caption": caption, "runs": [run.path.name for run in runs], "place": next(_described)}
         with writing(self.folder / "figures" / f"{name}.json") as temporary:
             temporary.write_text(json.dumps(note) + "\n")
