@@ -1,11 +1,14 @@
 """Claims and their verdicts; the scoreboard of the paper's claims."""
 
 import json
+import os
 from pathlib import Path
 
 import nbformat
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attnconv.claims import PAPER_CLAIMS, Claim, Claims, read_claims, scoreboard
 
@@ -40,6 +43,34 @@ def test_what_is_damaged_is_passed_over(tmp_path, text):
     file = tmp_path / "claims.json"
     file.write_text(text)
     assert read_claims(file) == [] == read_claims(tmp_path / "nothing.json")
+    file.unlink()
+    os.mkfifo(file)  # would never end
+    assert read_claims(file) == []
+
+
+def test_damage_takes_claims_away_but_never_changes_a_verdict(tmp_path):
+    made = saved(tmp_path, "04-claims", ("A", True, "1", "grid"), ("B", False, "0"), ("C", None, "?", "reach"))
+    content = made.file.read_bytes()
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.data())
+    def damage(data):
+        at, kind = data.draw(st.integers(0, len(content) - 1)), data.draw(st.sampled_from(["cut", "flip", "type"]))
+        damaged = content[:at]
+        if kind == "flip":
+            damaged += bytes([content[at] ^ 1 << data.draw(st.integers(0, 7))]) + content[at + 1 :]
+        elif kind == "type":
+            values = json.loads(content)
+            name = data.draw(st.sampled_from(["text", "holds", "evidence", "paper"]))
+            values[at % 3][name] = data.draw(st.sampled_from([5, -1.5, "yes", [], {}, [[1]]]))
+            damaged = json.dumps(values).encode()
+        made.file.write_bytes(damaged)
+        left = iter(made)
+        for claim in read_claims(made.file):  # those that are left, in their order
+            assert any(one.holds is claim.holds and one.paper == claim.paper for one in left)
+            assert isinstance(claim.text, str) and isinstance(claim.evidence, str)
+
+    damage()
 
 
 def test_the_scoreboard_has_every_claim_of_the_paper_and_none_of_ours(tmp_path):

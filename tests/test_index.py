@@ -6,6 +6,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from attnconv.claims import PAPER_CLAIMS, Claims
@@ -68,6 +70,36 @@ def test_damaged_files_leave_a_page(output, text):
     for name in ("config.json", "metrics.jsonl", "model.safetensors"):
         (output / "runs" / "a" / name).write_text(text)
     assert "04 heads</h2>" in write_page(output).read_text()
+
+
+def test_any_damage_leaves_a_page_with_everything_else(output):
+    Image.new("RGB", (3, 2)).save(output / "figures" / "04-a.png")
+    claims = [{"text": "It is so", "holds": True, "evidence": "3 < 4", "paper": ""}]
+    (output / "figures" / "04-a.json").write_text(json.dumps({"caption": "Heads", "runs": ["r"], "place": 1}))
+    (output / "tables" / "04-claims.json").write_text(json.dumps(claims))
+    (output / "tables" / "04-t.csv").write_text('model,accuracy\nResNet18,"93,8"\n')
+    cells = [nbformat.v4.new_markdown_cell("# Where heads look")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), output / "notebooks" / "04_heads.ipynb")
+    files = {file: file.read_bytes() for file in sorted(output.glob("*/04*"))}
+    signs = ["<figcaption>Heads", "data:image/png", "It is so", "holds here", "<td>93,8", "Where heads look</h2>"]
+    page = write_page(output).read_text()
+    assert all(sign in page for sign in signs)
+    of_file = {"04-a.json": signs[:1], "04-a.png": signs[:2], "04-claims.json": signs[2:4], "04-t.csv": signs[4:5]}
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.sampled_from(list(files)), st.sampled_from(["cut", "flip", "delete"]), st.floats(0, 0.9999), st.data())
+    def damage(file, kind, where, data):
+        content = files[file]
+        at = int(where * len(content))
+        bit = 1 << data.draw(st.integers(0, 7))
+        damaged = content[:at] + (bytes([content[at] ^ bit]) + content[at + 1 :] if kind == "flip" else b"")
+        file.write_bytes(damaged) if kind != "delete" else file.unlink()
+        page = write_page(output).read_text()
+        file.write_bytes(content)
+        may_miss = of_file.get(file.name, signs[5:])
+        assert all(sign in page for sign in signs if sign not in may_miss) and "does not hold here" not in page
+
+    damage()
 
 
 def test_an_executed_notebook_becomes_a_page_that_the_index_links_to(output):

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnconv import heads, training
+from attnconv import heads, runs, training
 from attnconv.config import ConfigError, ModelConfig, TrainConfig, replace
 from attnconv.data import DataError, load_data, normalize
 from attnconv.models import build_model, position_parameters
@@ -365,6 +366,81 @@ def test_damage_is_named_or_harmless(run, tmp_path_factory):
             np.testing.assert_array_equal(value, whole[key])
 
     damage()
+
+
+def test_damaged_attention_is_named_or_harmless(run, data, tmp_path):
+    shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "attention.npz"
+    measured = heads.measure_attention(load_run(run.path)[0], data)
+    np.savez_compressed(file, **measured)
+    content, whole = file.read_bytes(), Run(tmp_path).attention
+    for name, values in (("mean", measured["mean"][:, :1]), ("agreement", measured["agreement"][:1])):
+        np.savez_compressed(file, **measured | {name: values})  # of another network
+        with pytest.raises(RunError, match=f"attention.npz is damaged .*its {name} is"):
+            _ = Run(tmp_path).attention
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.data())
+    def damage(drawn):
+        file.write_bytes(damaged(content, drawn.draw))
+        try:
+            found = Run(tmp_path).attention
+        except RunError as error:
+            assert str(file) in str(error) and "\n" not in str(error)
+        else:
+            assert found.keys() == whole.keys()
+            for name, values in found.items():
+                np.testing.assert_array_equal(values, whole[name])
+
+    damage()
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "heads.npz", "predictions.npz", "attention.npz"])
+def test_of_a_run_folder_only_regular_files_of_some_size_are_read(run, tmp_path, monkeypatch, name):
+    def refused(why: str) -> None:
+        with pytest.raises(RunError, match=f"{name} is damaged .*{why}"):
+            Run(tmp_path).check()
+            _ = Run(tmp_path).attention
+
+    shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)  # would never end
+    refused("it is no regular file")
+    file.unlink()
+    with file.open("wb") as sparse:
+        sparse.truncate(runs.LIMIT + 1)
+    refused("bytes, no more than")
+    if name.endswith(".npz"):
+        np.savez_compressed(file, centre=np.zeros(10_000))
+        monkeypatch.setattr(runs, "LIMIT", 10_000)
+        refused("it has 80,128 bytes, no more than 10,000")
+
+
+def test_a_packed_checkpoint_is_refused(data, tmp_path, monkeypatch):
+    """A few bytes of it could be unpacked to any number."""
+    interrupted(monkeypatch, 4, MODEL, RECIPE, data, tmp_path)
+    file = tmp_path / "checkpoint" / "state.pt"
+    with zipfile.ZipFile(file) as whole:
+        members = {name: whole.read(name) for name in whole.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in members.items():
+            packed.writestr(name, content)
+    with pytest.raises(RunError, match="state.pt is damaged .*packed"):
+        train(MODEL, RECIPE, data, tmp_path, preset="quadratic", progress=False)
+
+
+def test_weights_of_another_model_are_refused_before_it_is_built(run, tmp_path, monkeypatch):
+    shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model"]["hidden"] = 2**14  # would take gigabytes
+    config.pop("checksum")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    built = []
+    monkeypatch.setattr(training, "build_model", lambda config: built.append(build_model(config)) or built[-1])
+    with pytest.raises(RunError, match="model.safetensors is damaged .*not those of the model in config.json"):
+        load_run(tmp_path)
+    assert {p.device.type for model in built for p in model.parameters()} == {"meta"}
 
 
 def test_a_damaged_checkpoint_is_named_or_resumes_to_the_same_bits(run, data, tmp_path, monkeypatch):

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from attnconv.runs import writing
+from attnconv.runs import read_small, writing
 
 VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
 
@@ -93,6 +94,9 @@ PAPER_CLAIMS = {
 """The paper's claims, in its order. A notebook that checks one says so: ``claims.check(..., paper="grid")``."""
 
 
+_KEYS = ("", *PAPER_CLAIMS)
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim, checked here. A notebook's cell that ends in one shows it."""
@@ -142,17 +146,17 @@ class Claims(list[Claim]):
 def read_claims(file: Path) -> list[Claim]:
     """What `Claims.save` wrote; nothing of a file that is missing or damaged, nor of an entry of another form."""
     try:
-        values = json.loads(file.read_text())
+        values = json.loads(read_small(file))
     except (OSError, ValueError, RecursionError):
         return []
-    found = []
-    for value in values if isinstance(values, list) else []:
-        value = value if isinstance(value, dict) else {}
-        known = {name: value[name] for name in Claim.__dataclass_fields__ if name in value}
-        if {"text", "holds", "evidence"} <= known.keys() and known.get("paper", "") in ("", *PAPER_CLAIMS):
-            known["holds"] = known["holds"] if isinstance(known["holds"], bool) else None
-            found.append(Claim(**known))
-    return found
+    return [Claim(**value) for value in (values if isinstance(values, list) else []) if _is_claim(value)]
+
+
+def _is_claim(value: Any) -> bool:
+    """Whether all of a claim is there and nothing else, each part of its type: "no" must not become undecided."""
+    kinds = {"text": str, "holds": bool | None, "evidence": str}
+    whole = isinstance(value, dict) and kinds.keys() <= value.keys() <= Claim.__dataclass_fields__.keys()
+    return whole and all(isinstance(value[k], v) for k, v in kinds.items()) and value.get("paper", "") in _KEYS
 
 
 def scoreboard(outputs: Mapping[str, Path]) -> list[tuple[PaperClaim, dict[str, list[Claim]]]]:

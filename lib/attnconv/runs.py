@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import os
 import sys
@@ -29,6 +30,9 @@ from safetensors import safe_open
 from typing_extensions import TypedDict
 
 from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash, from_dict, shown, to_dict
+
+LIMIT = 2**28
+"""Bytes that are read of one file of a run folder, packed or unpacked, besides the weights: far more than runs have."""
 
 
 class RunError(ValueError):
@@ -101,6 +105,19 @@ def reading(file: Path) -> Iterator[None]:
         raise RunError(f"{file} is damaged ({why}); bring it back, or remove {folder} and train again.") from error
 
 
+def read_small(file: Path) -> bytes:
+    """A file's bytes. `ValueError` where it is no regular file, which might never end, or larger than `LIMIT`."""
+    if not file.is_file():
+        raise ValueError("it is no regular file")
+    _limit(file.stat().st_size)
+    return file.read_bytes()
+
+
+def _limit(size: int) -> None:
+    if size > LIMIT:
+        raise ValueError(f"it has {size:,} bytes, no more than {LIMIT:,} are read")
+
+
 def write_record(folder: Path, config: dict[str, Any], metrics: list[dict], heads: dict[str, list[np.ndarray]]) -> None:
     """Write what others read of a run under way: config.json, metrics.jsonl and, where there are heads, heads.npz."""
     with writing(folder / "config.json") as temporary:
@@ -132,7 +149,7 @@ class Run:
                 f"{self.path} is no run folder: it has no config.json. Name another, or train into an empty one."
             )
         with reading(self.path / "config.json"):
-            found = _CONFIG.validate_python(json.loads((self.path / "config.json").read_bytes()))
+            found = _CONFIG.validate_python(json.loads(read_small(self.path / "config.json")))
             if found.get("checksum", _checksum(found)) != _checksum(found):
                 raise ValueError("it is not what was written")
             return found
@@ -162,14 +179,13 @@ class Run:
         file = self.path / "model.safetensors"
         if not file.is_file():
             return False
-        if wanted := self.config.get("weights"):
-            about = file.stat()
-            return _sha256(file, about.st_size, about.st_mtime_ns) == wanted
         try:
             with safe_open(file, "numpy"):  # compares the file's size with its table of contents
-                return True
+                about = file.stat()
         except Exception:  # of the kinds that `reading` speaks of
             return False
+        wanted = self.config.get("weights")
+        return wanted is None or _sha256(file, about.st_size, about.st_mtime_ns) == wanted
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
@@ -179,9 +195,9 @@ class Run:
         if not weights and not file.exists():
             return []
         with reading(file):
-            lines = _METRICS.validate_python([json.loads(line) for line in file.read_bytes().splitlines()])
+            lines = _METRICS.validate_python([json.loads(line) for line in read_small(file).splitlines()])
             wanted = self.config["train"]["epochs"] if weights else len(lines)
-            if [line["epoch"] for line in lines] != list(range(1, wanted + 1)):
+            if len(lines) != wanted or [line["epoch"] for line in lines] != list(range(1, len(lines) + 1)):
                 raise ValueError(f"its {len(lines)} lines are not one for each of {wanted} epochs")
             return lines
 
@@ -216,6 +232,11 @@ class Run:
         """What its heads attend to after training, as `heads.measure_attention` found it; empty if not asked yet."""
         arrays = _arrays(self.path / "attention.npz", ("queries", "mean", "agreement"))
         with reading(self.path / "attention.npz"):
+            if arrays:
+                queries, heads = len(arrays["queries"]), (self.model.layers, max(self.model.heads_per_layer))
+                wanted = {"queries": (queries, 2), "mean": (queries, *heads, *self.model.grid), "agreement": heads}
+                if wrong := [name for name, shape in wanted.items() if arrays[name].shape != shape]:
+                    raise ValueError(f"its {wrong[0]} is {arrays[wrong[0]].shape}, this run's {wanted[wrong[0]]}")
             for name in {"mean", "single"} & arrays.keys():  # float16 on disk
                 maps = arrays[name].astype(np.float32)
                 arrays[name] = maps / maps.sum((-2, -1), keepdims=True)
@@ -238,7 +259,8 @@ def _arrays(file: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     """The arrays of an npz file, these among them; empty where there is no such file."""
     if not file.exists():
         return {}
-    with reading(file), np.load(file) as arrays:
+    with reading(file), np.load(io.BytesIO(read_small(file))) as arrays:
+        _limit(sum(member.file_size for member in arrays.zip.infolist()))
         found = dict(arrays)
         if missing := set(names) - found.keys():
             raise ValueError(f"it has no {', '.join(sorted(missing))}")

@@ -309,7 +309,11 @@ class Trainer:
         """Take the state of the last checkpoint, if there is one."""
         if self.checkpoint.is_file():
             with reading(self.checkpoint):
-                if damaged := zipfile.ZipFile(self.checkpoint).testzip():  # torch does not compare checksums
+                archive = zipfile.ZipFile(self.checkpoint)
+                members, size = archive.infolist(), self.checkpoint.stat().st_size
+                if any(member.compress_type for member in members) or sum(m.file_size for m in members) > size:
+                    raise ValueError("it is packed, which torch never does")
+                if damaged := archive.testzip():  # torch does not compare checksums
                     raise ValueError(f"{damaged} has another checksum")
                 state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
                 self.model.load_state_dict(state["model"])
@@ -488,6 +492,11 @@ def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[n
         why = "its model.safetensors is damaged" if weights.exists() else "it has no model.safetensors"
         raise RunError(f"{run.path} is not finished: {why}, {len(run.metrics)} epochs of {run.train.epochs}. Train it.")
     with reading(weights):
+        with torch.device("meta"):  # takes no memory
+            wanted = {name: list(value.shape) for name, value in build_model(run.model).state_dict().items()}
+        with safetensors.safe_open(weights, "pt") as file:
+            if wanted != {name: file.get_slice(name).get_shape() for name in file.keys()}:  # noqa: SIM118
+                raise ValueError("its weights are not those of the model in config.json")
         model = build_model(run.model)
         safetensors.torch.load_model(model, weights)
     return model.to(device or best_device()).eval(), run
