@@ -360,7 +360,7 @@ def test_damage_is_named_or_harmless(run, tmp_path_factory):
             assert str(folder) in str(error) and "\n" not in str(error) and "pydantic" not in str(error)
             assert found == [] or name == "model.safetensors"
             return
-        assert found == [one]
+        assert found == [one] and one.metrics == run.metrics
         assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
         for key, value in ({**one.heads, "right": one.right} if (folder / name).exists() else {}).items():
             np.testing.assert_array_equal(value, whole[key])

@@ -22,10 +22,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import safe_open
 from typing_extensions import TypedDict
 
@@ -48,7 +48,7 @@ def identity(model: ModelConfig, train: TrainConfig, data_key: str, start: str |
 class _Data(TypedDict):
     """A run's data set: what those who read run folders need of it."""
 
-    __pydantic_config__ = ConfigDict(extra="allow", strict=True)
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     name: str
     form: str
     key: str
@@ -70,6 +70,7 @@ class _Config(TypedDict):
     data: _Data
     sessions: NotRequired[list[dict[str, Any]]]
     weights: NotRequired[str]
+    metrics: NotRequired[str]
     checksum: NotRequired[str]
 
 
@@ -79,9 +80,9 @@ class _Epoch(TypedDict):
     __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     epoch: int
     train_loss: float
-    train_accuracy: float
+    train_accuracy: Annotated[float, Field(ge=0, le=1)]
     test_loss: float
-    test_accuracy: float
+    test_accuracy: Annotated[float, Field(ge=0, le=1)]
     lr: float
 
 
@@ -120,10 +121,12 @@ def _limit(size: int) -> None:
 
 def write_record(folder: Path, config: dict[str, Any], metrics: list[dict], heads: dict[str, list[np.ndarray]]) -> None:
     """Write what others read of a run under way: config.json, metrics.jsonl and, where there are heads, heads.npz."""
+    lines = "".join(json.dumps(line) + "\n" for line in metrics).encode()
+    sums = {"checksum": _checksum(config), "metrics": hashlib.sha256(lines).hexdigest()}
     with writing(folder / "config.json") as temporary:
-        temporary.write_text(json.dumps(config | {"checksum": _checksum(config)}, indent=1) + "\n")
+        temporary.write_text(json.dumps(config | sums, indent=1) + "\n")
     with writing(folder / "metrics.jsonl") as temporary:
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in metrics))
+        temporary.write_bytes(lines)
     if heads:
         with writing(folder / "heads.npz") as temporary:
             np.savez_compressed(temporary, **{name: np.stack(values) for name, values in heads.items()})
@@ -195,7 +198,10 @@ class Run:
         if not weights and not file.exists():
             return []
         with reading(file):
-            lines = _METRICS.validate_python([json.loads(line) for line in read_small(file).splitlines()])
+            content = read_small(file)
+            lines = _METRICS.validate_python([json.loads(line) for line in content.splitlines()])
+            if weights and self.config.get("metrics") not in (None, hashlib.sha256(content).hexdigest()):
+                raise ValueError("it is not what was written")  # while a run is under way the two may differ
             wanted = self.config["train"]["epochs"] if weights else len(lines)
             if len(lines) != wanted or [line["epoch"] for line in lines] != list(range(1, len(lines) + 1)):
                 raise ValueError(f"its {len(lines)} lines are not one for each of {wanted} epochs")

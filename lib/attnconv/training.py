@@ -323,6 +323,13 @@ class Trainer:
                 self.sums = state["sums"].to(self.device)
                 self.metrics = json.loads(state["metrics"])
                 self.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
+                kinds = dict(epoch=int, step=int, seconds=float, bfloat16=bool, onednn=bool)
+                if wrong := [name for name, kind in kinds.items() if type(state[name]) is not kind]:
+                    raise ValueError(f"its {wrong[0]} is {state[wrong[0]]!r}")
+                if self.epoch != len(self.metrics) or not (
+                    0 <= self.step <= self.epoch_steps and self.epoch <= self.config.epochs
+                ):
+                    raise ValueError(f"epoch {self.epoch}, step {self.step} is no place in this run")
                 # This machine may choose another arithmetic, which would give other bits.
                 self.computation = Computation(state["bfloat16"], state["onednn"])
                 torch.set_rng_state(state["rng"])
