@@ -87,7 +87,13 @@ def _nearest(name: Any, known: Iterable[str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number, as YAML 1.2 does; PyYAML alone takes it for a text."""
+    """Reads 1e-3 as a number, as YAML 1.2 does; PyYAML alone takes it for a text. No aliases: they may never end."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="aliases are not understood, write the value out", problem_mark=mark)
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$"), [*"+-0123456789"])
@@ -96,8 +102,10 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+\.
 def read_yaml(text: str, place: object) -> Any:
     """What a YAML text says, or a `ConfigError` of one line that names the place it came from."""
     try:
-        return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of more than 4,300 digits
+        value = yaml.load(text, _Loader)
+        json.dumps(value)  # no dates, sets or bytes: what was given is recorded as JSON
+        return value
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # ValueError: a number of 4,301 digits
         raise ConfigError(f"{place} is not valid YAML: {' '.join(str(error).split())}. Correct it there.") from error
 
 
@@ -389,6 +397,8 @@ def load_profile(path: str | Path) -> Profile:
     """Read a profile, or raise `ConfigError` that names the file and the offending value."""
     path = Path(path)
     try:
+        if path.exists() and not path.is_dir() and not (path.is_file() and path.stat().st_size <= 2**16):
+            raise OSError("it is no regular file, or larger than 65,536 bytes")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"

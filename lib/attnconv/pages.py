@@ -130,7 +130,7 @@ def write_page(output: Path) -> Path:
     """
     sections: dict[str, dict[str, Any]] = {}
     table_1: list[list[str]] = []
-    for file in sorted(output.glob("*/[0-9][0-9][-_]*")):
+    for file in sorted(file for file in output.glob("*/[0-9][0-9][-_]*") if file.is_file()):
         empty = dict(title="", notebooks=[], tables=[], pictures=[], claims=[])
         section = sections.setdefault(file.name[:2], empty)
         match file.parent.name, file.suffix:
@@ -171,7 +171,7 @@ def write_page(output: Path) -> Path:
         sections=dict(sorted(sections.items())),
     )
     with writing(output / "index.html") as temporary:
-        temporary.write_text(page)
+        temporary.write_text(page, encoding="utf-8", errors="replace")  # names of files may be no UTF-8
     return output / "index.html"
 
 

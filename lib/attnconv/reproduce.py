@@ -39,7 +39,7 @@ from attnconv.fresh import changed, file_hash, inputs, read_json, results, versi
 from attnconv.pages import export_html, write_page
 from attnconv.plan import Job, plan, read_notebook, select, with_needs, with_parameters
 from attnconv.runs import RunError, locked, writing
-from attnconv.workspace import NAMED_DATA, REPOSITORY, output_folder
+from attnconv.workspace import NAMED_DATA, REPOSITORY, absolute, output_folder
 
 LIBRARY = Path(__file__).parent
 
@@ -301,7 +301,7 @@ class Batch:
 
     def _save(self) -> None:
         with writing(self.output / "manifest.json") as temporary:
-            temporary.write_text(json.dumps(self.manifest, indent=1, ensure_ascii=False) + "\n")
+            temporary.write_text(json.dumps(self.manifest, indent=1) + "\n")
 
     def summary(self) -> str:
         """What was done, and where it is."""
@@ -348,7 +348,7 @@ def reproduce(
         from attnconv.data import find_data
 
         find_data(data)
-    data = data if data in NAMED_DATA else str(Path(data).expanduser().resolve())
+    data = data if data in NAMED_DATA else str(absolute(data))
     paths = sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))
     if not paths:
         raise ConfigError(f"There are no notebooks in {notebooks}; run from a clone of the repository.")

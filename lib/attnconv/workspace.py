@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnconv.claims import Claims
-from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
+from attnconv.config import ConfigError, ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
 from attnconv.runs import Run, find_runs, identity, writing
 
 if TYPE_CHECKING:
@@ -196,13 +196,21 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
     A path to a copy of the profile's own data set counts as its own. A few digits tell folders of one name apart.
     """
     if output:
-        return Path(output).expanduser().resolve()
+        return absolute(output)
     if not data or data == profile.data or _is_copy(data, profile.data):
         return REPOSITORY / "outputs" / profile.name
-    path = Path(data).expanduser().resolve()
+    path = absolute(data)
     word = "".join(c if c.isalnum() else "-" for c in path.name.lower()).strip("-")
     digits = "" if data in NAMED_DATA else "-" + hashlib.sha256(os.fsencode(path)).hexdigest()[:4]
     return REPOSITORY / "outputs" / f"{profile.name}-{word or 'data'}{digits}"
+
+
+def absolute(path: str | Path) -> Path:
+    """A path from the root, links and ~ resolved; `ConfigError` where that cannot be."""
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, no such user
+        raise ConfigError(f"{path} cannot be resolved ({error}). Name another.") from error
 
 
 def _is_copy(data: str, name: str) -> bool:
