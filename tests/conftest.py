@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 
 from attnconv.config import load_profile
 from attnconv.plan import plan, read_notebook
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core, each with one thread
 
 # A suite that is started in the background may inherit that Ctrl-C and SIGHUP are ignored. What it starts must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
