@@ -33,9 +33,6 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--output", metavar="DIR", help="where results go (default: outputs/<profile>)")
     again = "train every model again, into outputs/<profile>-retrained; what is there stays"
     run.add_argument("--retrain", action="store_true", help=again)
-    more = "change a parameter of the notebooks of --only; may be repeated"
-    pair = ("NAME", "VALUE")
-    run.add_argument("-p", dest="parameters", nargs=2, action="append", default=[], metavar=pair, help=more)
     run.set_defaults(call=_reproduce)
 
     train = commands.add_parser("train", help="train one model of the paper, or resume it; no notebook")
@@ -55,11 +52,10 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _reproduce(parameters: list[list[str]], **options: Any) -> int:
-    from attnconv.config import read_yaml
-    from attnconv.reproduce import reproduce
+def _reproduce(**options: Any) -> int:
+    from attnconv.reproduce import reproduce  # imports papermill, which takes a second
 
-    return reproduce(parameters={name: read_yaml(value, repr(value)) for name, value in parameters}, **options)
+    return reproduce(**options)
 
 
 def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:

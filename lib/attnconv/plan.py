@@ -26,8 +26,6 @@ from attnconv.config import ConfigError, Profile
 
 GIVEN = ("profile", "data", "output")
 """Parameters that every notebook is given; per-run notebooks get ``preset`` and ``seed`` too."""
-ANYTHING = object()
-"""Stands for a default that is not a literal: any value may replace it."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,6 @@ class Notebook:
     title: str
     cells: int
     """Code cells, with the one that papermill adds."""
-    defaults: dict[str, Any]
-    """Its parameters' default values."""
     per_run: bool = False
     needs: tuple[str, ...] = ()
     alone: bool = False
@@ -85,21 +81,16 @@ def read_notebook(path: Path) -> Notebook:
         raise ConfigError(f"{path} is not a readable notebook ({error}); restore it with git.") from error
     code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
     tagged = [cell.source for cell in code if "parameters" in cell.metadata.get("tags", [])]
-    defaults = {}
     try:
-        for statement in ast.parse("".join(tagged[:1])).body:
-            for target in getattr(statement, "targets", [getattr(statement, "target", None)]):
-                if isinstance(target, ast.Name) and getattr(statement, "value", None) is not None:
-                    defaults[target.id] = ANYTHING
-                    with contextlib.suppress(ValueError):
-                        defaults[target.id] = ast.literal_eval(statement.value)
+        names = [node for node in ast.walk(ast.parse("".join(tagged[:1]))) if isinstance(node, ast.Name)]
     except SyntaxError as error:
         raise ConfigError(f"{path.name}: its cell tagged 'parameters' is not valid Python ({error}).") from error
     notes = notebook.metadata.get("attnconv", {})
     lists = {name: tuple(map(str, notes.get(name, ()))) for name in ("needs", "makes")}
     switches = {name: bool(notes.get(name)) for name in ("per_run", "alone")}
-    found = Notebook(path, title_of(path), len(code) + 1, defaults, **switches, **lists)
-    missing = [name for name in (*GIVEN, *(("preset", "seed") if found.per_run else ())) if name not in defaults]
+    found = Notebook(path, title_of(path), len(code) + 1, **switches, **lists)
+    parameters = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    missing = [name for name in (*GIVEN, *(("preset", "seed") if found.per_run else ())) if name not in parameters]
     if missing:
         raise ConfigError(f"{path.name}: a code cell tagged 'parameters' must also set {', '.join(missing)}.")
     return found
@@ -114,30 +105,12 @@ def title_of(path: Path) -> str:
     return path.stem.partition("-")[0][3:].replace("_", " ")
 
 
-def check_parameters(notebook: Notebook, parameters: dict[str, Any]) -> None:
-    """Refuse parameters that the notebook does not have, or whose type differs from their default's."""
-    kinds = {int: (int,), float: (int, float), list: (list, tuple), tuple: (list, tuple)}
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    for name, value in parameters.items():
-        if name not in notebook.defaults:
-            known = ", ".join(notebook.defaults)
-            raise ConfigError(f"{notebook.path.name} has no parameter {name!r}. Its parameters: {known}.")
-        default = notebook.defaults[name]
-        kind = type(default)
-        if default is not None and default is not ANYTHING and type(value) not in kinds.get(kind, (kind,)):
-            raise ConfigError(
-                f"{notebook.path.name}: parameter {name} = {value!r} must be {words.get(kind, f'a {kind.__name__}')}, "
-                f"like its default {default!r}."
-            )
-
-
 def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any]) -> dict[str, Job]:
     """Every job of a profile, in the order of notebooks and of the profile's runs."""
     jobs: dict[str, Job] = {}
     for notebook in notebooks:
         for run in itertools.product(profile.runs, profile.seeds) if notebook.per_run else [None]:
             parameters = given | ({"preset": run[0], "seed": run[1]} if run else {})
-            check_parameters(notebook, parameters)
             name = f"{notebook.path.stem}-{run[0]}-seed{run[1]}" if run else notebook.path.stem
             jobs[name] = Job(name, notebook, parameters, run)
     jobs = {name: _linked(job, list(jobs.values()), profile) for name, job in jobs.items()}
@@ -188,17 +161,3 @@ def with_needs(jobs: dict[str, Job], chosen: set[str]) -> dict[str, Job]:
     while more := {need for name in wanted for need in jobs[name].needs} - wanted:
         wanted |= more
     return {name: job for name, job in jobs.items() if name in wanted}
-
-
-def with_parameters(job: Job, parameters: dict[str, Any], profile: Profile) -> Job:
-    """A job with the values of ``-p``; `ConfigError` where the notebook or its run cannot take them."""
-    fixed = [name for name in (*GIVEN, *(("preset", "seed") if job.run else ())) if name in parameters]
-    if fixed:
-        raise ConfigError(f"{fixed[0]!r} is given by the profile and the command's own options, not with -p.")
-    check_parameters(job.notebook, parameters)
-    job = dataclasses.replace(job, parameters=job.parameters | parameters)
-    names = ("preset", "seed", "model_changes", "train_changes")
-    values = {n: v for n, v in {**job.notebook.defaults, **job.parameters}.items() if v is not ANYTHING}
-    if values.get("preset") and set(names) & set(parameters):
-        profile.configs(*map(values.get, names))  # a wrong value costs no time
-    return job

@@ -37,7 +37,7 @@ from attnconv import __version__
 from attnconv.config import ConfigError, Profile, load_profile
 from attnconv.fresh import changed, file_hash, inputs, read_json, results, version_of
 from attnconv.pages import export_html, write_page
-from attnconv.plan import Job, plan, read_notebook, select, with_needs, with_parameters
+from attnconv.plan import Job, plan, read_notebook, select, with_needs
 from attnconv.runs import RunError, locked, writing
 from attnconv.workspace import NAMED_DATA, REPOSITORY, absolute, output_folder
 
@@ -328,7 +328,6 @@ def reproduce(
     at_once: int | None = None,
     output: str | Path | None = None,
     retrain: bool = False,
-    parameters: dict[str, Any] | None = None,
     notebooks: Path = REPOSITORY / "notebooks",
 ) -> int:
     """Run a folder's notebooks in one of its ``profiles``; the exit status. See ``attnconv reproduce -h``."""
@@ -337,8 +336,6 @@ def reproduce(
         at_once = 1 if device()["gpu"] else min(4, cores())
     if at_once < 1:
         raise ConfigError(f"--jobs {at_once} must be at least 1.")
-    if parameters and not only:
-        raise ConfigError("-p changes a parameter of the notebooks that --only names; name one, as in --only 04.")
     profile = load_profile(notebooks / "profiles" / f"{profile_name}.yaml")
     folder = output_folder(profile, data, output)
     if retrain and not output:  # beside what is there, which stays to be compared with
@@ -355,8 +352,6 @@ def reproduce(
     given = {"profile": profile.name, "data": data, "output": os.path.relpath(folder, notebooks.resolve())}
     jobs = plan(map(read_notebook, paths), profile, given)
     chosen = select(jobs, only) if only else set(jobs)
-    if parameters:
-        jobs |= {name: with_parameters(jobs[name], parameters, profile) for name in chosen}
     wanted = with_needs(jobs, chosen)
     pages: dict[str, str] = {}
     for name, job in jobs.items():
