@@ -78,6 +78,11 @@ Mine = partial(Profile, name="x")
         (Mine, dict(presets={3: {}}), "presets.3 = 3 must be a string"),
         (Mine, dict(model={"classes": 5}), "classes = 5 cannot be set.*other data"),
         (Mine, dict(train={"start_from": "quadratic_full"}), "cannot start from 'quadratic_full'"),
+        (
+            Mine,
+            dict(presets={"quadratic_full": {"train": {"start_from": "quadratic_pruned"}}}),
+            r"cannot start from 'quadratic_\w+': heads are pruned once",
+        ),
         (Mine, dict(runs=()), r"runs = \(\) must have at least 1 item"),
         (Mine, dict(seeds=[0, -1]), r"seeds = \[0, -1\] must be greater than or equal to 0"),
     ],
@@ -105,7 +110,9 @@ def test_any_value_is_taken_or_refused_in_one_line(data):
         assert from_dict(cls, json.loads(json.dumps(to_dict(made)))) == made
 
 
-@pytest.mark.parametrize(("text", "value"), [("1e-7", 1e-7), ("3E4", 3e4), ("1.5e-3", 0.0015), ("1", 1.0)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-7", 1e-7), ("3E4", 3e4), ("1.5e-3", 0.0015), ("1", 1.0), ("010", 10.0)]
+)
 def test_numbers_that_yaml_reads_as_text_are_understood(tmp_path, text, value):
     (tmp_path / "own.yaml").write_text(f"train: {{weight_decay: {text}}}\n")
     found = load_profile(tmp_path / "own.yaml").configs("quadratic")[1].weight_decay
@@ -129,6 +136,9 @@ def test_the_names_of_run_folders_stay():
         ("own", b"trian: {}\n", "own.yaml.*Did you mean 'train'"),
         ("own", b"train: {epochs: %s}" % (b"9" * 5000), "own.yaml is not valid YAML: Exceeds the limit"),
         ("own", b"train: {", "own.yaml is not valid YAML"),
+        ("own", b"train: {epochs: 3}\ntrain: {epochs: 4}", "own.yaml is not valid YAML: a name stands twice.*line 1"),
+        ("own", b"train: {epochs: 1:30}", "own.yaml is not valid YAML: .*'1:30'"),
+        ("own", b"recorded: !!bool x", "own.yaml is not valid YAML: 'x'"),
         ("own", b"- train", r"own.yaml: Profile: \['train'\] must hold 'name: value' lines"),
         ("own", b"description: caf\xe9\n", "own.yaml cannot be read as UTF-8"),
         ("other", b"", "no profile 'other'.*own"),

@@ -190,6 +190,7 @@ def refused(source: str | Path, *words: object) -> None:
         load_data(source)
     for word in (*words, source if isinstance(source, Path) else ""):
         assert str(word) in str(caught.value)
+    assert "\n" not in str(caught.value).removesuffix(f"\n{forms.FORMS}")
     assert everything(root) == before
 
 
@@ -453,9 +454,9 @@ TRAIN = "train-images-idx3-ubyte"
 HEADER = struct.pack(">4B3I", 0, 0, 8, 3, 12, 8, 7)  # of that file of GRAY
 
 
-@pytest.mark.parametrize("source", ["~nouser/cifar10", "x" * 5000])
+@pytest.mark.parametrize("source", ["~nouser/cifar10", "x" * 5000, "a\nb"])
 def test_paths_that_cannot_be(source):
-    refused(source, source)
+    refused(source, repr(source).strip("'"))
 
 
 @pytest.mark.parametrize(

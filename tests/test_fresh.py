@@ -273,6 +273,9 @@ def test_a_damaged_manifest_means_that_nothing_is_done(toys: Toys, record) -> No
     for text in ("{", "[]", '{"notebooks": 3}', '{"notebooks": {"01_theory": 3}}', "\x00", "[" * 100_000):
         (toys.output / "manifest.json").write_text(text)
         assert record() == ALL
+    (toys.output / "manifest.json").unlink()
+    os.mkfifo(toys.output / "manifest.json")  # would never end
+    assert record() == ALL
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])

@@ -1,6 +1,7 @@
 """The site of an output folder: self-contained, complete, safe with any text and any damage; the README's tables."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -70,6 +71,19 @@ def test_damaged_files_leave_a_page(output, text):
     for name in ("config.json", "metrics.jsonl", "model.safetensors"):
         (output / "runs" / "a" / name).write_text(text)
     assert "04 heads</h2>" in write_page(output).read_text()
+
+
+def test_files_without_end_or_of_no_sensible_size_leave_a_page_with_everything_else(output):
+    for name in ("04-a.png", "04-b.png"):
+        Image.new("RGB", (3, 2)).save(output / "figures" / name)
+    os.mkfifo(output / "figures" / "04-a.json")
+    os.mkfifo(output / "figures" / "04-c.png")
+    (output / "tables" / "04-t.csv").write_text("a,b\n1,2\n" + '"' + "x" * 200_000)  # a cell that is not closed
+    for name in ("figures/04-b.png", "figures/04-a.gif", "tables/04-u.csv", "notebooks/04_heads.ipynb"):
+        with (output / name).open("wb") as sparse:
+            sparse.truncate(2**40)
+    page = write_page(output).read_text()
+    assert page.count("data:image/") == page.count('alt="a"') == 1 and "<td>2" not in page
 
 
 def test_any_damage_leaves_a_page_with_everything_else(output):

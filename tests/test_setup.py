@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from safetensors.numpy import save_file
 
 from attnconv import doctor
+from attnconv.runs import identity
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -137,7 +138,7 @@ def test_the_doctor_answers_where_nothing_at_all_is_installed() -> None:
 
 def test_the_doctor_says_how_far_runs_are(tmp_path: Path, monkeypatch, capsys) -> None:
     data = dict(name="n", form="f", key="k", classes=[], train_images=1, test_images=1, mean=[], std=[])
-    config = dict(preset="quadratic", hash="h", model={}, train={"epochs": 3}, data=data)
+    config = dict(preset="quadratic", hash=identity({}, {"epochs": 3}, "k"), model={}, train={"epochs": 3}, data=data)
     epoch = dict(train_loss=1.0, train_accuracy=0.5, test_loss=1.0, test_accuracy=0.843, lr=0.1)
     for name, epochs in (("a", 3), ("b", 1), ("c", 1)):
         folder = tmp_path / "outputs" / "quick" / "runs" / name

@@ -269,6 +269,31 @@ def test_what_is_written_is_whole_or_as_it_was(tmp_path):
     assert (tmp_path / "a.txt").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
+def test_every_file_is_on_the_disk_before_it_gets_its_name_and_the_weights_come_last(data, tmp_path, monkeypatch):
+    """Else a power cut could leave an empty file that says the run is finished."""
+    on_disk, named = [], []
+    fsync, move = os.fsync, os.replace
+
+    def content_of(file) -> tuple[int, int, int]:
+        about = os.stat(file)
+        return about.st_ino, about.st_size, about.st_mtime_ns
+
+    def recorded_fsync(file) -> None:
+        fsync(file)
+        on_disk.append(content_of(file.fileno()))
+
+    def recorded_replace(source, target) -> None:
+        assert content_of(source) in on_disk, f"{target} is not on the disk"
+        move(source, target)
+        named.append(Path(target).name)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    run = train(MODEL, replace(RECIPE, {"epochs": 1}), data, tmp_path, progress=False)
+    assert set(named) == {file.name for file in run.path.iterdir()} - {".lock"} | {"state.pt"}
+    assert named.index("model.safetensors") == len(named) - 1
+
+
 def test_an_interrupt_leaves_a_checkpoint_and_python_as_it_was(run, data, tmp_path, monkeypatch):
     """With a checkpoint an epoch and one at the interrupt, as in real use."""
     recipe = replace(RECIPE, {"checkpoint_seconds": 60.0})
@@ -434,8 +459,7 @@ def test_weights_of_another_model_are_refused_before_it_is_built(run, tmp_path, 
     shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     config["model"]["hidden"] = 2**14  # would take gigabytes
-    config.pop("checksum")
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    put_config(tmp_path, config)
     built = []
     monkeypatch.setattr(training, "build_model", lambda config: built.append(build_model(config)) or built[-1])
     with pytest.raises(RunError, match="model.safetensors is damaged .*not those of the model in config.json"):
@@ -477,11 +501,46 @@ def test_a_finished_run_whose_weights_are_damaged_is_trained_again(run, data, tm
         assert_same_run(run, train(MODEL, RECIPE, data, tmp_path, preset="quadratic"))
 
 
-def test_a_run_without_a_recorded_checksum_is_known_by_its_size(run, tmp_path):
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("data.classes", ["a", "b"], "data.classes has 2 values, its model 10"),
+        ("data.mean", [], "data.mean has 0 values, its model 1"),
+        ("data.std", [0.0], "data.std.0 is 0.0"),
+        ("data.key", "", "not what was written"),
+        ("model.image_size", [8, 8], "not what was written"),
+        ("train.lr", 0.06, "not what was written"),
+    ],
+)
+def test_of_a_config_without_a_checksum_the_parts_must_fit(run, tmp_path, place, value, message):
+    """As the first version left them: its hash names the model, the recipe and the data."""
+    shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    part, name = place.split(".")
+    config[part][name] = value
+    config.pop("checksum")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match=f"config.json is damaged .*{message}"):
+        Run(tmp_path).check()
+
+
+def put_config(folder: Path, config: dict) -> None:
+    """Write a config.json as if the run had been made with it."""
+    config["hash"] = identity(config["model"], config["train"], config["data"]["key"])
+    config.pop("checksum")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_run_without_a_recorded_checksum_is_known_by_the_size_and_kind_of_its_weights(run, tmp_path):
     """As the first version left them."""
     shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
     forget_checksum(tmp_path)
     assert Run(tmp_path).finished
+    weights = load_run(tmp_path)[0].state_dict()
+    for change, why in ((torch.Tensor.long, "not those of the model"), (lambda v: v / 0, "not all finite")):
+        training.safetensors.torch.save_file({n: change(v) for n, v in weights.items()}, tmp_path / "model.safetensors")
+        with pytest.raises(RunError, match=f"model.safetensors is damaged .*{why}"):
+            load_run(tmp_path)
     (tmp_path / "model.safetensors").write_bytes((run.path / "model.safetensors").read_bytes()[:-1])
     assert not Run(tmp_path).finished
 

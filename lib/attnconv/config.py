@@ -87,7 +87,7 @@ def _nearest(name: Any, known: Iterable[str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number, as YAML 1.2 does; PyYAML alone takes it for a text. No aliases: they may never end."""
+    """Numbers as in YAML 1.2. No aliases: they may never end. No name twice: one value would be forgotten."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -95,8 +95,17 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem="aliases are not understood, write the value out", problem_mark=mark)
         return super().compose_node(parent, index)
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = [(name.tag, str(name.value)) for name, _ in node.value]
+        if len({*names}) < len(names):
+            raise yaml.MarkedYAMLError(problem="a name stands twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
 
+
+# PyYAML alone takes 1e-3 for a text, 1:30 for 90 and 010 for 8.
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$"), [*"+-0123456789"])
+for _kind in (int, float):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind.__name__}", lambda self, node, kind=_kind: kind(node.value))
 
 
 def read_yaml(text: str, place: object) -> Any:
@@ -105,7 +114,7 @@ def read_yaml(text: str, place: object) -> Any:
         value = yaml.load(text, _Loader)
         json.dumps(value)  # no dates, sets or bytes: what was given is recorded as JSON
         return value
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # ValueError: a number of 4,301 digits
+    except Exception as error:  # PyYAML raises many kinds
         raise ConfigError(f"{place} is not valid YAML: {' '.join(str(error).split())}. Correct it there.") from error
 
 
@@ -357,9 +366,11 @@ class Profile(Config):
         recipe = replace(base.train, train)
         changes = {**(own.get("model") or {}), **(model_changes or {})}
         if (start := recipe.start_from) is not None:
-            if base.model.kind != "quadratic" or preset(start).model != base.model:
+            first = self.presets.get(start) or {}
+            again = {**dict(preset(start).train), **(first.get("train") or {})}["start_from"]  # it could be a circle
+            if base.model.kind != "quadratic" or preset(start).model != base.model or again:
                 raise ConfigError(
-                    f"{preset_name!r} cannot start from {start!r}: heads are pruned of quadratic models only, and both "
+                    f"{preset_name!r} cannot start from {start!r}: heads are pruned once, of quadratic models; both "
                     "presets must be of one model, as 'quadratic_pruned' and 'quadratic_full' are."
                 )
             if changes:
@@ -367,7 +378,7 @@ class Profile(Config):
                     f"{preset_name!r} has the model of the run that it starts from, {start!r}, so "
                     f"{next(iter(changes))} cannot be changed: change {start!r} in the profile."
                 )
-            changes = (self.presets.get(start) or {}).get("model") or {}
+            changes = first.get("model") or {}
         model = {**self.model, **changes}
         for name, remedy in _SETTLED.items():
             if name in model:

@@ -264,7 +264,7 @@ def find_data(source: str | Path = "embedded", root: str | Path | None = None) -
         remedy = " In a clone, 'git checkout data' restores it." if source == "embedded" else ""
         raise MissingData(f"{source} is not on this machine: looked for {tried}.{remedy}")
     raise DataError(
-        f"There is no file or folder {tried}. Name one that exists, or one of {', '.join(map(repr, named))}."
+        f"There is no file or folder {tried!r}. Name one that exists, or one of {', '.join(map(repr, named))}."
     )
 
 

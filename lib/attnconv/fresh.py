@@ -28,6 +28,7 @@ import nbformat
 
 from attnconv.config import PRESETS, Profile, to_dict
 from attnconv.plan import Job
+from attnconv.runs import read_small
 from attnconv.workspace import REPOSITORY
 
 LIBRARY = Path(__file__).parent
@@ -41,7 +42,7 @@ def digest(value: Any) -> str:
 def read_json(file: Path, kind: type) -> Any:
     """What a file holds; empty where it is missing, damaged or something else."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        if isinstance(value := json.loads(file.read_text()), kind):
+        if isinstance(value := json.loads(read_small(file)), kind):
             return value
     return kind()
 

@@ -31,7 +31,7 @@ from traitlets.config import Config
 from attnconv.claims import PAPER_CLAIMS, Claim, read_claims, scoreboard
 from attnconv.fresh import read_json
 from attnconv.plan import title_of
-from attnconv.runs import Run, find_runs, writing
+from attnconv.runs import LIMIT, Run, find_runs, writing
 from attnconv.workspace import REPOSITORY
 
 QUESTIONS = {
@@ -130,7 +130,9 @@ def write_page(output: Path) -> Path:
     """
     sections: dict[str, dict[str, Any]] = {}
     table_1: list[list[str]] = []
-    for file in sorted(file for file in output.glob("*/[0-9][0-9][-_]*") if file.is_file()):
+    for file in sorted(output.glob("*/[0-9][0-9][-_]*")):
+        if not (file.is_file() and file.name.isprintable() and file.stat().st_size <= LIMIT):
+            continue  # of no notebook
         empty = dict(title="", notebooks=[], tables=[], pictures=[], claims=[])
         section = sections.setdefault(file.name[:2], empty)
         match file.parent.name, file.suffix:
@@ -194,8 +196,9 @@ def _of_the_paper(picture: dict[str, Any]) -> tuple[float, str] | None:
 
 
 def _table(file: Path) -> list[list[str]]:
-    """A table's rows, the head first, without columns that are empty; a dash for what is missing."""
-    with file.open(newline="", errors="replace") as lines:
+    """A table's rows, the head first, without columns that are empty; a dash for what is missing. None if damaged."""
+    rows = []
+    with file.open(newline="", errors="replace") as lines, contextlib.suppress(csv.Error):  # a cell without end
         rows = [row for row in csv.reader(lines) if row]
     columns = [column for column in itertools.zip_longest(*rows, fillvalue="") if any(column[1:])]
     return [[cell or "—" for cell in row] for row in zip(*columns, strict=True)]
@@ -264,7 +267,7 @@ def _source(number: str) -> str:
 
 def _accuracies(folder: Path) -> dict[str, str]:
     file = folder / "tables" / f"{TABLE_1}.csv"
-    head, *rows = _table(file) if file.is_file() else [[]]
+    head, *rows = (_table(file) if file.is_file() else []) or [[]]
     return {row[0]: f"{float(row[head.index('Accuracy (%)')]):.1f}" for row in rows}
 
 

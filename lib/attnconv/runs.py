@@ -29,7 +29,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import safe_open
 from typing_extensions import TypedDict
 
-from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash, from_dict, shown, to_dict
+from attnconv.config import PRESETS, ModelConfig, Positive, TrainConfig, config_hash, from_dict, shown
 
 LIMIT = 2**28
 """Bytes that are read of one file of a run folder, packed or unpacked, besides the weights: far more than runs have."""
@@ -39,9 +39,9 @@ class RunError(ValueError):
     """A run folder that cannot be used as asked; the message names the folder and the remedy."""
 
 
-def identity(model: ModelConfig, train: TrainConfig, data_key: str, start: str | None = None) -> str:
+def identity(model: ModelConfig | dict, train: TrainConfig | dict, data_key: str, start: str | None = None) -> str:
     """Eight hexadecimal digits for what determines a run's result: model, recipe, data, the run it starts from."""
-    recipe = {name: value for name, value in to_dict(train).items() if name != "checkpoint_seconds"}
+    recipe = {name: value for name, value in dict(train).items() if name != "checkpoint_seconds"}
     return config_hash(model, recipe, data_key, start)
 
 
@@ -56,7 +56,7 @@ class _Data(TypedDict):
     train_images: int
     test_images: int
     mean: list[float]
-    std: list[float]
+    std: list[Positive]
 
 
 class _Config(TypedDict):
@@ -153,7 +153,9 @@ class Run:
             )
         with reading(self.path / "config.json"):
             found = _CONFIG.validate_python(json.loads(read_small(self.path / "config.json")))
-            if found.get("checksum", _checksum(found)) != _checksum(found):
+            named = identity(found["model"], found["train"], found["data"]["key"])
+            alone = found["train"].get("start_from") is None  # the run that it starts from is no part of config.json
+            if (alone and found["hash"] != named) or found.get("checksum", _checksum(found)) != _checksum(found):
                 raise ValueError("it is not what was written")
             return found
 
@@ -169,7 +171,11 @@ class Run:
     @cached_property
     def model(self) -> ModelConfig:
         with reading(self.path / "config.json"):
-            return from_dict(ModelConfig, self.config["model"])
+            model, data = from_dict(ModelConfig, self.config["model"]), self.config["data"]
+            sizes = {"classes": model.classes, "mean": model.image_channels, "std": model.image_channels}
+            if wrong := [name for name, size in sizes.items() if len(data[name]) != size]:
+                raise ValueError(f"data.{wrong[0]} has {len(data[wrong[0]])} values, its model {sizes[wrong[0]]}")
+            return model
 
     @cached_property
     def train(self) -> TrainConfig:
@@ -219,6 +225,8 @@ class Run:
         """Head geometry before training and after every epoch: each (epochs + 1, layers, heads, ...), see `heads`."""
         found = _arrays(self.path / "heads.npz", ("centre", "covariance", "mass", "entropy", "reach", "precision"))
         with reading(self.path / "heads.npz"):
+            if not found and self.finished and self.model.kind != "resnet":
+                raise ValueError("it is missing")
             shapes = {values.shape[:3] for values in found.values()}
             if found and shapes != {(len(self.metrics) + 1, self.model.layers, max(self.model.heads_per_layer))}:
                 raise ValueError(f"its arrays begin with {shapes}, which is not this run's (epochs + 1, layers, heads)")

@@ -500,10 +500,14 @@ def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[n
         raise RunError(f"{run.path} is not finished: {why}, {len(run.metrics)} epochs of {run.train.epochs}. Train it.")
     with reading(weights):
         with torch.device("meta"):  # takes no memory
-            wanted = {name: list(value.shape) for name, value in build_model(run.model).state_dict().items()}
+            state = build_model(run.model).state_dict()
+        wanted = {n: (list(v.shape), "F32" if v.is_floating_point() else "I64") for n, v in state.items()}
         with safetensors.safe_open(weights, "pt") as file:
-            if wanted != {name: file.get_slice(name).get_shape() for name in file.keys()}:  # noqa: SIM118
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            if wanted != {name: (part.get_shape(), part.get_dtype()) for name, part in parts.items()}:
                 raise ValueError("its weights are not those of the model in config.json")
         model = build_model(run.model)
         safetensors.torch.load_model(model, weights)
+        if not all(value.isfinite().all() for value in model.state_dict().values()):
+            raise ValueError("its weights are not all finite")
     return model.to(device or best_device()).eval(), run
