@@ -109,9 +109,12 @@ def main(arguments: list[str] | None = None) -> int:
     except ImportError as error:
         print(f"attnconv: {error}. 'attnconv doctor' says what is missing.", file=sys.stderr)
         return 2
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, MemoryError) as error:
         if not type(error).__module__.startswith("attnconv."):
-            raise
+            if not isinstance(error, MemoryError) and "memory" not in str(error):  # torch's are RuntimeErrors
+                raise
+            why = " ".join(str(error).split())[:200]
+            error = f"There is not enough memory ({why}). Choose a smaller model, batch or data set."
         print(f"attnconv: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

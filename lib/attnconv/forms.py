@@ -43,7 +43,7 @@ FORMS = f"""These can be read:
   image folders: train/<class>/ and test/<class>/ with {", ".join(FORMATS)} files, and no others
   idx files: train-images-idx3-ubyte, train-labels-idx1-ubyte, and t10k-... for the test split, plain or .gz
   npz: {", ".join(ARRAYS)}, classes if they have names, and no others"""
-LIMIT = 4 * 2**30  # bytes of one file, packed or unpacked, and of the pixels of one split
+LIMIT = 2 * 2**30  # bytes of one file, packed or unpacked, and of the pixels of one split
 
 
 class DataError(ValueError):
@@ -303,5 +303,5 @@ def reading_data(place: object) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
+        why = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"{place} cannot be read ({why}). Copy it again, replace it or remove it.") from error
