@@ -467,6 +467,7 @@ def test_paths_that_cannot_be(source):
         (lambda p: p.write_bytes(b"hello"), ["can be read", "Parquet", "image folders", "idx files", "npz"]),
         (lambda p: spoiled(p, "notes.txt", b"hello"), ["holds: notes.txt", "cifar-10-batches-py"]),
         (lambda p: [parquet(p / name, SMALL) for name in "ab"], ["2 data sets", "of/a", "of/b", "Name one"]),
+        (lambda p: spoiled(idx(p, GRAY), "train-labels-2-ubyte", b""), ["more idx files than", "Remove the others"]),
         # Parquet: an image, a label, a table
         (lambda p: parquet(p, with_row_7(b"no image")), ["parquet, row 7", "cannot identify image"]),
         (lambda p: parquet(p, with_row_7(b"")), ["parquet, row 7", "cannot identify image"]),

@@ -267,6 +267,9 @@ def test_of_runs_beside_only_finished_ones_of_a_wanted_kind_count(toys: Toys, re
     assert record() == {"06"}
     put_run(toys, "quadratic", seed=7)
     assert record() == {"04", "06", "08"}
+    config = toys.output / "runs" / "quadratic-seed7-0" / "config.json"
+    config.write_text("[" * 100_000)  # of a damaged run nobody knows who reads it
+    assert record() == {"03:quadratic", "03:learned", "04", "06", "08"}
 
 
 def test_a_damaged_manifest_means_that_nothing_is_done(toys: Toys, record) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from attnconv.runs import read_small, writing
+from attnconv.runs import read_json, writing
 
 VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
 
@@ -145,11 +145,7 @@ class Claims(list[Claim]):
 
 def read_claims(file: Path) -> list[Claim]:
     """What `Claims.save` wrote; nothing of a file that is missing or damaged, nor of an entry of another form."""
-    try:
-        values = json.loads(read_small(file))
-    except (OSError, ValueError, RecursionError):
-        return []
-    return [Claim(**value) for value in (values if isinstance(values, list) else []) if _is_claim(value)]
+    return [Claim(**value) for value in read_json(file, list) if _is_claim(value)]
 
 
 def _is_claim(value: Any) -> bool:

@@ -113,8 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not type(error).__module__.startswith("attnconv."):
             if not isinstance(error, MemoryError) and "memory" not in str(error):  # torch's are RuntimeErrors
                 raise
-            why = " ".join(str(error).split())[:200]
-            error = f"There is not enough memory ({why}). Choose a smaller model, batch or data set."
+            error = f"There is not enough memory ({str(error)[:200]}). Choose a smaller model, batch or data set."
         print(f"attnconv: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -102,9 +102,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# PyYAML alone takes 1e-3 for a text, 1:30 for 90 and 010 for 8.
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$"), [*"+-0123456789"])
-for _kind in (int, float):
+for _kind in (int, float):  # PyYAML alone takes 1e-3 for a text, 1:30 for 90 and 010 for 8
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind.__name__}", lambda self, node, kind=_kind: kind(node.value))
 
 

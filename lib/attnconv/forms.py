@@ -132,6 +132,8 @@ def read_npz(file: Path) -> dict:
 def _read_idx(source: Source) -> dict:
     """Two zero bytes, 8 for unsigned bytes, the number of axes, their big-endian lengths, then the values."""
     arrays = {}
+    if max(len(source.train), len(source.test)) > 2:
+        raise DataError(f"{source.path} has more idx files than images and labels of two splits. Remove the others.")
     for name, files in (("train", source.train), ("test", source.test)):
         for file in files:
             content = content_of(file)

@@ -28,7 +28,7 @@ import nbformat
 
 from attnconv.config import PRESETS, Profile, to_dict
 from attnconv.plan import Job
-from attnconv.runs import read_small
+from attnconv.runs import read_json
 from attnconv.workspace import REPOSITORY
 
 LIBRARY = Path(__file__).parent
@@ -37,14 +37,6 @@ LIBRARY = Path(__file__).parent
 def digest(value: Any) -> str:
     """A hash of anything that JSON can hold."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def read_json(file: Path, kind: type) -> Any:
-    """What a file holds; empty where it is missing, damaged or something else."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        if isinstance(value := json.loads(read_small(file)), kind):
-            return value
-    return kind()
 
 
 def file_hash(file: Path) -> str | None:
@@ -140,11 +132,11 @@ def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[s
     presets = set(profile.runs)
     for weights in sorted(output.glob("runs/*/model.safetensors")):  # an unfinished run is nobody's input
         try:
-            config = json.loads((weights.parent / "config.json").read_text())
+            config = read_json(weights.parent / "config.json", dict)
             preset, seed = config["preset"], config["train"]["seed"]
             presets.add(preset)
             read = job.reads_run(preset, seed)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             read = bool(job.reads)  # damaged: whoever reads it will say so
         for file in sorted(weights.parent.glob("[!.]*")) if read else ():
             found |= {file.relative_to(output).as_posix(): file_hash(file)} if file.is_file() else {}

@@ -29,9 +29,8 @@ from tabulate import tabulate
 from traitlets.config import Config
 
 from attnconv.claims import PAPER_CLAIMS, Claim, read_claims, scoreboard
-from attnconv.fresh import read_json
 from attnconv.plan import title_of
-from attnconv.runs import LIMIT, Run, find_runs, writing
+from attnconv.runs import LIMIT, Run, find_runs, read_json, writing
 from attnconv.workspace import REPOSITORY
 
 QUESTIONS = {

@@ -35,10 +35,10 @@ from tqdm import tqdm
 
 from attnconv import __version__
 from attnconv.config import ConfigError, Profile, load_profile
-from attnconv.fresh import changed, file_hash, inputs, read_json, results, version_of
+from attnconv.fresh import changed, file_hash, inputs, results, version_of
 from attnconv.pages import export_html, write_page
 from attnconv.plan import Job, plan, read_notebook, select, with_needs
-from attnconv.runs import RunError, locked, writing
+from attnconv.runs import RunError, locked, read_json, writing
 from attnconv.workspace import NAMED_DATA, REPOSITORY, absolute, output_folder
 
 LIBRARY = Path(__file__).parent

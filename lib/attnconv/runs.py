@@ -114,6 +114,14 @@ def read_small(file: Path) -> bytes:
     return file.read_bytes()
 
 
+def read_json(file: Path, kind: type) -> Any:
+    """What a file holds; empty where it is missing, damaged or something else."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if isinstance(value := json.loads(read_small(file)), kind):
+            return value
+    return kind()
+
+
 def _limit(size: int) -> None:
     if size > LIMIT:
         raise ValueError(f"it has {size:,} bytes, no more than {LIMIT:,} are read")
