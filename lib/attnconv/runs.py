@@ -162,8 +162,8 @@ class Run:
         with reading(self.path / "config.json"):
             found = _CONFIG.validate_python(json.loads(read_small(self.path / "config.json")))
             named = identity(found["model"], found["train"], found["data"]["key"])
-            alone = found["train"].get("start_from") is None  # the run that it starts from is no part of config.json
-            if (alone and found["hash"] != named) or found.get("checksum", _checksum(found)) != _checksum(found):
+            named = found["hash"] if found["train"].get("start_from") else named  # that run is no part of config.json
+            if found["hash"] != named or found.get("checksum", _checksum(found)) != _checksum(found):
                 raise ValueError("it is not what was written")
             return found
 
@@ -231,7 +231,8 @@ class Run:
     @cached_property
     def heads(self) -> dict[str, np.ndarray]:
         """Head geometry before training and after every epoch: each (epochs + 1, layers, heads, ...), see `heads`."""
-        found = _arrays(self.path / "heads.npz", ("centre", "covariance", "mass", "entropy", "reach", "precision"))
+        names = "centre covariance mass entropy reach parameter_centre precision".split()
+        found = _arrays(self.path / "heads.npz", names)
         with reading(self.path / "heads.npz"):
             if not found and self.finished and self.model.kind != "resnet":
                 raise ValueError("it is missing")
