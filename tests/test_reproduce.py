@@ -117,7 +117,6 @@ def test_the_command_says_an_error_in_one_line(capsys: pytest.CaptureFixture) ->
     assert "known name" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["train", "quadratic", "--profile", "smoke"], ["reproduce", "--profile", "smoke"]])
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB.")])
 def test_too_little_memory_is_said_in_one_line(error, monkeypatch, capsys) -> None:
     monkeypatch.setattr(cli, "_train", lambda **options: (_ for _ in ()).throw(error))
@@ -126,6 +125,7 @@ def test_too_little_memory_is_said_in_one_line(error, monkeypatch, capsys) -> No
     assert said.startswith("attnconv: There is not enough memory") and said.count("\n") == 1 and "batch" in said
 
 
+@pytest.mark.parametrize("words", [["train", "quadratic", "--profile", "smoke"], ["reproduce", "--profile", "smoke"]])
 def test_an_output_that_cannot_be_a_folder_is_said_in_one_line(words, tmp_path: Path, capsys) -> None:
     (tmp_path / "file").touch()
     assert cli.main([*words, "--output", str(tmp_path / "file")]) == 2
