@@ -265,13 +265,13 @@ def test_paths_dropped_heads_and_covered_cells():
 
 
 def test_small_panels_stand_row_by_row():
-    figure = figures.gaussian_heads(
-        HISTORY[:4, :2].reshape(-1, HEADS, 2), grid=(7, 7), titles=list("abcdefgh"), columns=4
-    )
+    centres, titles = HISTORY[:4, :2].reshape(-1, HEADS, 2), list("abcdefgh")
+    figure = figures.gaussian_heads(centres, grid=(7, 7), titles=titles, columns=4)
+    figure.draw_without_rendering()
     lefts, tops = np.round([(ax.get_position().x0, ax.get_position().y1) for ax in figure.axes], 6).T
-    assert len(set(lefts)) == 4 and len(set(tops)) == 2 and [ax.get_title() for ax in figure.axes] == list("abcdefgh")
+    assert len(set(lefts)) == 4 and len(set(tops)) == 2 and [ax.get_title() for ax in figure.axes] == titles
     assert [bool(ax.get_ylabel()) for ax in figure.axes] == [True, False, False, False] * 2
-    np.testing.assert_allclose(marks(figure.axes[3])[1].get_offsets()[0], HISTORY[1, 1, 0, ::-1])
+    np.testing.assert_allclose(marks(figure.axes[3])[1].get_offsets()[0], centres[3, 0, ::-1])
 
 
 def test_centre_animation(tmp_path):
@@ -519,15 +519,11 @@ def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
 
 
 def test_panels_of_lines_share_an_axis_that_has_a_name():
-    panels = {
-        "Loss": {"train": ([1, 2], [2, 1])},
-        "Accuracy": {"train": ([1, 2], [30, 60]), "test": ([1, 2], [20, 50])},
-    }
-    loss, accuracy = figures.lines(panels, "Epoch").axes
-    assert (
-        loss.get_ylim()[1] < 3 < 60 <= accuracy.get_ylim()[1]
-        and loss.lines[0].get_color() == accuracy.lines[0].get_color()
-    )
+    accuracy = {"train": ([1, 2], [30, 60]), "test": ([1, 2], [20, 50]), "nowhere": ([1, 2], [np.nan, np.nan])}
+    panels = {"Loss": {"train": ([1, 2], [2, 1])}, "Accuracy": accuracy}
+    left, right = figures.lines(panels, "Epoch").axes
+    assert left.get_ylim()[1] < 3 < 60 <= right.get_ylim()[1]
+    assert left.lines[0].get_color() == right.lines[0].get_color()
     figure = figures.lines(panels, "Epoch", "Value")
-    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim() and legend(figure) == ["train", "test"]
-    assert figure.axes[0].get_ylim()[1] >= 60
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim() and figure.axes[0].get_ylim()[1] >= 60
+    assert legend(figure) == ["train", "test", "nowhere"]

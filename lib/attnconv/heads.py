@@ -308,7 +308,7 @@ def trend(values: ArrayLike) -> tuple[float, float]:
     return 0.0 if constant else float(spearmanr(depth[there], values[there])[0]), 1 / np.sqrt(max(count - 1, 1))
 
 
-# --- moving the query ---------------------------------------------------------------------------------------------
+# --- what content changes -----------------------------------------------------------------------------------------
 
 
 def translation_consistency(probabilities: ArrayLike) -> NDArray:
@@ -340,9 +340,6 @@ def translation_consistency(probabilities: ArrayLike) -> NDArray:
         agreement += mass_a * mass_b * np.minimum(a, b).sum((-2, -1))
     with np.errstate(invalid="ignore", divide="ignore"):
         return agreement / weights
-
-
-# --- content versus position --------------------------------------------------------------------------------------
 
 
 def content_share(content: ArrayLike, position: ArrayLike) -> NDArray:

@@ -215,7 +215,6 @@ def gaussian_heads(
     half_width: float = math.inf,
     titles: Sequence[str] | None = None,
     columns: int | None = None,
-    heading: str = "",
     paths: ArrayLike | None = None,
     dropped: ArrayLike | None = None,
     covered: ArrayLike | None = None,
@@ -233,7 +232,6 @@ def gaussian_heads(
         half_width: of the panels, in pixels, if they are to show less than that.
         titles: of the layers.
         columns: panels in a row, which are then small; None is at most three.
-        heading: of the figure.
         paths: (steps, layers, heads, 2), the centres' way here during training: faint, from a dot where it begins.
         dropped: (layers, any, 2), centres of heads that were pruned: grey crosses.
         covered: (layers, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted, and counted above.
@@ -243,8 +241,6 @@ def gaussian_heads(
     if covered is not None:
         titles = [f"{t}: {np.sum(c)} of {np.size(c)} cells" for t, c in zip(titles, covered, strict=True)]
     figure, axes, view = _shift_panels(titles, half_width, grid, columns)
-    if heading:
-        figure.suptitle(heading)
     for layer, (ax, of_layer) in enumerate(zip(axes, centres, strict=True)):
         _draw_heads(ax, of_layer, view, None if precision is None else precision[layer], {_HALF: 0.5, _MOST: 0.9})
         if paths is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,7 +25,6 @@ from attnconv.figures.style import (
     array,
     model_colours,
     new_figure,
-    ramp,
     rows_and_columns,
     styled,
 )
@@ -89,9 +89,9 @@ def lines(
     log: bool = False,
     colours: Sequence[str] = PALETTE,
 ) -> Figure:
-    """Curves in one or more panels: ``{title: {name: (x (n,), y (n,))}}``; a name keeps its place among the colours.
+    """Curves in one or more panels: ``{title: {name: (x (n,), y (n,))}}``, each panel with the same colours in order.
 
-    Panels that are given a ``ylabel`` share their axis, which goes from 0 up or, with ``log``, over three decades.
+    The vertical axis goes from 0 up or, with ``log``, over three decades; panels share it if it has a ``ylabel``.
     ``levels``: up to two values by name, drawn across every panel.
     """
     rows, columns = rows_and_columns(len(panels))
@@ -104,7 +104,7 @@ def lines(
             ax.plot(x, y, color=colour, label=name, marker="o" if len(x) == 1 else None)
         for (name, level), dashes in zip((levels or {}).items(), (DASHED, DOTTED), strict=False):
             ax.axhline(level, color="0.4", linewidth=0.8, linestyle=dashes, label=name, zorder=1)
-        highest = max(np.max(line.get_ydata()) for line in ax.lines)
+        highest = np.nanmax(np.concatenate([line.get_ydata() for line in ax.lines]))
         ax.set_yscale("log" if log else "linear")
         ax.set_ylim((highest / 1000, 2 * highest) if log else (0, max(1.05 * highest, ax.get_ylim()[1])))
         ax.set(title=textwrap.fill(title, 36), xlabel=xlabel if place + columns >= len(panels) else "")
@@ -131,7 +131,8 @@ def reach_over_training(reach: Mapping[str, ArrayLike], grid: tuple[int, int]) -
     }
     distance = np.hypot(*(np.indices(grid) - np.reshape(grid, (2, 1, 1)) // 2))
     levels = {"attention spread evenly": distance.mean(), "farthest pixel": distance.max()}
-    return lines(panels, "Epoch", "Reach (pixels)", levels, colours=ramp("flare", max(map(len, panels.values()))))
+    colours = sns.color_palette("flare", max(map(len, panels.values())))
+    return lines(panels, "Epoch", "Reach (pixels)", levels, colours=colours)
 
 
 @styled
@@ -151,7 +152,7 @@ def kernel_closeness(
     figure = new_figure((SINGLE, DOUBLE)[panels - 1], 2.2)
     axes = figure.subplots(1, panels, squeeze=False)[0]
     for ax in axes:
-        ax.set_prop_cycle(color=ramp("crest", len(sizes)))
+        ax.set_prop_cycle(color=sns.color_palette("crest", len(sizes)))
         ax.set(xlim=(0.7, len(layers) + 0.3), xticks=layers, xlabel="Layer")
         ax.grid(axis="y")
     handles = axes[0].plot(layers, shares, label=[f"{k} × {k}" for k in sizes], **look)
@@ -203,7 +204,7 @@ def coverage_grid(factors: Mapping[str, Mapping[str, Mapping[str, NDArray]]]) ->
     figure = new_figure(DOUBLE, 3.4)
     widths = [len(levels) for levels in factors.values()]
     axes = figure.subplots(2, len(factors), squeeze=False, sharex="col", sharey="row", width_ratios=widths)
-    first, second = ramp("flare", 2)
+    first, second = sns.color_palette("flare", 2)
     for (cells, accuracy), (factor, levels) in zip(axes.T, factors.items(), strict=True):
         _levels(cells, [v["covered"][:, 0] for v in levels.values()], first, "o", -0.1)
         _levels(cells, [v["covered"][:, 1] for v in levels.values()], second, "s", 0.1)

@@ -66,11 +66,6 @@ def model_colours(titles: Iterable[str]) -> dict[str, str]:
     return {t: MODELS[t] if t in MODELS else _OTHER_MODELS[others.index(t) % len(_OTHER_MODELS)] for t in titles}
 
 
-def ramp(palette: str, count: int) -> list[str]:
-    """That many colours of one of seaborn's continuous palettes, in order."""
-    return sns.color_palette(palette, max(count, 2)).as_hex()[:count]
-
-
 def styled(function: Callable) -> Callable:
     """Run a function under the library's style, whatever the session has set."""
 
