@@ -110,8 +110,6 @@ def test_kernel_mass():
     uniform = np.full((1, H, W), 1 / (H * W))
     mass = heads.kernel_mass(np.concatenate([planted((0, 0), (-2, 1)), uniform]), QUERY)
     np.testing.assert_allclose(mass, [(1, 1, 1, 1), (0, 0, 1, 1), np.array([1, 9, 25, 49]) / (H * W)])
-    with pytest.raises(ValueError, match="2 is not odd"):
-        heads.kernel_mass(uniform, QUERY, (1, 2))
 
 
 # --- layers -------------------------------------------------------------------------------------------------------
@@ -136,10 +134,9 @@ def test_query_maps_with_content_are_the_probabilities():
     layer, x = ContentAttention(3, 4, 2, max_size=11, key_size=6), torch.randn(5, H, W, 3)
     maps = heads.query_maps(layer, (6, 2), H, W, x)
     np.testing.assert_allclose(maps, layer.probabilities(x)[:, :, 6, 2].detach(), atol=1e-6)
-    with pytest.raises(ValueError, match="needs features"):
-        heads.query_maps(layer, (6, 2), H, W)
-    with pytest.raises(ValueError, match="not of 6 x 10"):
-        heads.query_maps(layer, (5, 2), 6, W, x)
+    for height, features in ((H, None), (6, x)):
+        with pytest.raises(ValueError, match=f"needs features .B, {height}, 10, C"):
+            heads.query_maps(layer, (5, 2), height, W, features)
 
 
 def test_geometry_of_layers_of_all_kinds():
@@ -199,8 +196,6 @@ def test_degenerate_by_the_rule():
         ],
     )
     np.testing.assert_array_equal(heads.degenerate(full), [False, False, True, True, True, True])
-    with pytest.raises(TypeError, match="not LearnedAttention"):
-        heads.degenerate(LearnedAttention(2, 2, 1, 4))
 
 
 @pytest.mark.parametrize("covariance", ["isotropic", "full"])
@@ -257,8 +252,6 @@ def test_covered_taps_batched_padded_and_empty():
     mass = np.where(np.isnan(centres[..., 0]), np.nan, 1)
     assert heads.kernel_cells(mass, centres, 3).sum((1, 2)).tolist() == [9, 1, 0]
     assert heads.kernel_cells(np.empty((0, 9)), np.empty((0, 9, 2)), 3).shape == (0, 3, 3)
-    with pytest.raises(ValueError, match="at least 1"):
-        heads.kernel_cells(mass, centres, 0)
 
 
 @pytest.mark.parametrize("first", [(-2, -2), (-2, -1), (-1, -2), (-1, -1)])
@@ -307,10 +300,6 @@ def test_overlap():
     np.testing.assert_array_equal(np.isnan(padded), [(False, True), (True, True)])
 
 
-def test_reach_order_is_stable_and_padding_comes_last():
-    np.testing.assert_array_equal(heads.reach_order([2, np.nan, 1, 2, 0]), [4, 2, 0, 3, 1])
-
-
 # --- moving queries, content --------------------------------------------------------------------------------------
 
 
@@ -339,8 +328,6 @@ def test_content_share():
     layer, x = ContentAttention(3, 4, 2, max_size=11, key_size=6), torch.randn(2, 4, 5, 3)
     share = heads.content_share(*(part.detach() for part in layer.score_parts(x)))
     assert share.shape == (2,) and ((share > 0) & (share < 1)).all()
-    with pytest.raises(ValueError, match="must both be"):
-        heads.content_share(a, b[:1])
 
 
 def test_a_tap_has_its_mass_on_a_pixel_that_exists() -> None:

@@ -34,14 +34,14 @@ def cost(config: ModelConfig) -> Cost:
     """Count a model without running it: no memory is allocated."""
     with torch.device("meta"):
         model = build_model(config)
-    linear = linear_flops(model, config)
+    linear = _linear_flops(model, config)
     scores, dense, separable = (sum(per_layer) for per_layer in zip(*attention_flops(config), strict=True))
     parameters = sum(p.numel() for p in model.parameters())
     return Cost(parameters, linear, linear + scores + dense, linear + scores + separable)
 
 
-def linear_flops(model: nn.Module, config: ModelConfig) -> int:
-    """FLOPs of all `nn.Linear` and `nn.Conv2d` for one image: what the paper's Table 1 counts."""
+def _linear_flops(model: nn.Module, config: ModelConfig) -> int:
+    """FLOPs of all `nn.Linear` and `nn.Conv2d` for one image: what the paper's Table 1 counts. The hooks stay on."""
     total = 0
 
     def count(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
@@ -51,12 +51,10 @@ def linear_flops(model: nn.Module, config: ModelConfig) -> int:
         else:
             total += 2 * output.numel() * module.weight[0].numel()
 
-    hooks = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-    try:
-        model.eval()(_meta_images(config))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.register_forward_hook(count)
+    model.eval()(torch.empty(1, config.image_channels, *config.image_size, device="meta"))
     return total
 
 
@@ -101,7 +99,3 @@ class PeakMemory(TorchDispatchMode):
                 self._alive[tensor.untyped_storage()] = tensor.untyped_storage().nbytes()
         self.peak = max(self.peak, sum(self._alive.values()))
         return result
-
-
-def _meta_images(config: ModelConfig) -> torch.Tensor:
-    return torch.empty(1, config.image_channels, *config.image_size, device="meta")

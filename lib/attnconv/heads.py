@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
+from attnconv.attention import ContentAttention, QuadraticAttention
 from attnconv.data import Dataset, normalize
 from attnconv.mixing import scores
 from attnconv.models import AttentionNet
@@ -65,27 +65,18 @@ def describe(maps: ArrayLike, query: Query) -> Description:
     """
     p, rows, columns = _maps_and_shifts(maps, query)
     shift = np.stack(np.broadcast_arrays(rows[:, None], columns[None, :]), axis=-1).reshape(-1, 2)  # (N, 2)
-    shape, p = p.shape[:-2], p.reshape(*p.shape[:-2], len(shift))
-    missing = np.isnan(p).any(-1)
-    p = np.where(missing[..., None], 0.0, p)
-
+    p = p.reshape(*p.shape[:-2], len(shift))
     centre = p @ shift
     offset = shift - centre[..., None, :]  # (..., N, 2)
-    covariance = np.einsum("...n,...nd,...ne->...de", p, offset, offset)
-    nearest = np.clip(np.rint(centre), shift[0], shift[-1])
+    nearest = np.clip(np.rint(np.nan_to_num(centre)), shift[0], shift[-1])
     index = ((nearest - shift[0]) @ (len(columns), 1)).astype(int)
-    entropy = -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1) + 0.0  # no minus zero
-
-    def known(values: NDArray) -> NDArray:
-        return np.where(missing.reshape(shape + (1,) * (values.ndim - len(shape))), np.nan, values)
-
     return Description(
-        centre=known(centre),
-        covariance=known(covariance),
-        mass=known(np.take_along_axis(p, index[..., None], -1)[..., 0]),
-        peak_mass=known(p.max(-1)),
-        entropy=known(entropy),
-        reach=known(p @ np.linalg.norm(shift, axis=-1)),
+        centre=centre,
+        covariance=np.einsum("...n,...nd,...ne->...de", p, offset, offset),
+        mass=np.take_along_axis(p, index[..., None], -1)[..., 0],
+        peak_mass=p.max(-1),
+        entropy=-(p * np.log(np.where(p > 0, p, 1.0))).sum(-1) + 0.0,  # no minus zero
+        reach=p @ np.linalg.norm(shift, axis=-1),
     )
 
 
@@ -106,10 +97,8 @@ def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
     Radius 3 gives the 7 x 7 pixels of the paper's figures 5 to 10.
 
     Raises:
-        ValueError: the query lies outside the maps, or the radius is negative.
+        ValueError: the query lies outside the maps.
     """
-    if radius < 0:
-        raise ValueError(f"radius = {radius} must be at least 0.")
     p, _, _ = _maps_and_shifts(maps, query)
     pad = [(0, 0)] * (p.ndim - 2) + [(radius, radius)] * 2
     padded = np.pad(p, pad, constant_values=np.nan)
@@ -121,13 +110,7 @@ def kernel_mass(maps: ArrayLike, query: Query, sizes: Sequence[int] = (1, 3, 5, 
     """Probability inside the k x k window around the query, for odd k: (..., len(sizes)).
 
     What a k x k convolution can keep of a head (section 3: a kernel's taps are the shifts of its window).
-
-    Raises:
-        ValueError: a size is even or below 1.
     """
-    for size in sizes:
-        if size < 1 or size % 2 == 0:
-            raise ValueError(f"sizes = {tuple(sizes)}: {size} is not odd; a window is centred on its query pixel.")
     p, rows, columns = _maps_and_shifts(maps, query)
     reach = np.maximum(np.abs(rows)[:, None], np.abs(columns)[None, :])  # (H, W)
     return np.stack([(p * (reach <= size // 2)).sum((-2, -1)) for size in sizes], axis=-1)
@@ -167,31 +150,22 @@ def query_maps(layer: nn.Module, query: Query, height: int, width: int, features
     is (B, h, H, W). The same numbers as the layer's ``probabilities`` at that query.
 
     Raises:
-        ValueError: the query lies outside H x W, or a layer with content is given no features.
-        TypeError: not an attention layer of this library.
+        ValueError: the query lies outside H x W, or a layer with content is given no features of H x W pixels.
     """
-    return _query_maps(layer, query, height, width, features).cpu().numpy()
-
-
-def _query_maps(layer: nn.Module, query: Query, height: int, width: int, features: Tensor | None) -> Tensor:
     (row, column), device = query, next(layer.parameters()).device
     if not (0 <= row < height and 0 <= column < width):
         raise ValueError(f"query = {tuple(query)} is not a pixel of a {height} x {width} grid.")
     with torch.autocast(device.type, enabled=False):
         if isinstance(layer, ContentAttention):
-            if features is None:
-                raise ValueError("ContentAttention needs features (B, H, W, C), its input: P depends on the images.")
-            if features.shape[1:3] != (height, width):
-                raise ValueError(f"features of shape {tuple(features.shape)} are not of {height} x {width} pixels.")
+            if features is None or features.shape[1:3] != (height, width):
+                raise ValueError(f"ContentAttention needs features (B, {height}, {width}, C): P depends on the images.")
             x = features.to(device, layer.query.weight.dtype)
             content, position = layer.score_parts(x, slice(row, row + 1), slice(column, column + 1))
             logits = (content + position)[:, :, 0, 0]  # (B, h, H, W)
-        elif isinstance(layer, PositionalAttention):
+        else:
             rows, columns = torch.tensor([[row], [column]], device=device)
             logits = scores(rows, columns, *layer.score_terms(height, width))[:, 0]  # (h, H, W)
-        else:
-            raise TypeError(f"{type(layer).__name__} is not an attention layer of attnconv.attention.")
-        return logits.flatten(-2).softmax(-1).view_as(logits).float()
+        return logits.flatten(-2).softmax(-1).view_as(logits).float().cpu().numpy()
 
 
 @torch.no_grad()
@@ -208,9 +182,6 @@ def geometry(
         (.., 2), ``covariance`` (.., 2, 2), ``reach``; ``mass`` on the whole shift nearest to the centre; ``entropy`` in
         nats (see `Description`). For quadratic layers (NaN for others) also the parameters: ``parameter_centre``
         (.., 2) and ``precision`` (.., 2, 2), Sigma^{-1}.
-
-    Raises:
-        ValueError: a layer with content has no features.
     """
     heads = max((layer.heads for layer in layers), default=0)
     shapes = {"centre": (2,), "covariance": (2, 2), "mass": (), "entropy": (), "reach": ()}
@@ -218,9 +189,8 @@ def geometry(
     result = {name: np.full((len(layers), heads, *shape), np.nan, np.float32) for name, shape in shapes.items()}
     query = height // 2, width // 2
     for index, layer in enumerate(layers):
-        maps = _query_maps(layer, query, height, width, None if features is None else features[index])
-        maps = maps.mean(0) if maps.dim() == 4 else maps  # (h, H, W)
-        described = describe(maps.cpu().numpy(), query)
+        maps = query_maps(layer, query, height, width, None if features is None else features[index])
+        described = describe(maps.mean(0) if maps.ndim == 4 else maps, query)
         for name in ("centre", "covariance", "mass", "entropy", "reach"):
             result[name][index, : layer.heads] = getattr(described, name)
         if isinstance(layer, QuadraticAttention):
@@ -234,12 +204,7 @@ def degenerate(layer: QuadraticAttention) -> NDArray:
 
     Full covariance: the condition number of Sigma^{-1} exceeds 1000 (the head smears over a line), or its largest
     eigenvalue is below 1e-5 (it averages everything). Isotropic: spread^2 < 1e-5. A head that is not finite counts too.
-
-    Raises:
-        TypeError: not a quadratic layer. The rule is about Sigma^{-1}, which only quadratic layers have.
     """
-    if not isinstance(layer, QuadraticAttention):
-        raise TypeError(f"The rule for degenerate heads is about QuadraticAttention, not {type(layer).__name__}.")
     spreads = layer.spreads.detach().double().cpu().numpy()
     spreads = spreads[:, None, None] * np.eye(2) if spreads.ndim == 1 else spreads
     finite = np.isfinite(spreads).all((-2, -1)) & np.isfinite(layer.centres.detach().cpu().numpy()).all(-1)
@@ -254,9 +219,6 @@ def prune(layer: QuadraticAttention) -> QuadraticAttention:
     MHSA is a sum over heads (section 1): head h adds its average of the pixels times the columns [h C, (h + 1) C) of
     ``value.weight``, so dropping its centre, spread and columns removes that part and nothing else. The bias stays;
     with no head left the layer answers with its bias alone. Mode, device and mixing are kept.
-
-    Raises:
-        TypeError: not a quadratic layer (see `degenerate`).
     """
     keep = torch.from_numpy(~degenerate(layer)).to(layer.centres.device)
     pruned = copy.deepcopy(layer)
@@ -276,26 +238,21 @@ def _parameter(old: nn.Parameter, values: Tensor) -> nn.Parameter:
 # --- the heads of a layer together --------------------------------------------------------------------------------
 
 
-def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int, least: float = 0.5) -> NDArray:
+def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArray:
     """The taps of a k x k kernel that have a head: (..., k, k) bool, rows then columns, shifts from -(k // 2) on.
 
     Lemma 1 wants a bijection between heads and taps; section 4 finds such grids in early layers. A head covers the
-    whole shift nearest to its ``centre`` (..., h, 2), in pixels, if its ``mass`` (..., h) on that shift is above
-    ``least``. Two heads on one shift cover one tap. An even k x k kernel has the query at one of its four middle taps:
+    whole shift nearest to its ``centre`` (..., h, 2), in pixels, if more than half of its ``mass`` (..., h) is on that
+    shift. Two heads on one shift cover one tap. An even k x k kernel has the query at one of its four middle taps:
     at the one with which most taps are covered.
-
-    Raises:
-        ValueError: kernel_size is below 1.
     """
-    if kernel_size < 1:
-        raise ValueError(f"kernel_size = {kernel_size} must be at least 1.")
     mass, shift = np.asarray(mass, dtype=float), np.rint(np.asarray(centre, dtype=float))
     firsts = sorted({-(kernel_size // 2), 1 - (kernel_size + 1) // 2})  # first row or column; two choices if even
     steps = np.arange(kernel_size)
     placed = []
     for row, column in itertools.product(firsts, repeat=2):
         in_row, in_column = shift[..., 0, None] == row + steps, shift[..., 1, None] == column + steps  # (..., h, k)
-        sharp = (mass > least)[..., None, None]
+        sharp = (mass > 0.5)[..., None, None]
         placed.append((sharp & in_row[..., :, None] & in_column[..., None, :]).any(-3))  # (..., k, k)
     placed = np.stack(placed)
     best = placed.sum((-2, -1)).argmax(0)[None, ..., None, None]
@@ -351,16 +308,7 @@ def trend(values: ArrayLike) -> tuple[float, float]:
     return 0.0 if constant else float(spearmanr(depth[there], values[there])[0]), 1 / np.sqrt(max(count - 1, 1))
 
 
-def reach_order(reach: ArrayLike) -> NDArray:
-    """The order of a layer's heads from near to far: indices (..., h) for `numpy.take_along_axis`; NaN comes last.
-
-    Figure 5 shows its heads reordered without saying how; this library orders them by reach (see `Description`), and
-    equal ones stay in their order.
-    """
-    return np.argsort(np.asarray(reach, dtype=float), axis=-1, kind="stable")
-
-
-# --- moving the query ---------------------------------------------------------------------------------------------
+# --- what content changes -----------------------------------------------------------------------------------------
 
 
 def translation_consistency(probabilities: ArrayLike) -> NDArray:
@@ -394,9 +342,6 @@ def translation_consistency(probabilities: ArrayLike) -> NDArray:
         return agreement / weights
 
 
-# --- content versus position --------------------------------------------------------------------------------------
-
-
 def content_share(content: ArrayLike, position: ArrayLike) -> NDArray:
     """How much of a head's score is content, the rest being position: parts (B, h, H, W, H, W) -> (h,).
 
@@ -406,14 +351,8 @@ def content_share(content: ArrayLike, position: ArrayLike) -> NDArray:
     is split in equal halves: the share is (var(content) + cov) / var(score). It leaves [0, 1] where the parts cancel.
     The position part is q . r: it varies over keys by their position alone, but q comes from the content. NaN for a
     head whose score is constant.
-
-    Raises:
-        ValueError: the two parts differ in shape.
     """
-    if np.shape(content) != np.shape(position) or np.ndim(content) != 6:
-        raise ValueError(f"parts of shapes {np.shape(content)}, {np.shape(position)} must both be (B, h, H, W, H, W).")
-    shared = np.zeros(np.shape(content)[1])
-    total = np.zeros_like(shared)
+    shared, total = np.zeros((2, np.shape(content)[1]))
     for c, p in zip(content, position, strict=True):  # image by image: in float64 a batch could fill the memory
         c, p = (np.asarray(part, dtype=float).reshape(*part.shape[:3], -1) for part in (c, p))
         c, p = (part - part.mean(-1, keepdims=True) for part in (c, p))
@@ -430,12 +369,6 @@ COMPARED = 16
 """Test images over which agreement between queries, and content's share, are measured."""
 SINGLE_IMAGES = (0, 7, 23)
 """Test images whose attention is kept one by one."""
-
-
-def queries(height: int, width: int) -> list[Query]:
-    """The query pixels at which attention is kept: the middle, and three off it (figures 7 to 10 move the query)."""
-    middle = (height // 2, width // 2)
-    return [middle, (height // 4, width // 4), (height // 3, width // 2), (2 * height // 3, width // 3)]
 
 
 @torch.no_grad()
@@ -458,7 +391,8 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
         inputs = model.eval().layer_inputs(x)
     images = [image for image in SINGLE_IMAGES if content and image < len(inputs[0])]
 
-    places = queries(height, width)
+    middle = height // 2, width // 2  # and three off it: figures 7 to 10 move the query
+    places = [middle, (height // 4, width // 4), (height // 3, width // 2), (2 * height // 3, width // 3)]
     shape = (len(places), len(layers), max(layer.heads for layer in layers), height, width)
     mean, single = np.full(shape, np.nan, np.float16), np.full((len(images), *shape), np.nan, np.float16)
     agreement, share = np.full((2, *shape[1:3]), np.nan)
@@ -474,6 +408,6 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
             share[index] = content_share(*(part.cpu().numpy() for part in layer.score_parts(seen[:COMPARED])))
     found = dict(queries=np.array(places), mean=mean, agreement=agreement)
     if content:
-        found |= dict(content_share=share, images=np.array(images), single=single, averaged=np.array(len(inputs[0])))
+        found |= dict(content_share=share, images=np.array(images), single=single)
         found |= dict(pixels=data.test_images[images].cpu().numpy(), labels=data.test_labels[images].cpu().numpy())
     return found

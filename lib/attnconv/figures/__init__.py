@@ -8,12 +8,7 @@ layers with fewer heads, encodings without a covariance, pixels outside the imag
 the same arrays give the same bytes (`save`).
 """
 
-from attnconv.figures.centres import (
-    centre_animation,
-    centre_panels,
-    gaussian_heads,
-    kernel_grids,
-)
+from attnconv.figures.centres import centre_animation, gaussian_heads, kernel_grids
 from attnconv.figures.curves import (
     accuracy_curves,
     agreement,
@@ -21,17 +16,13 @@ from attnconv.figures.curves import (
     cost_growth,
     cost_ratios,
     coverage_grid,
-    hardening,
     kernel_closeness,
-    kernel_reading,
-    learning_curve,
     lines,
     rank_curves,
     reach_over_training,
     stacked_costs,
 )
 from attnconv.figures.maps import (
-    atlas,
     attention_grid,
     attention_on_image,
     image_rows,
@@ -39,14 +30,4 @@ from attnconv.figures.maps import (
     signed_images,
     sum_of_heads,
 )
-from attnconv.figures.style import (
-    DOUBLE,
-    SINGLE,
-    head_colours,
-    head_marker,
-    layer_colours,
-    model_colours,
-    save,
-    save_animation,
-    styled,
-)
+from attnconv.figures.style import head_colours, save, save_animation

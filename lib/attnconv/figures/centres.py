@@ -5,6 +5,7 @@ Shifts count rows, then columns, from the query pixel, whose frame is black; row
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -24,12 +25,11 @@ from attnconv.figures.style import (
     DOUBLE,
     PALETTE,
     SINGLE,
-    checked,
-    drawable,
+    array,
     head_colours,
     head_marker,
+    layer_titles,
     new_figure,
-    panel_titles,
     rows_and_columns,
     settle,
     styled,
@@ -64,41 +64,34 @@ def _image(grid: tuple[int, int]) -> NDArray:
     return np.array([[-(side // 2) - 0.5, side - side // 2 - 0.5] for side in grid])
 
 
-def _view(centres: NDArray, half_width: float | None, grid: tuple[int, int] | None) -> NDArray:
-    """The lowest and highest shift to show: (rows and columns, low and high).
+def _shift_panels(
+    titles: Sequence[str], half_width: float, grid: tuple[int, int] | None = None, columns: int | None = None
+) -> tuple[Figure, NDArray, NDArray]:
+    """A figure with a panel over shifts for each title, and room for legends; its panels, and what they show.
 
-    As far as asked for, or as the centres need, but not further than shifts exist (8.5 pixels where that is unknown).
+    At most three panels stand in a row, or as many small ones as ``columns`` says. They show shifts up to
+    ``half_width``, as far as shifts exist: (rows and columns, low and high).
     """
-    if half_width is None:
-        farthest = np.abs(centres[np.isfinite(centres)]).max(initial=0)
-        half_width = max(math.ceil(farthest - 1e-6) + 1.5, 2.5)
-        half_width = half_width if grid else min(half_width, 8.5)
     view = np.array([[-half_width, half_width]] * 2, dtype=float)
     if grid:
         low, high = _image(grid).T
         view = np.clip(view.T, low - _MARGIN, high + _MARGIN).T
-    return view
-
-
-def _shift_panels(
-    titles: Sequence[str], columns: int, side: float, view: NDArray, grid: tuple[int, int] | None = None, ticks: int = 9
-) -> tuple[Figure, NDArray]:
-    """A figure with a panel over shifts for each title, row by row, each ``side`` inches wide, and room for legends."""
-    rows, titled = (math.ceil(count / columns) for count in (len(titles), np.count_nonzero(titles)))
-    figure = new_figure(np.clip(columns * side + 0.5, SINGLE, DOUBLE), rows * (side + 0.04) + 0.17 * titled + 0.95)
+    small, columns = columns is not None, columns or rows_and_columns(len(titles))[1]
+    rows, widest = math.ceil(len(titles) / columns), (DOUBLE - 0.5) / columns
+    side = min(1.6, widest, 7 / rows) if small else {1: SINGLE - 0.6, 2: 2.6}.get(columns, widest)
+    figure = new_figure(np.clip(columns * side + 0.5, SINGLE, DOUBLE), rows * (side + 0.21) + 0.95)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
     for ax in axes[len(titles) :]:
         ax.remove()
     for place, (ax, title) in enumerate(zip(axes, titles, strict=False)):
         _draw_shifts(ax, view, grid)
         for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(MaxNLocator(ticks, integer=True, steps=[1, 2, 4, 10]))
-        ax.set_title(title)
-        ax.set_ylabel("Row shift (pixels)" if place % columns == 0 else "")
+            axis.set_major_locator(MaxNLocator(5 if small else 9, integer=True, steps=[1, 2, 4, 10]))
         lowest = place + columns >= len(titles)
-        ax.set_xlabel("Column shift (pixels)" if lowest else "")
         ax.tick_params(labelbottom=lowest)
-    return figure, axes[: len(titles)]
+        ax.set(title=title, xlabel="Column shift (pixels)" if lowest else "")
+        ax.set_ylabel("Row shift (pixels)" if place % columns == 0 else "")
+    return figure, axes[: len(titles)], view
 
 
 def _draw_shifts(ax: Axes, view: NDArray, grid: tuple[int, int] | None) -> None:
@@ -118,15 +111,6 @@ def _draw_shifts(ax: Axes, view: NDArray, grid: tuple[int, int] | None) -> None:
             ax.patch.set_label("outside the image")
     frame = {"fill": False, "edgecolor": "black", "linewidth": 1.3, "zorder": 2}
     ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, label="query pixel", **frame))
-
-
-def _layer_panels(
-    layers: int, view: NDArray, grid: tuple[int, int] | None, titles: Sequence[str] | None
-) -> tuple[Figure, NDArray]:
-    """A panel for each layer, at most three in a row."""
-    columns = rows_and_columns(layers)[1]
-    side = {1: SINGLE - 0.6, 2: 2.6}.get(columns, (DOUBLE - 0.5) / columns)
-    return _shift_panels(panel_titles(titles, layers, "Layer"), columns, side, view, grid)
 
 
 def _add_legends(figure: Figure, heads: int = 0) -> None:
@@ -153,23 +137,15 @@ def _add_legends(figure: Figure, heads: int = 0) -> None:
 
 
 def _petals(places: NDArray, near: float) -> NDArray:
-    """How far to move marks that would hide each other, in their diameters: (n, 2).
+    """How far to move marks (n, 2) that would hide each other, in their diameters: (n, 2).
 
-    Marks nearer than ``near`` to the first of them stand around their place like petals, each touching the next.
+    Marks nearer to each other than ``near`` stand around their place like petals, each touching the next.
     """
-    groups: list[list[int]] = []
-    for index in np.flatnonzero(np.isfinite(places).all(-1)):
-        group = next((g for g in groups if np.hypot(*(places[g[0]] - places[index])) < near), None)
-        if group is None:
-            groups.append([index])
-        else:
-            group.append(index)
-    moved = np.zeros_like(places)
-    for group in groups:
-        if len(group) > 1:
-            angle = 2 * np.pi * np.arange(len(group)) / len(group)
-            moved[group] = np.stack([np.cos(angle), np.sin(angle)], -1) / (2 * math.sin(np.pi / len(group)))
-    return moved
+    close = np.linalg.norm(places[:, None] - places, axis=-1) < near  # (n, n), the mark itself too
+    count, index = close.sum(1), np.tril(close, -1).sum(1)
+    radius = np.where(count > 1, 0.5 / np.sin(np.pi / np.maximum(count, 2)), 0)
+    angle = 2 * np.pi * index / np.maximum(count, 1)
+    return radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], -1)
 
 
 def _is_flat(precision: NDArray, view: NDArray) -> bool:
@@ -209,7 +185,7 @@ def _draw_mark(ax: Axes, head: int, centre: NDArray, moved: NDArray, view: NDArr
 
 
 def _draw_heads(
-    ax: Axes, centres: NDArray, view: NDArray, precision: NDArray, shares: Mapping[str, float]
+    ax: Axes, centres: NDArray, view: NDArray, precision: NDArray | None, shares: Mapping[str, float]
 ) -> list[Artist]:
     """Marks of all heads (h, 2), hollow for flat ones; the others have an ellipse for each share of the mass."""
     moved = _petals(np.clip(centres, *view.T), near=0.02 * np.ptp(view, axis=1).max())
@@ -217,7 +193,7 @@ def _draw_heads(
     for head, colour in enumerate(head_colours(len(centres))):
         if not np.isfinite(centres[head]).all():
             continue
-        gaussian = np.isfinite(precision[head]).all()
+        gaussian = precision is not None and np.isfinite(precision[head]).all()
         flat = gaussian and _is_flat(precision[head], view)
         drawn.append(_draw_mark(ax, head, centres[head], moved[head], view, colour, flat))
         if gaussian and not flat:
@@ -234,16 +210,16 @@ def _draw_heads(
 def gaussian_heads(
     centres: ArrayLike,
     precision: ArrayLike | None = None,
-    half_width: float | None = None,
-    titles: Sequence[str] | None = None,
-    heading: str = "",
     *,
-    grid: tuple[int, int] | None = None,
+    grid: tuple[int, int],
+    half_width: float = math.inf,
+    titles: Sequence[str] | None = None,
+    columns: int | None = None,
     paths: ArrayLike | None = None,
     dropped: ArrayLike | None = None,
     covered: ArrayLike | None = None,
 ) -> Figure:
-    """The heads of all layers as Gaussians over shifts (figure 4 and the appendix), a panel for each layer.
+    """The heads of all layers as Gaussians over shifts (figures 3, 4 and the appendix), a panel for each layer.
 
     A solid ellipse holds 50% of a head's mass and a dotted one 90%; a singular head shows as a strip. The mark is
     hollow where the head is flat: half of its mass does not fit into the panel. Marks that coincide stand side by side
@@ -252,35 +228,29 @@ def gaussian_heads(
     Args:
         centres: (layers, heads, 2), in pixels; NaN for heads that do not exist.
         precision: (layers, heads, 2, 2), Sigma^{-1}; NaN, or None, where a head is not a Gaussian.
-        half_width: of the panels, in pixels; None: as wide as the centres need.
         grid: height and width of the image in pixels. Panels end where the shifts from its central query end.
+        half_width: of the panels, in pixels, if they are to show less than that.
+        titles: of the layers.
+        columns: panels in a row, which are then small; None is at most three.
         paths: (steps, layers, heads, 2), the centres' way here during training: faint, from a dot where it begins.
         dropped: (layers, any, 2), centres of heads that were pruned: grey crosses.
         covered: (layers, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted, and counted above.
     """
-    centres = checked(centres, 3, name="centres", shape="(layers, heads, 2)")
-    layers, heads = centres.shape[:2]
-    precision = np.full((layers, heads, 2, 2), np.nan) if precision is None else np.asarray(precision, dtype=float)
-    every = centres
-    if paths is not None:
-        paths = checked(paths, 4, name="paths", shape="(steps, layers, heads, 2)")
-        every = np.concatenate([centres, paths[0]], axis=1)
-    view, titles = _view(every, half_width, grid), panel_titles(titles, layers, "Layer")
+    centres = array(centres, "centres (layers, heads, 2)")
+    titles = titles or layer_titles(len(centres))
     if covered is not None:
         titles = [f"{t}: {np.sum(c)} of {np.size(c)} cells" for t, c in zip(titles, covered, strict=True)]
-    figure, axes = _layer_panels(layers, view, grid, titles)
-    if heading:
-        figure.suptitle(heading)
-    for layer, ax in enumerate(axes):
-        _draw_heads(ax, centres[layer], view, precision[layer], {_HALF: 0.5, _MOST: 0.9})
+    figure, axes, view = _shift_panels(titles, half_width, grid, columns)
+    for layer, (ax, of_layer) in enumerate(zip(axes, centres, strict=True)):
+        _draw_heads(ax, of_layer, view, None if precision is None else precision[layer], {_HALF: 0.5, _MOST: 0.9})
         if paths is not None:
-            _draw_paths(ax, paths[:, layer])
+            _draw_paths(ax, array(paths, "paths (steps, layers, heads, 2)")[:, layer])
         if dropped is not None:
-            ghosts = np.clip(np.asarray(dropped, dtype=float)[layer], *view.T).T[::-1]
+            ghosts = np.clip(dropped[layer], *view.T).T[::-1]
             ax.scatter(*ghosts, s=18, marker="x", color="0.55", linewidth=0.9, clip_on=False, zorder=4, label="dropped")
         if covered is not None:
-            _draw_covered(ax, np.asarray(covered[layer], dtype=bool))
-    _add_legends(figure, heads)
+            _draw_covered(ax, covered[layer])
+    _add_legends(figure, centres.shape[1])
     return figure
 
 
@@ -301,101 +271,51 @@ def _draw_covered(ax: Axes, covered: NDArray) -> None:
     ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, edgecolor="0.5", linewidth=0.8, zorder=0.5))
 
 
-def _checked_history(history: ArrayLike) -> NDArray:
-    return checked(history, 4, name="history", shape="(epochs, layers, heads, 2)")
-
-
 @styled
-def centre_panels(history: ArrayLike, chosen: Sequence[int], *, grid: tuple[int, int] | None = None) -> Figure:
-    """Every head's centre at chosen epochs (figure 3, the paper's view): a row a layer, a column an epoch.
-
-    ``history`` (epochs, layers, heads, 2): shifts in pixels, before training and after each epoch; ``chosen``: epochs,
-    0 is before training; ``grid`` as in `gaussian_heads`.
-
-    Raises:
-        ValueError: an epoch was chosen that is not recorded.
-    """
-    history = _checked_history(history)
-    missing = sorted(set(chosen) - set(range(len(history))))
-    if missing or not len(chosen):
-        raise ValueError(
-            f"chosen = {list(chosen)}: epochs {missing} are not among the recorded 0 .. {len(history) - 1}."
-        )
-    history = history[list(chosen)]
-    view, (columns, layers, heads, _) = _view(history, None, grid), history.shape
-    titles = [f"Epoch {epoch}" for epoch in chosen] + [""] * (layers - 1) * columns
-    side = min(1.6, (DOUBLE - 0.5) / columns, 7.5 / layers)
-    figure, axes = _shift_panels(titles, columns, side, view, grid, ticks=5)
-    for (layer, place), ax in zip(np.ndindex(layers, columns), axes, strict=True):
-        _draw_heads(ax, history[place, layer], view, np.full((heads, 2, 2), np.nan), {})
-        if place == 0 and layers > 1:
-            ax.set_ylabel(f"Layer {layer + 1}\nRow shift (pixels)")
-    _add_legends(figure, heads)
-    return figure
-
-
-@styled
-def centre_animation(
-    history: ArrayLike,
-    precision: ArrayLike,
-    *,
-    grid: tuple[int, int] | None = None,
-    frames_per_second: float = 10,
-) -> FuncAnimation:
+def centre_animation(history: NDArray, precision: NDArray, grid: tuple[int, int]) -> FuncAnimation:
     """Every head's centre moving during training, a frame an epoch, a panel a layer (figure 3, animated).
 
-    ``history`` and ``grid`` as in `centre_panels`; ``precision`` (epochs, layers, heads, 2, 2) gives the ellipse that
+    ``history`` (epochs, layers, heads, 2), shifts in pixels, before training and after each epoch; ``grid`` as in
+    `gaussian_heads`; ``precision`` (epochs, layers, heads, 2, 2) gives the ellipse that
     holds half of each Gaussian, NaN where there is none. `save_animation` writes a GIF; ``to_jshtml()`` gives a player.
     """
-    history, precision = _checked_history(history), np.asarray(precision, dtype=float)
-    view = _view(history, None, grid)
-    figure, axes = _layer_panels(history.shape[1], view, grid, None)
+    epochs, layers, heads, _ = history.shape
+    figure, axes, view = _shift_panels(layer_titles(layers), math.inf, grid)
     heading = figure.suptitle("Epoch 0")
     drawn: list[Artist] = []
 
-    def draw(frame: int) -> list[Artist]:
-        heading.set_text(f"Epoch {frame}")
+    def draw(epoch: int) -> list[Artist]:
+        heading.set_text(f"Epoch {epoch}")
         while drawn:
             drawn.pop().remove()
         for layer, ax in enumerate(axes):
-            drawn.extend(_draw_heads(ax, history[frame, layer], view, precision[frame, layer], {_HALF: 0.5}))
+            drawn.extend(_draw_heads(ax, history[epoch, layer], view, precision[epoch, layer], {_HALF: 0.5}))
         return drawn
 
-    draw(len(history) - 1)  # what the last frame shows is in the legend
-    _add_legends(figure, history.shape[2])
+    draw(epochs - 1)  # what the last frame shows is in the legend
+    _add_legends(figure, heads)
     settle(figure)  # the panels must not move between frames
-    return FuncAnimation(figure, draw, frames=len(history), interval=1000 / frames_per_second, blit=False)
+    return FuncAnimation(figure, draw, frames=epochs)
 
 
 # --- heads as taps of a kernel ------------------------------------------------------------------------------------
 
 
 @styled
-def kernel_grids(kernels: Mapping[str, tuple[ArrayLike, tuple[int, int]]], half_width: float = 4.5) -> Figure:
+def kernel_grids(kernels: Mapping[str, tuple[ArrayLike, tuple[int, int]]]) -> Figure:
     """Where the heads of different convolutions look: ``{title: (centres (h, 2), stride)}``.
 
     Shifts are from the query, framed in black; other queries of the layer are grey squares, as many as its stride
-    (rows, columns) leaves. A convolution of one dimension has a stride (columns,): its queries lie in a row.
+    (rows, columns) leaves.
     """
-    drawable(kernels, "kernels")
-    view, columns = np.array([[-half_width, half_width]] * 2), rows_and_columns(len(kernels))[1]
-    figure, axes = _shift_panels(list(kernels), columns, 2.1, view)
-    for ax, (title, (centres, stride)) in zip(axes, kernels.items(), strict=True):
-        places = np.clip(checked(centres, 2, name=title, shape="(heads, 2)"), *view.T).T[::-1]
-        _draw_queries(ax, half_width, stride)
-        ax.scatter(
-            *places, s=20, color=PALETTE[0], edgecolor="white", linewidth=0.5, zorder=5, label="centre of a head"
-        )
+    figure, axes, view = _shift_panels(list(kernels), 4.5)
+    around = np.arange(-4, 5)
+    square = {"facecolor": _OTHER, "edgecolor": "white", "linewidth": 0.5, "zorder": 0.5, "label": "other queries"}
+    for ax, (centres, (down, right)) in zip(axes, kernels.values(), strict=True):
+        for row, column in itertools.product(around[around % down == 0], around[around % right == 0]):
+            if row or column:
+                ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **square))
+        look = {"color": PALETTE[0], "edgecolor": "white", "linewidth": 0.5, "zorder": 5, "label": "centre of a head"}
+        ax.scatter(*np.clip(array(centres, "centres (heads, 2)"), *view.T).T[::-1], s=20, **look)
     _add_legends(figure)
     return figure
-
-
-def _draw_queries(ax: Axes, half_width: float, stride: tuple[int, ...]) -> None:
-    """A grey square for each query of the layer but the one that is framed."""
-    look = {"facecolor": _OTHER, "edgecolor": "white", "linewidth": 0.5, "zorder": 0.5, "label": "other queries"}
-    reach = np.arange(-math.ceil(half_width), math.ceil(half_width) + 1)
-    rows = reach[reach % stride[0] == 0] if len(stride) == 2 else [0]
-    for row in rows:
-        for column in reach[reach % stride[-1] == 0]:
-            if row or column:
-                ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **look))

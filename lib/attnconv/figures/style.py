@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from matplotlib.animation import Animation, PillowWriter
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike, NDArray
@@ -22,9 +21,8 @@ SINGLE, DOUBLE = 3.5, 7.0
 STYLE = Path(__file__).with_name("attnconv.mplstyle")
 MAP_COLOURS = sns.blend_palette(["white", *sns.color_palette("mako_r", 12)], as_cmap=True)
 """From white (no attention) to black."""
-SIGNED_COLOURS = sns.blend_palette(
-    ["#053061", "#2166ac", "#6baed6", "white", "#f4906a", "#b2182b", "#67001f"], as_cmap=True
-)
+_SIGNED = ["#053061", "#2166ac", "#6baed6", "white", "#f4906a", "#b2182b", "#67001f"]
+SIGNED_COLOURS = sns.blend_palette(_SIGNED, as_cmap=True)
 """Blue below zero, white at zero, red above."""
 QUERY_COLOUR = "#D55E00"
 """The frame of the query pixel on maps and images; over plain grids of shifts its frame is black."""
@@ -68,16 +66,6 @@ def model_colours(titles: Iterable[str]) -> dict[str, str]:
     return {t: MODELS[t] if t in MODELS else _OTHER_MODELS[others.index(t) % len(_OTHER_MODELS)] for t in titles}
 
 
-def layer_colours(layers: int) -> list[str]:
-    """One colour for each layer, light to dark with depth."""
-    return ramp("flare", layers)
-
-
-def ramp(palette: str, count: int) -> list[str]:
-    """That many colours of one of seaborn's continuous palettes, in order."""
-    return [to_hex(colour) for colour in sns.color_palette(palette, max(count, 2))][:count]
-
-
 def styled(function: Callable) -> Callable:
     """Run a function under the library's style, whatever the session has set."""
 
@@ -95,11 +83,8 @@ def save(figure: Figure, path: str | Path) -> None:
 
     The same figure gives the same bytes.
     """
-    nothing = {
-        ".pdf": dict.fromkeys(("CreationDate", "ModDate", "Producer", "Creator")),
-        ".png": {"Software": None},
-    }
     path = Path(path)
+    nothing = {".pdf": dict.fromkeys(("CreationDate", "ModDate", "Producer", "Creator")), ".png": {"Software": None}}
     if path.suffix not in nothing:
         raise ValueError(f"path = {path} must end in .pdf or .png.")
     settle(figure)
@@ -127,33 +112,20 @@ def settle(figure: Figure) -> None:
         figure.set_layout_engine("none")
 
 
-def rows_and_columns(panels: int, most: int = 3) -> tuple[int, int]:
-    """Rows and columns for that many panels, filled evenly."""
-    rows = math.ceil(panels / most)
+def rows_and_columns(panels: int) -> tuple[int, int]:
+    """Rows and columns for that many panels, at most three in a row, filled evenly."""
+    rows = math.ceil(panels / 3)
     return rows, math.ceil(panels / rows)
 
 
-def panel_titles(names: Sequence[str] | None, count: int, word: str) -> list[str]:
-    """The titles that were given, or "word 1", "word 2" and so on."""
-    if names is not None and len(names) != count:
-        raise ValueError(f"{len(names)} titles were given for {count} panels.")
-    return [f"{word} {index + 1}" for index in range(count)] if names is None else list(names)
+def layer_titles(layers: int) -> list[str]:
+    """Layers are numbered from 1."""
+    return [f"Layer {layer + 1}" for layer in range(layers)]
 
 
-def checked(values: ArrayLike, *dimensions: int, name: str, shape: str) -> NDArray:
-    """The values as an array of floats, if it has one of these numbers of dimensions and holds something."""
+def array(values: ArrayLike, shape: str) -> NDArray:
+    """The values as an array of floats. ``shape`` says what they are and has a name for each axis: "maps (h, H, W)"."""
     values = np.asarray(values, dtype=float)
-    if values.ndim not in dimensions or (values.shape and not values.size):
-        raise ValueError(f"{name} has shape {values.shape}; it must be {shape}, none of them empty.")
+    if values.ndim != shape.count(",") + 1:
+        raise ValueError(f"An array of shape {values.shape} was given for {shape}.")
     return values
-
-
-def drawable(given: Sequence | dict, name: str) -> None:
-    """Refuse an empty collection."""
-    if not given:
-        raise ValueError(f"{name} is empty: there is nothing to draw.")
-
-
-def by_rows(entries: list, columns: int) -> list:
-    """Reorder legend entries, which fill columns, so that they read along rows."""
-    return [entry for column in range(columns) for entry in entries[column::columns]]
