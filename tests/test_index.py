@@ -142,9 +142,30 @@ def test_the_landing_screen_answers_from_what_was_checked(output, holds, word):
     assert board.count("<summary") == 1 and board.count("not checked") == len(PAPER_CLAIMS) - 1
 
 
+def test_verdicts_are_counted(output):
+    check(output, "04-claims", "grid", True, "-")
+    check(output, "05-claims", "single-pixels", False, "-")
+    check(output, "06-claims-a", "reach", True, "-")
+    check(output, "06-claims-b", "reach", None, "-")
+    count = "Checked here: 3. Of these 1 holds, 1 does not hold, 1 differs from model to model."
+    assert count in write_page(output).read_text()
+
+
+def test_what_was_trained_and_what_heads_owe_to_the_recipe_is_said(output):
+    assert "Quadratic heads here" not in write_page(output).read_text()
+    (output / "runs").symlink_to(RECORDS["evening"] / "runs")
+    page = write_page(output).read_text()
+    assert "data: JPEG copy of CIFAR-10." in page and "<td>JPEG copy of CIFAR-10" in page
+    [recipe] = re.findall(r"Quadratic heads here start.*?</p>", page, re.DOTALL)
+    assert "evenly over a disc" in recipe and "sigma 0.5" in recipe and "a rate of their own (0.01)" in recipe
+    assert "The paper&#39;s start at random around the query (standard deviation 2 pixels, sigma 1)" in recipe
+
+
 def test_figures_of_the_paper_stand_in_its_order_with_the_verdict_that_rests_on_them(output):
     captions = {"06-accuracy": "Curves (figure 2).", "04-b": "Heads (figure 10).", "04-c": "More (appendix)."}
     captions |= {"05-x": "Ours, of no figure.", PAPER_CLAIMS["grid"].figure: "Grid (figure 4)."}
+    share = PAPER_CLAIMS["position-wins"].figure  # of figure 6, says the claim that rests on it
+    captions |= {share: "Content's share."}
     for name, caption in captions.items():
         Image.new("RGB", (3, 2)).save(output / "figures" / f"{name}.png")
         (output / "figures" / f"{name}.json").write_text(json.dumps({"caption": caption}))
@@ -152,7 +173,8 @@ def test_figures_of_the_paper_stand_in_its_order_with_the_verdict_that_rests_on_
     page = write_page(output).read_text()
     paper, rest = page.split('id="figures"')[1].split('id="notebooks"')
     grid = PAPER_CLAIMS["grid"].figure
-    assert re.findall(r'figure id="(.*?)"', paper) == ["06-accuracy", grid, "04-b", "04-c"]
+    assert re.findall(r'figure id="(.*?)"', paper) == ["06-accuracy", grid, share, "04-b", "04-c"]
+    assert re.findall(r"<h3>(.*?)</h3>", paper) == ["Figure 2", "Figure 4", "Figure 6", "Figure 10", "Appendix"]
     assert re.findall(r'figure id="(.*?)"', rest) == ["05-x"]
     assert "Does not hold here" in paper.split(f'id="{grid}"')[1].split("</figure>")[0]
     assert paper.count("hold here") == 1
@@ -172,6 +194,7 @@ def test_table_1_is_read_by_model_with_what_forbids_comparison_below_its_name(ou
         cells[0] == ["model", "here, %", "paper, %", "2021, %", "parameters, M", *cells[0][5:]] and len(cells[0]) == 8
     )
     assert cells[1][0].startswith("SA quadratic<br>") and "not comparable: hidden 96" in cells[1][0]
+    assert "<summary>not comparable</summary>" in cells[1][0], "the long note is folded"
     assert cells[1][1:5] == ["87.25 ± 0.31", "93.8", "93.65", "0.7"]
     assert cells[2] == ["ResNet18", "87.5", "—", "—", "1", "2", "2", "2"]
 

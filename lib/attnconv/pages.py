@@ -13,8 +13,7 @@ import contextlib
 import csv
 import itertools
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +28,34 @@ from tabulate import tabulate
 from traitlets.config import Config
 
 from attnconv.claims import PAPER_CLAIMS, Claim, read_claims, scoreboard
+from attnconv.config import PRESETS
 from attnconv.plan import title_of
 from attnconv.runs import LIMIT, Run, find_runs, read_json, writing
 from attnconv.workspace import REPOSITORY
 
 QUESTIONS = {
     "theorem": "Can attention be a convolution?",
-    "grid": "Does training make it one?",
-    "single-pixels": "Do heads pick single pixels even where they are free?",
+    "grid": "Does training put its heads on the taps of a kernel?",
+    "single-pixels": "Do heads that are free to look anywhere pick single pixels?",
     "position-wins": "With content in view, does position still decide more?",
     "matches-resnet": "Is it as accurate as a ResNet?",
 }
 """What the landing screen answers, by the claim of the paper that decides it (see `attnconv.claims.PAPER_CLAIMS`)."""
 RECORDS = {"evening": REPOSITORY / "outputs" / "evening", "quick": REPOSITORY / "docs" / "quick"}
 """Output folders, or copies of their tables, that are committed: the README's columns."""
+WORDS = {True: ("holds", "hold"), False: ("does not hold", "do not hold"), None: ("is undecided", "are undecided")}
+"""Verdicts of one claim, and of several."""
+APPENDIX = 1000
+"""Stands for the number of the appendix's figures: they come last."""
 TABLE_1 = "06-table1"
 COLUMNS = {
     "Accuracy (%)": "here, %",
     "Paper (%)": "paper, %",
     "Reproduction 2021 (%)": "2021, %",
     "Parameters (M)": "parameters, M",
-    "GFLOPs as in the paper": "GFLOPs as in the paper",
-    "GFLOPs, dense": "all, dense",
-    "GFLOPs, separable": "all, rows × columns",
+    "GFLOPs as in the paper": "GFLOPs, linear layers",
+    "GFLOPs, dense": "GFLOPs, dense",
+    "GFLOPs, separable": "GFLOPs, rows × columns",
 }
 """Of Table 1, as the index shows it."""
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
@@ -151,19 +155,20 @@ def write_page(output: Path) -> Path:
         section["pictures"].sort(key=lambda picture: (picture["place"], picture["name"]))  # as the notebook shows them
     pictures = [picture for section in sections.values() for picture in section["pictures"]]
     runs = list(_runs(output / "runs"))
-    data = ", ".join(sorted({run.config["data"]["name"] for run, _ in runs}))
     folders = {folder.name: folder for folder in (RECORDS["evening"], output) if (folder / "tables").is_dir()}
     board = scoreboard(folders)
     found = {claim: checked.get(output.name, []) for claim, checked in board}
     page = _template("page.html.j2").render(
         name=output.name,
-        trained=f"Here: {len(runs)} trained models, data: {data}." if runs else "",
+        trained=_trained([run for run, _ in runs], table_1),
+        recipe=_recipe([run for run, _ in runs]),
         answers=[(question, PAPER_CLAIMS[key], found[PAPER_CLAIMS[key]]) for key, question in QUESTIONS.items()],
-        verdicts=Counter(_verdict(checked) for checked in found.values()),
+        verdicts=_counted(found.values()),
         columns=list(folders),
         board=board,
         table_1=table_1,
         of_the_paper=sorted(filter(_of_the_paper, pictures), key=_of_the_paper),
+        heading=_heading,
         rests_on=lambda stem: [one for claim, checked in found.items() if claim.figure == stem for one in checked],
         pictured={picture["stem"] for picture in pictures},
         explorer=(output / "explorer.html").is_file(),
@@ -188,10 +193,54 @@ def _picture(file: Path) -> dict[str, Any]:
     )
 
 
-def _of_the_paper(picture: dict[str, Any]) -> tuple[float, str] | None:
-    """Where a picture stands among the paper's figures, which its caption says; None if it is not one of them."""
-    words = re.search(r"\((?:figure (\d+)|appendix)\)", picture["caption"])
-    return (int(words[1] or 1000), picture["stem"]) if words else None
+def _of_the_paper(picture: dict[str, Any]) -> tuple[int, str] | None:
+    """Where a picture stands among the paper's figures; None if it is not one of them.
+
+    Its caption says so or, of a picture on which a claim about one of the paper's figures rests, the claim.
+    """
+    if words := re.search(r"\((?:figure (\d+)|appendix)\)", picture["caption"]):
+        return int(words[1] or APPENDIX), picture["stem"]
+    claims = (claim for claim in PAPER_CLAIMS.values() if claim.figure == picture["stem"])
+    numbers = [claim.paper_figure for claim in claims if claim.paper_figure]
+    return (max(numbers), picture["stem"]) if numbers else None
+
+
+def _heading(picture: dict[str, Any]) -> str:
+    """Over the pictures that stand for one of the paper's figures."""
+    number, _ = _of_the_paper(picture)
+    return "Appendix" if number == APPENDIX else f"Figure {number}"
+
+
+def _trained(runs: Sequence[Run], table_1: list[list[str]]) -> str:
+    """What was trained here, in a sentence: how many models, how large, on which data. Empty if none was."""
+    if not runs:
+        return ""
+    head, *rows = table_1 or [[]]
+    cells = [row[head.index("parameters, M")] for row in rows] if "parameters, M" in head else []
+    sizes = [float(cell) for cell in cells if re.fullmatch(r"\d+(\.\d+)?", cell)]
+    size = f", {min(sizes):.2g} to {max(sizes):.2g} million parameters (the paper's have 11 to 30)" if sizes else ""
+    data = ", ".join(sorted({run.data_title for run in runs}))
+    return f"Here: {len(runs)} trained model{'s' * (len(runs) > 1)}{size}; data: {data}."
+
+
+def _recipe(runs: Sequence[Run]) -> str:
+    """What quadratic heads here owe to a recipe that is not the paper's, in words; empty if nothing."""
+    theirs = PRESETS["quadratic"]
+    for run in runs:
+        names = ("centre_start", "centre_std", "spread_start")
+        ours, base = ([getattr(model, name) for name in names] for model in (run.model, theirs.model))
+        if run.preset == "quadratic" and (run.train.position_lr or ours != base):
+            rate = f", and learn at a rate of their own ({run.train.position_lr:g})" if run.train.position_lr else ""
+            return (
+                f"Quadratic heads here start {_start(*ours)}{rate}. The paper's start {_start(*base)} and learn at the "
+                "rate of the weights. Notebook 10 shows what that does."
+            )
+    return ""
+
+
+def _start(kind: str, width: float, sharpness: float) -> str:
+    way = "evenly over a disc around the query" if kind == "disc" else "at random around the query"
+    return f"{way} (standard deviation {width:g} pixels, sigma {1 / sharpness:g})"
 
 
 def _table(file: Path) -> list[list[str]]:
@@ -226,6 +275,15 @@ def _runs(folder: Path) -> Iterator[tuple[Run, float]]:
     with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # a damaged run folder
         for run in find_runs(folder):
             yield run, run.test_accuracy
+
+
+def _counted(found: Iterable[Sequence[Claim]]) -> str:
+    """How many of the paper's claims hold here, do not, or are undecided, in a sentence without its stop."""
+    kinds = [{claim.holds for claim in checked} for checked in found if checked]
+    words = [(kinds.count({holds}), WORDS[holds]) for holds in WORDS]
+    words.append((sum(len(kind) > 1 for kind in kinds), ("differs from model to model",) * 2))
+    said = ", ".join(f"{number} {one if number == 1 else several}" for number, (one, several) in words if number)
+    return f"Checked here: {len(kinds)}. Of these {said}" if kinds else "None has been checked here yet"
 
 
 def _verdict(checked: Sequence[Claim]) -> str:

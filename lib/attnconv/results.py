@@ -14,7 +14,7 @@ import pandas as pd
 from attnconv.config import PRESETS, Profile, config_hash, for_images, replace
 from attnconv.cost import cost
 from attnconv.heads import in_former_places
-from attnconv.runs import Run
+from attnconv.runs import JPEG_COPY, Run
 
 CIFAR10_IMAGES = 50_000
 """Training images of CIFAR-10, all of which the paper uses."""
@@ -131,8 +131,7 @@ def result(title: str, runs: Sequence[Run]) -> Result:
     """A row of Table 1 for runs that differ in their seed only."""
     prices = [cost(run.model) for run in runs]  # not the same where heads were pruned
     why = difference(runs[0])
-    data = runs[0].config["data"]
-    copy = "JPEG copy of CIFAR-10" if data["name"] == "cifar10" and "JPEG" in data["form"] else ""
+    copy = JPEG_COPY if runs[0].data_title == JPEG_COPY else ""
     return Result(
         model=title,
         accuracies=[run.test_accuracy for run in runs],

@@ -34,6 +34,9 @@ from attnconv.config import PRESETS, ModelConfig, Positive, TrainConfig, config_
 LIMIT = 2**28
 """Bytes that are read of one file of a run folder, packed or unpacked, besides the weights: far more than runs have."""
 
+JPEG_COPY = "JPEG copy of CIFAR-10"
+"""JPEG changes pixels, so an accuracy on such a copy is not quite one on CIFAR-10 itself."""
+
 
 class RunError(ValueError):
     """A run folder that cannot be used as asked; the message names the folder and the remedy."""
@@ -175,6 +178,12 @@ class Run:
     def title(self) -> str:
         """The model's name in figures and tables."""
         return PRESETS[self.preset].title if self.preset in PRESETS else self.preset
+
+    @property
+    def data_title(self) -> str:
+        """The data set's name in texts. A copy of CIFAR-10 that JPEG has changed is called one."""
+        data = self.config["data"]
+        return JPEG_COPY if data["name"] == "cifar10" and "JPEG" in data["form"] else data["name"]
 
     @cached_property
     def model(self) -> ModelConfig:
