@@ -259,7 +259,7 @@ class ContentAttention(nn.Module):
             return self.value(torch.einsum("bhijkl,bklc->bijhc", p, x).flatten(-2))
         q, k = self._queries_and_keys(x)
         dropout = self.dropout if self.training else 0.0
-        return self.value(attend_content(q, k, *self._position_logits(q), x, 1 / math.sqrt(self.key_size), dropout))
+        return self.value(attend_content(q, k, *self._position_logits(q), x, dropout))
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.out_channels}, heads={self.heads}, key_size={self.key_size}"
