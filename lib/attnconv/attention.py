@@ -84,6 +84,10 @@ class PositionalAttention(nn.Module):
         self._check_separable("probabilities()")
         return self.axis_logits(length, axis).softmax(-1)
 
+    def shifts(self, length: int, axis: int) -> Tensor:
+        """Shift k - q of every query and key along one axis (0 rows, 1 columns): (length, length), query x key."""
+        return shifts(length, self.value.weight.device)
+
     def _check_separable(self, remedy: str) -> None:
         if not self.separable:
             raise ValueError(f"{type(self).__name__} here does not factor into rows x columns; use {remedy}.")
@@ -137,7 +141,7 @@ class QuadraticAttention(PositionalAttention):
 
     def _offsets(self, length: int, axis: int) -> Tensor:
         """How far each shift is from the centres, along one axis: (h, length, length)."""
-        return shifts(length, self.centres.device) - self.centres[:, axis, None, None]
+        return self.shifts(length, axis) - self.centres[:, axis, None, None]
 
     def precision(self) -> Tensor:
         """Sigma^{-1} = S^T S of every head: (h, 2, 2), per squared pixel, rows then columns."""
