@@ -411,7 +411,7 @@ def test_refusals_of_the_way_back_name_their_cause():
     with pytest.raises(ValueError, match="7x7 kernel .* 6x6 grid .*max_size = 6"):
         attention_to_conv(learned, 7)
     with pytest.raises(TypeError, match="ContentAttention"):
-        attention_to_conv(ContentAttention(2, 2, 9, max_size=6), 3)
+        attention_to_conv(ContentAttention(2, 2, 9, max_size=6, key_size=2), 3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

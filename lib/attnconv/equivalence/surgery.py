@@ -67,8 +67,8 @@ class TapAttention(QuadraticAttention):
             super().__init__(conv.groups * channels, out_channels, math.prod(kernel))
         del self._modules["value"]  # `weight` takes its place
         self.in_channels, self.groups, self.dimensions = self.channels, conv.groups, len(kernel)
-        self.kernel_size = rows_and_columns(kernel, self.dimensions)
-        self.dilation = rows_and_columns(conv.dilation, self.dimensions)
+        self.kernel_size = _rows_and_columns(kernel, self.dimensions)
+        self.dilation = _rows_and_columns(conv.dilation, self.dimensions)
         self.stride, self.padding, self.padding_mode = conv.stride, conv.padding, conv.padding_mode
         self._amounts = _amounts(conv, kernel)
 
@@ -111,7 +111,7 @@ class TapAttention(QuadraticAttention):
                 f"A {('height', 'width')[axis]} of {length} is {padded} with padding, less than the {extent} pixels "
                 f"that the kernel of {kernel} at dilation {dilation} covers; no query has all its taps."
             )
-        stride = rows_and_columns(self.stride, self.dimensions)[axis]
+        stride = _rows_and_columns(self.stride, self.dimensions)[axis]
         return torch.arange(0, padded - extent + 1, stride, device=self.centres.device) + dilation * (kernel - 1) // 2
 
     def shifts(self, length: int, axis: int) -> Tensor:
@@ -209,7 +209,7 @@ def _own_parameter(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight.detach().clone(), weight.requires_grad)
 
 
-def rows_and_columns(value: Any, dimensions: int) -> tuple[int, int]:
+def _rows_and_columns(value: Any, dimensions: int) -> tuple[int, int]:
     """A convolution's stride, dilation, ... for two axes: a Conv1d has one row, and one number may stand for both."""
     return (1, *np.broadcast_to(value, dimensions).tolist())[-2:]
 
@@ -218,8 +218,8 @@ def _amounts(conv: nn.Conv1d | nn.Conv2d, kernel: list[int]) -> list[int]:
     """Pixels that the convolution adds before and after, the last axis first, as `F.pad` takes them."""
     if conv.padding_mode == "zeros":  # reads its padding in every forward pass; the other modes have worked it out
         n = len(kernel)
-        padding = conv.padding if isinstance(conv.padding, str) else rows_and_columns(conv.padding, n)[-n:]
-        options = {"padding": padding, "dilation": rows_and_columns(conv.dilation, n)[-n:], "device": "meta"}
+        padding = conv.padding if isinstance(conv.padding, str) else _rows_and_columns(conv.padding, n)[-n:]
+        options = {"padding": padding, "dilation": _rows_and_columns(conv.dilation, n)[-n:], "device": "meta"}
         conv = (nn.Conv1d, nn.Conv2d)[n - 1](1, 1, kernel, **options)
     return list(conv._reversed_padding_repeated_twice)
 
@@ -240,13 +240,10 @@ def conv_to_attention(conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA) -> TapA
 def convert(network: nn.Module, alpha: float = ALPHA, check: Tensor | None = None) -> nn.Module:
     """A copy of the network in which every `Conv2d` and `Conv1d` is self-attention; its outputs are the same.
 
-    Everything else (norms, pooling, linear layers) is copied as it is, and weights that are tied stay tied. Fast under
-    `torch.no_grad`.
-
-    Args:
-        network: stays as it is, the state of its parametrizations too.
-        alpha: as for `conv_to_attention`.
-        check: images for both networks, in evaluation mode; a ValueError names the first layer whose output differs.
+    Everything else (norms, pooling, linear layers) is copied as it is, and weights that are tied stay tied. The network
+    that is given stays as it is, the state of its parametrizations too. Fast under `torch.no_grad`. ``alpha`` is that
+    of `conv_to_attention`; ``check`` are images for both networks, in evaluation mode: a ValueError names the first
+    layer whose output differs.
     """
     convolutions = {n: m for n, m in network.named_modules() if isinstance(m, (_ConvNd, torch.jit.ScriptModule))}
     for name, module in convolutions.items():  # all of them first: a refusal costs no time
@@ -275,11 +272,10 @@ def _compare(network: nn.Module, converted: nn.Module, images: Tensor) -> None:
 
     def run(model: nn.Module, see: Callable[[str, Tensor], None]) -> None:
         model = copy.deepcopy(model, _computed(model)).eval()  # hooks and modes are those of a copy
-        for name, module in model.named_modules():
-            if name in shared:
-                module.register_forward_hook(
-                    lambda _, __, y, name=name: see(name, y) if isinstance(y, Tensor) else None
-                )
+        for name in shared:
+            model.get_submodule(name).register_forward_hook(
+                lambda _, __, y, name=name: see(name, y) if isinstance(y, Tensor) else None
+            )
         model(images)
 
     def compare(name: str, y: Tensor) -> None:
