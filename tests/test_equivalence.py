@@ -104,6 +104,14 @@ def test_the_layer_is_quadratic_attention_with_one_head_per_tap():
     assert torch.allclose(layer.precision(), 2 * equivalence.ALPHA * torch.eye(2).expand(6, 2, 2))
 
 
+def test_a_head_off_its_tap_is_left_out_with_its_mass():
+    layer = conv_to_attention(nn.Conv2d(2, 2, 3))
+    layer.centres.data[5, 0] = 2.0  # below the kernel
+    conv, report = attention_to_conv(layer)
+    assert report.outside.tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0] and 0 < report.error <= report.bound
+    assert not conv.weight[:, :, 1, 2].any() and conv.weight[:, :, 1, 1].any()
+
+
 def test_a_stride_is_a_subset_of_the_queries():
     torch.manual_seed(0)
     layer = conv_to_attention(nn.Conv2d(2, 3, 3, stride=(2, 3), padding=1))
@@ -371,11 +379,9 @@ def test_other_refusals_name_their_cause():
         scripted = torch.jit.script(nn.Sequential(nn.ReLU()))
     with pytest.raises(TypeError, match="Script"):
         convert(scripted)
-    for alpha in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="alpha"):
-            conv_to_attention(nn.Conv2d(1, 1, 1), alpha)
-    for alpha, dtype in ((1e39, torch.float32), (1.8e38, torch.float32), (1e308, torch.float64)):
-        with pytest.raises(ValueError, match=f"alpha.*too large for {dtype}"):
+    limits = [(a, torch.float32) for a in (0.0, -1.0, math.inf, math.nan, 1e39, 1.8e38)] + [(1e308, torch.float64)]
+    for alpha, dtype in limits:
+        with pytest.raises(ValueError, match=f"alpha = .*too large for {dtype}"):
             conv_to_attention(nn.Conv2d(1, 1, 1, dtype=dtype), alpha)
     layer = conv_to_attention(nn.Conv2d(2, 1, (3, 5), dilation=2))
     for shape in [(2, 9, 9), (9, 9), (1, 1, 2, 9, 9), (1, 3, 9, 9)]:
@@ -383,33 +389,28 @@ def test_other_refusals_name_their_cause():
             layer(torch.zeros(shape))
     with pytest.raises(ValueError, match="3-D input"):
         conv_to_attention(nn.Conv1d(2, 1, 3))(torch.zeros(1, 2, 9, 9))
-    with pytest.raises(ValueError, match="height of 4 .* 5 pixels"):
-        layer(torch.zeros(1, 2, 4, 9))
-    with pytest.raises(ValueError, match="width of 8 .* 9 pixels"):
-        layer(torch.zeros(1, 2, 5, 8))
+    for size, cause in [((4, 9), "height of 4 .* 5 pixels"), ((5, 8), "width of 8 .* 9 pixels")]:
+        with pytest.raises(ValueError, match=cause):
+            layer(torch.zeros(1, 2, *size))
 
 
 def test_refusals_of_the_way_back_name_their_cause():
-    layer = conv_to_attention(nn.Conv2d(2, 2, 3))
-    layer.centres.data[5, 0] = 0.4
-    attention_to_conv(layer, 3)
-    with pytest.raises(ValueError, match="not the 3x3"):
-        attention_to_conv(layer, 5)
-    with pytest.raises(ValueError, match="kernel_size"):
-        attention_to_conv(quadratic(), 0)
-    with pytest.raises(ValueError, match="2 of them"):
-        attention_to_conv(quadratic(), (3, 3, 3))
+    layer, learned = conv_to_attention(nn.Conv2d(2, 2, 3)), LearnedAttention(2, 2, 9, max_size=6)
+    any_size = "kernel of any size; pass kernel_size"
+    for arguments, cause in [
+        ((layer, 5), "not the 3x3"),
+        ((quadratic(),), any_size),
+        ((learned,), any_size),
+        ((quadratic(), 0), "kernel_size = 0"),
+        ((quadratic(), (3, 3, 3)), "2 of them"),
+        ((learned, 7), "7x7 kernel .* 6x6 grid .*max_size = 6"),
+    ]:
+        with pytest.raises(ValueError, match=cause):
+            attention_to_conv(*arguments)
     for wrong in (2.5, "3", (3, 3.0)):
-        with pytest.raises(ValueError, match=re.escape(f"kernel_size = {wrong!r} must be a whole number")):
-            attention_to_conv(quadratic(), wrong)
-        with pytest.raises(ValueError, match=re.escape(f"size = {wrong!r} must be a whole number")):
-            attention_to_conv(quadratic(), 3, wrong)
-    learned = LearnedAttention(2, 2, 9, max_size=6)
-    for layer in (learned, quadratic()):
-        with pytest.raises(ValueError, match="kernel of any size; pass kernel_size"):
-            attention_to_conv(layer)
-    with pytest.raises(ValueError, match="7x7 kernel .* 6x6 grid .*max_size = 6"):
-        attention_to_conv(learned, 7)
+        for name, sizes in (("kernel_size", (wrong,)), ("size", (3, wrong))):
+            with pytest.raises(ValueError, match=re.escape(f"{name} = {wrong!r} must be a whole number")):
+                attention_to_conv(quadratic(), *sizes)
     with pytest.raises(TypeError, match="ContentAttention"):
         attention_to_conv(ContentAttention(2, 2, 9, max_size=6, key_size=2), 3)
 

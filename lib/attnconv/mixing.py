@@ -66,9 +66,14 @@ def mix_dense(x: Tensor, probabilities: Tensor) -> Tensor:
     """Average pixels by P: x (B, H, W, C), P (h, H, W, H, W) -> (B, H, W, h C). Costs 2 h N^2 C FLOPs an image."""
     batch, height, width, channels = x.shape
     heads, pixels = probabilities.shape[0], height * width
-    probabilities = _as_autocast(probabilities)
-    # Rows ordered (query, head), so that the product is already channels last: no copy.
-    rows = probabilities.reshape(heads, pixels, pixels).transpose(0, 1).reshape(pixels * heads, pixels)
+    # Rows ordered (query, head), so that the product is already channels last: no copy. Autocast would cast P once for
+    # each image after `expand`.
+    rows = (
+        probabilities.to(_product_type(probabilities))
+        .reshape(heads, pixels, pixels)
+        .transpose(0, 1)
+        .reshape(pixels * heads, pixels)
+    )
     mixed = torch.bmm(rows.expand(batch, -1, -1), x.reshape(batch, pixels, channels))  # (B, N h, C)
     return mixed.view(batch, height, width, heads * channels)
 
@@ -81,7 +86,7 @@ def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     """
     batch, height, width, channels = x.shape
     heads, queries, _ = row.shape
-    row, column = _as_autocast(row), _as_autocast(column)
+    row, column = (p.to(_product_type(p)) for p in (row, column))
     rows = row.transpose(0, 1).reshape(queries * heads, height)  # ordered (query row, head)
     mixed = torch.bmm(rows.expand(batch, -1, -1), x.reshape(batch, height, width * channels))
     mixed = mixed.view(batch * queries, heads, width, channels)
@@ -110,11 +115,6 @@ def without_autocast(like: Tensor) -> contextlib.AbstractContextManager:
 def in_torch_func() -> bool:
     """Whether a transform of torch.func is at work: vmap, grad, jvp, ..."""
     return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _as_autocast(p: Tensor) -> Tensor:
-    """P in the type that autocast would give it: cast once here, not once for each image after `expand`."""
-    return p.to(_product_type(p))
 
 
 def _product_type(x: Tensor) -> torch.dtype:
@@ -205,11 +205,10 @@ class _Attend(torch.autograd.Function):
                 d_pixels = _add(d_pixels, part)
                 sums[group] = [_add(*pair) for pair in zip(sums[group], (d_first, d_second, d_values), strict=True)]
             d_x[some] = _images_first(d_pixels, pixels)
-        d_row, d_column, d_values = (None if parts[0] is None else parts for parts in zip(*sums, strict=True))
-        d_row = None if d_row is None else torch.cat(d_row).view(row.shape)
-        width = column.shape[-1]
-        d_column = torch.cat([part.unflatten(1, (-1, width)) for part in d_column], dim=1).transpose(0, 1)
-        d_weight = torch.cat(d_values).permute(2, 0, 1).flatten(1)
+        rows, columns, weights = zip(*sums, strict=True)
+        d_row = None if row is None else torch.cat(rows).view(row.shape)
+        d_column = torch.cat([part.unflatten(1, (-1, column.shape[2])) for part in columns], dim=1).transpose(0, 1)
+        d_weight = torch.cat(weights).permute(2, 0, 1).flatten(1)
         d_bias = None if bias is None else grad.flatten(0, -2).sum(0, dtype=_sum_type(grad))
         return d_x, d_row, d_column, d_weight, d_bias, None
 
