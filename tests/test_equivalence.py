@@ -112,6 +112,12 @@ def test_a_head_off_its_tap_is_left_out_with_its_mass():
     assert not conv.weight[:, :, 1, 2].any() and conv.weight[:, :, 1, 1].any()
 
 
+def test_a_soft_head_of_a_conv1d_spills_along_its_one_row_alone():
+    _, report = attention_to_conv(conv_to_attention(nn.Conv1d(1, 1, 3, dtype=torch.float64), alpha=0.5))
+    mass = [math.exp(-0.5 * n**2) for n in range(-16, 17)]
+    assert report.outside[1].item() == pytest.approx(1 - sum(mass[15:18]) / sum(mass), abs=1e-12)
+
+
 def test_a_stride_is_a_subset_of_the_queries():
     torch.manual_seed(0)
     layer = conv_to_attention(nn.Conv2d(2, 3, 3, stride=(2, 3), padding=1))

@@ -125,5 +125,6 @@ def _memory_kept() -> Iterator[None]:
 
 def _mallopt(values: dict[int, int]) -> None:
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
         for name, value in values.items():
-            ctypes.CDLL(None).mallopt(name, value)
+            mallopt(name, value)

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -211,7 +210,8 @@ def _own_parameter(weight: Tensor) -> nn.Parameter:
 
 def _rows_and_columns(value: Any, dimensions: int) -> tuple[int, int]:
     """A convolution's stride, dilation, ... for two axes: a Conv1d has one row, and one number may stand for both."""
-    return (1, *np.broadcast_to(value, dimensions).tolist())[-2:]
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    return (1, *(values * dimensions if len(values) == 1 else values))[-2:]
 
 
 def _amounts(conv: nn.Conv1d | nn.Conv2d, kernel: list[int]) -> list[int]:
