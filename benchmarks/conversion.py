@@ -32,7 +32,7 @@ def main() -> None:
     cnn = torchvision.models.get_model(arguments.model, weights=None).eval()
     x = torch.randn(arguments.batch, 3, arguments.size, arguments.size)
     start = time.perf_counter()
-    attention = convert(cnn, progress=sys.stderr.isatty())
+    attention = convert(cnn)
     conversion = time.perf_counter() - start
 
     with torch.no_grad():

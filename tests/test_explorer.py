@@ -58,7 +58,7 @@ def runs(data, tmp_path_factory) -> dict[str, Run]:
     recipe = TrainConfig(epochs=2, batch_size=30, optimizer="adamw", lr=1e-3, augment=False)
     made = {k: ModelConfig(**(SMALL | KINDS[k])) for k in ("quadratic", "content")}
     made["resnet"] = ModelConfig(kind="resnet", resnet_width=2)
-    return {k: train(config, recipe, data, folder / k, preset=k, progress=False) for k, config in made.items()}
+    return {k: train(config, recipe, data, folder / k, preset=k) for k, config in made.items()}
 
 
 def asked(explorer, **message) -> list:
@@ -429,7 +429,7 @@ def test_any_network_with_heads_is_explored(tmp_path) -> None:
         torch.nn.Conv2d(3, 6, 3, stride=2, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(6, 6, 5, padding=2, groups=2),
         torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(6, 4),
     )  # fmt: skip
-    network = convert(cnn, alpha=3.0, progress=False).eval()
+    network = convert(cnn, alpha=3.0).eval()
     images = np.random.default_rng(0).integers(0, 256, (2, 3, 20, 24), dtype=np.uint8)
     explorer = explore(network, images=images, classes=["a", "b", "c", "d"])
     side = explorer.sides[0]
@@ -444,7 +444,7 @@ def test_any_network_with_heads_is_explored(tmp_path) -> None:
     without = copy.deepcopy(cnn)
     with torch.no_grad():
         without[2].weight[:, :, 1, 2] = 0
-    close = predict(convert(without, 3.0, progress=False), explorer._inputs([explorer._shown[0]])).softmax(-1)[0]
+    close = predict(convert(without, 3.0), explorer._inputs([explorer._shown[0]])).softmax(-1)[0]
     np.testing.assert_allclose(explorer.edited["probabilities"], close, rtol=1e-4)
     shares = []
     for head in range(9):
@@ -472,7 +472,7 @@ def test_a_single_layer_is_explored(kind: str) -> None:
 
 def test_what_cannot_be_explored_is_refused_in_a_sentence() -> None:
     mixed = torch.nn.Sequential(QuadraticAttention(3, 3, 4), LearnedAttention(3, 3, 4, max_size=9))
-    sequences = convert(torch.nn.Sequential(torch.nn.Conv1d(2, 2, 3)), progress=False)
+    sequences = convert(torch.nn.Sequential(torch.nn.Conv1d(2, 2, 3)))
     for subject, words in (
         (torch.nn.Linear(2, 2), "A Linear has no attention heads.*convert"),
         (torch.nn.Conv2d(3, 3, 3), "A Conv2d has no attention heads"),

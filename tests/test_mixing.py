@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnconv import mixing
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 
+KINDS = ["isotropic", "learned", "full", "content"]
 GRIDS = [(9, 10), (13, 8), (1, 12), (7, 1), (1, 1)]
 
 
@@ -29,11 +30,17 @@ def with_gradients(layer, x):
     return [out.detach(), *torch.autograd.grad((out * weights).sum(), wanted, allow_unused=True)]
 
 
+def dense_twin(layer):
+    """The same parameters in float64 and plain operations on all of P: the reference for derivatives."""
+    twin = copy.deepcopy(layer).double()
+    twin.mixing = "dense"
+    twin.value.register_forward_hook(lambda *_: None)  # a hook on the values means plain operations
+    return twin
+
+
 def assert_equal_to_dense(layer, x, tolerance):
-    """Against the dense definition in float64."""
-    dense = copy.deepcopy(layer).double()
-    dense.mixing = "dense"
-    for ours, exact in zip(with_gradients(layer, x), with_gradients(dense, x.double()), strict=True):
+    """The output and its gradients, against the dense definition."""
+    for ours, exact in zip(with_gradients(layer, x), with_gradients(dense_twin(layer), x.double()), strict=True):
         assert (ours - exact).norm() <= tolerance * max(1.0, exact.norm().item())
 
 
@@ -90,15 +97,7 @@ def test_gradients_against_finite_differences_over_several_chunks(kind, monkeypa
 # Every derivative, in each form
 
 
-def dense_twin(layer):
-    """The same parameters in plain operations: the reference for derivatives."""
-    twin = copy.deepcopy(layer)
-    twin.mixing = "dense"
-    twin.value.register_forward_hook(lambda *_: None)  # a hook on the values means plain operations
-    return twin
-
-
-@pytest.mark.parametrize("kind", ["isotropic", "learned", "full", "content"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("loss", [torch.sum, lambda t: t.square().sum(), lambda t: t.exp().sum()])
 def test_second_derivatives_are_those_of_the_dense_form(kind, loss, small_chunks, monkeypatch):
     monkeypatch.setattr(mixing, "SMALL_GRID", 0)
@@ -116,7 +115,7 @@ def test_second_derivatives_are_those_of_the_dense_form(kind, loss, small_chunks
         torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["isotropic", "learned", "full", "content"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_functional_call_uses_the_parameters_it_is_given_in_both_passes(kind, dropout, small_chunks):
     layer = make(kind, dropout=dropout)
@@ -133,7 +132,7 @@ def test_functional_call_uses_the_parameters_it_is_given_in_both_passes(kind, dr
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("kind", ["isotropic", "learned", "full", "content"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_parameter_changed_between_forward_and_backward_never_gives_wrong_gradients(kind, small_chunks):
     layer = make(kind)
     x = torch.randn(2, 9, 10, 5)
@@ -173,7 +172,7 @@ def test_eval_between_forward_and_backward_changes_nothing(kind, small_chunks):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("kind", ["isotropic", "learned", "full", "content"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_vmap_and_the_gradients_of_torch_func(kind, small_chunks):
     layer = make(kind, size=10).double()
     x = torch.randn(4, 2, 9, 10, 5, dtype=torch.float64)
@@ -228,7 +227,7 @@ def test_layers_without_a_bias_and_with_hooks_on_the_values_work():
 # Precision and compilation
 
 
-@pytest.mark.parametrize("kind", ["isotropic", "learned", "full", "content"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_autocast_to_bfloat16_stays_close(kind):
     layer = make(kind)
     x = torch.randn(2, 9, 10, 5)
@@ -302,22 +301,24 @@ def test_operations_stay_linear_in_rows_plus_columns(grid):
     assert flops(layer, x, backward=False) == values + rows * width
 
 
+def stored(layer, x):
+    """Numbers that each tensor kept for the backward pass holds, by its place in memory."""
+    found = {}
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: found.update({t.data_ptr(): t.untyped_storage().nbytes() // t.itemsize}) or t, lambda t: t
+    ):
+        layer(x)
+    return found.values()
+
+
 def test_training_stores_the_input_and_no_averages():
     layer = make("isotropic", heads=9, channels=8)
     x = torch.randn(4, 12, 12, 8, requires_grad=True)
-    sizes = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-        layer(x)
-    assert max(sizes) == x.numel()  # the averages of nine heads would be nine times that
+    assert max(stored(layer, x)) == x.numel()  # the averages of nine heads would be nine times that
 
 
 def test_a_full_covariance_stores_less_than_p(small_chunks):
-    layer = make("full", heads=3)
-    x = torch.randn(2, 12, 12, 5, requires_grad=True)
-    stored = {}
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.update({t.data_ptr(): t}) or t, lambda t: t):
-        layer(x)
-    assert sum(t.numel() for t in stored.values()) < 3 * 144**2 / 2
+    assert sum(stored(make("full"), torch.randn(2, 12, 12, 5, requires_grad=True))) < 3 * 144**2 / 2
 
 
 def test_dropout_on_large_grids_goes_by_blocks_with_one_mask_for_the_batch(small_chunks):

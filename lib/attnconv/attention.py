@@ -14,7 +14,7 @@ pixels, N = H W, C and D channels in and out, h heads; q is a query pixel, k a k
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,8 @@ Mixing = Literal["auto", "dense", "separable"]
 class PositionalAttention(nn.Module):
     """Attention that looks at positions only: P has no batch axis. A subclass says what the scores are.
 
-    Args:
-        channels: C, of the input.
-        out_channels: D, of the output.
+    Args (of the subclasses too):
+        channels, out_channels: C of the input, D of the output.
         heads: h; each averages all C channels and owns a value matrix C x D, a block of rows of ``value``.
         mixing: ``dense`` builds P (h, H, W, H, W); ``separable`` mixes along columns and rows, where the encoding
             factors (an error where it does not); ``auto`` takes the fastest equal form, in memory linear in pixels.
@@ -46,7 +45,7 @@ class PositionalAttention(nn.Module):
         if mixing not in ("auto", "dense", "separable"):
             raise ValueError(f"mixing = {mixing!r} is not one of 'auto', 'dense', 'separable'.")
         if mixing == "separable":
-            self._check_separable("mixing='auto' or 'dense'")
+            self._check_separable()
             if dropout > 0:
                 raise ValueError("Dropout on the probabilities breaks rows x columns; use mixing='auto' or dropout=0.")
         self.channels, self.out_channels, self.heads = channels, out_channels, heads
@@ -61,15 +60,11 @@ class PositionalAttention(nn.Module):
 
     def probabilities(self, height: int, width: int) -> Tensor:
         """P: (h, H, W, H, W); ``P[h, i, j]`` is how head h, at query pixel (i, j), weighs the key pixels (sum 1)."""
-        logits = self.logits(height, width)
-        return logits.flatten(-2).softmax(-1).view_as(logits)
-
-    def logits(self, height: int, width: int) -> Tensor:
-        """Scores before the softmax over keys: (h, H, W, H, W), query pixel then key pixel."""
         terms = self.score_terms(height, width)
         rows, columns = (term.shape[1] for term in terms[:2])  # of queries
         query = torch.arange(rows * columns, device=terms[0].device)
-        return scores(query // columns, query % columns, *terms).unflatten(1, (rows, columns))
+        logits = scores(query // columns, query % columns, *terms)  # (h, N, H, W)
+        return logits.flatten(-2).softmax(-1).view_as(logits).unflatten(1, (rows, columns))
 
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
         """What the scores are made of (see `mixing.scores`): those of rows (h, H, H) and of columns (h, W, W)."""
@@ -81,12 +76,17 @@ class PositionalAttention(nn.Module):
 
     def axis_probabilities(self, length: int, axis: int) -> Tensor:
         """Softmax over keys along one axis (0 rows, 1 columns): (h, length, length); P is the product of both axes."""
-        self._check_separable("probabilities()")
         return self.axis_logits(length, axis).softmax(-1)
 
-    def _check_separable(self, remedy: str) -> None:
+    def shifts(self, length: int, axis: int) -> Tensor:
+        """Shift k - q of every query and key along one axis (0 rows, 1 columns): (length, length), query x key."""
+        return shifts(length, self.value.weight.device)
+
+    def _check_separable(self) -> None:
         if not self.separable:
-            raise ValueError(f"{type(self).__name__} here does not factor into rows x columns; use {remedy}.")
+            raise ValueError(
+                "A full covariance does not factor into rows x columns; use mixing='auto', probabilities()."
+            )
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.out_channels}, heads={self.heads}, mixing={self.mixing!r}"
@@ -108,23 +108,22 @@ class QuadraticAttention(PositionalAttention):
         out_channels: int,
         heads: int,
         covariance: Literal["isotropic", "full"] = "isotropic",
-        mixing: Mixing = "auto",
-        dropout: float = 0.0,
         centre_std: float = 2.0,
         centre_start: Literal["gaussian", "disc"] = "gaussian",
         spread_start: float = 1.0,
+        **options: Any,
     ):
         if covariance not in ("isotropic", "full"):
             raise ValueError(f"covariance = {covariance!r} is not one of 'isotropic', 'full'.")
         self.covariance, self.separable = covariance, covariance == "isotropic"
-        super().__init__(channels, out_channels, heads, mixing, dropout)
+        super().__init__(channels, out_channels, heads, **options)
         start = torch.randn(heads, 2) if centre_start == "gaussian" else evenly_on_a_disc(heads)
         self.centres = nn.Parameter(centre_std * start)
         noise = 0.01 * torch.randn(heads, *(() if self.separable else (2, 2)))
         self.spreads = nn.Parameter(spread_start * (1 if self.separable else torch.eye(2)) + noise)
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
-        self._check_separable("logits()")
+        self._check_separable()
         return -0.5 * self.spreads.square()[:, None, None] * self._offsets(length, axis).square()
 
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
@@ -137,7 +136,7 @@ class QuadraticAttention(PositionalAttention):
 
     def _offsets(self, length: int, axis: int) -> Tensor:
         """How far each shift is from the centres, along one axis: (h, length, length)."""
-        return shifts(length, self.centres.device) - self.centres[:, axis, None, None]
+        return self.shifts(length, axis) - self.centres[:, axis, None, None]
 
     def precision(self) -> Tensor:
         """Sigma^{-1} = S^T S of every head: (h, 2, 2), per squared pixel, rows then columns."""
@@ -152,27 +151,17 @@ class LearnedAttention(PositionalAttention):
     """The learned relative encoding (section 4): score = v_row . r_row[shift] + v_col . r_col[shift] for each head.
 
     ``row_embedding`` and ``column_embedding`` hold one vector per shift -(max_size-1) .. max_size-1, shared by the
-    heads: (2 max_size - 1, embedding_size); ``row_scores`` and ``column_scores`` one vector per head.
+    heads: (2 max_size - 1, C); ``row_scores`` and ``column_scores`` one vector per head.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        out_channels: int,
-        heads: int,
-        max_size: int,
-        embedding_size: int | None = None,
-        mixing: Mixing = "auto",
-        dropout: float = 0.0,
-    ):
-        super().__init__(channels, out_channels, heads, mixing, dropout)
-        size = channels if embedding_size is None else embedding_size
+    def __init__(self, channels: int, out_channels: int, heads: int, max_size: int, **options: Any):
+        super().__init__(channels, out_channels, heads, **options)
         self.max_size = max_size
-        self.row_embedding = nn.Parameter(torch.randn(2 * max_size - 1, size))
-        self.column_embedding = nn.Parameter(torch.randn(2 * max_size - 1, size))
-        bound = 1 / math.sqrt(size)  # as nn.Linear, so that scores start with a variance of 1/3
-        self.row_scores = nn.Parameter(torch.empty(heads, size).uniform_(-bound, bound))
-        self.column_scores = nn.Parameter(torch.empty(heads, size).uniform_(-bound, bound))
+        self.row_embedding = nn.Parameter(torch.randn(2 * max_size - 1, channels))
+        self.column_embedding = nn.Parameter(torch.randn(2 * max_size - 1, channels))
+        bound = 1 / math.sqrt(channels)  # as nn.Linear, so that scores start with a variance of 1/3
+        self.row_scores = nn.Parameter(torch.empty(heads, channels).uniform_(-bound, bound))
+        self.column_scores = nn.Parameter(torch.empty(heads, channels).uniform_(-bound, bound))
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
         scores = (self.row_scores, self.column_scores)[axis]
@@ -189,8 +178,6 @@ class ContentAttention(nn.Module):
     depends on the images: it has a leading batch axis, and does not factor. ``mixing="dense"`` computes the output
     through `probabilities`, ``"auto"`` the same by one of the forms of `attnconv.mixing`.
     """
-
-    separable = False
 
     def __init__(
         self,
@@ -230,7 +217,7 @@ class ContentAttention(nn.Module):
         return torch.einsum("bhijd,ikd->bhijk", q_row, rows), torch.einsum("bhijd,jld->bhijl", q_column, columns)
 
     def score_parts(self, x: Tensor, rows: slice = slice(None), columns: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W). Their sum is `logits`.
+        """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W). Their sum is the score.
 
         ``rows`` and ``columns``: of the queries; all pixels are keys.
         """
@@ -241,15 +228,10 @@ class ContentAttention(nn.Module):
         content = torch.einsum("bhijd,bhkld->bhijkl", q, k)
         return scale * content, scale * (by_row[..., :, None] + by_column[..., None, :])
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Scores before the softmax: (B, h, H, W, H, W), query pixel then key pixel."""
-        content, position = self.score_parts(x)
-        return content + position
-
     def probabilities(self, x: Tensor) -> Tensor:
         """P for these images, x (B, H, W, C): (B, h, H, W, H, W); the last two axes sum to 1."""
-        logits = self.logits(x)
-        return logits.flatten(-2).softmax(-1).view_as(logits)
+        content, position = self.score_parts(x)
+        return (content + position).flatten(-2).softmax(-1).view_as(content)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, D), for any H and W up to ``max_size``."""
@@ -259,7 +241,7 @@ class ContentAttention(nn.Module):
             return self.value(torch.einsum("bhijkl,bklc->bijhc", p, x).flatten(-2))
         q, k = self._queries_and_keys(x)
         dropout = self.dropout if self.training else 0.0
-        return self.value(attend_content(q, k, *self._position_logits(q), x, 1 / math.sqrt(self.key_size), dropout))
+        return self.value(attend_content(q, k, *self._position_logits(q), x, dropout))
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.out_channels}, heads={self.heads}, key_size={self.key_size}"

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,9 +66,14 @@ def mix_dense(x: Tensor, probabilities: Tensor) -> Tensor:
     """Average pixels by P: x (B, H, W, C), P (h, H, W, H, W) -> (B, H, W, h C). Costs 2 h N^2 C FLOPs an image."""
     batch, height, width, channels = x.shape
     heads, pixels = probabilities.shape[0], height * width
-    probabilities = _as_autocast(probabilities)
-    # Rows ordered (query, head), so that the product is already channels last: no copy.
-    rows = probabilities.reshape(heads, pixels, pixels).transpose(0, 1).reshape(pixels * heads, pixels)
+    # Rows ordered (query, head), so that the product is already channels last: no copy. Autocast would cast P once for
+    # each image after `expand`.
+    rows = (
+        probabilities.to(_product_type(probabilities))
+        .reshape(heads, pixels, pixels)
+        .transpose(0, 1)
+        .reshape(pixels * heads, pixels)
+    )
     mixed = torch.bmm(rows.expand(batch, -1, -1), x.reshape(batch, pixels, channels))  # (B, N h, C)
     return mixed.view(batch, height, width, heads * channels)
 
@@ -81,7 +86,7 @@ def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     """
     batch, height, width, channels = x.shape
     heads, queries, _ = row.shape
-    row, column = _as_autocast(row), _as_autocast(column)
+    row, column = (p.to(_product_type(p)) for p in (row, column))
     rows = row.transpose(0, 1).reshape(queries * heads, height)  # ordered (query row, head)
     mixed = torch.bmm(rows.expand(batch, -1, -1), x.reshape(batch, height, width * channels))
     mixed = mixed.view(batch * queries, heads, width, channels)
@@ -112,11 +117,6 @@ def in_torch_func() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _as_autocast(p: Tensor) -> Tensor:
-    """P in the type that autocast would give it: cast once here, not once for each image after `expand`."""
-    return p.to(_product_type(p))
-
-
 def _product_type(x: Tensor) -> torch.dtype:
     """The type in which x is multiplied: autocast's, or its own where autocast is off or leaves it alone."""
     kind = x.device.type
@@ -144,15 +144,12 @@ def attend(x: Tensor, row: Tensor | None, column: Tensor, value: nn.Linear) -> T
     dtype, heads, pixels = _product_type(x), len(column), x.shape[1] * x.shape[2]
     large = row is not None or pixels > SMALL_GRID
     if plain and large and heads and x.numel() and _eager_on_cpu(x) and dtype == _product_type(value.weight):
-        column = column.reshape(heads, pixels, pixels) if row is None else column
-        return _Attend.apply(x, row, column, value.weight, value.bias, dtype)
-    return value(_mix(x, row, column))
-
-
-def _mix(x: Tensor, row: Tensor | None, column: Tensor) -> Tensor:
-    if row is None:
-        return mix_dense(x, column.view(len(column), *x.shape[1:3], *x.shape[1:3]))
-    return mix_separable(x, row, column)
+        if row is not None:
+            return _Attend.apply(x, row, column, value.weight, value.bias, dtype)
+        long = x.flatten(1, 2)[:, None]  # an image as one row of pixels
+        out = _Attend.apply(long, None, column.reshape(heads, pixels, pixels), value.weight, value.bias, dtype)
+        return out.view(*x.shape[:3], -1)
+    return value(mix_dense(x, column) if row is None else mix_separable(x, row, column))
 
 
 class _Attend(torch.autograd.Function):
@@ -163,86 +160,72 @@ class _Attend(torch.autograd.Function):
         out[i]    = sum_{h, l} P_col[h, :, l] v[h, i, l]    (W x h W) (h W x b D) for each row of pixels
 
     Each product takes all heads, and a chunk of images whose pixels come first in memory, (H, W, b, C): three times as
-    fast as small products head by head. With one P over all pixels the first average is left out (H = 1, W = N). The
-    forward pass stores its inputs only: to make y and v again costs less than to read them back. Products are taken in
-    ``dtype``, sums over chunks in float32 or better. Where a graph of the gradients is asked for (second derivatives),
-    the gradients are those of the plain operations.
+    fast as small products head by head. Without P_row, H is 1 and y the pixels themselves. The forward pass stores its
+    inputs only: to make y and v again costs less than to read them back. Products are taken in ``dtype``, sums over
+    chunks in float32 or better. The backward pass is made of operations that can be differentiated again.
     """
 
     @staticmethod
     def forward(ctx, x, row, column, weight, bias, dtype):
         ctx.save_for_backward(x, row, column, weight, bias)
-        ctx.dtype, exact = dtype, torch.promote_types(weight.dtype, torch.float32)
-        first, second, values = _matrices(row, column, weight, dtype)
+        ctx.dtype = dtype
+        images, groups = _chunks(x, row, column, weight, dtype)
         shift = weight.new_zeros(1, dtype=dtype) if bias is None else bias.to(dtype)
         out = x.new_empty(*x.shape[:3], len(weight), dtype=dtype)
-        for images, groups in _chunks(x, values):
-            pixels, total = _pixels_first(x[images], row, dtype), None
-            for heads in groups:
-                y = _average_columns(pixels, first, heads)
-                v = _rows_first(torch.bmm(y, values[heads]), pixels)
-                part = torch.bmm(second[:, heads].flatten(1).expand(len(v), -1, -1), v)  # (H, W, b D)
-                total = part if total is None else total.to(exact).add_(part)
-            torch.add(_images_first(total, out[images]), shift, out=out[images])
+        for some, result in zip(x.split(images), out.split(images), strict=True):
+            pixels, total = _pixels_first(some, dtype), None
+            for first, second, values in groups:
+                _, v = _averages(pixels, first, values)
+                total = _add(total, torch.bmm(second.expand(len(v), -1, -1), v))  # (H, W, b D)
+            torch.add(_images_first(total, pixels), shift, out=result)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        if torch.is_grad_enabled():
-            return _plain_gradients(ctx, grad)
         x, row, column, weight, bias = ctx.saved_tensors
-        dtype, exact = ctx.dtype, torch.promote_types(weight.dtype, torch.float32)
-        first, second, values = _matrices(row, column, weight, dtype)
-        d_x = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
-        d_first, d_second, d_values = (
-            None if t is None else torch.zeros_like(t, dtype=exact) for t in (first, second, values)
-        )
-        for images, groups in _chunks(x, values):
-            pixels, total = _pixels_first(x[images], row, dtype), None
-            g = _pixels_first(grad[images], row, dtype).flatten(2)  # (H, W, b D)
-            for heads in groups:
+        images, groups = _chunks(x, row, column, weight, ctx.dtype)
+        d_x, sums = torch.empty_like(x, memory_format=torch.contiguous_format), [(None, None, None)] * len(groups)
+        for start in range(0, len(x), images):
+            some = slice(start, start + images)
+            pixels, d_pixels = _pixels_first(x[some], ctx.dtype), None
+            d_out = _pixels_first(grad[some], ctx.dtype).flatten(2)  # (H, W, b D)
+            for group, (first, second, values) in enumerate(groups):
                 # y and v as in the forward pass, then its three products backwards, the last one first.
-                y = _average_columns(pixels, first, heads)
-                v = _rows_first(torch.bmm(y, values[heads]), pixels)
-                rows = second[:, heads]  # (W, h, W)
-                d_second[:, heads] += torch.bmm(g, v.mT).sum(0, dtype=exact).view(rows.shape)
-                d_v = torch.bmm(rows.flatten(1).T.expand(len(g), -1, -1), g)
-                d_v = _heads_first(d_v, values[heads])  # (h, H W b, D)
-                d_values[heads] += torch.bmm(y.mT, d_v)
-                if first is None and d_x is None:
-                    continue
-                part = torch.bmm(d_v, values[heads].mT)  # the gradient of y
+                y, v = _averages(pixels, first, values)
+                d_second = torch.bmm(d_out, v.mT).sum(0, dtype=_sum_type(v))  # (W, h W)
+                d_v = torch.bmm(second.T.expand(len(v), -1, -1), d_out)  # (H, h W, b D)
+                d_v = d_v.view(len(v), len(values), -1).transpose(0, 1).reshape(*y.shape[:2], -1)  # (h, H W b, D)
+                d_values = torch.bmm(y.mT, d_v)
+                d_y = torch.bmm(d_v, values.mT)  # (h, H W b, C)
                 if first is None:
-                    part = part.sum(0)
+                    d_first, part = None, d_y.sum(0)
                 else:
-                    part = part.view(-1, pixels[0].numel())  # (h H, W b C)
-                    d_first[heads] += torch.mm(pixels.flatten(1), part.T).T.view(first[heads].shape)
-                    part = torch.mm(first[heads].flatten(0, 1).T, part) if d_x is not None else None
-                if d_x is not None:
-                    total = part if total is None else total.to(exact).add_(part)
-            if d_x is not None:
-                d_x[images].copy_(_images_first(total, d_x[images]))
-        d_column = d_second.transpose(0, 1)
-        d_weight = d_values.permute(2, 0, 1).flatten(1)
-        d_bias = None if bias is None else grad.flatten(0, -2).sum(0, dtype=exact)
-        return d_x, d_first, d_column, d_weight, d_bias, None
+                    d_y = d_y.view(len(first), -1)  # (h H, W b C)
+                    d_first, part = torch.mm(pixels.flatten(1), d_y.T).T, torch.mm(first.T, d_y)
+                d_pixels = _add(d_pixels, part)
+                sums[group] = [_add(*pair) for pair in zip(sums[group], (d_first, d_second, d_values), strict=True)]
+            d_x[some] = _images_first(d_pixels, pixels)
+        rows, columns, weights = zip(*sums, strict=True)
+        d_row = None if row is None else torch.cat(rows).view(row.shape)
+        d_column = torch.cat([part.unflatten(1, (-1, column.shape[2])) for part in columns], dim=1).transpose(0, 1)
+        d_weight = torch.cat(weights).permute(2, 0, 1).flatten(1)
+        d_bias = None if bias is None else grad.flatten(0, -2).sum(0, dtype=_sum_type(grad))
+        return d_x, d_row, d_column, d_weight, d_bias, None
 
 
-def _matrices(row: Tensor | None, column: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-    """P_row (h, H, H), P_col (W, h, W) and W^h (h, C, D), so that products of all heads need no copies."""
-    first = None if row is None else row.to(dtype)
-    second = column.transpose(0, 1).to(dtype).contiguous()
-    values = weight.unflatten(1, (len(column), -1)).permute(1, 2, 0).to(dtype).contiguous()
-    return first, second, values
+def _chunks(
+    x: Tensor, row: Tensor | None, column: Tensor, weight: Tensor, dtype: torch.dtype
+) -> tuple[int, list[tuple[Tensor | None, Tensor, Tensor]]]:
+    """How many images to take at a time, and the heads, in groups where those of one image take more than `CHUNK`.
 
-
-def _chunks(x: Tensor, values: Tensor) -> Iterator[tuple[slice, list[slice]]]:
-    """Slices of images, and of the heads: in groups where those of one image take more than `CHUNK`."""
-    heads, head = len(values), x[0].numel() * values.itemsize  # bytes of one head's averages of an image
-    at_once, group = _evenly(len(x), CHUNK // (heads * head)), _evenly(heads, CHUNK // head)
-    groups = [slice(start, min(start + group, heads)) for start in range(0, heads, group)]
-    for start in range(0, len(x), at_once):
-        yield slice(start, start + at_once), groups
+    A group is P_row (h H, H), P_col (W, h W) and W^h (h, C, D), so that products need no copies.
+    """
+    heads, head = len(column), x[0].numel() * dtype.itemsize  # bytes of one head's averages of an image
+    size = _evenly(heads, CHUNK // head)
+    values = weight.unflatten(1, (heads, -1)).permute(1, 2, 0).to(dtype).contiguous().split(size)
+    rows = [None] * len(values) if row is None else [part.flatten(0, 1) for part in row.to(dtype).split(size)]
+    columns = [part.transpose(0, 1).flatten(1) for part in column.to(dtype).split(size)]
+    return _evenly(len(x), CHUNK // (heads * head)), list(zip(rows, columns, values, strict=True))
 
 
 def _evenly(total: int, most: int) -> int:
@@ -250,48 +233,36 @@ def _evenly(total: int, most: int) -> int:
     return math.ceil(total / math.ceil(total / max(1, most)))
 
 
-def _pixels_first(x: Tensor, row: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """(b, H, W, C) -> (H, W, b, C), copied in that order; without P_row (1, H W, b, C): one long row."""
+def _averages(pixels: Tensor, first: Tensor | None, values: Tensor) -> tuple[Tensor, Tensor]:
+    """y (h, H W b, C), and v with what one row of pixels needs together: (H, h W, b D)."""
+    height, width, _, channels = pixels.shape
+    heads = len(values)
+    y = pixels.flatten(1) if first is None else torch.mm(first, pixels.flatten(1))  # (h H, W b C)
+    y = y.view(-1, height * pixels[0].numel() // channels, channels).expand(heads, -1, -1)
+    v = torch.bmm(y, values).view(heads, height, -1)
+    return y, v.transpose(0, 1).reshape(height, heads * width, -1)
+
+
+def _pixels_first(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(b, H, W, C) -> (H, W, b, C), copied in that order."""
     x = x.permute(1, 2, 0, 3)
-    x = x.new_empty(x.shape, dtype=dtype).copy_(x)
-    return x.flatten(0, 1)[None] if row is None else x
+    return x.new_empty(x.shape, dtype=dtype).copy_(x)
 
 
-def _images_first(part: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `_pixels_first`, a view: (H, W, b D) in any grouping -> (b, H, W, D)."""
-    return part.view(*like.shape[1:3], len(like), -1).permute(2, 0, 1, 3)
+def _images_first(part: Tensor, pixels: Tensor) -> Tensor:
+    """The inverse, a view: (H, W, b D) in any grouping -> (b, H, W, D)."""
+    return part.view(*pixels.shape[:3], -1).permute(2, 0, 1, 3)
 
 
-def _average_columns(pixels: Tensor, first: Tensor | None, heads: slice) -> Tensor:
-    """(H, W, b, C) -> (h, H W b, C); without P_row the pixels themselves, for every head."""
-    channels = pixels.shape[-1]
-    if first is None:
-        return pixels.view(1, -1, channels).expand(heads.stop - heads.start, -1, -1)
-    return torch.mm(first[heads].flatten(0, 1), pixels.flatten(1)).view(len(first[heads]), -1, channels)
+def _add(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+    """Their sum in float32 or better, in place; None is the sum of nothing."""
+    if total is None or part is None:
+        return part if total is None else total
+    return total.to(_sum_type(total)).add_(part)
 
 
-def _rows_first(v: Tensor, pixels: Tensor) -> Tensor:
-    """(h, H W b, D) -> (H, h W, b D): what one row of pixels needs lies together."""
-    height, width = pixels.shape[:2]
-    return v.view(len(v), height, -1).transpose(0, 1).reshape(height, len(v) * width, -1)
-
-
-def _heads_first(v: Tensor, values: Tensor) -> Tensor:
-    """(H, h W, b D) -> (h, H W b, D): the inverse."""
-    heads, _, out_channels = values.shape
-    return v.view(len(v), heads, -1).transpose(0, 1).reshape(heads, -1, out_channels)
-
-
-def _plain_gradients(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of `_Attend` as functions of its inputs that can be differentiated again."""
-    # Views of the inputs stand for them: a gradient with respect to one must not run on into what made it.
-    inputs = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
-    x, row, column, weight, bias = inputs
-    with torch.autocast("cpu", ctx.dtype, enabled=ctx.dtype in (torch.bfloat16, torch.float16)):
-        out = F.linear(_mix(x, row, column), weight, bias)
-    wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-    found = iter(torch.autograd.grad(out, wanted, grad.to(out.dtype), create_graph=True))
-    return *(next(found) if needed else None for needed in ctx.needs_input_grad[:5]), None
+def _sum_type(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 # Where P is too large to be made whole, or to be stored.
@@ -320,46 +291,45 @@ def attend_in_blocks(x: Tensor, terms: tuple[Tensor, ...], value: nn.Linear, dro
     return torch.cat(parts, dim=1).view(batch, height, width, -1)
 
 
-def attend_content(
-    q: Tensor, k: Tensor, rows: Tensor, columns: Tensor, x: Tensor, scale: float, dropout: float = 0.0
-) -> Tensor:
+def attend_content(q: Tensor, k: Tensor, rows: Tensor, columns: Tensor, x: Tensor, dropout: float = 0.0) -> Tensor:
     """The averages of all heads where scores depend on the images: x (B, H, W, C) -> (B, H, W, h C).
 
     q and k (B, h, H, W, K); ``rows`` (B, h, H, W, H) and ``columns`` (B, h, H, W, W) are each query's scores for key
-    rows and key columns. P = softmax(scale (q . k + rows + columns)).
+    rows and key columns. P = softmax((q . k + rows + columns) / sqrt(K)).
     """
-    batch, heads, height, width, _ = q.shape
+    batch, heads, height, width, size = q.shape
+    scale, channels = 1 / math.sqrt(size), x.shape[-1]
     # [q, rows, columns] . [k, one-hot row, one-hot column] = q . k + rows + columns: an ordinary dot product.
-    one_hot = [torch.eye(n, dtype=k.dtype, device=k.device) for n in (height, width)]
-    one_hot = [one_hot[0][:, None].expand(-1, width, -1), one_hot[1][None].expand(height, -1, -1)]
-    where = torch.cat(one_hot, dim=-1).expand(batch, heads, -1, -1, -1)  # (B, h, H, W, H + W)
+    row, column = (torch.eye(n, dtype=k.dtype, device=k.device) for n in (height, width))
+    where = torch.cat([row[:, None].expand(-1, width, -1), column.expand(height, -1, -1)], dim=-1)  # (H, W, H + W)
     q = torch.cat([q, rows.to(q.dtype), columns.to(q.dtype)], dim=-1).flatten(2, 3)  # (B, h, N, K + H + W)
-    k = torch.cat([k, where], dim=-1).flatten(2, 3)
-    mixed = _attend_to_all(q, k, x.flatten(1, 2).to(q.dtype), scale, dropout)
-    return mixed.view(batch, height, width, -1)
-
-
-def _attend_to_all(q: Tensor, k: Tensor, x: Tensor, scale: float, dropout: float) -> Tensor:
-    """softmax(scale q k^T) x for every head: q and k (B, h, N, K), x (B, N, C) -> (B, N, h C)."""
-    heads, pixels, channels = q.shape[1], q.shape[2], x.shape[-1]
+    k = torch.cat([k, where.expand(batch, heads, -1, -1, -1)], dim=-1).flatten(2, 3)
+    x = x.flatten(1, 2).to(q.dtype)
     if q.device.type == "cpu":
+        mixed = _attend_to_all(q * scale, k, x, dropout)
+    else:
+        # Zeros change nothing, and the fused kernels want one size for all, a multiple of 8.
+        x = x[:, None].expand(-1, heads, -1, -1)
+        wanted = 8 * math.ceil(max(q.shape[-1], channels) / 8)
+        q, k, x = (F.pad(t, (0, wanted - t.shape[-1])) for t in (q, k, x))
+        mixed = F.scaled_dot_product_attention(q, k, x, dropout_p=dropout, scale=scale)[..., :channels]
+        mixed = mixed.transpose(1, 2)
+    return mixed.reshape(batch, height, width, heads * channels)
 
-        def attend(q: Tensor, k: Tensor, x: Tensor) -> Tensor:
-            p = F.dropout(torch.matmul(q, k.mT).softmax(-1), dropout)
-            mixed = torch.matmul(p.flatten(1, 2), x.to(p.dtype))  # (b, h N, C): one product for all heads
-            return mixed.unflatten(1, p.shape[1:3]).transpose(1, 2).flatten(2)
 
-        q, at_once = q * scale, max(1, STORED // max(1, heads * pixels**2))
-        if len(x) <= at_once:
-            return attend(q, k, x)
-        parts = zip(*(t.split(at_once) for t in (q, k, x)), strict=True)
-        return torch.cat([_made_again(attend, *part) for part in parts])
-    # Zeros change nothing, and the fused kernels want one size for all, a multiple of 8.
-    x = x[:, None].expand(-1, heads, -1, -1)
-    size = 8 * math.ceil(max(q.shape[-1], channels) / 8)
-    q, k, x = (F.pad(t, (0, size - t.shape[-1])) for t in (q, k, x))
-    mixed = F.scaled_dot_product_attention(q, k, x, dropout_p=dropout, scale=scale)
-    return mixed[..., :channels].transpose(1, 2).flatten(2)
+def _attend_to_all(q: Tensor, k: Tensor, x: Tensor, dropout: float) -> Tensor:
+    """softmax(q k^T) x for every head: q and k (B, h, N, K), x (B, N, C) -> (B, N, h, C); memory as `STORED` says."""
+
+    def attend(q: Tensor, k: Tensor, x: Tensor) -> Tensor:
+        p = F.dropout(torch.matmul(q, k.mT).softmax(-1), dropout)
+        mixed = torch.matmul(p.flatten(1, 2), x.to(p.dtype))  # (b, h N, C): one product for all heads
+        return mixed.unflatten(1, p.shape[1:3]).transpose(1, 2)
+
+    at_once = max(1, STORED // max(1, q.shape[1] * q.shape[2] ** 2))
+    if len(x) <= at_once:
+        return attend(q, k, x)
+    parts = zip(*(t.split(at_once) for t in (q, k, x)), strict=True)
+    return torch.cat([_made_again(attend, *part) for part in parts])
 
 
 def _made_again(function: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:

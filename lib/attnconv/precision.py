@@ -14,12 +14,9 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
-
-Precision = Literal["auto", "float32", "bfloat16"]
 
 FASTER = 1.2
 """A way of computing is taken when it is faster than the plain one by this factor: less is noise."""
@@ -42,18 +39,16 @@ class Computation:
         return "bfloat16" if self.bfloat16 else "float32, oneDNN" if self.onednn else "float32"
 
 
-def choose(device: torch.device, precision: Precision = "float32") -> Computation:
-    """The fastest computation that the device has and ``precision`` allows; ``auto`` allows bfloat16."""
+def choose(device: torch.device, precision: str = "float32") -> Computation:
+    """The fastest computation that the device has and ``precision`` allows; ``auto`` allows both types."""
     if device.type != "cpu":
         has = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return Computation(bfloat16=precision == "bfloat16" or (precision == "auto" and has))
     speed = _speed_of_products()
     onednn = _onednn_is_float32() and speed["oneDNN"] > FASTER * speed["plain"]
-    best = speed["oneDNN"] if onednn else speed["plain"]
-    bfloat16 = precision == "bfloat16" or (
-        precision == "auto" and _has_bfloat16() and speed["bfloat16"] > FASTER * best
-    )
-    return Computation(bfloat16, onednn)
+    has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    faster = has and speed["bfloat16"] > FASTER * speed["oneDNN" if onednn else "plain"]
+    return Computation(precision == "bfloat16" or (precision == "auto" and faster), onednn)
 
 
 @contextlib.contextmanager
@@ -74,10 +69,6 @@ def computing(computation: Computation, device: torch.device) -> Iterator[None]:
                 torch.backends.mkldnn.matmul.fp32_precision = before
 
 
-def _has_bfloat16() -> bool:
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
 def _onednn_is_float32() -> bool:
     """PyTorch's way to oneDNN's products allows bfloat16 inside, and CPUs with AMX make use of that."""
     return torch.backends.mkldnn.is_available() and not torch.cpu._is_amx_tile_supported()
@@ -91,16 +82,15 @@ def _speed_of_products() -> dict[str, float]:
     answer: the same machine must always compute the same bits.
     """
     x, weight = torch.randn(1024, 576), torch.randn(64, 576)
-    x16, weight16 = x.bfloat16(), weight.bfloat16()
+    operands = {"plain": (x, weight), "oneDNN": (x, weight), "bfloat16": (x.bfloat16(), weight.bfloat16())}
     setting, threads = torch.backends.mkldnn.matmul, torch.get_num_threads()
-    before, seconds = setting.fp32_precision, {"plain": math.inf, "oneDNN": math.inf, "bfloat16": math.inf}
+    before, seconds = setting.fp32_precision, dict.fromkeys(operands, math.inf)
     try:
         torch.set_num_threads(1)
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for _ in range(20):
-                for name in seconds:
+                for name, (a, b) in operands.items():
                     setting.fp32_precision = "bf16" if name == "oneDNN" else "ieee"
-                    a, b = (x16, weight16) if name == "bfloat16" else (x, weight)
                     start = time.thread_time()
                     F.linear(a, b)
                     seconds[name] = min(seconds[name], time.thread_time() - start)
@@ -110,15 +100,17 @@ def _speed_of_products() -> dict[str, float]:
     return {name: 1 / best for name, best in seconds.items()}
 
 
-# When a large array is freed, glibc gives its memory back to the system, and every page of the next one faults again.
-# That costs a quarter of a training step. Inside `computing`, glibc keeps the memory.
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # mallopt(3)
 _users = 0
 
 
 @contextlib.contextmanager
 def _memory_kept() -> Iterator[None]:
+    """Let glibc keep the memory of arrays that are freed.
+
+    Else it gives that of large ones back to the system, and every page of the next array faults again: a quarter of a
+    training step.
+    """
     global _users
     _users += 1
     if _users == 1:

@@ -1,13 +1,7 @@
 """Convolution as attention: `theorem` is the paper's, `surgery` whole networks there, `reading` the way back."""
 
 from attnconv.equivalence.reading import KernelReport, attention_to_conv
-from attnconv.equivalence.surgery import (
-    RankReport,
-    TapAttention,
-    conv_to_attention,
-    convert,
-    rank_limited,
-)
+from attnconv.equivalence.surgery import TapAttention, conv_to_attention, convert
 from attnconv.equivalence.theorem import (
     ALPHA,
     missed_mass,
@@ -21,7 +15,6 @@ from attnconv.equivalence.theorem import (
 __all__ = [
     "ALPHA",
     "KernelReport",
-    "RankReport",
     "TapAttention",
     "attention_to_conv",
     "conv_to_attention",
@@ -29,7 +22,6 @@ __all__ = [
     "missed_mass",
     "padded_attention",
     "quadratic_scores",
-    "rank_limited",
     "tap_shifts",
     "theorem_1",
     "value_matrices",

@@ -16,8 +16,8 @@ channels.
 - `theorem_1` puts them together; `padded_attention` settles the border.
 - `missed_mass` says how much of a head's attention is elsewhere while it is not yet infinitely sharp.
 
-The condition on D_h: W^h = W_val^h W_out^h has rank D_h at most (`attnconv.equivalence.rank_limited`). The heads of
-this library own one full matrix W^h, so all output channels are right.
+The condition on D_h: W^h = W_val^h W_out^h has rank D_h at most. The heads of this library own one full matrix W^h, so
+all output channels are right.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def padded_attention(layer: nn.Module, x: Tensor, margin: int) -> Tensor:
     return layer(padded)[:, margin : margin + x.shape[1], margin : margin + x.shape[2]]
 
 
-def missed_mass(alpha: float | Tensor, dimensions: int = 2) -> float | Tensor:
-    """Attention mass that an isotropic Gaussian head leaves off its centre: 1 - 1/S^dimensions.
+def missed_mass(alpha: float | Tensor) -> float | Tensor:
+    """Attention mass that an isotropic Gaussian head leaves off its centre: 1 - 1/S^2, about 4 exp(-alpha).
 
     S = sum over n in Z of exp(-alpha n^2), for an integer centre far from the borders: the probability at the centre
-    is 1/S along each axis. About 4 exp(-alpha) in two dimensions. Takes a number, or a tensor elementwise (float64).
+    is 1/S along each axis. Takes a number, or a tensor elementwise (float64).
     """
     a = torch.as_tensor(alpha, dtype=torch.float64)
     if not (a > 0).all():
@@ -107,5 +107,5 @@ def missed_mass(alpha: float | Tensor, dimensions: int = 2) -> float | Tensor:
     terms = math.ceil(math.sqrt(40 / a.min().item())) + 1  # exp(-40) is below float64's rounding
     n = torch.arange(1, terms + 1, dtype=torch.float64, device=a.device)
     beside = 2 * torch.exp(-a[..., None] * n.square()).sum(-1)  # S - 1, without cancellation
-    missed = -torch.expm1(-dimensions * torch.log1p(beside))
+    missed = -torch.expm1(-2 * torch.log1p(beside))
     return missed if isinstance(alpha, Tensor) else missed.item()

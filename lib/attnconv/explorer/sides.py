@@ -299,7 +299,7 @@ def _plain(layer: torch.nn.Module) -> torch.nn.Module:
 def _convolution(layer: PositionalAttention, size: int, grid: tuple[int, int]) -> Callable[[Tensor], Tensor]:
     """The convolution in a layer, which takes and gives what the layer does; a `TapAttention` has its own size."""
     if isinstance(layer, TapAttention):
-        return attention_to_conv(layer, layer.kernel_size)[0]
+        return attention_to_conv(layer)[0]
     conv, _ = attention_to_conv(layer, size, size=grid)
     return lambda x: conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
