@@ -83,7 +83,7 @@ class Seen(Shown):
 
     def drag_head(self, number: int, rows: float, columns: float) -> None:
         """Drag a head's dot by so many pixels of the grid."""
-        scale = self.get("x.panels[0].card.plot.side / (2 * x.panels[0].range)")
+        scale = self.get("x.panels[0].card.plot.side / (2 * x.panels[0].card.range)")
         self.drag(self.head(number), (columns * scale, rows * scale))
         self.idle()
 
@@ -459,7 +459,7 @@ def test_two_models_of_unlike_kinds_share_the_scale_of_centres(
     explorer = explore(runs["quadratic"])
     explorer.handle(dict(kind="compare", name=runs["learned_content"].path.name))
     explorer.sides = [explorer.sides[0], explorer.sides[1] | dict(heads=[2] * len(explorer.sides[1]["heads"]))]
-    explorer.state = dict(view="centres", head=3)
+    explorer.state = dict(view="centres", layer=0, head=3)
     page = browser.new_page(viewport=dict(width=900, height=900))
     page.goto(explorer.export_html(tmp_path / "page.html").as_uri())
     seen = Seen(page, tmp_path)
@@ -620,6 +620,39 @@ def test_a_layer_is_a_kernel(grid: tuple[Explorer, Path], browser: playwright.Br
     seen.page.context.close()
 
 
+def test_it_opens_on_the_best_kernel_near_the_query(browser: playwright.Browser, tmp_path: Path) -> None:
+    """The other layers' heads are far apart; one of the kernel's is so far away that an arrow points to it."""
+    torch.manual_seed(0)
+    config = ModelConfig(image_size=(28, 28), image_channels=1, downsampling=2, layers=3, heads=9, hidden=8, mlp=8)
+    model = build_model(config).eval()
+    with torch.no_grad():
+        for layer, apart in zip(model.attention_layers, (3, 1, 5), strict=True):
+            layer.centres.copy_(apart * GRID)
+            layer.spreads.fill_(5)
+        model.attention_layers[1].centres[0] = torch.tensor([0.0, 6])
+    file = explore(model).export_html(tmp_path / "page.html")
+    seen = Seen(opened(browser, file), tmp_path)
+    card = seen.root.locator(".ax-layer").first
+    assert seen.state()["layer"] == 1 and "8 of 9 taps" in card.inner_text()
+    near, half = seen.get("x.panels[0].card.range"), seen.get("x.panels[0].card.plot.side / 2")
+    far = seen.get("x.panels[0].card.places.map((place) => place.far)")
+    assert near == 2.5 and far == [0] + 8 * [None]
+    assert seen.get("x.panels[0].card.places[8].x") == pytest.approx(half * (1 + 1 / 2.5))
+    picture = seen.pixels("centres")
+    at = round(half * (1 - 1.5 / 2.5))  # the kernel's outline
+    assert abs(picture[round(half * 0.7), at] - picture[round(half * 0.7), at + 12]).max() > 100
+    seen.shot("near")
+    seen.press("Show the whole field")
+    assert seen.get("x.panels[0].card.range") > 5 and changed(picture, seen.pixels("centres"))
+    assert seen.get("x.panels[0].card.places[0].far") is None and seen.state()["whole"]
+    seen.press("Zoom to the query")
+    assert not changed(picture, seen.pixels("centres"))
+    seen.choose("Layer", "3")
+    assert card.get_by_role("button", name="Show the whole field").is_hidden()
+    assert not seen.page.errors
+    seen.page.context.close()
+
+
 def test_heads_are_dragged(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
     explorer, file = grid
     seen = Seen(opened(browser, file), tmp_path)
@@ -712,7 +745,7 @@ def test_a_page_predicts_for_an_image_of_the_reader(
 
 def test_a_finger_drags_a_head(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
     seen = Seen(opened(browser, grid[1], **PHONE), tmp_path)
-    (x, y), cell = seen.head(8), seen.get("x.panels[0].card.plot.side / (2 * x.panels[0].range)")
+    (x, y), cell = seen.head(8), seen.get("x.panels[0].card.plot.side / (2 * x.panels[0].card.range)")
     assert cell > 22  # heads on neighbouring shifts are a finger apart
     session = seen.page.context.new_cdp_session(seen.page)
     start = seen.page.evaluate("scrollY")

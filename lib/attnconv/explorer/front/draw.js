@@ -38,10 +38,11 @@ export const signed = (value, digits = 2) => (value < 0 ? "−" : "+") + Math.ab
 export const shiftText = ([r, c], digits) => `(${signed(r, digits)}, ${signed(c, digits)})`;
 export const percent = (p) => (p >= 0.0995 ? `${(100 * p).toFixed(0)}%` : p >= 0.0001 ? `${(100 * p).toFixed(p < 0.001 ? 2 : 1)}%` : "<0.01%");
 
-/** Lines between whole shifts around a query pixel, which is filled. */
+/** Lines between whole shifts around a query pixel. It is filled where it is small, else framed, as heads stand on it. */
 export function pixelGrid(pen, x, y, scale, range, colours) {
+  const large = scale > 20;
   pen.strokeStyle = colours.line;
-  pen.lineWidth = 0.5;
+  pen.lineWidth = large ? 1 : 0.5;
   pen.beginPath();
   for (let n = -Math.ceil(range) + 0.5; n < range; n++) {
     pen.moveTo(x + n * scale, y - range * scale);
@@ -51,5 +52,8 @@ export function pixelGrid(pen, x, y, scale, range, colours) {
   }
   pen.stroke();
   pen.fillStyle = colours.text;
-  pen.fillRect(x - scale / 2, y - scale / 2, scale, scale);
+  pen.strokeStyle = QUERY;
+  pen.lineWidth = 2.5;
+  if (large) pen.strokeRect(x - scale / 2, y - scale / 2, scale, scale);
+  else pen.fillRect(x - scale / 2, y - scale / 2, scale, scale);
 }

@@ -4,8 +4,8 @@
 // One `Explorer` per element. A host (hosts.js) stands between it and Python: it holds the data, takes messages, and
 // tells when data changed. Arithmetic without a browser is in heads.js and maths.js.
 
-import { QUERY, percent, ramp } from "./draw.js";
-import { Model, project, typed, unpack } from "./heads.js";
+import { QUERY, percent, ramp, shiftText } from "./draw.js";
+import { Model, project, readLayer, typed, unpack } from "./heads.js";
 import { pageHost, widgetHost, workerOf } from "./hosts.js";
 import { clamp } from "./maths.js";
 import { kindText } from "./layer.js";
@@ -35,7 +35,8 @@ class Tour {
   go(step) {
     const { explorer } = this;
     this.step = step > TOUR.length ? 0 : step;
-    if (this.step) explorer.set({ ...TOUR[this.step - 1][3] }, true);
+    const { kernel, ...changes } = this.step ? TOUR[this.step - 1][3] : {};
+    if (this.step) explorer.set({ ...changes, ...(kernel ? { layer: explorer.bestKernel() } : {}) }, true);
     this.tell();
     const lit = this.step && explorer.root.querySelector(TOUR[this.step - 1][0]);
     if (lit) lit.scrollIntoView({ block: "nearest" });
@@ -58,7 +59,7 @@ export class Explorer {
     Object.assign(this, { root, host, pending: new Map(), serial: 0, timings: [], waiting: null, past: [], future: [], lit: -1, serialOfImage: 0, seen: null, strip: new Map() });
     const [height, width] = host.sides[0].grid;
     this.state = {
-      query: [height >> 1, width >> 1], locked: false, layer: 0, head: 0, view: "maps", part: "full", scale: "probabilities",
+      query: [height >> 1, width >> 1], locked: false, layer: null, head: 0, view: "maps", whole: false, part: "full", scale: "probabilities",
       shared: true, average: false, compare: null, epochs: [null, null], edits: {}, notice: "", ...(host.state || {}),
     };
     this.build();
@@ -149,7 +150,7 @@ export class Explorer {
     const { host, state } = this, epoch = state.compare === "epoch";
     const sides = epoch ? [host.sides[0], host.sides[0]] : host.sides;
     this.models = sides.map((side) => new Model(side));
-    state.layer = Math.min(state.layer, this.heads().length - 1);
+    state.layer = Math.min(state.layer ?? this.bestKernel(), this.heads().length - 1);
     state.head = clamp(state.head, 0, Math.max(0, this.heads()[state.layer] - 1));
     state.query = state.query.map((q, i) => clamp(q, 0, this.models[0].grid[i] - 1));
     if (epoch && state.epochs[1] === null) state.epochs[1] = 0;
@@ -188,6 +189,12 @@ export class Explorer {
   heads() {
     const layers = Math.max(...this.models.map((model) => model.heads.length));
     return Array.from({ length: layers }, (_, layer) => Math.max(...this.models.map((model) => model.heads[layer] || 0)));
+  }
+
+  /** The layer that is best a kernel: most of its taps have a head. */
+  bestKernel() {
+    const [model] = this.models, covered = model.heads.map((_, layer) => (model.content ? 0 : readLayer(model, layer).covered));
+    return covered.indexOf(Math.max(...covered));
   }
 
   takeImage() {
@@ -708,8 +715,8 @@ export class Explorer {
     this.drawImage();
     const drawn = this.panels.filter((panel) => !panel.waits());
     for (const panel of drawn) panel.compute();
-    const range = Math.max(...drawn.map((panel) => panel.extent())); // the centres' scale is that of all
-    for (const panel of drawn) panel.range = range;
+    const extents = drawn.map((panel) => panel.extents()), [range, near] = [0, 1].map((i) => Math.max(...extents.map((of) => of[i])));
+    for (const panel of drawn) Object.assign(panel, { range, near }); // the centres' scale is that of all
     for (const panel of this.panels) {
       panel.draw();
       const { model } = panel, replay = model.epoch !== null;

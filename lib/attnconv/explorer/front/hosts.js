@@ -86,7 +86,7 @@ export function workerOf(source) {
   });
 }
 
-const LINKED = ["query", "locked", "layer", "head", "view", "part", "scale", "shared", "epochs", "edits"];
+const LINKED = ["query", "locked", "layer", "head", "view", "whole", "part", "scale", "shared", "epochs", "edits"];
 
 /** A view as text for a link, and back; a link that was damaged changes nothing. */
 export const inLink = (state) => encodeURIComponent(JSON.stringify(Object.fromEntries(LINKED.map((name) => [name, state[name]]))));

@@ -3,12 +3,14 @@
 import { drawHeads, headAt } from "./centres.js";
 import { percent, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
-import { clamp } from "./maths.js";
+import { clamp, tapShifts } from "./maths.js";
 import { canvasOf, element, luminance } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
 const SHARP = 0.2; // px, the sigma of a head that was hardened: 99.999% of its attention is on one pixel
+
+const CLOSE = 0.75; // of the whole field: only a smaller part of it is worth a picture of its own
 
 /** "8 of 9 taps of a 3 × 3 kernel" */
 export const tapsText = ({ size, covered }) => `${covered} of ${size * size} taps of a ${size} × ${size} kernel`;
@@ -32,6 +34,7 @@ export class LayerCard {
     const { explorer } = this, button = (text, title, onclick) => element("button", { type: "button", textContent: text, title, onclick });
     this.title = element("h4");
     this.line = element("span", { className: "ax-line" });
+    this.field = button("", "", () => explorer.set({ whole: !explorer.state.whole }));
     this.centres = element("canvas", { className: "ax-centres", tabIndex: 0, role: "application" });
     this.kernel = element("canvas", { className: "ax-kernel", role: "img" });
     this.sizes = element("select", { "aria-label": "Size of the kernel", onchange: () => { this.size = Number(this.sizes.value); explorer.later(); explorer.look(); } });
@@ -45,7 +48,7 @@ export class LayerCard {
       this.solo = button("Solo", "Only the chosen head; again: all heads", () => this.playSolo()));
     this.kernelBox = element("figure", { className: "ax-small" }, this.kernel, element("figcaption", { title: GLOSSARY.kernel }, element("label", {}, "kernel ", this.sizes), ", norm of each tap"));
     this.noKernel = element("p", { className: "ax-note" });
-    this.root = element("div", { className: "ax-layer" }, element("div", { className: "ax-headline" }, this.title, this.line),
+    this.root = element("div", { className: "ax-layer" }, element("div", { className: "ax-headline" }, this.title, this.line, this.field),
       element("figure", { className: "ax-small" }, this.centres, this.rings = element("figcaption")), this.kernelBox,
       element("div", { className: "ax-column" }, this.noKernel, this.reading, this.tap, this.actions));
     this.listen();
@@ -137,8 +140,7 @@ export class LayerCard {
   // -- what can be done to all heads at once
 
   makeGrid() {
-    const { explorer, panel, layer } = this, count = panel.model.heads[layer], size = Math.floor(Math.sqrt(count)), first = -((size - 1) >> 1);
-    const taps = Array.from({ length: size * size }, (_, tap) => [first + Math.floor(tap / size), first + (tap % size)]);
+    const { explorer, panel, layer } = this, taps = tapShifts(Math.floor(Math.sqrt(panel.model.heads[layer])));
     const pairs = nearestPlaces(this.shapes.map(({ centre }) => centre), taps);
     explorer.editLayer((edits) => pairs.forEach(([head, tap]) => { edits[head] = { centre: taps[tap], sigma: SHARP }; }));
   }
@@ -164,8 +166,12 @@ export class LayerCard {
     this.rings.textContent = model.encoding === "quadratic" ? "heads around the query; rings hold 50% and 90%" : "heads around the query; rings: their spread";
     this.rings.title = GLOSSARY.rings;
     // Where the heads of positional models look from the middle does not depend on the query: hovering changes nothing.
+    this.field.hidden = panel.near > CLOSE * panel.range;
+    this.range = state.whole || this.field.hidden ? panel.range : panel.near;
+    this.field.textContent = state.whole ? "Zoom to the query" : "Show the whole field";
+    this.field.title = state.whole ? "The shifts around the query, large" : "Also the heads that look far away, where they are";
     const { lit, seen, serialOfImage, host: { edited } } = explorer, tap = this.hovered ? this.hovered.join() : "";
-    const drawn = [model, layer, state.head, this.size, this.wide, panel.range, tap, lit, colours, seen, serialOfImage, edited, model.edits, model.epoch];
+    const drawn = [model, layer, state.head, this.size, this.wide, this.range, tap, lit, colours, seen, serialOfImage, edited, model.edits, model.epoch];
     if (model.encoding === "quadratic" && this.drawn && drawn.every((value, i) => value === this.drawn[i])) return;
     this.drawn = drawn;
     const read = panel.read(layer), kernel = model.gram !== undefined && !model.film, side = Math.min(SIDE, this.wide || SIDE);
@@ -173,9 +179,9 @@ export class LayerCard {
     this.line.textContent = read.size && !model.film && !model.content ? tapsText(read) : "";
     this.line.title = "Taps of the kernel that have a head: more than half of its attention is on that pixel.";
     const pen = canvasOf(this.centres, side, side);
-    this.plot = { x: 0, y: 0, side, range: panel.range };
+    this.plot = { x: 0, y: 0, side, range: this.range };
     this.places = drawHeads(pen, this.plot, this.shapes, {
-      colours, colourOf: (head) => explorer.colourOf(head), chosen: state.head, lit: explorer.lit, trails: panel.trails(layer), draggable: this.canDrag(),
+      colours, colourOf: (head) => explorer.colourOf(head), chosen: state.head, lit: explorer.lit, trails: panel.trails(layer), draggable: this.canDrag(), kernel: this.range < panel.range ? read.size : 0,
     });
     this.centres.setAttribute("aria-label", `Layer ${layer + 1}: ${read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`).join(", ")}.` + (this.canDrag() ? " Arrow keys move the chosen head, with Shift by whole shifts." : ""));
     this.noKernel.hidden = kernel && !model.film;

@@ -15,11 +15,11 @@ export function softmax(logits, out) {
 
 // --- kernels --------------------------------------------------------------------------------------------------------
 
-/** Shift of every tap of a K x K kernel, row by row: [[row, column], ...]. An even kernel has its odd tap on the right. */
-export function tapShifts(size) {
-  const anchor = (size - 1) >> 1;
-  return Array.from({ length: size * size }, (_, tap) => [Math.floor(tap / size) - anchor, (tap % size) - anchor]);
-}
+/** Shift of the first row and column of a K x K kernel. An even kernel has its odd tap on the right. */
+export const firstTap = (size) => -((size - 1) >> 1);
+
+/** Shift of every tap of a K x K kernel, row by row: [[row, column], ...]. */
+export const tapShifts = (size) => Array.from({ length: size * size }, (_, tap) => [firstTap(size) + Math.floor(tap / size), firstTap(size) + (tap % size)]);
 
 /** A row of Pascal's triangle: the smooth weights of n neighbours. */
 const binomial = (n) => (n === 1 ? [1] : [...binomial(n - 1), 0].map((value, i, row) => value + (row.at(i - 1) || 0)));

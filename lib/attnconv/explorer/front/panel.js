@@ -338,18 +338,25 @@ export class Panel {
     });
   }
 
-  /** Half the side of the centres' plots, in pixels of the grid: it holds nearly all centres, and stays put in an edit. */
-  extent() {
+  /** Half the side of a plot of centres, in pixels of the grid: it holds that share of these layers' centres, a ring of
+   * shifts around them, and at least `least` shifts to every side. It stays put in an edit. */
+  extent(layers, share, least) {
     const { model } = this, far = [];
-    model.heads.forEach((heads, layer) => {
-      for (let head = 0; head < heads; head++) {
-        const { centre } = model.encoding === "quadratic" ? model.gaussian(layer, head, true) : this.shape(layer, head);
+    for (const layer of layers)
+      for (let head = 0; head < model.heads[layer]; head++) {
+        const { centre } = model.encoding === "quadratic" ? model.gaussian(layer, head, true) : model.film ? model.recorded(layer, head) : this.read(layer).heads[head].told;
         if (Number.isFinite(centre[0])) far.push(Math.max(Math.abs(centre[0]), Math.abs(centre[1])));
       }
-    });
     far.sort((a, b) => a - b);
-    const usual = far[Math.floor(0.95 * (far.length - 1))] || 0;
-    return clamp(Math.ceil(usual) + 1, 3, Math.max(model.height, model.width)) + 0.5;
+    const usual = far[Math.floor(share * (far.length - 1))] || 0;
+    return clamp(Math.round(usual) + 1, least, Math.max(model.height, model.width)) + 0.5;
+  }
+
+  /** Extents of all layers' plots and of the chosen layer's, near the query: there three quarters of its heads are seen,
+   * and its kernel. */
+  extents() {
+    const { layer } = this.explorer.state, size = Math.floor(Math.sqrt(this.model.heads[layer] || 0));
+    return [this.extent(this.model.heads.keys(), 0.95, 3), this.extent([layer], 0.75, (size >> 1) + 1)];
   }
 
   /** The chosen head: its map over the image, numbers, path, sliders. */
