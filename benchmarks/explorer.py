@@ -4,8 +4,10 @@
 
 Needs Debian's chromium and Playwright's Python package. All is timed for networks of the evening's size (6 layers of 9
 heads, 96 channels, 16 x 16 pixels), untrained. Hovering and dragging: from the pointer's event (and from the start of
-drawing) to the end of drawing, in the frame that is then shown. A new image and a changed head: from the question in
-the page to the frame after the answer, which Python gives in JupyterLab and a worker in the exported page.
+drawing) to the end of drawing. The first number includes the browser's own wait: it holds pointer events back until the
+display's next frame. The page then draws in the event itself, so that the frame already shows it. A new image and a
+changed head: from the question in the page to the frame after the answer, which Python gives in JupyterLab and a worker
+in the exported page.
 """
 
 import argparse

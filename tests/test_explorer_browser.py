@@ -346,7 +346,7 @@ def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_p
 
     with page.expect_download() as download:
         seen.root.get_by_text("Save PNG").click()
-    assert Image.open(download.value.path()).size[0] > 500
+    assert Image.open(download.value.path()).size[0] > 1000
     with page.expect_download(timeout=60_000) as download:
         # At once after a change, before the state was saved.
         seen.root.evaluate(
@@ -495,13 +495,34 @@ def test_a_page_without_weights_is_as_the_view_was(
     answer = seen.root.locator(".ax-predictions").first
     assert "→" in answer.inner_text() and "needs Python" not in answer.inner_text()
 
-    picture = "root => root.attnconv.picturePage().toDataURL()"
+    # The picture is composed of canvases that are drawn for it, with twice the screen's pixels; and of all parts.
+    sizes = """root => {
+        const sizes = [], { drawImage } = CanvasRenderingContext2D.prototype;
+        CanvasRenderingContext2D.prototype.drawImage = function (canvas, ...more) {
+            if (more.length === 2) sizes.push([canvas.width, parseFloat(canvas.style.width)]);
+            drawImage.call(this, canvas, ...more);
+        };
+        const whole = root.attnconv.picturePage();
+        CanvasRenderingContext2D.prototype.drawImage = drawImage;
+        return [sizes, whole.width];
+    }"""
     seen.idle()
+    shown = seen.pixels()
+    sources, wide = seen.root.evaluate(sizes)
+    assert len(sources) >= 7 and all(abs(pixels - 2 * width) <= 1 for pixels, width in sources), sources
+    assert wide > 1400 and not changed(shown, seen.pixels())  # the page is as it was
+    picture = "root => root.attnconv.picturePage().toDataURL()"
+    clearing = """(root, [part, clear]) => {
+        const x = root.attnconv, [panel] = x.panels, node = root.querySelector(`.ax-${part}`);
+        panel.draw = function () { Object.getPrototypeOf(this).draw.call(this); eval(clear)(node); };
+        const picture = x.picturePage().toDataURL();
+        delete panel.draw;
+        return picture;
+    }"""
     for part in ("zoom", "track", "centres", "kernel", "numbers dd", "class > :last-child", "detail h4"):
         before = seen.root.evaluate(picture)
         clear = "node => node.getContext ? node.getContext('2d').clearRect(0, 0, 999, 999) : node.textContent = '?'"
-        seen.root.locator(f".ax-{part}").first.evaluate(clear)
-        assert seen.root.evaluate(picture) != before, part
+        assert seen.root.evaluate(clearing, [part, clear]) != before, part
 
     seen.slide("centre row", 2)
     assert "needs Python" in answer.inner_text() and "→" not in answer.inner_text()
@@ -536,7 +557,7 @@ def test_a_change_of_theme_keeps_the_sizes(browser: playwright.Browser, tmp_path
     page = browser.new_page()
     page.goto(explore(build_model(small)).export_html(tmp_path / "page.html").as_uri())
     seen = Seen(page, tmp_path)
-    before, light = seen.pixels().shape, seen.root.evaluate("root => root.attnconv.dark")
+    before, light = seen.pixels().shape, seen.root.evaluate("root => root.attnconv.colours.dark")
     seen.root.evaluate("root => { root.style.display = 'none'; }")
     page.evaluate("document.documentElement.style.setProperty('--jp-layout-color0', '#111')")
     page.evaluate("document.body.setAttribute('data-jp-theme-name', 'JupyterLab Dark')")
@@ -544,7 +565,7 @@ def test_a_change_of_theme_keeps_the_sizes(browser: playwright.Browser, tmp_path
     assert seen.pixels().shape == before
     seen.root.evaluate("root => { root.style.display = ''; }")
     seen.idle()
-    assert seen.pixels().shape == before and not light and seen.root.evaluate("root => root.attnconv.dark")
+    assert seen.pixels().shape == before and not light and seen.root.evaluate("root => root.attnconv.colours.dark")
     page.close()
 
 

@@ -52,7 +52,7 @@ def test_an_empty_folder_gives_a_page_and_the_explorer_a_link(tmp_path):
     page = write_page(tmp_path).read_text()
     assert "<h1>" in page and "explorer.html" not in page
     (tmp_path / "explorer.html").touch()
-    assert 'href="explorer.html"' in write_page(tmp_path).read_text()
+    assert 'href="explorer.html?site"' in write_page(tmp_path).read_text()
 
 
 def test_figures_stand_in_the_order_of_their_notebook(output):

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from attnconv.explorer import playground
+from attnconv.config import ModelConfig
+from attnconv.explorer import explore, export_playground, playground
 from attnconv.explorer.assets import FRONT, script, style
+from attnconv.models import build_model
+from attnconv.pages import write_page
 from browser import SETTLED, Shown, needs_browser, playwright
 from browser import opened as page_of
 
@@ -302,9 +306,29 @@ def test_a_drag_is_drawn_within_a_frame(browser: playwright.Browser, file: Path)
     seen.root.evaluate("root => { root.attnconv.timings.length = 0; }")
     for rows, columns in ((0.6, 0.5), (-0.4, 0.3), (0.7, -0.9)):
         seen.drag_head(8, rows, columns)
-    times = seen.root.evaluate("root => root.attnconv.timings")
+    times = [time["script"] for time in seen.root.evaluate("root => root.attnconv.timings")]
     assert len(times) >= 6 and np.median(times) < 40, times
     seen.page.context.close()
+
+
+def test_the_pages_lead_back_to_the_index(browser: playwright.Browser, tmp_path: Path) -> None:
+    """Where the index led to them; alone they have no such link."""
+    export_playground(tmp_path / "playground.html")
+    torch.manual_seed(0)
+    small = ModelConfig(image_size=(28, 28), image_channels=1, downsampling=4, layers=1, heads=2, hidden=4, mlp=4)
+    explore(build_model(small)).export_html(tmp_path / "explorer.html")
+    index = write_page(tmp_path)
+    page = page_of(browser, index)
+    for name in ("The playground", "The head explorer"):
+        page.get_by_role("link", name=name).click()
+        page.locator("[class^=attnconv] canvas").first.wait_for()
+        page.get_by_role("link", name="All results").click()
+        page.wait_for_url(index.as_uri())
+        page.goto((tmp_path / f"{name.split()[-1]}.html").as_uri())
+        page.locator("[class^=attnconv] canvas").first.wait_for()
+        assert page.get_by_role("link", name="All results").count() == 0
+        page.goto(index.as_uri())
+    page.context.close()
 
 
 def test_the_widget_s_front_end(browser: playwright.Browser) -> None:

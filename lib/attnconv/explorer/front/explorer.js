@@ -9,11 +9,12 @@ import { Model, project, readLayer, typed, unpack } from "./heads.js";
 import { pageHost, widgetHost, workerOf } from "./hosts.js";
 import { clamp } from "./maths.js";
 import { kindText } from "./layer.js";
-import { canvasOf, element, onTheme, themeOf } from "./page.js";
+import { Live, canvasOf, element, linkBack, pixelRatio, sharper } from "./page.js";
 import { IMAGE_SIDE, Panel } from "./panel.js";
 import { GLOSSARY, PAPER, TOUR } from "./words.js";
 
 const QUIET = ["examine", "right"]; // asked while the reader rests: notices stay
+const FINER = 2; // times the screen's resolution, of a saved picture
 const PATIENCE = 20000; // ms after which a silent Python is mentioned
 
 /** An upload's messages: parts of half a megabyte or so, as one message to a Jupyter server holds 10 MB at most. */
@@ -54,9 +55,9 @@ class Tour {
   }
 }
 
-export class Explorer {
+export class Explorer extends Live {
   constructor(root, host) {
-    Object.assign(this, { root, host, pending: new Map(), serial: 0, timings: [], waiting: null, past: [], future: [], lit: -1, serialOfImage: 0, seen: null, strip: new Map() });
+    super(root, { host, pending: new Map(), serial: 0, waiting: null, past: [], future: [], lit: -1, serialOfImage: 0, seen: null, strip: new Map() });
     const [height, width] = host.sides[0].grid;
     this.state = {
       query: [height >> 1, width >> 1], locked: false, layer: null, head: 0, view: "maps", whole: false, part: "full", scale: "probabilities",
@@ -66,20 +67,12 @@ export class Explorer {
     this.load();
     host.listen((what, value) => this.told(what, value));
     if (!host.live && host.predicts) this.askAgain();
-    this.resized = new ResizeObserver(([{ contentRect: { width } }]) => {
-      if (width !== this.width) this.theme(); // also the first time, when the element has come into the page
-      this.width = width;
-    });
-    this.resized.observe(this.root);
-    this.endTheme = onTheme(() => this.theme());
-    root.attnconv = this; // for tests, benchmarks and the curious
+    this.watch();
   }
 
   remove() {
     this.stop();
-    this.resized.disconnect();
-    this.endTheme();
-    this.root.replaceChildren();
+    super.remove();
   }
 
   // -- elements
@@ -321,8 +314,8 @@ export class Explorer {
   }
 
   moveTo(event, always = false) {
-    this.since = event.timeStamp;
     if (!this.state.locked || always || event.pointerType === "touch") this.setQuery(this.pixelUnder(event));
+    this.now(event.timeStamp);
   }
 
   /** A click locks the query there; on the locked pixel it frees it again. */
@@ -638,9 +631,23 @@ export class Explorer {
     return canvas;
   }
 
-  /** The view as one picture: the image, then every model's grid and chosen head, each with its prediction. */
+  /** The view as one picture, with twice the screen's resolution: all canvases are drawn anew for it. */
   picturePage() {
-    const ratio = window.devicePixelRatio || 1, pad = 16 * ratio, { state, colours } = this;
+    const draw = () => {
+      this.relayout = true;
+      this.draw();
+    };
+    const picture = sharper(FINER, () => {
+      draw();
+      return this.composed();
+    });
+    draw();
+    return picture;
+  }
+
+  /** The canvases of the view on one: the image, then every model's grid and chosen head, each with its prediction. */
+  composed() {
+    const ratio = pixelRatio(), pad = 16 * ratio, { state, colours } = this;
     const numbers = (panel) => (panel.numbers.hidden ? [] : [...panel.numbers.querySelectorAll("dt")].map((name) => [name.textContent, name.nextSibling.textContent]));
     const answer = (panel) => this.written(["Prediction", ...[...panel.predictions.children].map((node) => (node.matches(".ax-class") ? [node.firstChild.textContent, node.lastChild.textContent, parseFloat(node.querySelector("i").style.width) / 100] : node.textContent))]);
     // Columns of rows of canvases, each column with its title.
@@ -679,24 +686,11 @@ export class Explorer {
   // -- drawing
 
   theme() {
-    if (!this.root.isConnected) return; // no colours yet
-    const { dark, ...colours } = themeOf(this.root);
-    this.dark = dark;
-    this.colours = { ...colours, ramp: ramp(dark), spot: ramp(true) };
-    this.later(true);
-  }
-
-  /** Draw before the next repaint, once however often it is asked. */
-  later(relayout = false) {
-    this.relayout ||= relayout;
-    this.frame ||= requestAnimationFrame(() => {
-      this.frame = null;
-      if (this.colours && this.root.isConnected && (this.imageSide || this.panelBox.clientWidth)) this.draw();
-    });
+    Object.assign(this.colours, { ramp: ramp(this.colours.dark), spot: ramp(true) });
   }
 
   draw() {
-    const start = performance.now(), { state } = this;
+    const { state } = this;
     if (this.relayout && this.panelBox.clientWidth) { // JupyterLab hides it while themes change: it has no width then
       // In a narrow place the heads come right below the image, which is smaller: both are seen at once.
       const narrow = (this.narrow = this.width < 560);
@@ -727,11 +721,6 @@ export class Explorer {
     this.lock.textContent = `query: row ${state.query[0]}, column ${state.query[1]}` + (state.locked ? " (held)" : "");
     this.root.classList.toggle("ax-locked", state.locked);
     for (const [select, value] of [[this.layer, state.layer], [this.head, state.head]]) if (select.value !== String(value)) this.fill();
-    this.timings.push({ script: performance.now() - start, event: this.since === undefined ? null : performance.now() - this.since });
-    if (this.timings.length > 2000) this.timings.splice(0, 1000);
-    this.since = undefined;
-    clearTimeout(this.rest);
-    this.rest = setTimeout(() => this.settle(), 250);
   }
 
   /** Bring the controls in line with the state. */
@@ -780,6 +769,7 @@ export class Explorer {
 
 /** Start the exported page. */
 export async function openPage(page) {
+  linkBack(page);
   const place = page.getElementById("explorer"), text = page.getElementById("data").textContent;
   if (!globalThis.DecompressionStream) {
     place.textContent = "This browser is too old for this page: it needs Chrome 80, Firefox 113, Safari 16.4 or newer.";

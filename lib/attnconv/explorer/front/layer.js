@@ -4,7 +4,7 @@ import { drawHeads, headAt } from "./centres.js";
 import { percent, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp, tapShifts } from "./maths.js";
-import { canvasOf, element, luminance } from "./page.js";
+import { canvasOf, element, luminance, pixelRatio } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
@@ -57,7 +57,10 @@ export class LayerCard {
   listen() {
     const { centres, kernel } = this;
     centres.addEventListener("pointerdown", (event) => this.press(event));
-    centres.addEventListener("pointermove", (event) => this.move(event));
+    centres.addEventListener("pointermove", (event) => {
+      this.move(event);
+      this.explorer.now(event.timeStamp);
+    });
     for (const name of ["pointerup", "pointercancel"]) centres.addEventListener(name, () => { this.drag = null; });
     centres.addEventListener("pointerleave", () => this.explorer.light(-1));
     centres.addEventListener("keydown", (event) => this.key(event));
@@ -108,7 +111,6 @@ export class LayerCard {
   }
 
   move(event) {
-    this.explorer.since = event.timeStamp;
     const [x, y] = [event.offsetX, event.offsetY], { drag, explorer } = this;
     if (!drag) {
       const grip = this.grip(x, y, false);
@@ -171,7 +173,7 @@ export class LayerCard {
     this.field.textContent = state.whole ? "Zoom to the query" : "Show the whole field";
     this.field.title = state.whole ? "The shifts around the query, large" : "Also the heads that look far away, where they are";
     const { lit, seen, serialOfImage, host: { edited } } = explorer, tap = this.hovered ? this.hovered.join() : "";
-    const drawn = [model, layer, state.head, this.size, this.wide, this.range, tap, lit, colours, seen, serialOfImage, edited, model.edits, model.epoch];
+    const drawn = [pixelRatio(), model, layer, state.head, this.size, this.wide, this.range, tap, lit, colours, seen, serialOfImage, edited, model.edits, model.epoch];
     if (model.encoding === "quadratic" && this.drawn && drawn.every((value, i) => value === this.drawn[i])) return;
     this.drawn = drawn;
     const read = panel.read(layer), kernel = model.gram !== undefined && !model.film, side = Math.min(SIDE, this.wide || SIDE);

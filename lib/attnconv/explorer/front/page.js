@@ -10,9 +10,29 @@ export function element(tag, properties = {}, ...children) {
   return node;
 }
 
-/** A canvas of that size on the page, as sharp as the screen; returns its cleared context. */
+/** A link back to the site's index, on a page that was opened from there: the index links to `page.html?site`. */
+export function linkBack(page, place = window.location) {
+  if (place.search === "?site") page.querySelector("main").prepend(element("a", { className: "attnconv-back", href: "index.html", textContent: "← All results" }));
+}
+
+const finer = { times: 1 };
+
+/** Pixels of a canvas for each of the page: as many as the screen has, or a multiple of that inside `sharper`. */
+export const pixelRatio = () => (window.devicePixelRatio || 1) * finer.times;
+
+/** Do `act`, which draws canvases, with that many times the screen's resolution. */
+export function sharper(times, act) {
+  finer.times = times;
+  try {
+    return act();
+  } finally {
+    finer.times = 1;
+  }
+}
+
+/** A canvas of that size on the page, as sharp as `pixelRatio` says; returns its cleared context. */
 export function canvasOf(canvas, wide, tall) {
-  const ratio = window.devicePixelRatio || 1;
+  const ratio = pixelRatio();
   Object.assign(canvas, { width: Math.round(wide * ratio), height: Math.round(tall * ratio) });
   Object.assign(canvas.style, { width: `${wide}px`, height: `${tall}px` });
   const pen = canvas.getContext("2d");
@@ -37,6 +57,71 @@ export function themeOf(root) {
   root.classList.toggle("ax-dark", dark);
   const names = ["back", "panel", "text", "faint", "line", "accent"]; // the accent is another on a dark back
   return { dark, font: style.fontFamily, ...Object.fromEntries(names.map((name) => [name, get(`--ax-${name}`)])) };
+}
+
+/** What the explorer and the playground have in common: an element that draws itself whenever what it shows, its width
+ * or the theme has changed. A subclass has `draw()`, `theme()` for what it makes of new `colours`, and `settle()` for what waits for a rest. */
+export class Live {
+  constructor(root, properties) {
+    Object.assign(this, { root, timings: [], ...properties });
+    root.attnconv = this; // for tests, benchmarks and the curious
+  }
+
+  /** Start to draw, once all that `draw` needs is there. */
+  watch() {
+    this.resized = new ResizeObserver(([{ contentRect: { width } }]) => {
+      if (width === this.width) return;
+      this.width = width; // also the first time, when the element has come into the page
+      this.recolour();
+    });
+    this.resized.observe(this.root);
+    this.endTheme = onTheme(() => this.recolour());
+  }
+
+  recolour() {
+    if (!this.root.isConnected || !this.width) return; // no colours yet; or hidden, as while JupyterLab changes its theme
+    this.colours = themeOf(this.root);
+    this.theme();
+    this.later(true);
+  }
+
+  /** Draw before the next repaint, once however often it is asked. */
+  later(relayout = false) {
+    this.relayout ||= relayout;
+    this.stale = true;
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = this.painted = null;
+      this.paint();
+    });
+  }
+
+  /** Draw in a pointer's event `since`, without waiting for the frame; what else comes before that frame does wait. */
+  now(since) {
+    if (this.stale) this.since = since;
+    if (!this.painted) this.paint();
+    this.painted = this.frame;
+  }
+
+  paint() {
+    if (!this.stale || !this.colours || !this.root.isConnected) return;
+    const start = performance.now();
+    this.stale = false;
+    this.draw();
+    const end = performance.now();
+    this.timings.push({ script: end - start, event: this.since === undefined ? null : end - this.since });
+    if (this.timings.length > 2000) this.timings.splice(0, 1000);
+    this.since = undefined;
+    clearTimeout(this.rest);
+    this.rest = setTimeout(() => this.settle(), 250);
+  }
+
+  remove() {
+    this.resized.disconnect();
+    this.endTheme();
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.rest);
+    this.root.replaceChildren();
+  }
 }
 
 /** Call `act` whenever the theme of JupyterLab or of the system changes; returns a function that ends it. */

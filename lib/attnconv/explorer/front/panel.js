@@ -5,7 +5,7 @@ import { QUERY, brightness, percent, pixelGrid, shiftText, signed } from "./draw
 import { covarianceOf, describe, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
 import { clamp } from "./maths.js";
-import { canvasOf, element, luminance, rgb } from "./page.js";
+import { canvasOf, element, luminance, pixelRatio, rgb } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 export const IMAGE_SIDE = 240; // px, as the chosen head's map
@@ -96,7 +96,7 @@ export class Panel {
   /** Sizes of the grid on screen: each tile has the image's proportions, and all fit into the width. */
   layout(width) {
     const { model } = this, centres = this.explorer.state.view === "centres", narrow = !centres && this.explorer.narrow;
-    const ratio = window.devicePixelRatio || 1;
+    const ratio = pixelRatio();
     // On a phone only the chosen layer has room for heads that a finger can hit.
     const columns = centres ? Math.min(model.heads.length, Math.max(1, Math.floor(width / 190))) : narrow ? Math.min(5, model.most) : model.most;
     const rows = centres ? Math.ceil(model.heads.length / columns) : narrow ? Math.ceil(model.most / columns) : model.heads.length;

@@ -5,7 +5,7 @@
 // Python starts with. A `host` holds the pictures and keeps that text.
 
 import { axisProbabilities, clamp, convolve, headWeights, largest, look, missedMass, padsOf, presetKernel, tapShifts } from "./maths.js";
-import { canvasOf, element, onTheme, rgb, themeOf } from "./page.js";
+import { Live, canvasOf, element, linkBack, rgb } from "./page.js";
 
 // --- state ----------------------------------------------------------------------------------------------------------
 
@@ -205,31 +205,20 @@ const SNAP = 0.12; // cells within which a dragged head falls onto a whole shift
 const FLIGHT = 900; // ms that heads take to their taps
 let pages = 0;
 
-export class Playground {
+export class Playground extends Live {
   constructor(root, host) {
-    Object.assign(this, { root, host, id: `playground-${++pages}`, sums: new Sums(), timings: [] });
+    super(root, { host, id: `playground-${++pages}`, sums: new Sums() });
     this.pictures = Object.fromEntries(host.pictures.map((picture) => [picture.name, pictureOf(picture)]));
     this.state = decode(host.state, host.pictures);
     this.build();
     this.renew();
     host.listen(() => host.state !== this.saved && this.take(host.state));
-    this.resized = new ResizeObserver(([{ contentRect: { width } }]) => {
-      if (width === this.width) return;
-      this.width = width;
-      if (width) this.theme(); // hidden, as while JupyterLab changes its theme, it has none
-    });
-    this.resized.observe(root);
-    this.endTheme = onTheme(() => this.theme());
-    root.attnconv = this; // for tests and the curious
+    this.watch();
   }
 
   remove() {
-    this.resized.disconnect();
-    this.endTheme();
-    cancelAnimationFrame(this.frame);
-    clearTimeout(this.rest);
     this.flight = null;
-    this.root.replaceChildren();
+    super.remove();
   }
 
   get picture() {
@@ -349,7 +338,10 @@ export class Playground {
       this.dots.replaceChildren(...heads.map((_, head) => {
         const dot = element("button", { type: "button", className: "pg-dot" }, element("span", { textContent: head + 1 }));
         dot.addEventListener("pointerdown", (event) => this.grab(event, dot, head));
-        dot.addEventListener("pointermove", (event) => this.drag(event, head));
+        dot.addEventListener("pointermove", (event) => {
+          this.drag(event, head);
+          this.now(event.timeStamp);
+        });
         dot.addEventListener("pointerup", () => { this.held = null; });
         dot.addEventListener("pointercancel", () => { this.held = null; });
         dot.addEventListener("focus", () => this.set({ chosen: head }));
@@ -442,6 +434,7 @@ export class Playground {
     if (event.type === "pointermove" && event.pointerType === "touch" && !event.buttons) return;
     const box = canvas.getBoundingClientRect(), { height, width } = this.picture;
     this.setQuery([Math.floor(((event.clientY - box.top) / box.height) * height), Math.floor(((event.clientX - box.left) / box.width) * width)]);
+    this.now(event.timeStamp);
   }
 
   pointKey(event) {
@@ -547,7 +540,7 @@ export class Playground {
     if (step === 2) this.setHeads(heads.map((head, at) => ({ ...head, centre: [reach * Math.sin(7 * at + 1), reach * Math.cos(5 * at)] })), 0);
     if (this.state.heads.length !== heads.length) this.setHeads(heads, 0); // those that were added go
     this.fly(heads);
-    this.draw(); // so that the cards are lit, and the tour has its height
+    this.paint(); // so that the cards are lit, and the tour has its height
     const [first] = TOUR("nine")[step - 1][0].split(" "), card = this.root.querySelector(`[data-card=${first}]`);
     if (!this.root.classList.contains("pg-narrow") || !card) return;
     card.style.scrollMarginTop = `${this.tour.offsetHeight + 8}px`;
@@ -572,24 +565,13 @@ export class Playground {
   // -- drawing
 
   theme() {
-    if (!this.root.isConnected) return; // no colours yet
-    this.colours = themeOf(this.root);
     this.ramp = signedRamp(this.colours.dark);
     this.root.classList.toggle("pg-narrow", this.width < 640);
     this.root.classList.toggle("pg-middle", this.width >= 640 && this.width < 1000);
-    this.later();
-  }
-
-  /** Draw before the next repaint, once however often it is asked. */
-  later() {
-    this.frame ||= requestAnimationFrame(() => {
-      this.frame = null;
-      if (this.colours && this.root.isConnected) this.draw();
-    });
   }
 
   draw() {
-    const start = performance.now(), { state, picture } = this;
+    const { state, picture } = this;
     this.sums.update(state, picture);
     this.scale = scaleOf(state.kernel, this.sums.convolved);
     this.fill();
@@ -599,10 +581,6 @@ export class Playground {
     this.drawTable();
     this.drawCurve();
     this.drawWords();
-    this.timings.push(performance.now() - start);
-    if (this.timings.length > 2000) this.timings.splice(0, 1000);
-    clearTimeout(this.rest);
-    this.rest = setTimeout(() => this.settle(), 250);
   }
 
   /** Bring the controls in line with the state. */
@@ -931,6 +909,7 @@ export function pageHost(data, place = window) {
 
 /** Start the offline page. */
 export function openPage(page) {
+  linkBack(page);
   return new Playground(page.getElementById("playground"), pageHost(JSON.parse(page.getElementById("data").textContent)));
 }
 
