@@ -234,6 +234,25 @@ def averages_follow_the_models(seen: Seen) -> None:
     seen.idle()
 
 
+def themes_are_switched(seen: Seen) -> None:
+    """From light to dark and back while the explorer is open: colours, not sizes, change."""
+    background = "root => getComputedStyle(root).backgroundColor"
+    names = ("grid", "centres", "zoom")
+    light, back = [seen.pixels(name) for name in names], seen.root.evaluate(background)
+    for theme, dark in (("JupyterLab Dark", True), ("JupyterLab Light", False)):
+        seen.page.locator(".lm-MenuBar-itemLabel", has_text="Settings").first.click()
+        seen.page.locator(".lm-Menu-itemLabel", has_text="Theme").first.hover()
+        seen.page.locator(".lm-Menu-itemLabel", has_text=theme).first.click()
+        seen.wait(f"x.colours.dark === {str(dark).lower()} && !x.frame")
+        seen.idle()
+        now = [seen.pixels(name) for name in names]
+        assert [one.shape for one in now] == [one.shape for one in light]
+        assert changed(light[0], now[0]) == changed(light[1], now[1]) == dark
+        assert (seen.root.evaluate(background) != back) == dark
+        assert (now[1][:20, :20].mean() < 80) == dark and seen.state()["notice"] == ""
+        seen.shot(f"theme-{'dark' if dark else 'light'}")
+
+
 def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_path: Path) -> None:
     context = browser.new_context(viewport=dict(width=1500, height=1100), accept_downloads=True)
     page = context.new_page()
@@ -343,6 +362,8 @@ def test_the_explorer_in_jupyterlab(lab: str, browser: playwright.Browser, tmp_p
         one.bounding_box()["y"] for one in (row.get_by_text(text) for text in ("head on", "Reset head", "Reset all"))
     ]
     assert max(tops) - min(tops) < 12  # one line
+
+    themes_are_switched(seen)
 
     with page.expect_download() as download:
         seen.root.get_by_text("Save PNG").click()
