@@ -9,7 +9,7 @@ import { Model, project, readLayer, typed, unpack } from "./heads.js";
 import { pageHost, widgetHost, workerOf } from "./hosts.js";
 import { clamp } from "./maths.js";
 import { kindText } from "./layer.js";
-import { Live, canvasOf, element, linkBack, pixelRatio, sharper } from "./page.js";
+import { ARROWS, Live, button, canvasOf, cellUnder, chooser, element, keepKeysAndDrops, linkBack, pixelRatio, sharper } from "./page.js";
 import { IMAGE_SIDE, Panel } from "./panel.js";
 import { GLOSSARY, PAPER, TOUR } from "./words.js";
 
@@ -27,7 +27,6 @@ export function* inParts(name, buffer, size = 1 << 20) {
 /** Five steps through the page: a line of text above it, and what it speaks of in a frame. */
 class Tour {
   constructor(explorer) {
-    const button = (textContent, act) => element("button", { type: "button", textContent, onclick: act });
     Object.assign(this, { explorer, step: 0, text: element("p"), next: button("Take the tour", () => this.go(this.step + 1)), back: button("Back", () => this.go(this.step - 1)), close: button("Close", () => this.go(0)) });
     this.root = element("div", { className: "ax-tour" }, this.text, element("div", { className: "ax-row" }, this.back, this.next, this.close));
     this.tell();
@@ -78,12 +77,8 @@ export class Explorer extends Live {
   // -- elements
 
   build() {
-    const { host } = this, choose = (label, options, act) => {
-      const select = element("select", { onchange: () => act(select.value) }, ...options.map(([value, text]) => element("option", { value, textContent: text })));
-      return [element("label", { className: "ax-field" }, element("span", { textContent: label }), select), select];
-    };
+    const { host } = this, choose = (label, options, act) => chooser(label, "ax-field", options, act);
     const runs = host.choices.runs.map((run) => [run.name, run.title]);
-    const button = (text, act, title = "") => element("button", { type: "button", textContent: text, title, onclick: act });
     [this.runField, this.run] = choose("Model", runs.length ? runs : [["model", "model"]], (name) => this.ask({ kind: "run", name }));
     [this.compareField, this.compare] = choose("Compare with", [["", "nothing"], ["epoch", "another epoch"], ...runs], (name) => this.setCompare(name));
     [this.viewField, this.view] = choose("Show", [["maps", "attention maps"], ["centres", "centres"]], (view) => this.set({ view }, true));
@@ -129,10 +124,7 @@ export class Explorer extends Live {
     image.addEventListener("pointerdown", (event) => { this.pressed = [...this.state.query, this.state.locked]; if (event.pointerType === "touch") this.moveTo(event, true); });
     image.addEventListener("click", (event) => this.click(event));
     image.addEventListener("keydown", (event) => this.key(event));
-    // Lists and sliders use these keys themselves; JupyterLab would change cells, or delete this one.
-    this.root.addEventListener("keydown", (event) => event.ctrlKey || event.metaKey || event.stopPropagation());
-    this.root.addEventListener("dragover", (event) => host.predicts && event.preventDefault());
-    this.root.addEventListener("drop", (event) => { if (host.predicts && event.dataTransfer.files.length) { event.preventDefault(); this.upload(event.dataTransfer.files[0]); } });
+    keepKeysAndDrops(this.root, host.predicts && ((file) => this.upload(file)));
   }
 
   // -- data
@@ -309,8 +301,7 @@ export class Explorer extends Live {
   }
 
   pixelUnder(event) {
-    const box = this.image.getBoundingClientRect(), [height, width] = this.models[0].grid;
-    return [Math.floor(((event.clientY - box.top) / box.height) * height), Math.floor(((event.clientX - box.left) / box.width) * width)];
+    return cellUnder(event, this.image, ...this.models[0].grid);
   }
 
   moveTo(event, always = false) {
@@ -326,7 +317,7 @@ export class Explorer extends Live {
   }
 
   key(event) {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const step = ARROWS[event.key];
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (step) this.setQuery(this.state.query.map((q, i) => q + step[i]));
     else if (event.key === "Enter" || event.key === " ") this.set({ locked: !this.state.locked });

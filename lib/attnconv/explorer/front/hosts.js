@@ -1,5 +1,7 @@
 // What stands between the explorer's page and its data: Python's widget, or what an exported file holds.
 
+import { inAddress, readPicture } from "./page.js";
+
 /** In Jupyter: data are the widget's traits, messages go to Python. */
 export function widgetHost(model) {
   const host = {
@@ -40,25 +42,6 @@ export function widgetHost(model) {
   };
   for (const name of ["sides", "image", "average", "edited", "choices", "state"]) Object.defineProperty(host, name, { get: () => model.get(name) });
   return host;
-}
-
-/** A file as an image of that size, {shape, values: bytes}: the middle cropped to its proportions, then resized; one
- * channel is brightness. Transparent places are white. */
-export async function readPicture(file, [height, width, channels]) {
-  const bitmap = await createImageBitmap(file), canvas = document.createElement("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
-  const scale = Math.min(bitmap.width / width, bitmap.height / height), [wide, tall] = [width * scale, height * scale];
-  Object.assign(canvas, { width, height });
-  pen.fillStyle = "#fff";
-  pen.fillRect(0, 0, width, height);
-  pen.imageSmoothingQuality = "high";
-  pen.drawImage(bitmap, (bitmap.width - wide) / 2, (bitmap.height - tall) / 2, wide, tall, 0, 0, width, height);
-  const { data } = pen.getImageData(0, 0, width, height), values = new Uint8Array(height * width * channels);
-  for (let at = 0; at < height * width; at++) {
-    const colour = data.subarray(4 * at, 4 * at + 3);
-    if (channels === 1) values[at] = Math.round(0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]);
-    else values.set(colour, at * channels);
-  }
-  return { dtype: "uint8", shape: [height, width, channels], data: values };
 }
 
 /** Questions to a Web Worker made of `source`, each answered by a promise. Null where there can be none. */
@@ -104,6 +87,7 @@ export function fromLink(hash) {
 /** In an exported page: images come from the file, and with the weights in it, `ask` is a worker that predicts. */
 export function pageHost(data, ask = null, place = window) {
   const images = [data.image, ...data.gallery], labelled = images.filter(({ label }) => label !== null), known = data.edited || {}; // heads as they were changed in Jupyter, if so
+  const address = inAddress(place);
   let told = () => {}, last = 0, serial = 0;
   const pixels = ({ shape: [height, width, channels], data: values }) => ({ height, width, channels, values });
   const shown = () => ({ ...pixels(host.image.pixels), serial });
@@ -153,12 +137,8 @@ export function pageHost(data, ask = null, place = window) {
   };
   const host = {
     ...data, state: { ...data.state, ...fromLink(place.location.hash) }, choices: { ...data.choices, labelled: labelled.length }, live: false, predicts: Boolean(ask), chunk: 1, edited: known,
-    link: (state) => `${place.location.href.split("#")[0]}#${inLink(state)}`,
-    save(state) {
-      try {
-        place.history.replaceState(null, "", `#${inLink(state)}`);
-      } catch { /* a file inside another page has no history of its own */ }
-    },
+    link: (state) => address.link(inLink(state)),
+    save: (state) => address.keep(inLink(state)),
     listen(act) {
       told = act;
       place.addEventListener("hashchange", () => {

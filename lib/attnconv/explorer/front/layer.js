@@ -4,7 +4,7 @@ import { drawHeads, headAt } from "./centres.js";
 import { percent, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp, tapShifts } from "./maths.js";
-import { canvasOf, element, luminance, pixelRatio } from "./page.js";
+import { ARROWS, button, canvasOf, element, luminance, pixelRatio } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
@@ -31,10 +31,10 @@ export function nearestPlaces(centres, places) {
 export class LayerCard {
   constructor(panel) {
     Object.assign(this, { panel, explorer: panel.explorer, size: null });
-    const { explorer } = this, button = (text, title, onclick) => element("button", { type: "button", textContent: text, title, onclick });
+    const { explorer } = this;
     this.title = element("h4");
     this.line = element("span", { className: "ax-line" });
-    this.field = button("", "", () => explorer.set({ whole: !explorer.state.whole }));
+    this.field = button("", () => explorer.set({ whole: !explorer.state.whole }));
     this.centres = element("canvas", { className: "ax-centres", tabIndex: 0, role: "application" });
     this.kernel = element("canvas", { className: "ax-kernel", role: "img" });
     this.sizes = element("select", { "aria-label": "Size of the kernel", onchange: () => { this.size = Number(this.sizes.value); explorer.later(); explorer.look(); } });
@@ -43,9 +43,9 @@ export class LayerCard {
     this.snap = element("input", { type: "checkbox", checked: false });
     this.actions = panel.index ? null : element("div", { className: "ax-row ax-actions" },
       element("label", { title: "A dragged head stops at whole shifts: there it can be one tap" }, this.snap, " whole shifts"),
-      this.toGrid = button("Make it a grid", "Every head takes a tap of the kernel, the nearest ones first, and looks at one pixel", () => this.makeGrid()),
-      this.hard = button("Harden all", "Every head looks at one pixel: sigma becomes 0.2 px", () => this.harden()),
-      this.solo = button("Solo", "Only the chosen head; again: all heads", () => this.playSolo()));
+      this.toGrid = button("Make it a grid", () => this.makeGrid(), "Every head takes a tap of the kernel, the nearest ones first, and looks at one pixel"),
+      this.hard = button("Harden all", () => this.harden(), "Every head looks at one pixel: sigma becomes 0.2 px"),
+      this.solo = button("Solo", () => this.playSolo(), "Only the chosen head; again: all heads"));
     this.kernelBox = element("figure", { className: "ax-small" }, this.kernel, element("figcaption", { title: GLOSSARY.kernel }, element("label", {}, "kernel ", this.sizes), ", norm of each tap"));
     this.noKernel = element("p", { className: "ax-note" });
     this.root = element("div", { className: "ax-layer" }, element("div", { className: "ax-headline" }, this.title, this.line, this.field),
@@ -131,7 +131,7 @@ export class LayerCard {
 
   /** Arrow keys move the chosen head by a tenth of a pixel, with Shift to the next whole shift. */
   key(event) {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const step = ARROWS[event.key];
     if (!step || !this.canDrag() || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     this.explorer.edit((edit, { centre }) => {

@@ -10,6 +10,65 @@ export function element(tag, properties = {}, ...children) {
   return node;
 }
 
+/** A button with that text. */
+export const button = (textContent, onclick, title = "") => element("button", { type: "button", textContent, title, onclick });
+
+/** A labelled list to choose from, [[value, text], ...]: the field, and its select. */
+export function chooser(label, className, options, act) {
+  const select = element("select", { onchange: () => act(select.value) }, ...options.map(([value, text]) => element("option", { value, textContent: text })));
+  return [element("label", { className }, element("span", { textContent: label }), select), select];
+}
+
+/** The step (rows, columns) of an arrow key. */
+export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+/** Row and column of the cell under a pointer, of so many on an element. */
+export function cellUnder(event, node, height, width) {
+  const box = node.getBoundingClientRect();
+  return [Math.floor(((event.clientY - box.top) / box.height) * height), Math.floor(((event.clientX - box.left) / box.width) * width)];
+}
+
+/** Lists, sliders and dots use keys themselves, and JupyterLab would change cells, or delete one: keys stay in `root`.
+ * Files that are dropped on it go to `take`. */
+export function keepKeysAndDrops(root, take) {
+  root.addEventListener("keydown", (event) => event.ctrlKey || event.metaKey || event.stopPropagation());
+  root.addEventListener("dragover", (event) => take && event.preventDefault());
+  root.addEventListener("drop", (event) => {
+    if (!take || !event.dataTransfer.files.length) return;
+    event.preventDefault();
+    take(event.dataTransfer.files[0]);
+  });
+}
+
+/** In a page of its own, the address holds the view as text, after its #: what a host needs for that. */
+export const inAddress = (place) => ({
+  link: (text) => `${place.location.href.split("#")[0]}#${text}`,
+  keep(text) {
+    try {
+      place.history.replaceState(null, "", `#${text}`);
+    } catch { /* a file inside another page has no history of its own */ }
+  },
+});
+
+/** A file as an image of that size, {shape, values: bytes}: the middle cropped to its proportions, then resized; one
+ * channel is brightness. Transparent places are white. */
+export async function readPicture(file, [height, width, channels]) {
+  const bitmap = await createImageBitmap(file), canvas = document.createElement("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
+  const scale = Math.min(bitmap.width / width, bitmap.height / height), [wide, tall] = [width * scale, height * scale];
+  Object.assign(canvas, { width, height });
+  pen.fillStyle = "#fff";
+  pen.fillRect(0, 0, width, height);
+  pen.imageSmoothingQuality = "high";
+  pen.drawImage(bitmap, (bitmap.width - wide) / 2, (bitmap.height - tall) / 2, wide, tall, 0, 0, width, height);
+  const { data } = pen.getImageData(0, 0, width, height), values = new Uint8Array(height * width * channels);
+  for (let at = 0; at < height * width; at++) {
+    const colour = data.subarray(4 * at, 4 * at + 3);
+    if (channels === 1) values[at] = Math.round(0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]);
+    else values.set(colour, at * channels);
+  }
+  return { dtype: "uint8", shape: [height, width, channels], data: values };
+}
+
 /** A link back to the site's index, on a page that was opened from there: the index links to `page.html?site`. */
 export function linkBack(page, place = window.location) {
   if (place.search === "?site") page.querySelector("main").prepend(element("a", { className: "attnconv-back", href: "index.html", textContent: "← All results" }));

@@ -5,7 +5,7 @@ import { QUERY, brightness, percent, pixelGrid, shiftText, signed } from "./draw
 import { covarianceOf, describe, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
 import { clamp } from "./maths.js";
-import { canvasOf, element, luminance, pixelRatio, rgb } from "./page.js";
+import { button, canvasOf, element, luminance, pixelRatio, rgb } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 export const IMAGE_SIDE = 240; // px, as the chosen head's map
@@ -36,7 +36,7 @@ export class Panel {
     this.zoomBox = element("figure", { className: "ax-small" }, this.zoom, element("figcaption", { textContent: "attention over the image" }));
     this.output = element("canvas", { className: "ax-output", role: "img" });
     this.does = element("p");
-    this.count = element("button", { type: "button", textContent: "Also on the test images", onclick: () => explorer.countWithout() });
+    this.count = button("Also on the test images", () => explorer.countWithout());
     this.doesBox = element("div", { className: "ax-does" }, element("figure", { className: "ax-small" }, this.output, element("figcaption", { textContent: "what it adds to the layer's output" })), element("div", { className: "ax-column" }, this.does, this.count));
     this.strip = element("p", { className: "ax-note" });
     this.answer.append(this.strip);
@@ -78,10 +78,8 @@ export class Panel {
     const column = this.slider("centre column", -8, 8, 0.05, part(1), (v) => signed(v));
     const sigma = this.slider("spread σ", low, high, 0.01, (value) => explorer.edit((edit) => { edit.sigma = clamp(Math.exp(value), ...explorer.host.choices.sigmas); }), (v) => `${Math.exp(v).toFixed(2)} px`);
     const off = element("input", { type: "checkbox", onchange: () => explorer.edit((edit) => { edit.off = !off.checked; }) });
-    const reset = element("button", { type: "button", textContent: "Reset head", onclick: () => explorer.reset(false) });
-    const undo = element("button", { type: "button", textContent: "Undo", onclick: () => explorer.undo() });
-    const redo = element("button", { type: "button", textContent: "Redo", onclick: () => explorer.redo() });
-    const resetAll = element("button", { type: "button", textContent: "Reset all", onclick: () => explorer.reset(true) });
+    const [reset, undo, redo] = [button("Reset head", () => explorer.reset(false)), button("Undo", () => explorer.undo()), button("Redo", () => explorer.redo())];
+    const resetAll = button("Reset all", () => explorer.reset(true));
     const gaussian = element("div", {}, row.row, column.row, sigma.row);
     const box = element("div", { className: "ax-sliders" }, gaussian,
       element("div", { className: "ax-row" }, element("label", {}, off, " head on"), undo, redo, reset, resetAll));

@@ -5,7 +5,7 @@
 // Python starts with. A `host` holds the pictures and keeps that text.
 
 import { axisProbabilities, clamp, convolve, headWeights, largest, look, missedMass, padsOf, presetKernel, tapShifts } from "./maths.js";
-import { Live, canvasOf, element, linkBack, rgb } from "./page.js";
+import { ARROWS, Live, button, canvasOf, cellUnder, chooser, element, inAddress, keepKeysAndDrops, linkBack, readPicture, rgb } from "./page.js";
 
 // --- state ----------------------------------------------------------------------------------------------------------
 
@@ -229,18 +229,14 @@ export class Playground extends Live {
 
   build() {
     const { host, id } = this;
-    const button = (text, act, title = "") => element("button", { type: "button", textContent: text, title, onclick: act });
-    const choose = (label, options, act) => {
-      const select = element("select", { onchange: () => act(select.value) }, ...options.map(([value, text]) => element("option", { value, textContent: text })));
-      return [element("label", { className: "pg-field" }, element("span", { textContent: label }), select), select];
-    };
+    const choose = (label, options, act) => chooser(label, "pg-field", options, act);
     const card = (name, title, ...children) => {
       const box = element("section", { className: `pg-card pg-card-${name}`, "aria-labelledby": `${id}-${name}` }, element("h3", { id: `${id}-${name}`, textContent: title }), ...children);
       box.dataset.card = name;
       return box;
     };
     let field, size, image;
-    [field, this.preset] = choose("Kernel", [...Object.entries(KERNELS), ["", "your own"]], (preset) => preset && this.setKernel({ preset, kernel: presetKernel(preset, this.state.size) }));
+    [field, this.preset] = choose("Kernel", [...Object.entries(KERNELS), ["", "your own"]], (preset) => preset && this.set({ preset, kernel: presetKernel(preset, this.state.size) }));
     [size, this.size] = choose("Size", SIZES.map((n) => [n, `${n} × ${n}`]), (n) => this.setSize(Number(n)));
     [image, this.image] = choose("Picture", [...host.pictures.map(({ name, title }) => [name, title]), ["own", "your own …"]], (name) => this.setImage(name));
     this.cells = element("div", { className: "pg-cells" });
@@ -316,13 +312,7 @@ export class Playground extends Live {
       element("p", { className: "pg-lead", innerHTML: "<b>Drag a coloured dot</b> and watch the pictures. With every head on its cell of the kernel, the sum of the heads <i>is</i> the convolution. Or take the tour." }),
       this.tour, element("div", { className: "pg-top" }, kernelCard, headsCard, images, sharpCard),
       element("div", { className: "pg-says" }, this.equation, this.words), element("div", { className: "pg-low" }, stripCard, tableCard), foot);
-    // Sliders, lists and dots use these keys themselves; JupyterLab would change cells, or delete this one.
-    this.root.addEventListener("keydown", (event) => event.ctrlKey || event.metaKey || event.stopPropagation());
-    this.root.addEventListener("dragover", (event) => event.preventDefault());
-    this.root.addEventListener("drop", (event) => {
-      event.preventDefault();
-      if (event.dataTransfer.files.length) this.upload(event.dataTransfer.files[0]);
-    });
+    keepKeysAndDrops(this.root, (file) => this.upload(file));
   }
 
   /** Make what there is one of for every tap or head: cells, dots, tiles, rows. */
@@ -377,10 +367,6 @@ export class Playground extends Live {
     this.renew();
   }
 
-  setKernel(changes) {
-    this.set(changes);
-  }
-
   setSize(size) {
     const preset = this.state.preset || "sobel-x";
     this.flight = null;
@@ -391,7 +377,7 @@ export class Playground extends Live {
   typed(tap, input) {
     const value = Number(input.value);
     if (input.value === "" || !Number.isFinite(value)) return;
-    this.setKernel({ preset: null, kernel: this.state.kernel.map((old, at) => (at === tap ? clamp(value, -LARGEST_WEIGHT, LARGEST_WEIGHT) : old)) });
+    this.set({ preset: null, kernel: this.state.kernel.map((old, at) => (at === tap ? clamp(value, -LARGEST_WEIGHT, LARGEST_WEIGHT) : old)) });
   }
 
   setImage(name) {
@@ -408,20 +394,12 @@ export class Playground extends Live {
   async upload(file) {
     this.file.value = "";
     if (!file) return;
-    let bitmap;
     try {
-      bitmap = await createImageBitmap(file);
+      const { data } = await readPicture(file, [OWN_SIDE, OWN_SIDE, 1]);
+      this.pictures.own = { name: "own", height: OWN_SIDE, width: OWN_SIDE, pixels: Float64Array.from(data, (value) => value / 255) };
     } catch {
       return this.complain(`${file.name} is not a picture that this browser reads. PNG, JPEG and WebP are.`);
     }
-    const side = Math.min(bitmap.width, bitmap.height), canvas = element("canvas", { width: OWN_SIDE, height: OWN_SIDE }), pen = canvas.getContext("2d");
-    pen.imageSmoothingQuality = "high";
-    pen.fillStyle = "#fff"; // what is transparent is white
-    pen.fillRect(0, 0, OWN_SIDE, OWN_SIDE);
-    pen.drawImage(bitmap, (bitmap.width - side) / 2, (bitmap.height - side) / 2, side, side, 0, 0, OWN_SIDE, OWN_SIDE);
-    const { data } = pen.getImageData(0, 0, OWN_SIDE, OWN_SIDE);
-    const pixels = Float64Array.from({ length: OWN_SIDE ** 2 }, (_, at) => (0.299 * data[4 * at] + 0.587 * data[4 * at + 1] + 0.114 * data[4 * at + 2]) / 255);
-    this.pictures.own = { name: "own", height: OWN_SIDE, width: OWN_SIDE, pixels };
     this.setImage("own");
   }
 
@@ -432,13 +410,12 @@ export class Playground extends Live {
 
   point(event, canvas) {
     if (event.type === "pointermove" && event.pointerType === "touch" && !event.buttons) return;
-    const box = canvas.getBoundingClientRect(), { height, width } = this.picture;
-    this.setQuery([Math.floor(((event.clientY - box.top) / box.height) * height), Math.floor(((event.clientX - box.left) / box.width) * width)]);
+    this.setQuery(cellUnder(event, canvas, this.picture.height, this.picture.width));
     this.now(event.timeStamp);
   }
 
   pointKey(event) {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const step = ARROWS[event.key];
     if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     this.setQuery(this.state.query.map((q, i) => q + step[i]));
@@ -491,7 +468,7 @@ export class Playground extends Live {
   }
 
   dotKey(event, head) {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const step = ARROWS[event.key];
     if (event.key === "Delete" || event.key === "Backspace") this.changeHead(head, { on: false });
     else if (step) this.moveHead(head, this.state.heads[head].centre.map((c, i) => Math.round((c + step[i] * (event.shiftKey ? 0.05 : 0.25)) * 100) / 100));
     else return;
@@ -548,7 +525,7 @@ export class Playground extends Live {
   }
 
   async copyLink() {
-    const link = this.host.link(this.encoded());
+    const link = this.host.link(encode(this.state));
     try {
       await navigator.clipboard.writeText(link);
       this.linkText.textContent = "Copied.";
@@ -556,10 +533,6 @@ export class Playground extends Live {
       this.linkText.textContent = "The address bar has the link.";
     }
     if (this.state.image === "own") this.linkText.textContent += " Your own picture is not in it.";
-  }
-
-  encoded() {
-    return encode(this.state);
   }
 
   // -- drawing
@@ -848,7 +821,7 @@ export class Playground extends Live {
 
   /** After a rest: keep the state, and measure the difference at other sharpnesses, a few milliseconds at a time. */
   settle() {
-    this.saved = this.encoded();
+    this.saved = encode(this.state);
     this.host.save(this.saved);
     const { state, picture } = this, key = this.measureKey(), most = bound(state, picture);
     if (!(complete(state) && state.padding && most) || (this.measured && this.measured.key === key)) return;
@@ -888,13 +861,12 @@ export function widgetHost(model) {
 
 /** In the offline page: the state is the address, after its #. */
 export function pageHost(data, place = window) {
+  const address = inAddress(place);
   const host = {
     ...data, state: place.location.hash.slice(1) || data.state,
     save(text) {
       host.state = text;
-      try {
-        place.history.replaceState(null, "", `#${text}`);
-      } catch { /* a file inside another page has no history of its own */ }
+      address.keep(text);
     },
     listen(told) {
       place.addEventListener("hashchange", () => {
@@ -902,7 +874,7 @@ export function pageHost(data, place = window) {
         told();
       });
     },
-    link: (text) => `${place.location.href.split("#")[0]}#${text}`,
+    link: address.link,
   };
   return host;
 }
