@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import os
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import anywidget
+import matplotlib.pyplot as plt
+
+from attnconv.runs import writing
 
 FRONT = Path(__file__).with_name("front")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
@@ -56,14 +63,32 @@ def page(title: str, name: str, data: str, picture: bytes, heading: bool = True,
     )
 
 
-def shown(shown_live: Any, picture: bytes, text: str) -> Any:
-    """What a widget shows: itself, and a picture for readers and programs that cannot run it.
+class Widget(anywidget.AnyWidget):
+    """A widget that is also a picture, ``figure()``, and an HTML page of its own, ``page()``."""
 
-    The picture only with ``ATTNCONV_STATIC=1``, as in batch runs: many viewers of executed notebooks would choose the
-    widget and then show nothing.
-    """
-    image = {"image/png": base64.b64encode(picture).decode()}
-    if os.environ.get("ATTNCONV_STATIC") == "1":
-        return {**image, "text/plain": text}, {}
-    bundle, notes = shown_live if isinstance(shown_live, tuple) else (shown_live, {})
-    return {**(bundle or {}), **image}, notes
+    @cached_property
+    def _png(self) -> bytes:
+        file, figure = io.BytesIO(), self.figure()
+        figure.savefig(file, format="png", dpi=110)
+        plt.close(figure)
+        return file.getvalue()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        """Itself, and the picture for readers and programs that cannot run it.
+
+        The picture only with ``ATTNCONV_STATIC=1``, as in batch runs: many viewers of executed notebooks would choose
+        the widget and then show nothing.
+        """
+        image = {"image/png": base64.b64encode(self._png).decode()}
+        if os.environ.get("ATTNCONV_STATIC") == "1":
+            return {**image, "text/plain": repr(self)}, {}
+        live = super()._repr_mimebundle_(**options)
+        bundle, notes = live if isinstance(live, tuple) else (live, {})
+        return {**(bundle or {}), **image}, notes
+
+    def export_html(self, path: str | Path) -> Path:
+        """Write `page` to a file and return its path."""
+        path = Path(path)
+        with writing(path) as temporary:
+            temporary.write_text(self.page())
+        return path

@@ -51,7 +51,7 @@ def read_image(content: bytes, size: tuple[int, int], channels: int, name: str =
                     "read. Make it smaller first."
                 )
             image.draft("RGB", (size[1] * 4, size[0] * 4))  # JPEG: decode no more than needed
-            image = _eight_bit(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
+            return _cropped(image, size, channels)
     except ExplorerError:
         raise
     except PIL.UnidentifiedImageError:
@@ -60,6 +60,11 @@ def read_image(content: bytes, size: tuple[int, int], channels: int, name: str =
         ) from None
     except Exception as error:  # Pillow's plugins raise what they like on damaged files
         raise ExplorerError(f"{name} is damaged or no image ({error}).") from error
+
+
+def _cropped(image: Image.Image, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
+    """The middle of an image in the model's aspect ratio, upright and resized: (height, width, channels)."""
+    image = _eight_bit(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
     image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.LANCZOS)
     return np.asarray(image, dtype=np.uint8).reshape(*size, channels)
 
@@ -159,19 +164,16 @@ def _fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.ui
     """What was given as images, (N, height, width, channels) in 8 bits, of that size and with so many channels."""
     if isinstance(images, str | Path | bytes | Image.Image):
         images = [images]
-    if isinstance(images, Sequence):
-        if not len(images):
-            raise ExplorerError("images is empty: give at least one.")
-        return np.concatenate([_picture(image, size, channels) for image in images])
-    if not isinstance(images, np.ndarray | Tensor):
+    elif isinstance(images, np.ndarray | Tensor):
+        images = _channels_last(images, channels)
+        if len(images) and images.shape[1:] == (*size, channels):
+            return images
+        images = [Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image) for image in images]
+    elif not isinstance(images, Sequence):
         raise ExplorerError(f"images is of type {type(images).__name__}: give files, Pillow images, or uint8 arrays.")
-    values = _channels_last(images, channels)
-    if not len(values):
+    if not len(images):
         raise ExplorerError("images is empty: give at least one.")
-    if values.shape[1:] == (*size, channels):
-        return values
-    pictures = [Image.fromarray(value.squeeze(-1) if value.shape[-1] == 1 else value) for value in values]
-    return np.concatenate([_picture(picture, size, channels) for picture in pictures])
+    return np.concatenate([_picture(image, size, channels) for image in images])
 
 
 def _channels_last(images: NDArray | Tensor, channels: int) -> NDArray[np.uint8]:
@@ -180,15 +182,12 @@ def _channels_last(images: NDArray | Tensor, channels: int) -> NDArray[np.uint8]
     if values.dtype != np.uint8:
         raise ExplorerError(f"images are {values.dtype}; they must be uint8, (N, height, width, channels).")
     shape = values.shape
-    if values.ndim == 2:
-        values = values[None, ..., None]
-    elif values.ndim == 3 and shape[-1] in (1, 3):
-        values = values[None]
-    elif values.ndim == 3 and shape[0] == channels == 3:
-        values = values.transpose(1, 2, 0)[None]
-    elif values.ndim == 3:
+    coloured = shape[-1] in (1, 3) or shape[0] == channels == 3
+    if values.ndim == 2 or (values.ndim == 3 and not coloured):  # grey, without an axis of channels
         values = values[..., None]
-    elif values.ndim == 4 and shape[-1] not in (1, 3) and shape[1] in (1, 3):
+    if values.ndim == 3:
+        values = values[None]
+    if values.ndim == 4 and values.shape[-1] not in (1, 3) and values.shape[1] in (1, 3):
         values = values.transpose(0, 2, 3, 1)
     if values.ndim != 4 or values.shape[-1] not in (1, 3):
         raise ExplorerError(
@@ -201,17 +200,15 @@ def _channels_last(images: NDArray | Tensor, channels: int) -> NDArray[np.uint8]
 def _picture(image: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
     """One of a list, or several: a path, a file's bytes, a Pillow image, or an array; (N, height, width, channels)."""
     if isinstance(image, Image.Image):
-        file = io.BytesIO()
-        image.save(file, "PNG" if image.mode not in ("F", "CMYK") else "TIFF")
-        image = file.getvalue()
-    if isinstance(image, str | Path):
-        try:
-            return read_image(Path(image).read_bytes(), size, channels, Path(image).name)[None]
-        except OSError as error:
-            raise ExplorerError(f"{image} cannot be read: {error.strerror}.") from error
+        return _cropped(image, size, channels)[None]
     if isinstance(image, bytes):
         return read_image(image, size, channels)[None]
-    return _fitting(image, size, channels)
+    if not isinstance(image, str | Path):
+        return _fitting(image, size, channels)
+    try:
+        return read_image(Path(image).read_bytes(), size, channels, Path(image).name)[None]
+    except OSError as error:
+        raise ExplorerError(f"{image} cannot be read: {error.strerror}.") from error
 
 
 def _own_data(name: str | None, size: tuple[int, int], channels: int) -> Dataset | NDArray:

@@ -8,14 +8,10 @@ a state as text: what the link of the offline page has after its ``#``.
 from __future__ import annotations
 
 import base64
-import io
 import json
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import anywidget
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import traitlets
@@ -28,7 +24,6 @@ from attnconv import figures
 from attnconv.data import load_data
 from attnconv.equivalence import conv_to_attention
 from attnconv.explorer import assets
-from attnconv.runs import writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,13 +74,10 @@ def playground(alpha: float = 50.0) -> Playground:
 
 def export_playground(path: str | Path) -> Path:
     """Write the playground as one HTML page of its own, and return the path. A link to the page can hold any state."""
-    path = Path(path)
-    with writing(path) as temporary:
-        temporary.write_text(playground().page())
-    return path
+    return playground().export_html(path)
 
 
-class Playground(anywidget.AnyWidget):
+class Playground(assets.Widget):
     """The playground as a widget; `playground` makes it. ``state`` is what the reader has set, as text.
 
     It may be set from Python: ``widget.state = "kernel=blur&size=5&alpha=0.7"``.
@@ -115,16 +107,6 @@ class Playground(anywidget.AnyWidget):
         titles = ["Picture", "Conv2d", f"Nine heads, α = {self._alpha:g}", f"Difference: at most {apart:.1g}"]
         images = [image.numpy() for image in (expected, got, got - expected)]
         return figures.signed_images(images, titles, photo=photo.numpy(), query=tuple(about["query"]))
-
-    @cached_property
-    def _png(self) -> bytes:
-        file, figure = io.BytesIO(), self.figure()
-        figure.savefig(file, format="png", dpi=110)
-        plt.close(figure)
-        return file.getvalue()
-
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        return assets.shown(super()._repr_mimebundle_(**options), self._png, repr(self))
 
     def page(self) -> str:
         """The playground as one HTML page, which needs neither Python nor a network."""

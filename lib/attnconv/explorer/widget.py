@@ -19,13 +19,9 @@ model with its answers.
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Sequence
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import anywidget
 import numpy as np
 import torch
 import traitlets
@@ -39,7 +35,7 @@ from attnconv.explorer.arrays import array, pack, padded
 from attnconv.explorer.images import FILE_LIMIT, ExplorerError, pool_of, read_image, size_of
 from attnconv.explorer.sides import SIGMAS, Side, edit_of, run_title
 from attnconv.explorer.subjects import side_of
-from attnconv.runs import Run, find_runs, writing
+from attnconv.runs import Run, find_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +80,7 @@ def explore(
     return Explorer(subject, images, labels=labels, classes=classes, mean=mean, std=std, title=title)
 
 
-class Explorer(anywidget.AnyWidget):
+class Explorer(assets.Widget):
     """The head explorer as a widget; `explore` makes it. ``state`` is what the reader has chosen, such as the query."""
 
     _esm = assets.script("explorer.js")
@@ -139,20 +135,10 @@ class Explorer(anywidget.AnyWidget):
         Raises:
             ExplorerError: it cannot be done; the message is for the reader.
         """
-        actions = dict(
-            image=self._choose_image,
-            upload=self._upload,
-            heads=self._change_heads,
-            examine=self._examine,
-            right=self._right,
-            average=self._average,
-            run=self._choose_run,
-            compare=self._compare,
-            export=self._send_page,
-        )
-        if message.get("kind") not in actions:
+        answer = getattr(self, f"_answer_{message.get('kind')}", None)
+        if answer is None:
             raise ExplorerError(f"The page asked for {message.get('kind')!r}, which this version does not know.")
-        actions[message["kind"]](message, buffers)
+        answer(message, buffers)
 
     def _receive(self, _: Any, message: dict[str, Any], buffers: Sequence[Any]) -> None:
         try:
@@ -164,7 +150,7 @@ class Explorer(anywidget.AnyWidget):
         finally:
             self.send(dict(kind="done", id=message.get("id")))
 
-    def _choose_image(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+    def _answer_image(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         label = message.get("class")
         if label is not None and (self._pool.labels is None or not 0 <= int(label) < len(self._pool.classes)):
             raise ExplorerError(f"There is no class {label!r} to choose from.")
@@ -173,7 +159,7 @@ class Explorer(anywidget.AnyWidget):
             raise ExplorerError(f"No image is of class {self._pool.classes[label]}.")
         self._show(self._from_pool(int(self._random.choice(found))))
 
-    def _upload(self, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
+    def _answer_upload(self, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
         """A file in parts, since one message to a Jupyter server holds 10 MB at most."""
         name, part, parts = str(message.get("name", "The file"))[:80], int(message["part"]), int(message["parts"])
         if part == 0:
@@ -189,17 +175,17 @@ class Explorer(anywidget.AnyWidget):
             pixels = read_image(b"".join(received), side.image_size, side.image_channels, name)
             self._show((pixels, name, None))
 
-    def _change_heads(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+    def _answer_heads(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         edits = message.get("edits") or []
         seen = self._sides[0].look(self._inputs([self._shown[0]]), edits)[0]
         self.edited = dict(seen, serial=message.get("serial", 0), heads=edits)
 
-    def _examine(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+    def _answer_examine(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         place = [message.get(name) for name in ("layer", "head", "size")]
         seen = self._sides[0].examine(self._inputs([self._shown[0]]), message.get("edits") or [], *place)
         self.send(dict(seen, kind="examined", key=message.get("key")))
 
-    def _right(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+    def _answer_right(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         """Whether the model is right about some of the labelled images, with changed heads."""
         images, labels = self._labelled()
         chosen = slice(int(message["from"]), int(message["to"]))
@@ -214,17 +200,17 @@ class Explorer(anywidget.AnyWidget):
         chosen = self._pool.strip()
         return self._pool.images[chosen], self._pool.labels[chosen]
 
-    def _average(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+    def _answer_average(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         self.average = self._averages(16)
 
-    def _choose_run(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+    def _answer_run(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         self._set_sides([self._open(message.get("name")), *self._sides[1:]])
 
-    def _compare(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+    def _answer_compare(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         other = [] if message.get("name") is None else [self._open(message["name"])]
         self._set_sides([self._sides[0], *other])
 
-    def _send_page(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+    def _answer_export(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         self.state = message.get("state") or self.state  # newer than what the page saved last
         self.send(dict(kind="file", name="attention-heads.html", type="text/html"), [self.page().encode()])
 
@@ -279,15 +265,6 @@ class Explorer(anywidget.AnyWidget):
             maps = side.maps((row, column), self._inputs([self._shown[0]]))
         return figures.attention_on_image(self._shown[0], (row, column), padded(maps), caption=self._shown[1])
 
-    @cached_property
-    def _png(self) -> bytes:
-        file = io.BytesIO()
-        self.figure().savefig(file, format="png", dpi=110)
-        return file.getvalue()
-
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        return assets.shown(super()._repr_mimebundle_(**options), self._png, repr(self))
-
     def page(self, limit: int = EXPORT_LIMIT) -> str:
         """The explorer as one HTML page of at most ``limit`` bytes, which needs neither Python nor a network.
 
@@ -338,10 +315,3 @@ class Explorer(anywidget.AnyWidget):
         return assets.page(
             f"Attention heads: {self.sides[0]['title']}", "explorer", "@DATA@", self._png, worker="worker.js"
         )
-
-    def export_html(self, path: str | Path) -> Path:
-        """Write `page` to a file and return its path."""
-        path = Path(path)
-        with writing(path) as temporary:
-            temporary.write_text(self.page())
-        return path
