@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attnconv.explorer.assets import script, style
 from attnconv.workspace import REPOSITORY
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
@@ -84,6 +85,39 @@ class Shown:
         for part in (0.3, 0.7, 1):
             self.page.mouse.move(start[0] + part * away[0], start[1] + part * away[1])
         self.page.mouse.up()
+
+
+def as_widget(browser: playwright.Browser, name: str, traits: str, views: int = 1) -> playwright.Page:
+    """A page that does with a front end what anywidget does: a ``model`` with traits, and views of it in #view0 ...
+
+    ``traits``: JSON, or what `pack` wrote in base64. On the page, ``ends`` remove the views.
+    """
+    page = browser.new_context(viewport=dict(width=1000, height=900)).new_page()
+    page.errors = []
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    hidden = "".join(f"<div id=view{view} {'hidden' * (view > 0)}></div>" for view in range(views))
+    page.set_content(f"<style>{style(f'{name}.css')}</style>{hidden}")
+    page.evaluate(
+        """async ([code, text, views]) => {
+            const file = new Blob([code], { type: "text/javascript" });
+            const { default: widget, unpack } = await import(URL.createObjectURL(file));
+            const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+            const traits = unpack ? unpack(bytes(text)) : JSON.parse(text), calls = (window.calls = {});
+            window.model = {
+                traits,
+                get: (name) => traits[name],
+                set(name, value) { traits[name] = value; (calls[`change:${name}`] || []).forEach((act) => act()); },
+                save_changes() {},
+                send() {},
+                on(name, act) { (calls[name] ||= []).push(act); },
+                off(name, act) { calls[name] = calls[name].filter((one) => one !== act); },
+            };
+            window.ends = Array.from({ length: views }, (_, view) =>
+                widget.render({ model, el: document.getElementById(`view${view}`) }));
+        }""",
+        [script(f"{name}.js"), traits, views],
+    )
+    return page
 
 
 @contextlib.contextmanager

@@ -8,10 +8,7 @@ import gzip
 import io
 import json
 import re
-import shutil
 import struct
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,10 +23,10 @@ from attnconv.config import ModelConfig, TrainConfig
 from attnconv.data import load_data
 from attnconv.equivalence import attention_to_conv, convert
 from attnconv.explorer import ExplorerError, edited, explore, pack, quantize, read_image
-from attnconv.explorer.assets import FRONT
 from attnconv.models import build_model, predict
 from attnconv.runs import Run
 from attnconv.training import train
+from node import in_node, needs_node, run_tests
 
 SMALL = dict(image_size=(28, 28), image_channels=1, downsampling=4, layers=2, heads=3, hidden=8, mlp=8, dropout=0.0)
 KINDS = {
@@ -38,8 +35,6 @@ KINDS = {
     "learned": dict(kind="learned"),
     "content": dict(kind="learned_content", key_size=4),
 }
-NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the front end's arithmetic is not tested")
 
 
 def model_of(kind: str, **changes):
@@ -116,35 +111,30 @@ def test_pack_keeps_the_tree_and_aligns_the_bytes() -> None:
 
 @needs_node
 def test_the_front_end_with_node() -> None:
-    done = subprocess.run(
-        [NODE, "--test", Path(__file__).with_name("explorer.test.mjs")], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_tests("explorer.test.mjs")
+
+
+def modelled(explorer, source: str):
+    """What node answers about the explorer's first ``model``, as ``out``."""
+    start = "const model = new heads.Model(tree.sides[0]);"
+    return in_node(start + source, dict(sides=explorer.sides, image=explorer.image))
 
 
 @needs_node
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", ["full", "position", "content"])
-def test_the_browser_computes_what_the_model_does(kind: str, part: str, data, tmp_path) -> None:
+def test_the_browser_computes_what_the_model_does(kind: str, part: str, data) -> None:
     """Maps and numbers of explorer.js against `heads`, at a corner and inside, all layers and heads."""
     model = model_of(kind)
     explorer = explore(model, images=data)
-    tree = gzip.decompress(pack(dict(sides=explorer.sides, image=explorer.image)))
-    (tmp_path / "tree").write_bytes(tree)
-    script = f"""
-        import {{ Model, describe, unpack }} from {json.dumps((FRONT / "heads.js").as_uri())};
-        import {{ readFileSync }} from "node:fs";
-        const file = readFileSync({json.dumps(str(tmp_path / "tree"))}), tree = unpack(new Uint8Array(file).buffer);
-        const model = new Model(tree.sides[0]);
+    code = f"""
         model.setScores(tree.image.sides[0].maps);
         const out = [];
         for (const query of [[0, 6], [3, 2]]) for (let l = 0; l < 2; l++) for (let h = 0; h < 3; h++) {{
             const map = model.probabilities(l, h, query, new Float32Array(49), "{part}");
-            out.push([[...map], describe(map, 7, 7, query)]);
-        }}
-        console.log(JSON.stringify(out));"""
-    done = subprocess.run([NODE, "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
-    answers = iter(json.loads(done.stdout))
+            out.push([[...map], heads.describe(map, 7, 7, query)]);
+        }}"""
+    answers = iter(modelled(explorer, code))
     inputs = model.layer_inputs(explorer._inputs([explorer._shown[0]]))
     for row, column in ((0, 6), (3, 2)):
         for layer, x in zip(model.attention_layers, inputs, strict=True):
@@ -168,29 +158,13 @@ def test_the_browser_computes_what_the_model_does(kind: str, part: str, data, tm
                 )
 
 
-def with_node(explorer, tmp_path, code: str):
-    """What JavaScript answers that is given the explorer's first ``model``, and prints JSON."""
-    (tmp_path / "tree").write_bytes(gzip.decompress(pack(dict(sides=explorer.sides, image=explorer.image))))
-    names = "Model, describe, unpack, kernelOf, readLayer"
-    script = f"""
-        import {{ {names} }} from {json.dumps((FRONT / "heads.js").as_uri())};
-        import {{ readFileSync }} from "node:fs";
-        const tree = unpack(new Uint8Array(readFileSync({json.dumps(str(tmp_path / "tree"))})).buffer);
-        const model = new Model(tree.sides[0]);
-        {code}"""
-    done = subprocess.run([NODE, "--input-type=module", "-e", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 @needs_node
 @pytest.mark.parametrize("kind", ["quadratic", "full", "learned"])
 @pytest.mark.parametrize("size", [1, 3, 5])
-def test_the_browser_reads_the_kernel_that_python_reads(kind: str, size: int, data, tmp_path) -> None:
+def test_the_browser_reads_the_kernel_that_python_reads(kind: str, size: int, data) -> None:
     model = model_of(kind)
-    code = f"""console.log(JSON.stringify([0, 1].map((layer) =>
-        kernelOf(model, layer, readLayer(model, layer).maps, {size}))));"""
-    for layer, read in zip(model.attention_layers, with_node(explore(model, images=data), tmp_path, code), strict=True):
+    code = f"const out = [0, 1].map((l) => heads.kernelOf(model, l, heads.readLayer(model, l).maps, {size}));"
+    for layer, read in zip(model.attention_layers, modelled(explore(model, images=data), code), strict=True):
         conv, report = attention_to_conv(layer, size, size=7)
         norms = conv.weight.flatten(2).norm(dim=(0, 1))
         np.testing.assert_allclose(read["norms"], norms.detach(), rtol=1e-4)
@@ -203,7 +177,7 @@ def test_the_browser_reads_the_kernel_that_python_reads(kind: str, size: int, da
 
 @needs_node
 @pytest.mark.parametrize("count", [9, 16])
-def test_the_browser_counts_taps_as_python_does(count: int, data, tmp_path) -> None:
+def test_the_browser_counts_taps_as_python_does(count: int, data) -> None:
     model = model_of("quadratic", heads=count, layers=6)
     generator, grid = torch.Generator().manual_seed(count), model.config.grid
     with torch.no_grad():
@@ -212,8 +186,8 @@ def test_the_browser_counts_taps_as_python_does(count: int, data, tmp_path) -> N
             layer.spreads.copy_(1 + 2 * torch.rand(count, generator=generator))
         model.attention_layers[0].centres[0] = torch.tensor([-9.0, 2])
         model.attention_layers[0].spreads[:2] = torch.tensor([9.0, 0.01])
-    code = "console.log(JSON.stringify(model.heads.map((_, l) => ({ ...readLayer(model, l), maps: 0 }))));"
-    read = with_node(explore(model, images=data), tmp_path, code)
+    code = "const out = model.heads.map((_, l) => ({ ...heads.readLayer(model, l), maps: 0 }));"
+    read = modelled(explore(model, images=data), code)
     measured = heads.geometry(model.attention_layers, *grid)
     size = {9: 3, 16: 4}[count]
     covered = heads.kernel_cells(measured["mass"], measured["parameter_centre"], size).sum((1, 2))
@@ -226,14 +200,14 @@ def test_the_browser_counts_taps_as_python_does(count: int, data, tmp_path) -> N
 @needs_node
 @pytest.mark.parametrize("away", [1e-1, 1e-3, 1e-4, 0.0])
 @pytest.mark.parametrize("sigma", [0.7, 2.0])
-def test_a_nearly_singular_head_is_the_same_in_the_browser(away: float, sigma: float, data, tmp_path) -> None:
+def test_a_nearly_singular_head_is_the_same_in_the_browser(away: float, sigma: float, data) -> None:
     """Its scale is one that Sigma^{-1} in 32 bits does not tell: it comes from Python."""
     model = model_of("full")
     with torch.no_grad():
         model.attention_layers[1].spreads[2] = torch.tensor([[1, 1], [1, 1 + away]])
     code = f"""model.edits = {{ "1.2": {{ centre: [0.3, -0.2], sigma: {sigma} }} }};
-        console.log(JSON.stringify([...model.probabilities(1, 2, [3, 3], new Float32Array(49))]));"""
-    answer = with_node(explore(model, images=data), tmp_path, code)
+        const out = model.probabilities(1, 2, [3, 3], new Float32Array(49));"""
+    answer = modelled(explore(model, images=data), code)
     with edited(model, [dict(layer=1, head=2, centre=[0.3, -0.2], sigma=sigma)]):
         expected = heads.query_maps(model.attention_layers[1], (3, 3), 7, 7)[2]
     np.testing.assert_allclose(np.reshape(answer, (7, 7)), expected, atol=0.01)
@@ -248,7 +222,7 @@ EDITS = [
 
 @needs_node
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_browser_predicts_what_python_does(kind: str, data, tmp_path) -> None:
+def test_the_browser_predicts_what_python_does(kind: str, data) -> None:
     """Predictions with and without changed heads, and what a layer and a head do, on several images; in both orders."""
     model = model_of(kind, hidden=16, mlp=12, layers=3)
     with torch.no_grad():
@@ -256,27 +230,17 @@ def test_the_browser_predicts_what_python_does(kind: str, data, tmp_path) -> Non
     explorer = explore(model, images=data)
     side, shown = explorer._sides[0], [explorer._from_pool(index) for index in range(4)]
     edits = [edit for edit in EDITS if kind in ("quadratic", "full") or edit.get("off")]
-    (tmp_path / "tree").write_bytes(
-        gzip.decompress(
-            pack(dict(side=side.arrays | dict(weights=side.weights), images=[one[0].tobytes() for one in shown]))
-        )
-    )
-    normal = f"{{ mean: {list(data.mean)}, std: {list(data.std)} }}"
-    as_page = {f"{e['layer']}.{e['head']}": {k: v for k, v in e.items() if k not in ("layer", "head")} for e in edits}
-    script = f"""
-        import {{ unpack }} from {json.dumps((FRONT / "heads.js").as_uri())};
-        import {{ Network }} from {json.dumps((FRONT / "network.js").as_uri())};
-        import {{ readFileSync }} from "node:fs";
-        const tree = unpack(new Uint8Array(readFileSync({json.dumps(str(tmp_path / "tree"))})).buffer);
-        const network = new Network(tree.side, {normal}), edits = {json.dumps(as_page)};
-        console.log(JSON.stringify(tree.images.map((values) => {{
-            network.setImage({{ height: 28, width: 28, channels: 1, values }});
-            const [before, after] = [network.predict({{}}), network.predict(edits)];
-            return {{ before, after, seen: network.examine(1, 2, 3, edits), again: network.predict({{}}) }};
-        }})));"""
-    done = subprocess.run([NODE, "--input-type=module", "-e", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for answer, one in zip(json.loads(done.stdout), shown, strict=True):
+    tree = dict(side=side.arrays | dict(weights=side.weights), images=[one[0].tobytes() for one in shown])
+    tree |= dict(normal=dict(mean=list(data.mean), std=list(data.std)))
+    tree |= dict(edits={f"{e['layer']}.{e['head']}": {k: e[k] for k in e.keys() - {"layer", "head"}} for e in edits})
+    code = """
+        const net = new network.Network(tree.side, tree.normal);
+        const out = tree.images.map((values) => {
+            net.setImage({ height: 28, width: 28, channels: 1, values });
+            const [before, after] = [net.predict({}), net.predict(tree.edits)];
+            return { before, after, seen: net.examine(1, 2, 3, tree.edits), again: net.predict({}) };
+        });"""
+    for answer, one in zip(in_node(code, tree), shown, strict=True):
         image = explorer._inputs([one[0]])
         (before,), (after,) = side.look(image), side.look(image, edits)
         seen = side.examine(image, edits, 1, 2, 3)

@@ -17,12 +17,11 @@ from PIL import Image
 from attnconv.config import ModelConfig
 from attnconv.data import load_data
 from attnconv.explorer import Explorer, explore, pack
-from attnconv.explorer.assets import script, style
 from attnconv.explorer.sides import edit_of
 from attnconv.models import build_model
 from attnconv.runs import Run
 from attnconv.workspace import REPOSITORY, open_workspace
-from browser import PHONE, SETTLED, Shown, jupyterlab, needs_browser, opened, playwright, run_all
+from browser import PHONE, SETTLED, Shown, as_widget, jupyterlab, needs_browser, opened, playwright, run_all
 
 pytestmark = needs_browser
 
@@ -878,33 +877,14 @@ def test_training_is_a_film_for_learned_heads_too(
 def test_python_sets_the_view_and_reads_it(browser: playwright.Browser, grid: tuple[Explorer, Path]) -> None:
     """What anywidget does with the front end: a model with traits, whose state changes on either side."""
     explorer = grid[0]
-    page = browser.new_context(viewport=dict(width=1000, height=900)).new_page()
-    page.set_content(f"<style>{style('explorer.css')}</style><div id=a></div>")
-    tree = base64.b64encode(gzip.decompress(pack({name: getattr(explorer, name) for name in TRAITS}))).decode()
-    page.evaluate(
-        """async ([code, tree]) => {
-            const file = new Blob([code], { type: "text/javascript" });
-            const { default: widget, unpack } = await import(URL.createObjectURL(file));
-            const traits = unpack(Uint8Array.from(atob(tree), (letter) => letter.charCodeAt(0)).buffer), calls = {};
-            window.model = {
-                traits,
-                get: (name) => traits[name],
-                set(name, value) { traits[name] = value; (calls[`change:${name}`] || []).forEach((act) => act()); },
-                save_changes() {},
-                send() {},
-                on(name, act) { (calls[name] ||= []).push(act); },
-                off(name, act) { calls[name] = calls[name].filter((one) => one !== act); },
-            };
-            widget.render({ model, el: document.getElementById("a") });
-        }""",
-        [script("explorer.js"), tree],
-    )
+    tree = gzip.decompress(pack({name: getattr(explorer, name) for name in TRAITS}))
+    page = as_widget(browser, "explorer", base64.b64encode(tree).decode())
     seen = Shown(page, "explorer")
     page.evaluate("model.set('state', { ...model.get('state'), layer: 1, head: 5, view: 'centres', query: [0, 6] })")
     assert [seen.state()[name] for name in ("layer", "head", "view", "query")] == [1, 5, "centres", [0, 6]]
     seen.root.locator("label.ax-field:has(> span:text-is('Head')) select").select_option(label="2")
     page.wait_for_function("model.traits.state.head === 1")
-    assert page.evaluate("model.traits.state.layer") == 1
+    assert page.evaluate("model.traits.state.layer") == 1 and not page.errors
     page.context.close()
 
 

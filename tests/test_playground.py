@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
-import subprocess
 import warnings
 from pathlib import Path
 
@@ -18,27 +16,12 @@ from torch import nn
 from attnconv.attention import QuadraticAttention
 from attnconv.equivalence import conv_to_attention, missed_mass, tap_shifts
 from attnconv.explorer import Playground, export_playground, playground
-from attnconv.explorer.assets import FRONT
-
-NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the front end's arithmetic is not tested")
-
-
-def in_node(source: str) -> dict:
-    """What a script that ends in an expression `out` has computed with both modules of the playground."""
-    imports = f"""
-        import * as maths from {json.dumps((FRONT / "maths.js").as_uri())};
-        import * as play from {json.dumps((FRONT / "playground.js").as_uri())};
-        const plain = (key, value) => (ArrayBuffer.isView(value) ? [...value] : value);"""
-    command = [NODE, "--input-type=module", "-e", f"{imports}\n{source}\nconsole.log(JSON.stringify(out, plain));"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+from node import in_node, needs_node, run_tests
 
 
 @needs_node
 def test_the_front_end_with_node() -> None:
-    command = [NODE, "--test", Path(__file__).with_name("playground.test.mjs")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_tests("playground.test.mjs")
 
 
 @needs_node

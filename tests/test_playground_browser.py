@@ -13,10 +13,10 @@ from PIL import Image
 
 from attnconv.config import ModelConfig
 from attnconv.explorer import explore, export_playground, playground
-from attnconv.explorer.assets import FRONT, script, style
+from attnconv.explorer.assets import FRONT
 from attnconv.models import build_model
 from attnconv.pages import write_page
-from browser import SETTLED, Shown, needs_browser, playwright
+from browser import SETTLED, Shown, as_widget, needs_browser, playwright
 from browser import opened as page_of
 
 pytestmark = needs_browser
@@ -335,28 +335,8 @@ def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
     """What anywidget does with it: a model with traits, two views, a state that comes from Python, removal."""
     widget = playground(0.7)
     traits = json.dumps(dict(pictures=widget.pictures, colours=widget.colours, state=widget.state))
-    page = browser.new_context(viewport=dict(width=900, height=900)).new_page()
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.set_content(f"<style>{style('playground.css')}</style><div id=a></div><div id=b hidden></div>")
-    page.evaluate(
-        """async ([code, traits]) => {
-            const file = new Blob([code], { type: "text/javascript" });
-            const { default: widget } = await import(URL.createObjectURL(file));
-            const calls = {};
-            window.model = {
-                traits,
-                get: (name) => traits[name],
-                set(name, value) { traits[name] = value; (calls[`change:${name}`] || []).forEach((act) => act()); },
-                save_changes() {},
-                on(name, act) { (calls[name] ||= []).push(act); },
-                off(name, act) { calls[name] = calls[name].filter((one) => one !== act); },
-            };
-            window.calls = calls;
-            window.ends = ["a", "b"].map((id) => widget.render({ model, el: document.getElementById(id) }));
-        }""",
-        [script("playground.js"), json.loads(traits)],
-    )
+    page = as_widget(browser, "playground", traits, views=2)
+    page.set_viewport_size(dict(width=900, height=900))
     seen = Seen(page)
     assert seen.state()["alpha"] == 0.7 and seen.root.evaluate("r => r.classList.contains('pg-middle')")
     page.evaluate("model.set('state', 'kernel=blur&size=5')")
@@ -364,18 +344,18 @@ def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
     assert seen.state()["size"] == 5 and seen.told() == "largest: 0"
     seen.dot(0).click()
     page.wait_for_function("model.traits.state.includes('heads=')")
-    page.evaluate("document.getElementById('b').hidden = false")  # a view that was hidden when it was made
-    page.wait_for_function("document.querySelector('#b .attnconv-playground').attnconv.timings.length")
-    assert page.evaluate("document.querySelector('#b .pg-plane').width") > 200
+    page.evaluate("document.getElementById('view1').hidden = false")  # a view that was hidden when it was made
+    page.wait_for_function("document.querySelector('#view1 .attnconv-playground').attnconv.timings.length")
+    assert page.evaluate("document.querySelector('#view1 .pg-plane').width") > 200
     # JupyterLab hides it while themes change.
-    page.evaluate("document.getElementById('a').style.display = 'none'")
+    page.evaluate("document.getElementById('view0').style.display = 'none'")
     page.evaluate("document.documentElement.style.setProperty('--jp-layout-color0', '#111')")
     page.evaluate("document.body.setAttribute('data-jp-theme-name', 'JupyterLab Dark')")
     page.evaluate(SETTLED)
-    page.evaluate("document.getElementById('a').style.display = ''")
+    page.evaluate("document.getElementById('view0').style.display = ''")
     assert seen.dot(0).bounding_box()["width"] > 25 and seen.pixels(".pg-plane").shape[0] > 200
     assert seen.image("difference").mean() < 40
     page.evaluate("ends.forEach((end) => end())")
     assert page.evaluate("calls['change:state'].length") == 0 and page.locator(".pg-dot").count() == 0
-    assert not errors and (FRONT / "playground.js").is_file()
+    assert not page.errors and (FRONT / "playground.js").is_file()
     page.context.close()

@@ -248,34 +248,30 @@ def edited(model: AttentionNet | Sequence[torch.nn.Module], edits: Sequence[dict
         ExplorerError: there is no such head, or a value that is no finite number in range.
     """
     layers = model.attention_layers if isinstance(model, AttentionNet) else model
-    saved: dict[torch.nn.Parameter, Tensor] = {}
-
-    def keep(parameter: torch.nn.Parameter) -> Tensor:
-        saved.setdefault(parameter, parameter.detach().clone())
-        return parameter.detach()  # shares its memory
-
+    saved = [(parameter, parameter.detach().clone()) for layer in layers for parameter in layer.parameters()]
     try:
-        for edit in edits:
-            layer, head = head_of(layers, edit)
-            if edit.get("off") and isinstance(layer, TapAttention):
-                row, column = divmod(head, layer.kernel_size[1])
-                keep(layer.weight)[:, :, row, column] = 0
-            elif edit.get("off"):
-                channels = slice(head * layer.channels, (head + 1) * layer.channels)
-                keep(layer.value.weight)[:, channels] = 0
-            if isinstance(layer, QuadraticAttention):
-                if edit.get("centre") is not None:
-                    centre = [_number(value, "centre", -1000, 1000) for value in edit["centre"]]
-                    keep(layer.centres)[head] = torch.tensor(centre).to(layer.centres)
-                if edit.get("sigma") is not None:
-                    sigma = _number(edit["sigma"], "sigma", *SIGMAS)
-                    spreads = keep(layer.spreads)
-                    spreads[head] = _rescaled(spreads[head], sigma)
+        with torch.no_grad():
+            for edit in edits:
+                _edit(*head_of(layers, edit), edit)
         yield
     finally:
         with torch.no_grad():
-            for parameter, values in saved.items():
+            for parameter, values in saved:
                 parameter.copy_(values)
+
+
+def _edit(layer: torch.nn.Module, head: int, edit: dict[str, Any]) -> None:
+    if edit.get("off") and isinstance(layer, TapAttention):
+        row, column = divmod(head, layer.kernel_size[1])
+        layer.weight[:, :, row, column] = 0
+    elif edit.get("off"):
+        layer.value.weight[:, head * layer.channels : (head + 1) * layer.channels] = 0
+    if isinstance(layer, QuadraticAttention):
+        if edit.get("centre") is not None:
+            centre = [_number(value, "centre", -1000, 1000) for value in edit["centre"]]
+            layer.centres[head] = torch.tensor(centre).to(layer.centres)
+        if edit.get("sigma") is not None:
+            layer.spreads[head] = _rescaled(layer.spreads[head], _number(edit["sigma"], "sigma", *SIGMAS))
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:
