@@ -52,19 +52,15 @@ def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None
             "attention layer."
         )
     if isinstance(subject, AttentionNet):
-        side = _of_library(subject, run, title)
+        config = subject.config
+        encoding = "content" if config.kind == "learned_content" else config.kind
+        shape = (config.grid, tuple(config.image_size), config.image_channels, config.classes)
+        side = Side(subject, run, tuple(subject.attention_layers), encoding, *shape, title=title)
     else:
         side = _of_network(subject, size, title)
     if not any(layer.heads for layer in side.layers):
         raise ExplorerError(f"All heads of this {type(subject).__name__} are pruned: there is nothing to explore.")
     return side
-
-
-def _of_library(model: AttentionNet, run: Run | None, title: str | None) -> Side:
-    config = model.config
-    encoding = "content" if config.kind == "learned_content" else config.kind
-    shape = (config.grid, tuple(config.image_size), config.image_channels, config.classes)
-    return Side(model, run, tuple(model.attention_layers), encoding, *shape, title=title)
 
 
 def _of_network(model: nn.Module, size: tuple[int, int] | None, title: str | None) -> Side:

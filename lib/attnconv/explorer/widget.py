@@ -250,8 +250,7 @@ class Explorer(assets.Widget):
             self.image = self._look([self._shown])[0]
 
     def _averages(self, bits: int) -> list[Any]:
-        chosen = self._pool.images[: min(AVERAGED_IMAGES, len(self._pool.images))]
-        inputs = self._inputs(chosen)
+        inputs = self._inputs(self._pool.images[:AVERAGED_IMAGES])
         return [side.average(inputs, bits) if side.content else None for side in self._sides]
 
     # -- the same view elsewhere
@@ -281,7 +280,8 @@ class Explorer(assets.Widget):
         if changed:
             inputs = self._inputs([self._shown[0]])
             tree["edited"] = dict(self._sides[0].look(inputs, changed, bits=8)[0], heads=changed)
-        frame = self._frame()
+        title = f"Attention heads: {self.sides[0]['title']}"
+        frame = assets.page(title, "explorer", "@DATA@", self._png, worker="worker.js")
         room = (limit - len(frame.encode())) * 3 // 4 - len(pack(tree))  # base64 writes 4 bytes for 3
         if room < 0:
             raise ExplorerError(f"The page would be larger than {limit / 1e6:g} MB: explore a smaller model.")
@@ -309,9 +309,3 @@ class Explorer(assets.Widget):
                 break
             tree["gallery"] += more
         return frame.replace("@DATA@", base64.b64encode(pack(tree)).decode())
-
-    def _frame(self) -> str:
-        """The page without its data."""
-        return assets.page(
-            f"Attention heads: {self.sides[0]['title']}", "explorer", "@DATA@", self._png, worker="worker.js"
-        )

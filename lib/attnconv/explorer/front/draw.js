@@ -34,7 +34,7 @@ export function brightness(values, logits, largest, out) {
   return out;
 }
 
-export const signed = (value, digits = 2) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
+export const signed = (value, digits = 2) => (value.toFixed(digits) < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 export const shiftText = ([r, c], digits) => `(${signed(r, digits)}, ${signed(c, digits)})`;
 export const percent = (p) => (p >= 0.0995 ? `${(100 * p).toFixed(0)}%` : p >= 0.0001 ? `${(100 * p).toFixed(p < 0.001 ? 2 : 1)}%` : "<0.01%");
 

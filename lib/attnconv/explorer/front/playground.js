@@ -233,6 +233,7 @@ export class Playground extends Live {
     const card = (name, title, ...children) => {
       const box = element("section", { className: `pg-card pg-card-${name}`, "aria-labelledby": `${id}-${name}` }, element("h3", { id: `${id}-${name}`, textContent: title }), ...children);
       box.dataset.card = name;
+      if (["kernel", "heads", "images", "sharp"].includes(name)) box.style.gridArea = name; // its place at the top
       return box;
     };
     let field, size, image;
