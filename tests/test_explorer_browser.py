@@ -6,7 +6,7 @@ import base64
 import gzip
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +121,21 @@ class Seen(Shown):
     def shot(self, name: str) -> None:
         self.steps += 1
         self.page.screenshot(path=self.shots / f"{self.steps:02d}-{name}.png")
+
+
+@pytest.fixture
+def show(browser: playwright.Browser, tmp_path: Path) -> Iterator[Callable[..., Seen]]:
+    """Open a file alone with the network off, as `browser.opened` does; its scripts must have had no errors."""
+    pages = []
+
+    def show(file: Path, link: str = "", **options) -> Seen:
+        pages.append(opened(browser, file, link, **options))
+        return Seen(pages[-1], tmp_path)
+
+    yield show
+    for page in pages:
+        assert not page.errors
+        page.context.close()
 
 
 def changed(before: np.ndarray, after: np.ndarray) -> bool:
@@ -451,14 +466,10 @@ def test_touch_moves_the_query_and_the_page_is_labelled(
 
 
 def test_playing_stops_when_another_plays_or_the_models_change(
-    runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path
+    runs: dict[str, Run], show: Callable[..., Seen], tmp_path: Path
 ) -> None:
     file = explore(runs["quadratic"]).export_html(tmp_path / "page.html")
-    page = browser.new_page()
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(file.as_uri())
-    seen = Seen(page, tmp_path)
+    seen = show(file)
     seen.choose("Compare with", "epoch")
     buttons = seen.root.locator(".ax-epoch button")
     for pressed, shown in ((1, ["▶", "❚❚"]), (0, ["❚❚", "▶"]), (0, ["▶", "▶"]), (1, ["▶", "❚❚"])):
@@ -469,20 +480,16 @@ def test_playing_stops_when_another_plays_or_the_models_change(
     buttons.first.click()
     seen.wait("!x.playing")  # the last epoch is the trained model
     assert seen.state()["epochs"][0] is None and buttons.first.inner_text() == "▶"
-    assert not errors
-    page.close()
 
 
 def test_two_models_of_unlike_kinds_share_the_scale_of_centres(
-    runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path
+    runs: dict[str, Run], show: Callable[..., Seen], tmp_path: Path
 ) -> None:
     explorer = explore(runs["quadratic"])
     explorer.handle(dict(kind="compare", name=runs["learned_content"].path.name))
     explorer.sides = [explorer.sides[0], explorer.sides[1] | dict(heads=[2] * len(explorer.sides[1]["heads"]))]
     explorer.state = dict(view="centres", layer=0, head=3)
-    page = browser.new_page(viewport=dict(width=900, height=900))
-    page.goto(explorer.export_html(tmp_path / "page.html").as_uri())
-    seen = Seen(page, tmp_path)
+    seen = show(explorer.export_html(tmp_path / "page.html"), viewport=dict(width=900, height=900))
     ranges = seen.root.evaluate("root => root.attnconv.panels.map(panel => panel.range)")
     assert ranges[0] == ranges[1] > 0
     left, right = (seen.root.locator(".ax-panel").nth(i).bounding_box() for i in (0, 1))
@@ -498,20 +505,17 @@ def test_two_models_of_unlike_kinds_share_the_scale_of_centres(
     seen.field("Head").select_option(label="2")
     seen.idle()
     assert title.all_inner_texts() == ["Layer 1, head 2"] * 2 and zoom.nth(1).is_visible()
-    page.close()
 
 
 def test_a_page_without_weights_is_as_the_view_was(
-    runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path
+    runs: dict[str, Run], show: Callable[..., Seen], tmp_path: Path
 ) -> None:
     """It knows the prediction of the changed heads it was exported with, and of no others; so does its picture."""
     explorer = explore(runs["quadratic"])
     explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(15_000_000))
     edits = {"1.2": dict(centre=[3, -1.5], sigma=0.5), "0.0": dict(off=True)}
     explorer.handle(dict(kind="export", state=dict(edits=edits, layer=1, head=2)))
-    page = browser.new_page()
-    page.goto(explorer.export_html(tmp_path / "page.html").as_uri())
-    seen = Seen(page, tmp_path)
+    seen = show(explorer.export_html(tmp_path / "page.html"))
     answer = seen.root.locator(".ax-predictions").first
     assert "→" in answer.inner_text() and "needs Python" not in answer.inner_text()
 
@@ -568,25 +572,21 @@ def test_a_page_without_weights_is_as_the_view_was(
     number = number.evaluate(f"node => {{ {text}; }}")
     bar, box = (one.evaluate("node => node.getBoundingClientRect().toJSON()") for one in (bar, box))
     assert bar["width"] > 20 and bar["right"] < number["left"] and number["right"] <= box["right"] + 0.5
-    page.close()
 
 
-def test_a_change_of_theme_keeps_the_sizes(browser: playwright.Browser, tmp_path: Path) -> None:
+def test_a_change_of_theme_keeps_the_sizes(show: Callable[..., Seen], tmp_path: Path) -> None:
     """JupyterLab hides the notebook while it changes its theme; nothing is laid out at a width of 0."""
     small = ModelConfig(image_size=(28, 28), image_channels=1, downsampling=4, layers=2, heads=3, hidden=8, mlp=8)
-    page = browser.new_page()
-    page.goto(explore(build_model(small)).export_html(tmp_path / "page.html").as_uri())
-    seen = Seen(page, tmp_path)
+    seen = show(explore(build_model(small)).export_html(tmp_path / "page.html"))
     before, light = seen.pixels().shape, seen.root.evaluate("root => root.attnconv.colours.dark")
     seen.root.evaluate("root => { root.style.display = 'none'; }")
-    page.evaluate("document.documentElement.style.setProperty('--jp-layout-color0', '#111')")
-    page.evaluate("document.body.setAttribute('data-jp-theme-name', 'JupyterLab Dark')")
+    seen.page.evaluate("document.documentElement.style.setProperty('--jp-layout-color0', '#111')")
+    seen.page.evaluate("document.body.setAttribute('data-jp-theme-name', 'JupyterLab Dark')")
     seen.idle()
     assert seen.pixels().shape == before
     seen.root.evaluate("root => { root.style.display = ''; }")
     seen.idle()
     assert seen.pixels().shape == before and not light and seen.root.evaluate("root => root.attnconv.colours.dark")
-    page.close()
 
 
 def test_without_javascript_there_is_a_picture(
@@ -628,9 +628,9 @@ def python_says(explorer: Explorer, seen: Seen) -> np.ndarray:
     return np.array(explorer._sides[0].look(explorer._inputs([pixels]), edits)[0]["probabilities"])
 
 
-def test_a_layer_is_a_kernel(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
+def test_a_layer_is_a_kernel(grid: tuple[Explorer, Path], show: Callable[..., Seen]) -> None:
     explorer, file = grid
-    seen = Seen(opened(browser, file), tmp_path)
+    seen = show(file)
     card = seen.root.locator(".ax-layer").first
     assert "8 of 9 taps of a 3 × 3 kernel" in card.inner_text()
     kinds = seen.get("x.panels[0].read(0).heads.map(({kind, same}) => [kind, same])")
@@ -657,11 +657,9 @@ def test_a_layer_is_a_kernel(grid: tuple[Explorer, Path], browser: playwright.Br
     seen.idle()
     assert changed(before, seen.pixels("kernel")) and reading.inner_text() != text
     seen.shot("kernel")
-    assert not seen.page.errors
-    seen.page.context.close()
 
 
-def test_it_opens_on_the_best_kernel_near_the_query(browser: playwright.Browser, tmp_path: Path) -> None:
+def test_it_opens_on_the_best_kernel_near_the_query(show: Callable[..., Seen], tmp_path: Path) -> None:
     """The other layers' heads are far apart; one of the kernel's is so far away that an arrow points to it."""
     torch.manual_seed(0)
     config = ModelConfig(image_size=(28, 28), image_channels=1, downsampling=2, layers=3, heads=9, hidden=8, mlp=8)
@@ -672,7 +670,7 @@ def test_it_opens_on_the_best_kernel_near_the_query(browser: playwright.Browser,
             layer.spreads.fill_(5)
         model.attention_layers[1].centres[0] = torch.tensor([0.0, 6])
     file = explore(model).export_html(tmp_path / "page.html")
-    seen = Seen(opened(browser, file), tmp_path)
+    seen = show(file)
     card = seen.root.locator(".ax-layer").first
     assert seen.state()["layer"] == 1 and "8 of 9 taps" in card.inner_text()
     near, half = seen.get("x.panels[0].card.range"), seen.get("x.panels[0].card.plot.side / 2")
@@ -690,13 +688,11 @@ def test_it_opens_on_the_best_kernel_near_the_query(browser: playwright.Browser,
     assert not changed(picture, seen.pixels("centres"))
     seen.choose("Layer", "3")
     assert card.get_by_role("button", name="Show the whole field").is_hidden()
-    assert not seen.page.errors
-    seen.page.context.close()
 
 
-def test_heads_are_dragged(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
+def test_heads_are_dragged(grid: tuple[Explorer, Path], show: Callable[..., Seen]) -> None:
     explorer, file = grid
-    seen = Seen(opened(browser, file), tmp_path)
+    seen = show(file)
     maps, kernel = seen.pixels(), seen.pixels("kernel")
     seen.drag_head(4, 0.3, 0.9)
     dragged = seen.state()["edits"]["0.4"]["centre"]
@@ -761,15 +757,13 @@ def test_heads_are_dragged(grid: tuple[Explorer, Path], browser: playwright.Brow
         )
     assert "On 20 test images" in seen.root.locator(".ax-answer").inner_text()
     seen.shot("dragged")
-    assert not seen.page.errors
-    seen.page.context.close()
 
 
 def test_a_page_predicts_for_an_image_of_the_reader(
-    grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path
+    grid: tuple[Explorer, Path], show: Callable[..., Seen], tmp_path: Path
 ) -> None:
     explorer, file = grid
-    seen = Seen(opened(browser, file), tmp_path)
+    seen = show(file)
     given, choose = files(tmp_path), seen.root.locator("input[type=file]")
     seen.drag_head(2, 1, 1)
     choose.set_input_files(given["broken"])
@@ -781,11 +775,10 @@ def test_a_page_predicts_for_an_image_of_the_reader(
     assert own[0].mean() < 20 and own[-1].mean() > 235  # from dark to light, all of its height
     assert seen.get("x.saysNow()") == pytest.approx(python_says(explorer, seen), abs=1e-2)
     assert len(seen.state()["edits"]) == 1 and seen.root.locator(".ax-notice").is_hidden()
-    seen.page.context.close()
 
 
-def test_a_finger_drags_a_head(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
-    seen = Seen(opened(browser, grid[1], **PHONE), tmp_path)
+def test_a_finger_drags_a_head(grid: tuple[Explorer, Path], show: Callable[..., Seen]) -> None:
+    seen = show(grid[1], **PHONE)
     (x, y), cell = seen.head(8), seen.get("x.panels[0].card.plot.side / (2 * x.panels[0].card.range)")
     assert cell > 22  # heads on neighbouring shifts are a finger apart
     session = seen.page.context.new_cdp_session(seen.page)
@@ -803,11 +796,10 @@ def test_a_finger_drags_a_head(grid: tuple[Explorer, Path], browser: playwright.
     assert seen.page.evaluate("scrollY") == start
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
     seen.shot("phone")
-    seen.page.context.close()
 
 
-def test_the_tour_and_the_words(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
-    seen = Seen(opened(browser, grid[1], viewport=dict(width=1280, height=2000)), tmp_path)
+def test_the_tour_and_the_words(grid: tuple[Explorer, Path], show: Callable[..., Seen]) -> None:
+    seen = show(grid[1], viewport=dict(width=1280, height=2000))
     told, lit = [], []
     seen.press("Take the tour")
     for _ in range(5):
@@ -825,18 +817,17 @@ def test_the_tour_and_the_words(grid: tuple[Explorer, Path], browser: playwright
     assert set(names.all_inner_texts()) <= set(words)  # every number is explained
     names.filter(has_text="entropy").click()
     assert "How undecided" in seen.root.locator(".ax-hint").inner_text()
-    seen.page.context.close()
 
 
-def test_a_link_holds_the_view(grid: tuple[Explorer, Path], browser: playwright.Browser, tmp_path: Path) -> None:
+def test_a_link_holds_the_view(grid: tuple[Explorer, Path], show: Callable[..., Seen]) -> None:
     explorer, file = grid
-    seen = Seen(opened(browser, file), tmp_path)
+    seen = show(file)
     seen.choose("Layer", "2")
     seen.drag_head(3, 1, 0.4)
     seen.click(2, 5)
     seen.studied()
     state = seen.state()
-    other = Seen(opened(browser, file, seen.page.evaluate("location.hash.slice(1)")), tmp_path)
+    other = show(file, seen.page.evaluate("location.hash.slice(1)"))
     there = other.state()
     assert [there[n] for n in ("query", "locked", "layer", "head", "edits")] == [[2, 5], True, 1, 3, state["edits"]]
     other.studied()
@@ -846,15 +837,14 @@ def test_a_link_holds_the_view(grid: tuple[Explorer, Path], browser: playwright.
     other.wait("x.state.layer === 0 && x.state.head === 1")
     assert other.state()["edits"] == {}
     for damaged in ("%", "%7B%22layer%22:", "[1]"):
-        assert Seen(opened(browser, file, damaged), tmp_path).state()["layer"] == 0
-    seen.page.context.close()
+        assert show(file, damaged).state()["layer"] == 0
 
 
 def test_training_is_a_film_for_learned_heads_too(
-    runs: dict[str, Run], browser: playwright.Browser, tmp_path: Path
+    runs: dict[str, Run], show: Callable[..., Seen], tmp_path: Path
 ) -> None:
     for name, recorded in (("quadratic", True), ("learned_content", False)):
-        seen = Seen(opened(browser, explore(runs[name]).export_html(tmp_path / f"{name}.html")), tmp_path)
+        seen = show(explore(runs[name]).export_html(tmp_path / f"{name}.html"))
         seen.idle()
         slider = seen.root.locator(".ax-epoch input").first
         still = seen.pixels("centres")
@@ -870,8 +860,6 @@ def test_training_is_a_film_for_learned_heads_too(
         np.testing.assert_allclose(centres, path, atol=1e-5)
         assert seen.root.locator(".ax-zoom").first.is_visible() == recorded
         seen.shot(f"film-{name}")
-        assert not seen.page.errors
-        seen.page.context.close()
 
 
 def test_python_sets_the_view_and_reads_it(browser: playwright.Browser, grid: tuple[Explorer, Path]) -> None:
