@@ -171,16 +171,21 @@ export class Panel {
     return model.epoch === null ? [] : Array.from({ length: model.heads[layer] }, (_, head) => model.track(layer, head).slice(0, model.epoch + 1).filter(([r]) => Number.isFinite(r)));
   }
 
-  /** Compute all maps at the query. */
+  /** Compute all maps at the query; while a head is dragged, its own only. */
   compute() {
     const { model, explorer: { state } } = this, query = this.explorer.queryOf(model);
-    if (!this.maps || this.maps.length !== model.heads.length || this.maps.some((maps, l) => maps.length !== model.heads[l] || (maps[0] && maps[0].length !== model.pixels)))
+    if (!this.maps || this.maps.length !== model.heads.length || this.maps.some((maps, l) => maps.length !== model.heads[l] || (maps[0] && maps[0].length !== model.pixels))) {
       this.maps = model.heads.map((heads) => Array.from({ length: heads }, () => new Float32Array(model.pixels)));
+      this.computed = null;
+    }
+    const now = [model, model.epoch, ...query, state.part, state.average, model.scores, model.averages];
+    if (!same(now, this.computed)) [this.computed, this.editOf] = [now, new Map()];
     this.largest = 0;
     model.heads.forEach((heads, layer) => {
       for (let head = 0; head < heads; head++) {
-        const map = this.maps[layer][head];
-        model.probabilities(layer, head, query, map, state.part, state.average);
+        const map = this.maps[layer][head], place = `${layer}.${head}`, edit = model.edits[place] || null;
+        if (this.editOf.get(place) !== edit) model.probabilities(layer, head, query, map, state.part, state.average);
+        this.editOf.set(place, edit);
         if (state.shared) for (const p of map) if (p > this.largest) this.largest = p;
       }
     });
