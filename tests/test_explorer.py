@@ -192,7 +192,7 @@ def test_the_browser_counts_taps_as_python_does(count: int, data) -> None:
     size = {9: 3, 16: 4}[count]
     covered = heads.kernel_cells(measured["mass"], measured["parameter_centre"], size).sum((1, 2))
     assert [one["covered"] for one in read] == covered.tolist() and len(set(covered)) > 2
-    taps = heads.taps(measured["mass"], measured["parameter_centre"], grid, 0.5)
+    taps = heads.taps(measured["mass"], measured["parameter_centre"], grid)
     assert [[head["kind"] == "tap" for head in one["heads"]] for one in read] == taps.tolist()
     assert [head["kind"] for head in read[0]["heads"][:2]] == ["outside", "uniform"]
 

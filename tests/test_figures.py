@@ -245,7 +245,16 @@ def test_axes_end_where_shifts_end():
     assert panels(figures.gaussian_heads(far, half_width=2, grid=grid))[0].get_xlim() == (-2, 2)
 
 
-def test_paths_dropped_heads_and_covered_cells():
+def test_panels_with_windows_of_their_own_number_their_ticks():
+    figure = figures.gaussian_heads(CENTRES[[0, 1, 2, 0]], half_width=[2, 2, 2, math.inf], grid=(16, 16), columns=2)
+    figure.draw_without_rendering()
+    axes = panels(figure)
+    assert [ax.get_xlim() for ax in axes] == [(-2, 2)] * 3 + [(-8.95, 7.95)]
+    assert [ax.xaxis.get_tick_params()["labelbottom"] for ax in axes] == [False, True, True, True]
+    assert [ax.yaxis.get_tick_params()["labelleft"] for ax in axes] == [True, False, True, True]
+
+
+def test_paths_dropped_heads_and_covered_taps():
     dropped = np.full((LAYERS, 2, 2), np.nan)
     dropped[1, 0] = 2, -1
     covered = np.zeros((LAYERS, 3, 3), bool)
@@ -256,10 +265,10 @@ def test_paths_dropped_heads_and_covered_cells():
     np.testing.assert_allclose(ways, HISTORY[:, 2].swapaxes(0, 1)[..., ::-1])
     ghosts = [labelled(ax.collections, "dropped")[0].get_offsets().compressed().tolist() for ax in axes]
     assert ghosts == [[], [-1, 2], []]
-    cells = [[p.get_bbox().bounds[:2] for p in labelled(ax.patches, "cell covered")] for ax in axes]
-    assert cells == [[(0.5, -1.5), (-0.5, -0.5)], [], []]  # up and right of the query, and the query
-    assert [ax.get_title() for ax in axes] == [f"Layer {n}: {c} of 9 cells" for n, c in ((1, 2), (2, 0), (3, 0))]
-    assert {"before training", "dropped", "cell covered"} <= set(legend(figure))
+    taps = [[p.get_bbox().bounds[:2] for p in labelled(ax.patches, "tap covered")] for ax in axes]
+    assert taps == [[(0.5, -1.5), (-0.5, -0.5)], [], []]  # up and right of the query, and the query
+    assert [ax.get_title() for ax in axes] == [f"Layer {n}: {c} of 9 taps" for n, c in ((1, 2), (2, 0), (3, 0))]
+    assert {"before training", "dropped", "tap covered"} <= set(legend(figure))
     with pytest.raises(ValueError, match="given for paths"):
         figures.gaussian_heads(CENTRES, paths=CENTRES, grid=GRID)
 
@@ -374,6 +383,8 @@ def test_signed_images_share_a_scale_that_is_white_at_zero():
     np.testing.assert_allclose(signed[0].cmap(signed[0].norm(0.0)), 1, atol=0.01)
     frames = [patch.get_bbox().bounds for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     assert photo.get_clim() == (0, 1) and frames == [(2.5, 1.5, 3, 3), (3.5, 2.5, 1, 1)], "row 3, column 4, and around"
+    for ax in shown(figures.signed_images(IMAGES[:2], "ab", query=(3, 4))):  # no photo: on every image
+        assert [patch.get_bbox().bounds for patch in ax.patches] == frames
     texts = [
         [t.get_text() for t in ax.texts] for ax in shown(figures.signed_images([*IMAGES[:1], 1e-6 * IMAGES[1]], "ab"))
     ]
@@ -453,6 +464,7 @@ def test_kernel_closeness_shows_the_start_and_what_is_lost():
     drawn = [line for line in inside.lines if line.get_marker() == "o"]
     np.testing.assert_allclose([line.get_ydata()[0] for line in drawn], [10, 20, 30, 100, 0, 10, 20, 30])
     assert [line.get_color() for line in drawn[:4]] == [line.get_color() for line in drawn[4:]]
+    assert all(before.get_xdata() < after.get_xdata() for after, before in zip(drawn, drawn[4:], strict=False)), "aside"
     np.testing.assert_allclose([line.get_ydata()[0] for line in inside.lines[8:]], [1, 10, 20, 40])
     np.testing.assert_allclose([line.get_ydata()[0] for line in lost.lines], [90, 50, 120, 10])
     assert lost.get_ylim()[1] >= 120 and {"3 × 3", "uniform attention", "before training"} <= set(legend(figure))
@@ -478,6 +490,7 @@ def test_rank_curves_match_dashed_to_solid():
     best, plain, other, _ = figure.axes[0].lines
     np.testing.assert_allclose(best.get_ydata(), [50, 0, 0])  # rounding is taken for zero
     assert plain.get_color() == best.get_color() != other.get_color() and plain.get_marker() == best.get_marker()
+    assert figure.axes[0].get_xticks().tolist() == [1, 2, 3]
     assert plain.get_linestyle() == "--" and best.get_linestyle() == "-"
 
 
@@ -503,7 +516,14 @@ def test_costs():
     figure = figures.cost_growth({name: ([8, 16], [1, 2]) for name in names})
     looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines]
     assert looks[0][0] == looks[1][0] != looks[2][0] and looks[0][1] == looks[2][1] != looks[1][1], "two by two"
-    assert legend(figure) == names
+    ax = figure.axes[0]
+    assert [text.get_text() for text in ax.texts] == names, "at the lines' ends"
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert all(lower.y1 <= upper.y0 + 0.5 for lower, upper in itertools.pairwise(boxes)), "equal ends, and yet apart"
+    ax = figures.cost_growth({"a": ([8, 16], [[2, 1, 3], [9, 8, 9]]), "b": ([8, 16], [1, 2])}, slopes=(4, 3)).axes[0]
+    assert len({line.get_linestyle() for line in ax.lines[:2]}) == 2 and ax.lines[2].get_label() == "slope 4"
+    np.testing.assert_allclose([line.get_ydata() for line in ax.lines[2:]], [[2, 2 * 2**4], [1, 2**3]])
     ax = EVERYTHING["cost_growth"]().axes[0]
     assert ax.get_xscale() == ax.get_yscale() == "log" and [t.get_text() for t in ax.get_xticklabels()] == ["8", "16"]
     np.testing.assert_allclose([segment[:, 1] for segment in ax.collections[0].get_segments()], [[1, 3], [3, 9]])

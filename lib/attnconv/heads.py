@@ -30,6 +30,8 @@ Query = tuple[int, int]
 MAX_CONDITION = 1000.0
 MIN_EIGENVALUE = 1e-5
 """The paper's rule for degenerate heads, on Sigma^{-1} (section 4, generalized quadratic encoding)."""
+TAP_MASS = 0.5
+"""A head with more of its attention than this on one shift is sharp, and covers that tap. No two shifts can."""
 
 
 # --- one head at one query ----------------------------------------------------------------------------------------
@@ -80,15 +82,15 @@ def describe(maps: ArrayLike, query: Query) -> Description:
     )
 
 
-def taps(mass: ArrayLike, centre: ArrayLike, grid: tuple[int, int], threshold: float = 0.8) -> NDArray:
-    """Heads that act as one tap of a kernel: (...) bool, from their ``mass`` (...) at the shift nearest their centre.
+def taps(mass: ArrayLike, centre: ArrayLike, grid: tuple[int, int]) -> NDArray:
+    """Heads that act as one tap of a kernel: (...) bool, ``mass`` (...) above `TAP_MASS` nearest their centre.
 
     ``centre`` (..., 2) is the learned one of a Gaussian head; of other heads the measured one. The pixel at that shift
     must be on the image (``grid`` H, W) at its central query: for a centre outside, the softmax takes the nearest pixel
     that is left, whatever the shift. Such a head is not a tap. NaN (a head that is not there) gives False.
     """
     pixel = np.rint(np.asarray(centre)) + (grid[0] // 2, grid[1] // 2)
-    return (np.asarray(mass) > threshold) & ((pixel >= 0) & (pixel < grid)).all(-1)
+    return (np.asarray(mass) > TAP_MASS) & ((pixel >= 0) & (pixel < grid)).all(-1)
 
 
 def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
@@ -242,9 +244,9 @@ def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArra
     """The taps of a k x k kernel that have a head: (..., k, k) bool, rows then columns, shifts from -(k // 2) on.
 
     Lemma 1 wants a bijection between heads and taps; section 4 finds such grids in early layers. A head covers the
-    whole shift nearest to its ``centre`` (..., h, 2), in pixels, if more than half of its ``mass`` (..., h) is on that
-    shift. Two heads on one shift cover one tap. An even k x k kernel has the query at one of its four middle taps:
-    at the one with which most taps are covered.
+    whole shift nearest to its ``centre`` (..., h, 2), in pixels, if its ``mass`` (..., h) there exceeds `TAP_MASS`.
+    Two heads on one shift cover one tap. An even k x k kernel has the query at one of its four middle taps: at the one
+    with which most taps are covered.
     """
     mass, shift = np.asarray(mass, dtype=float), np.rint(np.asarray(centre, dtype=float))
     firsts = sorted({-(kernel_size // 2), 1 - (kernel_size + 1) // 2})  # first row or column; two choices if even
@@ -252,7 +254,7 @@ def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArra
     placed = []
     for row, column in itertools.product(firsts, repeat=2):
         in_row, in_column = shift[..., 0, None] == row + steps, shift[..., 1, None] == column + steps  # (..., h, k)
-        sharp = (mass > 0.5)[..., None, None]
+        sharp = (mass > TAP_MASS)[..., None, None]
         placed.append((sharp & in_row[..., :, None] & in_column[..., None, :]).any(-3))  # (..., k, k)
     placed = np.stack(placed)
     best = placed.sum((-2, -1)).argmax(0)[None, ..., None, None]

@@ -48,7 +48,7 @@ _ENTRIES = {
     "beyond the panel": {"marker": ">"},
     "before training": {"marker": "o", "linestyle": "-", "alpha": 0.4, "markersize": 3.5},
     "dropped": {"marker": "x", "color": "0.55"},
-    "cell covered": {"marker": "s", "color": _COVERED, "markersize": 6},
+    "tap covered": {"marker": "s", "color": _COVERED, "markersize": 6},
     "outside the image": {"marker": "s", "color": _OUTSIDE, "markersize": 6},
     "other queries": {"marker": "s", "color": _OTHER, "markersize": 6},
     "centre of a head": {"marker": "o", "color": PALETTE[0]},
@@ -65,33 +65,35 @@ def _image(grid: tuple[int, int]) -> NDArray:
 
 
 def _shift_panels(
-    titles: Sequence[str], half_width: float, grid: tuple[int, int] | None = None, columns: int | None = None
+    titles: Sequence[str], half_width: ArrayLike, grid: tuple[int, int] | None = None, columns: int | None = None
 ) -> tuple[Figure, NDArray, NDArray]:
     """A figure with a panel over shifts for each title, and room for legends; its panels, and what they show.
 
     At most three panels stand in a row, or as many small ones as ``columns`` says. They show shifts up to
-    ``half_width``, as far as shifts exist: (rows and columns, low and high).
+    ``half_width`` (one, or one for each), as far as shifts exist: (panels, rows and columns, low and high).
     """
-    view = np.array([[-half_width, half_width]] * 2, dtype=float)
+    widths = np.broadcast_to(half_width, len(titles))
+    views = np.multiply.outer(widths, [[-1.0, 1.0]] * 2)
     if grid:
         low, high = _image(grid).T
-        view = np.clip(view.T, low - _MARGIN, high + _MARGIN).T
+        views = np.clip(views, low[:, None] - _MARGIN, high[:, None] + _MARGIN)
     small, columns = columns is not None, columns or rows_and_columns(len(titles))[1]
     rows, widest = math.ceil(len(titles) / columns), (DOUBLE - 0.5) / columns
     side = min(1.6, widest, 7 / rows) if small else {1: SINGLE - 0.6, 2: 2.6}.get(columns, widest)
     figure = new_figure(np.clip(columns * side + 0.5, SINGLE, DOUBLE), rows * (side + 0.21) + 0.95)
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for ax in axes[len(titles) :]:
         ax.remove()
     for place, (ax, title) in enumerate(zip(axes, titles, strict=False)):
-        _draw_shifts(ax, view, grid)
+        _draw_shifts(ax, views[place], grid)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(5 if small else 9, integer=True, steps=[1, 2, 4, 10]))
-        lowest = place + columns >= len(titles)
-        ax.tick_params(labelbottom=lowest)
+        lowest, first = place + columns >= len(titles), place % columns == 0
+        ax.tick_params(labelbottom=lowest or widths[place] != widths[place + columns])
+        ax.tick_params(labelleft=first or widths[place] != widths[place - 1])
         ax.set(title=title, xlabel="Column shift (pixels)" if lowest else "")
-        ax.set_ylabel("Row shift (pixels)" if place % columns == 0 else "")
-    return figure, axes[: len(titles)], view
+        ax.set_ylabel("Row shift (pixels)" if first else "")
+    return figure, axes[: len(titles)], views
 
 
 def _draw_shifts(ax: Axes, view: NDArray, grid: tuple[int, int] | None) -> None:
@@ -212,7 +214,7 @@ def gaussian_heads(
     precision: ArrayLike | None = None,
     *,
     grid: tuple[int, int],
-    half_width: float = math.inf,
+    half_width: ArrayLike = math.inf,
     titles: Sequence[str] | None = None,
     columns: int | None = None,
     paths: ArrayLike | None = None,
@@ -229,7 +231,7 @@ def gaussian_heads(
         centres: (layers, heads, 2), in pixels; NaN for heads that do not exist.
         precision: (layers, heads, 2, 2), Sigma^{-1}; NaN, or None, where a head is not a Gaussian.
         grid: height and width of the image in pixels. Panels end where the shifts from its central query end.
-        half_width: of the panels, in pixels, if they are to show less than that.
+        half_width: of the panels, in pixels, if they are to show less than that; one, or one for each.
         titles: of the layers.
         columns: panels in a row, which are then small; None is at most three.
         paths: (steps, layers, heads, 2), the centres' way here during training: faint, from a dot where it begins.
@@ -239,9 +241,9 @@ def gaussian_heads(
     centres = array(centres, "centres (layers, heads, 2)")
     titles = titles or layer_titles(len(centres))
     if covered is not None:
-        titles = [f"{t}: {np.sum(c)} of {np.size(c)} cells" for t, c in zip(titles, covered, strict=True)]
-    figure, axes, view = _shift_panels(titles, half_width, grid, columns)
-    for layer, (ax, of_layer) in enumerate(zip(axes, centres, strict=True)):
+        titles = [f"{t}: {np.sum(c)} of {np.size(c)} taps" for t, c in zip(titles, covered, strict=True)]
+    figure, axes, views = _shift_panels(titles, half_width, grid, columns)
+    for layer, (ax, view, of_layer) in enumerate(zip(axes, views, centres, strict=True)):
         _draw_heads(ax, of_layer, view, None if precision is None else precision[layer], {_HALF: 0.5, _MOST: 0.9})
         if paths is not None:
             _draw_paths(ax, array(paths, "paths (steps, layers, heads, 2)")[:, layer])
@@ -263,9 +265,9 @@ def _draw_paths(ax: Axes, paths: NDArray) -> None:
 
 
 def _draw_covered(ax: Axes, covered: NDArray) -> None:
-    """Tint the covered cells of the k x k grid (k, k), and outline the grid."""
+    """Tint the covered taps of the k x k kernel (k, k), and outline the grid."""
     first = -(len(covered) // 2) - 0.5
-    look = {"facecolor": _COVERED, "edgecolor": "white", "linewidth": 0.6, "zorder": 0.4, "label": "cell covered"}
+    look = {"facecolor": _COVERED, "edgecolor": "white", "linewidth": 0.6, "zorder": 0.4, "label": "tap covered"}
     for row, column in np.argwhere(covered):
         ax.add_patch(Rectangle((first + column, first + row), 1, 1, **look))
     ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, edgecolor="0.5", linewidth=0.8, zorder=0.5))
@@ -280,7 +282,7 @@ def centre_animation(history: NDArray, precision: NDArray, grid: tuple[int, int]
     holds half of each Gaussian, NaN where there is none. `save_animation` writes a GIF; ``to_jshtml()`` gives a player.
     """
     epochs, layers, heads, _ = history.shape
-    figure, axes, view = _shift_panels(layer_titles(layers), math.inf, grid)
+    figure, axes, (view, *_) = _shift_panels(layer_titles(layers), math.inf, grid)
     heading = figure.suptitle("Epoch 0")
     drawn: list[Artist] = []
 
@@ -308,7 +310,7 @@ def kernel_grids(kernels: Mapping[str, tuple[ArrayLike, tuple[int, int]]]) -> Fi
     Shifts are from the query, framed in black; other queries of the layer are grey squares, as many as its stride
     (rows, columns) leaves.
     """
-    figure, axes, view = _shift_panels(list(kernels), 4.5)
+    figure, axes, (view, *_) = _shift_panels(list(kernels), 4.5)
     around = np.arange(-4, 5)
     square = {"facecolor": _OTHER, "edgecolor": "white", "linewidth": 0.5, "zorder": 0.5, "label": "other queries"}
     for ax, (centres, (down, right)) in zip(axes, kernels.values(), strict=True):

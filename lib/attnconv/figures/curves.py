@@ -142,9 +142,9 @@ def kernel_closeness(
     """How close each layer is to a k x k convolution: shares (layers, sizes) of its attention inside k x k windows.
 
     Shares are in [0, 1], of the window around the query, mean over heads (`heads.kernel_mass`). ``start`` (layers,
-    sizes): before training, hollow; ``uniform`` (sizes,): of attention spread evenly, dashed. A second panel has
-    ``lost`` (layers, sizes): the expected share of the output that the kernel read out of the layer misses
-    (`equivalence.attention_to_conv`).
+    sizes): before training, hollow, a little to the left; ``uniform`` (sizes,): of attention spread evenly, dashed. A
+    second panel has ``lost`` (layers, sizes): the expected share of the output that the kernel read out of the layer
+    misses (`equivalence.attention_to_conv`).
     """
     shares, start = (100 * array(v, "shares (layers, sizes)") for v in (shares, start))
     layers, look = 1 + np.arange(len(shares)), {"marker": "o", "clip_on": False, "zorder": 3}
@@ -156,7 +156,7 @@ def kernel_closeness(
         ax.set(xlim=(0.7, len(layers) + 0.3), xticks=layers, xlabel="Layer")
         ax.grid(axis="y")
     handles = axes[0].plot(layers, shares, label=[f"{k} × {k}" for k in sizes], **look)
-    axes[0].plot(layers, start, linestyle="none", **look | {"markerfacecolor": "white", "zorder": 2.5})
+    axes[0].plot(layers - 0.14, start, linestyle="none", **look | {"markerfacecolor": "white", "zorder": 3.5})
     for line, level in zip(handles, uniform, strict=True):
         axes[0].axhline(100 * level, color=line.get_color(), linewidth=0.7, linestyle=DASHED)
     axes[0].set(ylim=(0, 100), ylabel="Attention inside (%)")
@@ -195,32 +195,32 @@ def content_share(shares: ArrayLike) -> Figure:
 def coverage_grid(factors: Mapping[str, Mapping[str, Mapping[str, NDArray]]]) -> Figure:
     """How what was varied decides whether heads form a kernel: a panel for each factor, its levels side by side.
 
-    Above, how many of the nine cells of a 3 x 3 kernel have a head, in layers 1 and 2: a point for each seed, and a
+    Above, how many of the nine taps of a 3 x 3 kernel have a head, in layers 1 and 2: a point for each seed, and a
     line through the means. Below, test accuracy.
 
-    ``{factor: {level: values}}``. The values of a level are ``covered`` (seeds, 2), cells of layers 1 and 2;
-    ``accuracy`` (seeds,), in [0, 1]; and ``chance``, the cells that heads placed at random cover, dashed.
+    ``{factor: {level: values}}``. The values of a level are ``covered`` (seeds, 2), taps of layers 1 and 2;
+    ``accuracy`` (seeds,), in [0, 1]; and ``chance``, the taps that heads placed at random cover, dashed.
     """
     figure = new_figure(DOUBLE, 3.4)
     widths = [len(levels) for levels in factors.values()]
     axes = figure.subplots(2, len(factors), squeeze=False, sharex="col", sharey="row", width_ratios=widths)
     first, second = sns.color_palette("flare", 2)
-    for (cells, accuracy), (factor, levels) in zip(axes.T, factors.items(), strict=True):
-        _levels(cells, [v["covered"][:, 0] for v in levels.values()], first, "o", -0.1)
-        _levels(cells, [v["covered"][:, 1] for v in levels.values()], second, "s", 0.1)
+    for (taps, accuracy), (factor, levels) in zip(axes.T, factors.items(), strict=True):
+        _levels(taps, [v["covered"][:, 0] for v in levels.values()], first, "o", -0.1)
+        _levels(taps, [v["covered"][:, 1] for v in levels.values()], second, "s", 0.1)
         _levels(accuracy, [100 * v["accuracy"] for v in levels.values()], PALETTE[0], "D", 0)
         for place, values in enumerate(levels.values()):
-            cells.hlines(values["chance"], place - 0.4, place + 0.4, color="0.4", linewidth=0.9, linestyle=DASHED)
-        cells.set(title=factor, ylim=(-0.3, 9.3), yticks=(0, 3, 6, 9))
+            taps.hlines(values["chance"], place - 0.4, place + 0.4, color="0.4", linewidth=0.9, linestyle=DASHED)
+        taps.set(title=factor, ylim=(-0.3, 9.3), yticks=(0, 3, 6, 9))
         names = [textwrap.fill(level, 6) for level in levels]
         accuracy.set(xlim=(-0.5, len(names) - 0.5), xticks=range(len(names)), xticklabels=names)
-        for ax in (cells, accuracy):
+        for ax in (taps, accuracy):
             ax.grid(axis="y")
-    axes[0, 0].set_ylabel("Cells covered, of 9")
+    axes[0, 0].set_ylabel("Taps covered, of 9")
     axes[1, 0].set_ylabel("Test accuracy (%)")
     handles = [_line("layer 1", color=first, marker="o"), _line("layer 2", color=second, marker="s")]
     handles.append(_line("accuracy", color=PALETTE[0], marker="D"))
-    handles.append(_line("cells by chance", linewidth=0.9, linestyle=DASHED))
+    handles.append(_line("taps by chance", linewidth=0.9, linestyle=DASHED))
     _legend_below(figure, handles, 4)
     return figure
 
@@ -253,7 +253,7 @@ def rank_curves(curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]) ->
         handles += ax.plot(dims, best, zorder=3, label=title, **look)
         ax.plot(dims, plain, linestyle=DASHED, linewidth=0.9, markerfacecolor="white", zorder=2, **look)
     ax.set(xlabel="Dimension of a head, $D_h$", ylabel="Output lost (%)", ylim=(0, 100))
-    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    ax.set_xticks(sorted({dim for dims, _, _ in curves.values() for dim in dims}))
     handles += [_line("$D_h$ largest singular values"), _line("first $D_h$ channels", linestyle=DASHED, linewidth=0.9)]
     _legend_below(figure, handles, 2)
     return figure
@@ -288,31 +288,45 @@ def cost_growth(
     curves: Mapping[str, tuple[Sequence[float], ArrayLike]],
     bounds: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
     label: str = "Time (ms)",
+    slopes: Sequence[int] = (),
 ) -> Figure:
-    """How a cost grows with the side of the grid, on log-log axes, with lower bounds as dotted lines.
+    """How a cost grows with the side of the grid, on log-log axes; each line's name stands at its end.
 
     Each curve is (sides (G,), costs (G,) or (G, 3)): the three are the median, the smallest and the largest, drawn as
-    a bar. Each bound is (sides (G,), costs (G,)). The name of a curve may have two parts, with a comma: the first then
-    decides on its colour and the second on its mark, hollow from the second on.
+    a bar. Each bound is (sides (G,), costs (G,)), in grey. A curve's name may have two parts, with a comma: the first
+    decides on its colour, the second on its mark and dashes. ``slopes``: powers of the side, from a curve's start each.
     """
     figure, ax = _one_panel(DOUBLE, 3.1)
     parts = [name.partition(", ")[::2] for name in curves]
     first, second = (list(dict.fromkeys(words)) for words in zip(*parts, strict=True))
+    marks = list(zip("osD^vP", ("-", DASHED, (0, (6, 1, 1, 1)), (0, (2, 1)), (0, (8, 1.5)), (0, (1, 1))), strict=True))
     for (one, other), name, (sides, costs) in zip(parts, curves, curves.values(), strict=True):
         middle, *spread = np.reshape(costs, (len(sides), -1)).T
         colour, mark = first.index(one), second.index(other)
-        look = {"color": PALETTE[colour], "marker": "osD^vP"[mark if other else colour], "markersize": 4}
-        look |= {"markerfacecolor": "white", "linestyle": DASHED} if mark else {}
+        look = {"color": PALETTE[colour], "markersize": 4, "markerfacecolor": "white" if mark else PALETTE[colour]}
+        look["marker"], look["linestyle"] = marks[mark if other else colour]
         ax.plot(sides, middle, label=name, **look)
         ax.vlines(sides, *(spread or (middle, middle)), color=PALETTE[colour], linewidth=0.8)
     for (name, (sides, costs)), dashes in zip((bounds or {}).items(), (DOTTED, (0, (4, 1, 1, 1))), strict=False):
         ax.plot(sides, costs, color="0.35", linestyle=dashes, linewidth=1.1, label=f"at least: {name}")
+    for slope, (x, y) in zip(slopes, [line.get_data() for line in ax.lines], strict=False):
+        ax.plot(x, y[0] * (x / x[0]) ** slope, color="0.5", linestyle=DASHED, linewidth=0.6, label=f"slope {slope}")
     ax.set(xscale="log", yscale="log", xlabel="Side of the grid (pixels)", ylabel=label)
     sides = sorted({side for sides, _ in curves.values() for side in sides})
     ax.set_xticks(sides, [f"{side:g}" for side in sides])
     ax.xaxis.minorticks_off()
-    figure.legend(loc="outside right center")
+    _name_ends(ax)
     return figure
+
+
+def _name_ends(ax: Axes) -> None:
+    """Write each line's name at its right end; of names that would touch, the upper one stands higher."""
+    taken: dict[float, float] = {}  # at this end: the height up to which names stand, in points
+    for line in sorted(ax.lines, key=lambda line: line.get_ydata()[-1]):
+        end = line.get_xydata()[-1]
+        at = ax.transData.transform(end)[1] * 72 / ax.get_figure(root=True).dpi
+        taken[end[0]] = place = max(at, taken.get(end[0], -np.inf) + 8)
+        ax.annotate(line.get_label(), end, (6, place - at), textcoords="offset points", va="center", fontsize=6.5)
 
 
 @styled

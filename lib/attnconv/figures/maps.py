@@ -225,8 +225,8 @@ def signed_images(
 
     Where an image is too close to zero to be seen, its largest value is written on it.
 
-    ``photo`` (H, W): the input, in [0, 1], drawn first and in grey; ``query``: its row and column, framed on the photo
-    together with the 3 x 3 pixels around it.
+    ``photo`` (H, W): the input, in [0, 1], drawn first and in grey; ``query``: its row and column, framed together with
+    the 3 x 3 pixels around it, on the photo or, without one, on every image.
     """
     images = [array(image, "image (H, W)") for image in images]
     scale = _signed_scale(images)
@@ -236,10 +236,9 @@ def signed_images(
         ax.set_title(title)
     if photo is not None:
         axes[0, 0].imshow(photo, cmap="gray", vmin=0, vmax=1, aspect="auto")
-        _frame_pixel(
-            axes[0, 0], query, (3, 3), linewidth=1.3, path_effects=[withStroke(linewidth=2.8, foreground="white")]
-        )
-        _frame_pixel(axes[0, 0], query, facecolor=QUERY_COLOUR, linewidth=0)
+    for ax in (axes[0] if photo is None else axes[0, :1]) if query else ():
+        _frame_pixel(ax, query, (3, 3), linewidth=1.3, path_effects=[withStroke(linewidth=2.8, foreground="white")])
+        _frame_pixel(ax, query, facecolor=QUERY_COLOUR, linewidth=0)
     for ax, image in zip(axes[0, photo is not None :], images, strict=True):
         _draw_signed(ax, image, scale)
         if np.abs(image).max() < 0.01 * scale.norm.vmax:
