@@ -31,7 +31,7 @@ MAX_CONDITION = 1000.0
 MIN_EIGENVALUE = 1e-5
 """The paper's rule for degenerate heads, on Sigma^{-1} (section 4, generalized quadratic encoding)."""
 TAP_MASS = 0.5
-"""A head with more of its attention than this on one shift is sharp, and covers that tap. No two shifts can."""
+"""A head with more than this share of its attention on one shift is sharp: it covers that tap, and no other."""
 
 
 # --- one head at one query ----------------------------------------------------------------------------------------
