@@ -258,7 +258,7 @@ export function covarianceOf([a, b, c, d]) {
 
 /** The whole number next to it, halves to the even one, as numpy has it. */
 const whole = (value) => (Math.abs(value % 1) === 0.5 ? 2 * Math.round(value / 2) : Math.round(value));
-const LEAST = 0.5; // of a head's attention on one pixel: then it is a tap (`kernel_cells` of attnconv.heads)
+const LEAST = 0.5; // of a head's attention on one pixel: then it is a tap (`TAP_MASS` of attnconv.heads)
 const UNIFORM = 0.95; // of the largest possible entropy
 const LONG = 3; // times as long as wide
 const SIZES = [1, 3, 5, 7]; // of the kernels that can be read
