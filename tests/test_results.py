@@ -1,57 +1,99 @@
 """Table 1: what it says of a run, and the files that it becomes."""
 
 import csv
-import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from attnconv import results
-from attnconv.config import PRESETS, Profile
-from attnconv.results import Result
+from attnconv.config import PRESETS, ModelConfig, Profile, replace
+from attnconv.runs import Run
 from attnconv.workspace import Workspace
 
-RESULTS = [
-    Result("ResNet18", [0.9463, 0.9451, 0.947], 11_173_962, 1.1e9, 1.11e9, 1.11e9, 60),
-    Result("SA learned", [0.9231], 12.3e6, 6.2e9, 7e9, 6.5e9, 80_000, why="JPEG copy of CIFAR-10"),
-    Result("mine | 50% & more", [0.5], 1e6, 1e9, 1e9, 1e9, 6, "SA quadratic", False, "Fashion_MNIST, 6 epochs"),
-    Result("another", [], 1e6, 1e9, 1e9, 1e9, math.nan),
-    Result("SA quadratic", [], 1e6, 1e9, 1e9, 1e9, math.nan),
-]
+
+def run(preset: str, accuracy: float, data: str = "cifar10", form: str = "", seconds: float = 60, **changes) -> Run:
+    """What the table reads of a run of a preset, with changes to its configurations."""
+    made = Run(Path(preset))
+    about = {"name": data, "form": form, "key": data, "train_images": 50_000, "test_images": 10_000}
+    base = PRESETS.get(preset, PRESETS["quadratic"])
+    of_model = {name: value for name, value in changes.items() if name in ModelConfig.model_fields}
+    of_recipe = {name: value for name, value in changes.items() if name not in of_model}
+    config = {"preset": preset, "hash": str(accuracy), "data": about}
+    metrics = [{"test_accuracy": accuracy, "seconds": seconds}]
+    model, train = replace(base.model, of_model), replace(base.train, of_recipe)
+    vars(made).update(config=config, model=model, train=train, metrics=metrics)
+    return made
+
+
+GROUPS = {
+    "ResNet18": [run("resnet18", accuracy) for accuracy in (0.9463, 0.9451, 0.947)],
+    "SA learned": [run("learned", 0.9231, form="Parquet, JPEG images", seconds=80_000)],
+    "mine | 50% & more": [run("quadratic", 0.5, "Fashion_MNIST", epochs=6)],
+    "another": [run("quadratic_full", 0.5)],
+    "less": [run("quadratic", 0.5, form="Parquet, JPEG images", epochs=6)],
+}
 
 
 def test_results_table():
-    table = results.results_table(RESULTS)
-    assert table["Model"].tolist() == [row.model for row in RESULTS]
+    table = results.results_table(GROUPS)
+    assert table["Model"].tolist() == list(GROUPS)
     assert table["Against the paper"].tolist() == [
         "agrees: +0.81 points (tolerance 1)",
         "agrees: +0.51 points (tolerance 1); JPEG copy of CIFAR-10",
-        "not comparable: Fashion_MNIST, 6 epochs",
+        "not comparable: on Fashion_MNIST",
         "no number in the paper",
-        "not run",
+        "not comparable: 6 epochs, JPEG copy of CIFAR-10",
     ]
     first = table.iloc[0]
     assert first["Accuracy (%)"] == 94.61 and first["Seeds"] == 3 and first["Parameters (M)"] == 11.2
     assert first["±"] == pytest.approx(np.std([94.63, 94.51, 94.7], ddof=1), abs=0.006)
     assert math.isnan(table["±"][1]) and table["Training (min)"].tolist()[:2] == [1, 1330]
-    assert table["Paper (%)"].tolist()[:3] == [93.8, 91.8, 93.8], "by the published title"
-    assert "differs: +0.81" in results.results_table(RESULTS[:1], tolerance=0.5)["Against the paper"][0]
-    small = results.results_table([dataclasses.replace(RESULTS[0], parameters=4_234)])
-    assert small["Parameters (M)"][0] == 0.00423, "three digits of whatever size"
-    assert results.results_table([]).empty
+    assert table["Paper (%)"].tolist()[:3] == [93.8, 91.8, 93.8], "of the model, whatever its row is called"
+    worse = {"ResNet18": [run("resnet18", 0.9279)]}
+    assert results.results_table(worse)["Against the paper"][0] == "differs: −1.01 points (tolerance 1)"
+    small = run("resnet18", 0.5, resnet_width=1)
+    assert results.results_table({"small": [small]})["Parameters (M)"][0] == 0.00299, "three digits of whatever size"
+
+
+def test_why_a_run_is_not_held_against_the_paper():
+    assert results.difference(run("quadratic", 0.9, precision="bfloat16", checkpoint_seconds=1.0)) == ""
+    recipe = dict(epochs=1, batch_size=50, lr=0.05, optimizer="adamw")
+    said = "1 epoch, batch 50, optimizer adamw, learning rate 0.05"
+    assert results.difference(run("quadratic", 0.9, **recipe)) == said
+    assert results.difference(run("quadratic", 0.9, hidden=800)) == "hidden 800"  # larger than the paper's
+    assert results.difference(run("mine", 0.9)) == "not a model of the paper"
+    few = run("quadratic", 0.9)
+    few.config["data"]["train_images"] = 1000
+    assert results.difference(few) == "1000 training images"
+
+
+def test_rows_are_named_by_how_they_differ_from_the_profile():
+    profile = Profile(name="own", train={"epochs": 6})
+    own, longer, seed = (run("quadratic", 0.9, **c) for c in ({"epochs": 6}, {"epochs": 7}, {"epochs": 6, "seed": 1}))
+    assert results.group([longer], profile) == {"SA quadratic": [longer]}, "nothing to tell it from"
+    assert results.group([longer, own, seed], profile) == {
+        "SA quadratic (7 epochs)": [longer],
+        "SA quadratic": [own, seed],
+    }
+    much = run("quadratic", 0.7, epochs=7, lr=0.2, hidden=800)
+    elsewhere = run("quadratic", 0.8, "another copy", epochs=6)
+    titles = ["SA quadratic (0.9)", "SA quadratic (0.7)", "SA quadratic (0.8)"]
+    assert list(results.group([own, much, elsewhere], profile)) == titles, "digits of folders"
+    assert list(results.group([own, run("mine", 0.6)], profile)) == ["SA quadratic", "mine"]
 
 
 def test_a_table_becomes_three_files(tmp_path):
     work = Workspace(Profile(name="p"), "embedded", tmp_path)
-    frame = results.results_table(RESULTS)
+    frame = results.results_table(GROUPS)
     work.save_table(frame, "table")
     markdown, plain, latex = ((tmp_path / "tables" / f"table.{form}").read_text() for form in ("md", "csv", "tex"))
     lines = markdown.splitlines()
     assert len(lines) == 7 and "94.61" in lines[2] and "11.2 " in lines[2] and "—" in lines[3]
     rows = list(csv.DictReader(plain.splitlines()))
-    assert rows[2]["Model"] == "mine | 50% & more" and rows[3]["Accuracy (%)"] == ""
+    assert rows[2]["Model"] == "mine | 50% & more" and rows[3]["±"] == ""
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "tables" / "table.csv"), frame, check_dtype=False)
     assert r"mine | 50\% \& more" in latex and r"Fashion\_MNIST" in latex and "94.61" in latex and "---" in latex
     assert not list(tmp_path.rglob(".*")), "no temporary file stays"

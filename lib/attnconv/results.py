@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from attnconv.config import PRESETS, Profile, config_hash, for_images, replace
+from attnconv.config import PRESETS, ModelConfig, Profile, TrainConfig, config_hash, replace
 from attnconv.cost import cost
 from attnconv.heads import in_former_places
 from attnconv.runs import JPEG_COPY, Run
 
 CIFAR10_IMAGES = 50_000
 """Training images of CIFAR-10, all of which the paper uses."""
+TOLERANCE = 1.0
+"""Points of accuracy within which ours agrees with the paper's."""
 
 PAPER_TABLE: dict[str, dict[str, float]] = {
     "ResNet18": {"accuracy": 93.8, "parameters": 11.2e6, "flops": 1.1e9},
@@ -40,52 +41,24 @@ REPRODUCTION_2021: dict[str, float] = {
 """Test accuracy (%) of Prabhu & Varma, ML Reproducibility Challenge 2020, by model title."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """One model's row of `results_table`."""
-
-    model: str
-    """Its title."""
-    accuracies: Sequence[float]
-    """Test accuracy of each seed, in [0, 1]."""
-    parameters: int
-    flops_paper: float
-    """FLOPs of one image's forward pass as the paper counts: linear maps and convolutions only."""
-    flops_dense: float
-    """All matrix products, attention averaged densely."""
-    flops_separable: float
-    """The same with separable encodings mixed along rows, then columns."""
-    seconds: float
-    """Training time of a seed, mean."""
-    published: str = ""
-    """The title by which the published numbers are found, if another."""
-    comparable: bool = True
-    """Whether data, model and recipe are the paper's, so that its numbers may judge ours."""
-    why: str = ""
-    """Why not, in a few words."""
-
-
-def group(runs: Sequence[Run], profile: Profile | None = None) -> dict[str, list[Run]]:
+def group(runs: Sequence[Run], profile: Profile) -> dict[str, list[Run]]:
     """Runs that differ in their seed only, under their model's title.
 
     Where one preset was run in several configurations or on several data sets, that of ``profile`` keeps the title. The
-    others get a note in brackets: how they differ or, if that takes too many words, the digits of a run's folder.
+    others get a note in brackets: how they differ from it or, where that is too long or no difference, the digits of a
+    run's folder.
     """
     families: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         families.setdefault((run.title, _recipe(run)), []).append(run)
-    by_title: dict[str, list[list[Run]]] = {}
-    for (title, _), members in families.items():
-        by_title.setdefault(title, []).append(members)
+    notes = {family: _apart(members[0], profile) for family, members in families.items()}
     groups = {}
-    for title, alike in by_title.items():
-        own = [members for members in alike if profile and _is_of(members[0], profile)]
-        own = own[0] if len(own) == 1 else None
-        labels = [_apart(members[0], own[0]) if own else "" for members in alike]
-        for members, label in zip(alike, labels, strict=True):
-            plain = members is own or len(alike) == 1
-            word = label if label and labels.count(label) == 1 else members[0].config["hash"]
-            groups[title if plain else f"{title} ({word})"] = members
+    for family, members in families.items():
+        title, note = family[0], notes[family]
+        alike = [other for (name, _), other in notes.items() if name == title]
+        if note is None or alike.count(note) > 1:
+            note = members[0].config["hash"]
+        groups[f"{title} ({note})" if note and len(alike) > 1 else title] = members
     return groups
 
 
@@ -95,31 +68,27 @@ def _recipe(run: Run) -> str:
     return config_hash(model, recipe, run.config["data"]["key"])
 
 
-def _is_of(run: Run, profile: Profile) -> bool:
+def _apart(run: Run, profile: Profile) -> str | None:
+    """How a run differs from the profile's of its preset, in at most two items; None if it takes more."""
     if run.preset not in PRESETS:
-        return False
-    model, recipe = profile.configs(run.preset, run.train.seed)
-    model = for_images(model, run.model.image_size, run.model.image_channels, run.model.classes)
-    return not _differing(run.model, model, run) and not _differing(run.train, recipe, run)
+        return None
+    words = _changes(run, *profile.configs(run.preset)).values()
+    return ", ".join(words) if len(words) <= 2 else None
 
 
-def _differing(one: Any, other: Any, run: Run) -> list[str]:
-    free = {"seed", "checkpoint_seconds"} | ({"heads"} if run.train.start_from else set())
-    return [name for name in vars(one) if name not in free and getattr(one, name) != getattr(other, name)]
-
-
-def _epochs(run: Run) -> str:
-    return f"{run.train.epochs} epoch{'s' * (run.train.epochs != 1)}"
-
-
-def _apart(run: Run, own: Run) -> str:
-    """How a run differs from another of its preset, in at most two items; empty if it takes more."""
-    words = [f"{name} {getattr(run.model, name)}" for name in _differing(run.model, own.model, run)]
-    for name in _differing(run.train, own.train, run):
-        words.append(_epochs(run) if name == "epochs" else f"{name} {getattr(run.train, name)}")
-    if run.config["data"]["key"] != own.config["data"]["key"]:
-        words.append(run.config["data"]["name"])
-    return ", ".join(words) if len(words) <= 2 else ""
+def _changes(run: Run, model: ModelConfig, recipe: TrainConfig) -> dict[str, str]:
+    """What in a run's configurations is not as in these, in words; without what its data or pruning decide."""
+    free = {"image_size", "image_channels", "classes", "seed", "checkpoint_seconds"}
+    free |= {"heads"} if run.train.start_from else set()
+    other = dict(model) | dict(recipe)
+    own = dict(run.model) | dict(run.train)
+    words = {name: f"{name} {own[name]}" for name in own if name not in free and own[name] != other[name]}
+    plain = {
+        "epochs": f"{run.train.epochs} epoch{'s' * (run.train.epochs != 1)}",
+        "batch_size": f"batch {run.train.batch_size}",
+        "lr": f"learning rate {run.train.lr:g}",
+    }
+    return {name: plain.get(name, text) for name, text in words.items()}
 
 
 def curves(runs: Sequence[Run]) -> np.ndarray:
@@ -127,46 +96,34 @@ def curves(runs: Sequence[Run]) -> np.ndarray:
     return np.array([[line["test_accuracy"] for line in run.metrics] for run in runs])
 
 
-def result(title: str, runs: Sequence[Run]) -> Result:
-    """A row of Table 1 for runs that differ in their seed only."""
-    prices = [cost(run.model) for run in runs]  # not the same where heads were pruned
-    why = difference(runs[0])
-    copy = JPEG_COPY if runs[0].data_title == JPEG_COPY else ""
-    return Result(
-        model=title,
-        accuracies=[run.test_accuracy for run in runs],
-        parameters=round(np.mean([price.parameters for price in prices])),
-        flops_paper=round(np.mean([price.paper for price in prices])),
-        flops_dense=round(np.mean([price.dense for price in prices])),
-        flops_separable=round(np.mean([price.separable for price in prices])),
-        seconds=float(np.mean([sum(line["seconds"] for line in run.metrics) for run in runs])),
-        published=runs[0].title,
-        comparable=not why,
-        why=", ".join(filter(None, (why, copy))),
-    )
+def results_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
+    """Table 1 with our numbers, the paper's and those of the 2021 reproduction: a row for each of `group`'s.
 
-
-def results_table(rows: Sequence[Result], tolerance: float = 1.0) -> pd.DataFrame:
-    """Table 1 with our numbers, the paper's and those of the 2021 reproduction, a row a model.
-
-    Accuracies are means over seeds in percent, +- the sample standard deviation from two seeds on. The verdict says
-    whether our mean lies within ``tolerance`` points of the paper's, where the two may be compared.
+    Accuracies are means over seeds in percent, ± the sample standard deviation from two seeds on. The verdict says
+    whether our mean lies within `TOLERANCE` of the paper's, where the two may be compared.
     """
-    columns = {
-        "Model": [row.model for row in rows],
-        "Accuracy (%)": [_mean(row.accuracies) for row in rows],
-        "±": [np.std(row.accuracies, ddof=1) * 100 if len(row.accuracies) > 1 else math.nan for row in rows],
-        "Seeds": [len(row.accuracies) for row in rows],
-        "Paper (%)": [_published(row) for row in rows],
-        "Reproduction 2021 (%)": [REPRODUCTION_2021.get(row.published or row.model, math.nan) for row in rows],
-        "Against the paper": [_verdict(row, tolerance) for row in rows],
-        "Parameters (M)": [_short(row.parameters / 1e6) for row in rows],
-        "GFLOPs as in the paper": [_short(row.flops_paper / 1e9) for row in rows],
-        "GFLOPs, dense": [_short(row.flops_dense / 1e9) for row in rows],
-        "GFLOPs, separable": [_short(row.flops_separable / 1e9) for row in rows],
-        "Training (min)": [_short(row.seconds / 60) for row in rows],
+    rows = [_row(title, runs) for title, runs in groups.items()]
+    return pd.DataFrame(rows).round({"Accuracy (%)": 2, "±": 2})
+
+
+def _row(title: str, runs: Sequence[Run]) -> dict[str, Any]:
+    accuracies = [100 * run.test_accuracy for run in runs]
+    prices = [cost(run.model) for run in runs]  # not the same where heads were pruned
+    seconds = [sum(line["seconds"] for line in run.metrics) for run in runs]
+    return {
+        "Model": title,
+        "Accuracy (%)": np.mean(accuracies),
+        "±": np.std(accuracies, ddof=1) if len(runs) > 1 else math.nan,
+        "Seeds": len(runs),
+        "Paper (%)": PAPER_TABLE.get(runs[0].title, {}).get("accuracy", math.nan),
+        "Reproduction 2021 (%)": REPRODUCTION_2021.get(runs[0].title, math.nan),
+        "Against the paper": _verdict(runs[0], float(np.mean(accuracies))),
+        "Parameters (M)": _short(np.mean([price.parameters for price in prices]) / 1e6),
+        "GFLOPs as in the paper": _short(np.mean([price.paper for price in prices]) / 1e9),
+        "GFLOPs, dense": _short(np.mean([price.dense for price in prices]) / 1e9),
+        "GFLOPs, separable": _short(np.mean([price.separable for price in prices]) / 1e9),
+        "Training (min)": _short(np.mean(seconds) / 60),
     }
-    return pd.DataFrame(columns).round({"Accuracy (%)": 2, "±": 2})
 
 
 def _short(number: float) -> float:
@@ -174,45 +131,29 @@ def _short(number: float) -> float:
     return float(f"{number:.3g}")
 
 
-def _mean(accuracies: Sequence[float]) -> float:
-    return 100 * float(np.mean(accuracies)) if len(accuracies) else math.nan
-
-
-def _published(row: Result) -> float:
-    return PAPER_TABLE.get(row.published or row.model, {}).get("accuracy", math.nan)
-
-
-def _verdict(row: Result, tolerance: float) -> str:
-    if not row.comparable:
-        return f"not comparable: {row.why}" if row.why else "not comparable"
-    difference = round(_mean(row.accuracies) - _published(row), 2) + 0.0
-    if math.isnan(difference):
-        return "no number in the paper" if math.isnan(_published(row)) else "not run"
-    word = "agrees" if abs(difference) <= tolerance else "differs"
-    note = f"; {row.why}" if row.why else ""
-    return f"{word}: {difference:+.2f} points (tolerance {tolerance:g})".replace("-", "−") + note
+def _verdict(run: Run, accuracy: float) -> str:
+    copy = [JPEG_COPY] if run.data_title == JPEG_COPY else []
+    if why := difference(run):
+        return f"not comparable: {', '.join([why, *copy])}"
+    if run.title not in PAPER_TABLE:
+        return "no number in the paper"
+    points = round(accuracy - PAPER_TABLE[run.title]["accuracy"], 2) + 0.0  # no "-0.00"
+    word = "agrees" if abs(points) <= TOLERANCE else "differs"
+    return "; ".join([f"{word}: {points:+.2f} points (tolerance {TOLERANCE:g})".replace("-", "−"), *copy])
 
 
 def difference(run: Run) -> str:
     """Why a run's accuracy cannot be held against the paper's, in a few words; empty if it can."""
-    if run.config["data"]["name"] != "cifar10":
-        return f"on {run.config['data']['name']}"
-    base = PRESETS.get(run.preset)
-    if base is None:
+    data = run.config["data"]
+    if data["name"] != "cifar10":
+        return f"on {data['name']}"
+    if run.preset not in PRESETS:
         return "not a model of the paper"
-    of_data = {"image_size", "image_channels", "classes"}
-    other = [name for name in _differing(run.model, base.model, run) if name not in of_data]
-    words = [f"{name} {getattr(run.model, name)}" for name in other]
-    if (images := run.config["data"]["train_images"]) < CIFAR10_IMAGES:
-        words.append(f"{images} training images")
-    if run.train.epochs != base.train.epochs:
-        words.append(_epochs(run))
-    if run.train.batch_size != base.train.batch_size or run.train.lr != base.train.lr:
-        words.append(f"batch {run.train.batch_size}, learning rate {run.train.lr:g}")
-    recipe = ("optimizer", "position_lr", "momentum", "weight_decay", "warmup", "clip", "augment")
-    recipe += ("label_smoothing", "validation")
-    other = _differing(run.train, base.train, run)
-    return ", ".join(words + [f"{name} {getattr(run.train, name)}" for name in recipe if name in other])
+    base = PRESETS[run.preset]
+    words = _changes(run, base.model, base.train)
+    if data["train_images"] < CIFAR10_IMAGES:
+        words["train_images"] = f"{data['train_images']} training images"
+    return ", ".join(text for name, text in words.items() if name not in ("precision", "compile"))
 
 
 def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> tuple[bool | None, str]:
@@ -222,21 +163,17 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
     image where all runs kept their answers to the same test images, else of two independent accuracies. What seeds add
     to it shows with several of them only.
     """
+    both = [*better, *worse]
     a, b = (100 * float(np.mean([run.test_accuracy for run in runs])) for runs in (better, worse))
-    images = min(run.config["data"]["test_images"] for run in (*better, *worse))
-    answers = [run.right for run in (*better, *worse)]
-    data = {run.config["data"]["key"] for run in (*better, *worse)}
-    if len(data) == 1 and not any(right is None for right in answers):
-        difference = np.mean(answers[: len(better)], axis=0) - np.mean(answers[len(better) :], axis=0)
-        error, how = 100 * difference.std() / math.sqrt(images), "paired standard error of the difference"
+    images = min(run.config["data"]["test_images"] for run in both)
+    if len({run.config["data"]["key"] for run in both}) == 1 and all(run.right is not None for run in both):
+        right, other = (np.mean([run.right for run in runs], axis=0) for runs in (better, worse))
+        error, how = 100 * (right - other).std() / math.sqrt(images), "paired standard error of the difference"
     else:
         error, how = math.sqrt((a * (100 - a) + b * (100 - b)) / images), "standard error of the difference"
-    seeds = [
-        np.var([100 * run.test_accuracy for run in runs], ddof=1) / len(runs)
-        for runs in (better, worse)
-        if len(runs) > 1
-    ]
-    error = max(error, math.sqrt(sum(seeds)))
+    several = [runs for runs in (better, worse) if len(runs) > 1]
+    of_seeds = [np.var([100 * run.test_accuracy for run in runs], ddof=1) / len(runs) for runs in several]
+    error = max(error, math.sqrt(sum(of_seeds)))
     lead = a - b + margin
     holds = None if abs(lead) <= 2 * error else lead > 0
     return holds, f"{a:.1f}% against {b:.1f}%, {how} {error:.1f}"
