@@ -77,12 +77,12 @@ Mine = partial(Profile, name="x")
         (Mine, dict(presets={"learned": {3: {}, "a": {}}}), "presets.learned.3 = 3 must be 'model' or 'train'"),
         (Mine, dict(presets={3: {}}), "presets.3 = 3 must be a string"),
         (Mine, dict(model={"classes": 5}), "classes = 5 cannot be set.*other data"),
-        (Mine, dict(train={"start_from": "quadratic_full"}), "cannot start from 'quadratic_full'"),
         (
             Mine,
-            dict(presets={"quadratic_full": {"train": {"start_from": "quadratic_pruned"}}}),
-            r"cannot start from 'quadratic_\w+': heads are pruned once",
+            dict(train={"start_from": "quadratic_full"}),
+            "start_from = 'quadratic_full' cannot be set.*quadratic_pruned",
         ),
+        (Mine, dict(presets={"learned": {"model": None}}), "learned.model = None must be 'name: value' lines"),
         (Mine, dict(runs=()), r"runs = \(\) must have at least 1 item"),
         (Mine, dict(seeds=[0, -1]), r"seeds = \[0, -1\] must be greater than or equal to 0"),
     ],
@@ -168,10 +168,8 @@ def test_shipped_profiles_are_sound(file):
         ("quadratic", {"classes": 5}, {}, "classes = 5 cannot be set.*that of the images"),
         ("quadratic", {"kind": "resnet"}, {}, "kind = 'resnet' cannot be set.*another preset.*resnet18"),
         ("quadratic_pruned", {"heads": 3}, {}, "'quadratic_full', so heads cannot be changed: change 'quadratic_full'"),
-        ("resnet18", {}, {"start_from": "learned"}, "'resnet18' cannot start from 'learned'"),
-        ("learned", {}, {"start_from": "learned"}, "'learned' cannot start from 'learned'"),
-        ("quadratic", {}, {"start_from": "quadratic_full"}, "of one model"),
-        ("quadratic_full", {}, {"start_from": "quadratic_ful"}, "Did you mean 'quadratic_full'"),
+        ("quadratic_full", {}, {"start_from": "quadratic_pruned"}, "start_from = 'quadratic_pruned' cannot be set"),
+        ("quadratic_pruned", {}, {"start_from": None}, "start_from = None cannot be set: it is the preset's"),
     ],
 )
 def test_changes_that_would_be_ignored_are_refused(name, model, train, message):
@@ -182,7 +180,6 @@ def test_changes_that_would_be_ignored_are_refused(name, model, train, message):
 def test_a_run_that_starts_from_another_has_its_model():
     profile = Mine(model={"layers": 2}, presets={"quadratic_full": {"model": {"heads": 3}}})
     assert profile.configs("quadratic_pruned")[0] == profile.configs("quadratic_full")[0]
-    assert profile.configs("quadratic_pruned", None, {"heads": 4}, {"start_from": None})[0].heads == 4
     with pytest.raises(ConfigError, match="heads cannot be changed"):
         Mine(presets={"quadratic_pruned": {"model": {"heads": 3}}})
 
@@ -216,3 +213,6 @@ def test_learning_rates_follow_the_batch_size_with_sgd_only():
     assert scaled(TrainConfig(), 400) == {"batch_size": 400, "lr": 0.4}
     assert scaled(TrainConfig(position_lr=1.0), 50) == {"batch_size": 50, "lr": 0.05, "position_lr": 0.5}
     assert scaled(TrainConfig(optimizer="adamw"), 400) == {"batch_size": 400}
+    for size in (0, 10**400):
+        with pytest.raises(ConfigError, match="batch_size = .* must be"):
+            scaled(TrainConfig(), size)

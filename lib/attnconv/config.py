@@ -20,9 +20,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
 
-Kind = Literal["quadratic", "learned", "learned_content", "resnet"]
-"""Which encoding a network's attention uses; ``resnet`` is the convolutional baseline."""
-
 
 class ConfigError(ValueError):
     """A configuration value that cannot work; the message names the value, the limit and the remedy."""
@@ -133,7 +130,8 @@ AsTuple = Strict(False)
 class ModelConfig(Config):
     """A network of the paper (section 4). The defaults are the paper's quadratic model on CIFAR-10."""
 
-    kind: Kind = "quadratic"
+    kind: Literal["quadratic", "learned", "learned_content", "resnet"] = "quadratic"
+    """Which encoding its attention uses; ``resnet`` is the convolutional baseline."""
     covariance: Literal["isotropic", "full"] = "isotropic"
     """Quadratic encoding only: one spread per head, or a full 2x2 matrix (paper's appendix)."""
     image_size: Annotated[tuple[Size, Size], AsTuple] = (32, 32)
@@ -288,13 +286,11 @@ def preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-_BY_DATA = "it is that of the images; choose other data"
 _SETTLED = {
-    **dict.fromkeys(("image_size", "image_channels", "classes"), _BY_DATA),
-    "kind": f"it is the preset's; choose another preset ({', '.join(PRESETS)})",
+    **dict.fromkeys(("image_size", "image_channels", "classes"), "it is that of the images; choose other data"),
+    **dict.fromkeys(("kind", "start_from"), f"it is the preset's; choose another preset ({', '.join(PRESETS)})"),
 }
-"""Values of `ModelConfig` that no profile or command changes, and what to do instead."""
-
+"""Values that no profile or command changes, and what to do instead."""
 
 WithWords = BeforeValidator(lambda value: {str(n): v for n, v in value.items()} if isinstance(value, dict) else value)
 """YAML's names can be numbers or nothing."""
@@ -334,7 +330,7 @@ class Profile(Config):
     """Changes to every preset's `ModelConfig`."""
     train: dict[str, Any] = {}
     """Changes to every preset's `TrainConfig`."""
-    presets: dict[str, dict[Literal["model", "train"], dict[str, Any] | None] | None] = {}
+    presets: dict[str, dict[Literal["model", "train"], dict[str, Any]]] = {}
     """Changes to one preset: ``{preset: {model: {...}, train: {...}}}``; they come last."""
     study: Annotated[Study, WithWords] = Study()
     """The many short runs of notebook 10."""
@@ -359,30 +355,22 @@ class Profile(Config):
         Image size, channels and classes are CIFAR-10's until the data set is known (`for_images`). A run that starts
         from another one has the same model as that one.
         """
-        base, own = preset(preset_name), self.presets.get(preset_name) or {}
+        base, own = preset(preset_name), self.presets.get(preset_name, {})
         seed = self.seeds[0] if seed is None else seed
-        train = {**self.train, **(own.get("train") or {}), "seed": seed, **(train_changes or {})}
-        recipe = replace(base.train, train)
-        changes = {**(own.get("model") or {}), **(model_changes or {})}
-        if (start := recipe.start_from) is not None:
-            first = self.presets.get(start) or {}
-            again = {**dict(preset(start).train), **(first.get("train") or {})}["start_from"]  # it could be a circle
-            if base.model.kind != "quadratic" or preset(start).model != base.model or again:
-                raise ConfigError(
-                    f"{preset_name!r} cannot start from {start!r}: heads are pruned once, of quadratic models; both "
-                    "presets must be of one model, as 'quadratic_pruned' and 'quadratic_full' are."
-                )
-            if changes:
+        train = {**self.train, **own.get("train", {}), "seed": seed, **(train_changes or {})}
+        model = {**own.get("model", {}), **(model_changes or {})}
+        if start := base.train.start_from:
+            if model:
                 raise ConfigError(
                     f"{preset_name!r} has the model of the run that it starts from, {start!r}, so "
-                    f"{next(iter(changes))} cannot be changed: change {start!r} in the profile."
+                    f"{next(iter(model))} cannot be changed: change {start!r} in the profile."
                 )
-            changes = first.get("model") or {}
-        model = {**self.model, **changes}
-        for name, remedy in _SETTLED.items():
-            if name in model:
-                raise ConfigError(f"ModelConfig.{name} = {shown(model[name])} cannot be set: {remedy}.")
-        return replace(base.model, model), recipe
+            model = self.presets.get(start, {}).get("model", {})
+        model = {**self.model, **model}
+        for name, value in {**model, **train}.items():
+            if name in _SETTLED:
+                raise ConfigError(f"{name} = {shown(value)} cannot be set: {_SETTLED[name]}.")
+        return replace(base.model, model), replace(base.train, train)
 
 
 def scaled(recipe: TrainConfig, batch_size: int) -> dict[str, Any]:
@@ -391,9 +379,9 @@ def scaled(recipe: TrainConfig, batch_size: int) -> dict[str, Any]:
     The paper's recipe is SGD at batch 100; with AdamW, whose steps do not grow with the gradient, rates stay.
     """
     changes: dict[str, Any] = {"batch_size": batch_size}
-    if recipe.optimizer == "sgd" and batch_size >= 1:
-        rates = {name: getattr(recipe, name) for name in ("lr", "position_lr")}
-        factor = batch_size / recipe.batch_size
+    factor = replace(recipe, changes).batch_size / recipe.batch_size
+    if recipe.optimizer == "sgd":
+        rates = {"lr": recipe.lr, "position_lr": recipe.position_lr}
         changes |= {name: round(rate * factor, 10) for name, rate in rates.items() if rate is not None}
     return changes
 
@@ -407,8 +395,8 @@ def load_profile(path: str | Path) -> Profile:
     """Read a profile, or raise `ConfigError` that names the file and the offending value."""
     path = Path(path)
     try:
-        if path.exists() and not path.is_dir() and not (path.is_file() and path.stat().st_size <= 2**16):
-            raise OSError("it is no regular file, or larger than 65,536 bytes")
+        if path.exists() and not (path.is_file() and path.stat().st_size <= 2**16):
+            raise OSError("it is a directory, no regular file, or larger than 65,536 bytes")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
