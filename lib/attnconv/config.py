@@ -134,12 +134,10 @@ class ModelConfig(Config):
     """Which encoding its attention uses; ``resnet`` is the convolutional baseline."""
     covariance: Literal["isotropic", "full"] = "isotropic"
     """Quadratic encoding only: one spread per head, or a full 2x2 matrix (paper's appendix)."""
-    image_size: Annotated[tuple[Size, Size], AsTuple] = (32, 32)
-    """Height and width of the input, in pixels."""
+    image_size: Annotated[tuple[Size, Size], AsTuple] = (32, 32)  # height and width of the input, in pixels
     image_channels: Size = 3
     classes: int = Field(10, ge=2, le=10**6)
-    downsampling: Size = 2
-    """Side of the invertible space-to-depth patches: 32x32x3 becomes 16x16x12 at 2."""
+    downsampling: Size = 2  # side of the invertible space-to-depth patches: 32x32x3 becomes 16x16x12 at 2
     layers: int = Field(6, ge=1, le=1000)
     heads: Heads | Annotated[tuple[HeadsLeft, ...], AsTuple] = 9
     """Heads per layer: one number, or one per layer (after pruning)."""
@@ -147,8 +145,7 @@ class ModelConfig(Config):
     mlp: Size = 512
     key_size: Annotated[int, Field(ge=2, le=2**14)] | None = None
     """Learned encoding with content: size of a head's queries and keys; None is ``hidden``, as in the paper."""
-    dropout: Share = 0.1
-    """After each sub-layer's projection."""
+    dropout: Share = 0.1  # after each sub-layer's projection
     attention_dropout: Share = 0.0
     """Of the probabilities, one mask for the whole batch; 0.1 in the paper and its presets. A mask breaks the product
     of rows and columns, so training then takes the dense form. Our small profiles go without it."""
@@ -156,8 +153,7 @@ class ModelConfig(Config):
     """Standard deviation of where the centres start, per coordinate, in pixels of the down-sampled grid."""
     centre_start: Literal["gaussian", "disc"] = "gaussian"
     """Centres are drawn from N(0, centre_std), as in the paper, or laid evenly over a disc: no two start alike."""
-    spread_start: Positive = 1.0
-    """Spreads (entries of Sigma^{-1/2}) start at this value + N(0, 0.01)."""
+    spread_start: Positive = 1.0  # spreads (entries of Sigma^{-1/2}) start at this value + N(0, 0.01)
     resnet_width: Annotated[int, Field(ge=1, le=2**11)] = 64
     """ResNet only: channels of the first stage; the last has eight times as many."""
 
@@ -194,26 +190,16 @@ class TrainConfig(Config):
     batch_size: Count = 100
     optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
     """``muon``: Muon for the matrices (and convolution kernels) between input and classifier, AdamW for the rest."""
-    lr: Positive = 0.1
-    """Peak learning rate, after the warm-up; with Muon, that of the matrices."""
-    adamw_lr: Positive = 0.003
-    """With Muon: peak learning rate of what AdamW trains."""
-    position_lr: Positive | None = None
-    """Learning rate of centres and spreads; None is ``lr``, the paper's way."""
-    momentum: Share = 0.9
-    """Of SGD and Muon, or AdamW's first beta."""
-    beta2: Share = 0.99
-    """AdamW's second beta."""
-    weight_decay: NotNegative = 1e-4
-    """Never on centres and spreads; with AdamW and Muon on matrices only."""
-    label_smoothing: Share = 0.0
-    """Share of each label that is spread evenly over all classes."""
-    warmup: Share = 0.05
-    """Share of all steps over which the learning rate rises linearly; a cosine to zero follows."""
-    clip: Positive | None = None
-    """Largest gradient norm (centres and spreads aside); None does not clip."""
-    augment: bool = True
-    """Pad by 4 and crop, flip left-right: each image its own draw."""
+    lr: Positive = 0.1  # peak learning rate, after the warm-up; with Muon, that of the matrices
+    adamw_lr: Positive = 0.003  # with Muon: peak learning rate of what AdamW trains
+    position_lr: Positive | None = None  # learning rate of centres and spreads; None is ``lr``, the paper's way
+    momentum: Share = 0.9  # of SGD and Muon, or AdamW's first beta
+    beta2: Share = 0.99  # AdamW's second beta
+    weight_decay: NotNegative = 1e-4  # never on centres and spreads; with AdamW and Muon on matrices only
+    label_smoothing: Share = 0.0  # share of each label that is spread evenly over all classes
+    warmup: Share = 0.05  # share of all steps over which the learning rate rises linearly; a cosine to zero follows
+    clip: Positive | None = None  # largest gradient norm (centres and spreads aside); None does not clip
+    augment: bool = True  # pad by 4 and crop, flip left-right: each image its own draw
     validation: int = Field(0, ge=0, le=10**9)
     """Training images to hold out, balanced by class; their accuracy is reported beside the test accuracy."""
     seed: Seed = 0
@@ -300,10 +286,8 @@ class Study(Config):
     """A grid of short runs, beside the profile's own (notebook 10)."""
 
     seeds: Annotated[tuple[Seed, ...], AsTuple, Field(min_length=1)] = (0,)
-    model: dict[str, Any] = {}
-    """Changes to the quadratic preset's `ModelConfig`, after the profile's."""
-    train: dict[str, Any] = {}
-    """Changes to its `TrainConfig`."""
+    model: dict[str, Any] = {}  # changes to the quadratic preset's `ModelConfig`, after the profile's
+    train: dict[str, Any] = {}  # changes to its `TrainConfig`
 
 
 class Profile(Config):
@@ -311,12 +295,10 @@ class Profile(Config):
 
     name: str
     description: str = ""
-    data: str = "embedded"
-    """``embedded``, ``cifar10``, ``fashion-mnist``, or a path (see `attnconv.data.load_data`)."""
+    data: str = "embedded"  # ``embedded``, ``cifar10``, ``fashion-mnist``, or a path (see `attnconv.data.load_data`)
     recorded: bool = False
     """Its runs are kept in the repository and stand in for training, with any copy of the data or with none."""
-    train_images: Count | None = None
-    """Use only that many training images, balanced by class; None uses all."""
+    train_images: Count | None = None  # use only that many training images, balanced by class; None uses all
     test_images: Count | None = None
     runs: Annotated[tuple[str, ...], AsTuple, Field(min_length=1)] = (
         "quadratic",
@@ -326,14 +308,11 @@ class Profile(Config):
     )
     """Presets that the batch run trains, in this order."""
     seeds: Annotated[tuple[Seed, ...], AsTuple, Field(min_length=1)] = (0,)
-    model: dict[str, Any] = {}
-    """Changes to every preset's `ModelConfig`."""
-    train: dict[str, Any] = {}
-    """Changes to every preset's `TrainConfig`."""
+    model: dict[str, Any] = {}  # changes to every preset's `ModelConfig`
+    train: dict[str, Any] = {}  # changes to every preset's `TrainConfig`
     presets: dict[str, dict[Literal["model", "train"], dict[str, Any]]] = {}
     """Changes to one preset: ``{preset: {model: {...}, train: {...}}}``; they come last."""
-    study: Annotated[Study, WithWords] = Study()
-    """The many short runs of notebook 10."""
+    study: Annotated[Study, WithWords] = Study()  # the many short runs of notebook 10
 
     @model_validator(mode="after")
     def _every_run(self) -> Profile:
