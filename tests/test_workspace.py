@@ -11,7 +11,7 @@ import torch
 
 from attnconv import results, workspace
 from attnconv.config import Profile, replace
-from attnconv.data import MissingData, normalize, save_strip
+from attnconv.data import ARRAYS, MissingData, normalize
 from attnconv.heads import AVERAGED, measure_attention
 from attnconv.training import load_run
 from attnconv.workspace import REPOSITORY, open_workspace, output_folder
@@ -135,7 +135,8 @@ def recorded(tmp_path_factory, work, run):
     """A workspace whose data set is not on this machine, with a kept run and a strip of images."""
     folder = tmp_path_factory.mktemp("recorded")
     shutil.copytree(run.path, folder / "runs" / run.path.name)
-    save_strip(work.data, folder / "strip.npz", train=3, test=20)
+    few = work.data.first(20, 20)
+    np.savez(folder / "strip.npz", classes=few.classes, form="a few images", **{n: getattr(few, n) for n in ARRAYS})
     profile = replace(work.profile, {"recorded": True})
     return workspace.Workspace(profile, "cifar10", folder)
 
@@ -147,8 +148,8 @@ def no_data(monkeypatch, tmp_path):
 
 def test_a_recorded_run_and_a_strip_stand_in_for_the_data(recorded, run, no_data, work):
     assert recorded.run("quadratic").path.name == run.path.name
-    assert recorded.data.classes == work.data.classes and recorded.data.mean == work.data.mean
-    assert len(recorded.data.train_labels) == 3 and torch.equal(recorded.data.test_images, work.data.test_images[:20])
+    assert recorded.data.classes == work.data.classes and recorded.data.form == "a few images"
+    assert torch.equal(recorded.data.test_images, work.data.first(20, 20).test_images)
     assert recorded.attention(recorded.run("quadratic"))["mean"].shape[1:3] == (2, 4)
 
 

@@ -7,6 +7,7 @@ image, no wait for the GPU. How each form is recognised and read is in `attnconv
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,29 +18,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnconv.forms import (
-    ARCHIVE,
-    ARRAYS,
-    BATCHES,
-    CIFAR10_CLASSES,
-    EMBEDDED,
-    FOLDERS,
-    SPLITS,
-    DataError,
-    Source,
-    checked,
-    content_of,
-    read,
-    read_npz,
-    reading_data,
-    recognise,
-)
-from attnconv.runs import writing
+from attnconv import forms
+from attnconv.forms import ARRAYS, CIFAR10_CLASSES, SPLITS, DataError, Source, content_of, reading_data
 
 REPOSITORY_DATA = Path(__file__).resolve().parents[2] / "data"
 FASHION_MNIST_CLASSES = tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(","))
@@ -96,8 +80,6 @@ class Dataset:
 
         Their order is kept. None, or a number larger than the split, keeps the whole split.
         """
-        if (train is not None and train < 1) or (test is not None and test < 1):
-            raise DataError(f"first(train={train}, test={test}) must keep at least 1 image of each split.")
         train = None if train is None or train >= len(self.train_labels) else train
         test = None if test is None or test >= len(self.test_labels) else test
         if train is None and test is None:
@@ -147,26 +129,6 @@ def _generator(*parts: object) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(_digest(*parts)[:4], "little"))
 
 
-def save_strip(data: Dataset, path: Path, train: int = 20, test: int = 100) -> None:
-    """Keep a data set's first images of each split, with its name and statistics (see `load_strip`)."""
-    about = dict(name=data.name, form=f"the first {test} test images, {data.form}", mean=data.mean, std=data.std)
-    arrays = {name: getattr(data, name)[: train if name.startswith("train") else test].cpu() for name in ARRAYS}
-    with writing(path) as temporary:
-        np.savez_compressed(temporary, classes=np.array(data.classes), about=json.dumps(about), **arrays)
-
-
-def load_strip(path: Path) -> Dataset:
-    """The part of a data set that `save_strip` kept."""
-    try:
-        arrays = read_npz(path)
-        about = json.loads(str(arrays["about"]))
-        about |= {name: tuple(about[name]) for name in ("mean", "std")}
-        key = hashlib.sha256(content_of(path)).hexdigest()
-        return Dataset(key=key, **(checked(arrays, path) | about))
-    except Exception as error:
-        raise DataError(f"{path} is damaged ({error}). Restore it with 'git checkout {path.parent}'.") from error
-
-
 # Batches ---------------------------------------------------------------------------------------------------------
 
 
@@ -197,14 +159,14 @@ def epoch_plan(n: int, *, seed: int, epoch: int, augment: bool, device: torch.de
     return Plan(order.to(device), rows.to(device), columns.to(device), flips.to(device))
 
 
-def augment(images: Tensor, rows: Tensor, columns: Tensor, flips: Tensor, pad: int = PAD) -> Tensor:
-    """Pad (B, H, W, C) with black, crop each image to (H, W) at its own row and column (0 to 2 pad), then mirror it.
+def augment(images: Tensor, rows: Tensor, columns: Tensor, flips: Tensor) -> Tensor:
+    """Pad (B, H, W, C) with black, crop each image to (H, W) at its own row and column (0 to 2 PAD), then mirror it.
 
-    The same as torchvision's RandomCrop(padding=pad) and RandomHorizontalFlip, in one gather for the whole batch.
+    The same as torchvision's RandomCrop(padding=PAD) and RandomHorizontalFlip, in one gather for the whole batch.
     """
     batch, height, width, _ = images.shape
     device = images.device
-    padded = F.pad(images, (0, 0, pad, pad, pad, pad))
+    padded = F.pad(images, (0, 0, PAD, PAD, PAD, PAD))
     x = torch.arange(width, device=device)
     x = torch.where(flips[:, None], width - 1 - x, x) + columns[:, None]  # (B, W)
     y = torch.arange(height, device=device) + rows[:, None]  # (B, H)
@@ -212,10 +174,10 @@ def augment(images: Tensor, rows: Tensor, columns: Tensor, flips: Tensor, pad: i
     return padded[which, y[:, :, None], x[:, None, :]]
 
 
-def normalize(images: Tensor, mean: Tensor | tuple, std: Tensor | tuple, dtype=torch.float32) -> Tensor:
+def normalize(images: Tensor, mean: Tensor | tuple, std: Tensor | tuple) -> Tensor:
     """uint8 (B, H, W, C) to (pixel / 255 - mean) / std as (B, C, H, W), channels last in memory."""
     mean, std = (torch.as_tensor(values, dtype=torch.float32, device=images.device) for values in (mean, std))
-    return images.float().div_(255).sub_(mean).div_(std).to(dtype).permute(0, 3, 1, 2)
+    return images.float().div_(255).sub_(mean).div_(std).permute(0, 3, 1, 2)
 
 
 def batches(
@@ -241,36 +203,50 @@ def batches(
 # Finding and reading -------------------------------------------------------------------------------------------
 
 
-def find_data(source: str | Path = "embedded", root: str | Path | None = None) -> Source:
+def find_data(source: str | Path = "embedded") -> Source:
     """Find ``embedded``, ``cifar10``, ``fashion-mnist`` or what lies at a path; nothing is decoded or downloaded.
 
     Raises `MissingData` when a named set is not here, `DataError` for a path that does not exist or is not recognised.
     """
-    root = _data_root(root)
+    root = _data_folder()
+    also = sorted({*root.glob("cifar10*")} - {*root.glob("cifar100*")})
     named = {
         "embedded": [folder / "fashion-mnist-sample" for folder in (root, REPOSITORY_DATA)],
-        "cifar10": [root / BATCHES, root / ARCHIVE, *sorted({*root.glob("cifar10*")} - {*root.glob("cifar100*")})],
+        "cifar10": [root / forms.BATCHES, root / forms.ARCHIVE, *also],
         "fashion-mnist": [root / "FashionMNIST", root / "fashion-mnist", Path("/usr/share/datasets/fashion-mnist")],
     }
     places = named.get(str(source), [Path(os.path.expanduser(source)).absolute()])
     with reading_data(source):
         for path in filter(Path.exists, places):
-            found = recognise(path)
+            found = forms.recognise(path)
             if source == "embedded":
-                return replace(found, form=EMBEDDED)
+                return replace(found, form=forms.EMBEDDED)
             return replace(found, name=source) if source in named else found
     tried = ", ".join(map(str, places))
     if source in named:
         remedy = " In a clone, 'git checkout data' restores it." if source == "embedded" else ""
         raise MissingData(f"{source} is not on this machine: looked for {tried}.{remedy}")
-    raise DataError(
-        f"There is no file or folder {tried!r}. Name one that exists, or one of {', '.join(map(repr, named))}."
-    )
+    raise DataError(f"There is no file or folder {tried!r}. Name one that exists, or one of {', '.join(named)}.")
 
 
-def _data_root(root: str | Path | None) -> Path:
-    """The folder for downloads and caches: the argument, else $ATTNCONV_DATA, else the repository's ``data``."""
-    return Path(os.path.expanduser(root or os.environ.get("ATTNCONV_DATA") or REPOSITORY_DATA)).absolute()
+def _data_folder() -> Path:
+    """Where downloads and caches go: $ATTNCONV_DATA, or else the repository's ``data``."""
+    return Path(os.path.expanduser(os.environ.get("ATTNCONV_DATA") or REPOSITORY_DATA)).absolute()
+
+
+def may_be_cifar10(path: str) -> bool:
+    """Whether CIFAR-10 lies at a path, as far as can be told before its images are read."""
+    from pyarrow import BufferReader
+    from pyarrow.parquet import read_metadata
+
+    with contextlib.suppress(DataError), reading_data(path):
+        source = find_data(path)
+        if source.form != forms.PARQUET:
+            return source.form in (forms.BATCHES, forms.ARCHIVE) or source.name == "cifar10"
+        # Such files do not say what they are, but how many images they hold.
+        splits = [[read_metadata(BufferReader(content_of(file))) for file in getattr(source, s)] for s in SPLITS]
+        return tuple(sum(part.num_rows for part in split) for split in splits) == forms.CIFAR10_IMAGES
+    return False
 
 
 def content_key(source: Source) -> str:
@@ -279,20 +255,20 @@ def content_key(source: Source) -> str:
     for split in SPLITS:
         for file in getattr(source, split):
             content = content_of(file)
-            where = f"{split} {file.parent.name}" if source.form == FOLDERS else split
+            where = f"{split} {file.parent.name}" if source.form == forms.FOLDERS else split
             digest.update(f"\0{where}\0{len(content)}\0".encode(errors="surrogateescape"))
             digest.update(content)
-    if source.form == EMBEDDED and digest.hexdigest() != SAMPLE_KEY:
+    if source.form == forms.EMBEDDED and digest.hexdigest() != SAMPLE_KEY:
         raise DataError(f"{source.path}: checksum mismatch, the file is damaged. Restore it with 'git checkout data'.")
     return digest.hexdigest()
 
 
-def _download(name: str, root: Path, missing: MissingData) -> None:
-    """Let torchvision fetch and verify a data set in a folder of its own; only a complete one is moved to ``root``."""
+def _download(name: str, missing: MissingData) -> None:
+    """Let torchvision fetch and verify a data set; only a complete one is moved to where it is looked for."""
     from torchvision.datasets import CIFAR10, FashionMNIST
 
-    kind, folder = {"cifar10": (CIFAR10, BATCHES), "fashion-mnist": (FashionMNIST, "FashionMNIST")}[name]
-    patience = socket.getdefaulttimeout()
+    kind, folder = (CIFAR10, forms.BATCHES) if name == "cifar10" else (FashionMNIST, "FashionMNIST")
+    root, patience = _data_folder(), socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)  # seconds without a byte; torchvision would wait for ever
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -307,24 +283,24 @@ def _download(name: str, root: Path, missing: MissingData) -> None:
         socket.setdefaulttimeout(patience)
 
 
-def load_data(source: str | Path = "embedded", *, root: str | Path | None = None, progress: bool = True) -> Dataset:
+def load_data(source: str | Path = "embedded", *, progress: bool = True) -> Dataset:
     """The data set ``embedded``, ``cifar10``, ``fashion-mnist``, or whatever a path holds (see `attnconv.forms.FORMS`).
 
     The two full sets are downloaded when they are not found. Encoded images are decoded once; the pixels are cached
-    in ``root/cache`` under the key of the source's content. ``root`` is $ATTNCONV_DATA, or else the repository's
-    ``data``. ``progress=False``, or ATTNCONV_QUIET=1, shows no bar. Raises `DataError` naming file, row and remedy.
+    in the folder for data, under the key of the source's content. ``progress=False``, or ATTNCONV_QUIET=1, shows no
+    bar. Raises `DataError` naming file, row and remedy.
     """
-    root = _data_root(root)
+    progress = progress and os.environ.get("ATTNCONV_QUIET") != "1"
     try:
-        found = find_data(source, root)
+        found = find_data(source)
     except MissingData as missing:
         if source == "embedded":
             raise
-        _download(str(source), root, missing)
-        found = find_data(source, root)
+        _download(str(source), missing)
+        found = find_data(source)
     key = content_key(found)
     with reading_data(found.path):
-        content = read(found, root / "cache" / f"{key}.npz", progress and os.environ.get("ATTNCONV_QUIET") != "1")
+        content = forms.read(found, _data_folder() / "cache" / f"{key}.npz", progress)
 
     images, name = content["train_images"], found.name
     if content["classes"] == CIFAR10_CLASSES and images.shape[1:] == (32, 32, 3):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from attnconv.runs import writing
+from attnconv.runs import bounded, read_arrays, read_small, writing
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_IMAGES = (50_000, 10_000)  # by these counts a copy that names no classes is recognised
@@ -91,42 +91,29 @@ def _look(path: Path) -> Source | None:
     return None
 
 
-def is_cifar10(source: Source) -> bool:
-    """Whether these files are CIFAR-10, as far as can be told before they are read."""
-    if source.form != PARQUET:
-        return source.form in (BATCHES, ARCHIVE) or source.name == "cifar10"
-    from pyarrow.parquet import read_metadata
-
-    # Parquet files do not say what they are, but how many images they hold.
-    with contextlib.suppress(OSError, ValueError):
-        counts = [sum(read_metadata(file).num_rows for file in files) for files in (source.train, source.test)]
-        return tuple(counts) == CIFAR10_IMAGES
-    return False
-
-
 def read(source: Source, cache: Path, progress: bool) -> dict:
     """The data set, as `checked` gives it. Decoded images are cached, or decoded each time where that fails."""
-    if source.form in (EMBEDDED, NPZ):
-        return checked(read_npz(source.path), source.path, source.form)
-    if source.form == IDX:
-        return checked(_read_idx(source), source.path, source.form)
-    if cache.is_file():
+    if source.form in (PARQUET, FOLDERS):
         with contextlib.suppress(DataError):
             return checked(read_npz(cache), cache)
-    reader = _read_cifar10 if source.form in (BATCHES, ARCHIVE) else _read_encoded
-    content = checked(reader(source, progress), source.path, source.form)
-    with contextlib.suppress(OSError), writing(cache) as temporary:
-        np.savez(temporary, **content)
-    return content
+        content = checked(_read_encoded(source, progress), source.path)
+        with contextlib.suppress(OSError), writing(cache) as temporary:
+            np.savez(temporary, **content)
+        return content
+    if source.form in (BATCHES, ARCHIVE):
+        arrays = _read_cifar10(source.path)
+    else:
+        arrays = _read_idx(source) if source.form == IDX else read_npz(source.path)
+    return checked(arrays, source.path, source.form)
 
 
 def read_npz(file: Path) -> dict:
-    """The arrays of an npz file. Nothing is unpickled."""
-    with reading_data(file), np.load(io.BytesIO(content_of(file)), allow_pickle=False) as members:
-        _limit(file, max(member.file_size for member in members.zip.infolist()))
-        if unknown := {*members} - {*ARRAYS, "classes", "form", "about"}:
-            raise DataError(f"{file} has {sorted(unknown)[:9]}; it should hold {', '.join(ARRAYS)} and classes only.")
-        return dict(members)
+    """The arrays of an npz file, which must be those of a data set."""
+    with reading_data(file):
+        arrays = read_arrays(file, LIMIT)
+    if unknown := arrays.keys() - {*ARRAYS, "classes", "form"}:
+        raise DataError(f"{file} has {sorted(unknown)[:9]}; it should hold {', '.join(ARRAYS)} and classes only.")
+    return arrays
 
 
 def _read_idx(source: Source) -> dict:
@@ -146,24 +133,21 @@ def _read_idx(source: Source) -> dict:
     return arrays
 
 
-def _read_cifar10(source: Source, progress: bool) -> dict:
+def _read_cifar10(path: Path) -> dict:
     """Through torchvision. The published files are pickles: they are opened only if all their checksums are right."""
     from torchvision.datasets import CIFAR10, utils
 
     published = [*CIFAR10.train_list, *CIFAR10.test_list, (CIFAR10.meta["filename"], CIFAR10.meta["md5"])]
-    if source.form == ARCHIVE:
-        published = [("", CIFAR10.tgz_md5)]
-    for name, md5 in published:
-        file = source.path / name
-        if not utils.check_integrity(file, md5):
+    for name, md5 in published if path.is_dir() else [("", CIFAR10.tgz_md5)]:
+        if not utils.check_integrity(path / name, md5):
             state = f"missing, or its checksum is not the published one (md5 {md5})"
-            raise DataError(f"{file} is {state}. Download it again. Images of your own must come in another form.")
-    with tempfile.TemporaryDirectory() as unpacked:
-        if source.form == ARCHIVE:
-            utils.extract_archive(source.path, unpacked)
-        folder = Path(unpacked, BATCHES) if source.form == ARCHIVE else source.path
-        here = type("CIFAR10", (CIFAR10,), {"base_folder": folder.name})  # whatever the folder is called
-        train, test = here(folder.parent, train=True), here(folder.parent, train=False)
+            raise DataError(f"{path / name} is {state}. Download it again. Images of your own need another form.")
+    if not path.is_dir():
+        with tempfile.TemporaryDirectory() as unpacked:
+            utils.extract_archive(path, unpacked)
+            return _read_cifar10(Path(unpacked, BATCHES))
+    here = type("CIFAR10", (CIFAR10,), {"base_folder": path.name})  # whatever the folder is called
+    train, test = here(path.parent, train=True), here(path.parent, train=False)
     arrays = (train.data, np.array(train.targets), test.data, np.array(test.targets))
     return dict(zip(ARRAYS, arrays, strict=True)) | {"classes": CIFAR10_CLASSES}
 
@@ -182,7 +166,7 @@ def _read_encoded(source: Source, progress: bool) -> dict:
                 raise DataError(f"{place}: {sizes}. Bring all to one size, and make all gray or all RGB.")
             images.append(pixels)
             labels.append(label)
-            _limit(place, len(images) * pixels.size)
+            bounded(len(images) * pixels.size, LIMIT)
             if content[:2] == b"\xff\xd8":
                 arrays["form"] = f"{source.form}, JPEG images"
         arrays |= {f"{split}_images": np.array(images), f"{split}_labels": np.array(labels)}
@@ -196,9 +180,7 @@ def _folder_rows(source: Source, split: str) -> tuple[list[str], Iterator[tuple[
     (train, labels), (test, _) = (find_classes(source.path / name) for name in SPLITS)
     loose = [file.name for file in sorted((source.path / split).glob("[!.]*")) if not file.is_dir()]
     if train != test or loose:
-        odd = (
-            f"{sorted({*train} ^ {*test})} is only in one split" if train != test else f"{split} has {loose[:9]} loose"
-        )
+        odd = f"{split} has {loose[:9]} loose" if loose else f"{sorted({*train} ^ {*test})} is only in one split"
         raise DataError(f"{source.path}: {odd}. Give both splits the same class folders, and nothing else.")
     return train, ((str(file), content_of(file), labels[file.parent.name]) for file in getattr(source, split))
 
@@ -216,7 +198,7 @@ def _parquet_rows(source: Source, split: str) -> tuple[list[str], list[tuple[str
             found = [[name for name in schema.names if name in pair] for pair in wanted]
             if [len(names) for names in found] != [1, 1]:
                 raise DataError(f"{file} has columns {schema.names}. Needed are one img or image, one label or labels.")
-            _limit(file, sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)))
+            bounded(sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)), LIMIT)
             images, labels = (table.read(names)[0].to_pylist() for names in found)
             about = json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
             feature = about.get("info", {}).get("features", {}).get(found[1][0], {})
@@ -236,7 +218,7 @@ def _decoded(place: str, content: bytes) -> np.ndarray:
 
     kinds = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "PA": "RGB", "RGB": "RGB", "RGBA": "RGB"}
     with reading_data(place), Image.open(io.BytesIO(content), formats=FORMATS) as image:
-        _limit(place, 3 * image.width * image.height)
+        bounded(3 * image.width * image.height, LIMIT)
         frames, orientation = getattr(image, "n_frames", 1), image.getexif().get(274, 1)
         if image.mode not in kinds or frames > 1 or orientation != 1:
             what = f"{frames} frames, pixels of kind {image.mode}, EXIF orientation {orientation}"
@@ -280,21 +262,13 @@ def checked(arrays: dict, path: Path, form: str = "") -> dict:
 
 
 def content_of(file: Path) -> bytes:
-    """A file's bytes, unpacked where it is an idx file in gzip. Only of regular files, and no more than `LIMIT`."""
+    """A file's bytes, no more than `LIMIT`; unpacked where it is an idx file in gzip."""
     with reading_data(file):
-        if not file.is_file():
-            raise DataError(f"{file} is missing or not a regular file. Copy it again; remove it if it does not belong.")
-        _limit(file, file.stat().st_size)
-        content = file.read_bytes()
+        content = read_small(file, LIMIT)
         if file.name.endswith("ubyte.gz"):
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(LIMIT + 1)
-            _limit(file, len(content))
+            bounded(len(content), LIMIT)
         return content
-
-
-def _limit(place: object, size: int) -> None:
-    if size > LIMIT:
-        raise DataError(f"{place}: {size:,} bytes; no more than {LIMIT:,} are read. Bring fewer or smaller images.")
 
 
 @contextlib.contextmanager

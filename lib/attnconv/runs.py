@@ -109,12 +109,28 @@ def reading(file: Path) -> Iterator[None]:
         raise RunError(f"{file} is damaged ({why}); bring it back, or remove {folder} and train again.") from error
 
 
-def read_small(file: Path) -> bytes:
-    """A file's bytes. `ValueError` where it is no regular file, which might never end, or larger than `LIMIT`."""
+def read_small(file: Path, limit: int | None = None) -> bytes:
+    """A file's bytes. `ValueError` where it is no regular file, which might never end, or larger than the limit."""
     if not file.is_file():
         raise ValueError("it is no regular file")
-    _limit(file.stat().st_size)
+    bounded(file.stat().st_size, limit)
     return file.read_bytes()
+
+
+def read_arrays(file: Path, limit: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an npz file, none of them unpickled. `ValueError` as above, also by the size when unpacked."""
+    with np.load(io.BytesIO(read_small(file, limit)), allow_pickle=False) as arrays:
+        members = arrays.zip.infolist()
+        if len(members) > 99:
+            raise ValueError(f"it holds {len(members)} arrays, no more than 99 are read")
+        bounded(sum(member.file_size for member in members), limit)
+        return dict(arrays)
+
+
+def bounded(size: int, limit: int | None = None) -> None:
+    """`ValueError` for more bytes than the limit, which is `LIMIT` unless another is given."""
+    if size > (limit or LIMIT):
+        raise ValueError(f"it has {size:,} bytes, no more than {limit or LIMIT:,} are read")
 
 
 def read_json(file: Path, kind: type) -> Any:
@@ -123,11 +139,6 @@ def read_json(file: Path, kind: type) -> Any:
         if isinstance(value := json.loads(read_small(file)), kind):
             return value
     return kind()
-
-
-def _limit(size: int) -> None:
-    if size > LIMIT:
-        raise ValueError(f"it has {size:,} bytes, no more than {LIMIT:,} are read")
 
 
 def write_record(folder: Path, config: dict[str, Any], metrics: list[dict], heads: dict[str, list[np.ndarray]]) -> None:
@@ -291,9 +302,8 @@ def _arrays(file: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     """The arrays of an npz file, these among them; empty where there is no such file."""
     if not file.exists():
         return {}
-    with reading(file), np.load(io.BytesIO(read_small(file))) as arrays:
-        _limit(sum(member.file_size for member in arrays.zip.infolist()))
-        found = dict(arrays)
+    with reading(file):
+        found = read_arrays(file)
         if missing := set(names) - found.keys():
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
     return found

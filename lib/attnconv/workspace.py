@@ -7,7 +7,6 @@ work.save_figure(figure, "04-centres", "Centres of all heads.", run)
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -33,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PROFILES = REPOSITORY / "notebooks" / "profiles"
 NAMED_DATA = ("embedded", "cifar10", "fashion-mnist")
 """Data sets known by name; anything else is a path."""
-_described = itertools.count(1)
+_described = itertools.count(1)  # figures, in the order in which the index shows them
 
 
 @dataclass(frozen=True)
@@ -49,17 +48,17 @@ class Workspace:
     def data(self) -> Dataset:
         """The data set, cut to the profile's size; loaded on first use.
 
-        Where it is not on this machine, the strip that the folder keeps stands in (see `attnconv.data.save_strip`).
+        Where it is not on this machine, the strip that the folder keeps stands in.
         """
-        from attnconv.data import load_data, load_strip
+        from attnconv.data import load_data
 
         if not self.has_data and self.strip.is_file():
-            return load_strip(self.strip)
+            return load_data(self.strip)
         return load_data(self.source).first(self.profile.train_images, self.profile.test_images)
 
     @property
     def strip(self) -> Path:
-        """A few images, kept with recorded runs."""
+        """A few images of each class, kept with recorded runs: an npz file as in `attnconv.forms.FORMS`."""
         return self.folder / "strip.npz"
 
     @cached_property
@@ -138,27 +137,18 @@ class Workspace:
         """All finished runs in this workspace, those dropped in from elsewhere too."""
         return find_runs(self.folder / "runs")
 
-    def save_figure(self, figure: Figure, name: str, caption: str, *runs: Run) -> None:
-        """Write figures/<name>.pdf and .png; the index page shows the caption and names the runs."""
-        from attnconv.figures import save
-
-        for suffix in (".pdf", ".png"):
-            with writing(self.folder / "figures" / f"{name}{suffix}") as temporary:
-                save(figure, temporary)
-        self.describe_figure(name, caption, *runs)
-
-    def save_animation(
-        self, animation: Animation, name: str, caption: str, *runs: Run, frames_per_second: float = 10
+    def save_figure(
+        self, figure: Figure | Animation, name: str, caption: str, *runs: Run, frames_per_second: float | None = None
     ) -> None:
-        """Write figures/<name>.gif, with a caption and runs as in `save_figure`."""
-        from attnconv.figures import save_animation
+        """Write figures/<name>.pdf and .png, or an animation as .gif; the index page shows caption and runs."""
+        from attnconv.figures import save, save_animation
 
-        with writing(self.folder / "figures" / f"{name}.gif") as temporary:
-            save_animation(animation, temporary, frames_per_second)
-        self.describe_figure(name, caption, *runs)
-
-    def describe_figure(self, name: str, caption: str, *runs: Run) -> None:
-        """Write figures/<name>.json for the index page: a caption, the figure's runs, its place in the order."""
+        for suffix in (".gif",) if frames_per_second else (".pdf", ".png"):
+            with writing(self.folder / "figures" / f"{name}{suffix}") as temporary:
+                if frames_per_second:
+                    save_animation(figure, temporary, frames_per_second)
+                else:
+                    save(figure, temporary)
         note = {"caption": caption, "runs": [run.path.name for run in runs], "place": next(_described)}
         with writing(self.folder / "figures" / f"{name}.json") as temporary:
             temporary.write_text(json.dumps(note) + "\n")
@@ -193,11 +183,16 @@ def open_workspace(profile: str = "quick", *, data: str | None = None, output: s
 def output_folder(profile: Profile, data: str | None = None, output: str | Path | None = None) -> Path:
     """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> for another data set than its own.
 
-    A path to a copy of the profile's own data set counts as its own. A few digits tell folders of one name apart.
+    A path to a copy of CIFAR-10 is the profile's own if that is. A few digits tell folders of one name apart.
     """
     if output:
         return absolute(output)
-    if not data or data == profile.data or _is_copy(data, profile.data):
+    own = not data or data == profile.data
+    if not own and profile.data == "cifar10" and data not in NAMED_DATA:
+        from attnconv.data import may_be_cifar10  # imports torch, which takes a second
+
+        own = may_be_cifar10(data)
+    if own:
         return REPOSITORY / "outputs" / profile.name
     path = absolute(data)
     word = "".join(c if c.isalnum() else "-" for c in path.name.lower()).strip("-")
@@ -211,16 +206,3 @@ def absolute(path: str | Path) -> Path:
         return Path(path).expanduser().resolve()
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, no such user
         raise ConfigError(f"{path} cannot be resolved ({error}). Name another.") from error
-
-
-def _is_copy(data: str, name: str) -> bool:
-    """Whether a path holds the data set of that name, as far as can be told before it is read."""
-    if data in NAMED_DATA:
-        return False
-    from attnconv.data import DataError, find_data
-    from attnconv.forms import is_cifar10
-
-    with contextlib.suppress(DataError):
-        source = find_data(data)
-        return is_cifar10(source) if name == "cifar10" else source.name == name
-    return False
