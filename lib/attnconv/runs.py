@@ -18,7 +18,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -112,7 +112,7 @@ def reading(file: Path) -> Iterator[None]:
 def read_small(file: Path, limit: int | None = None) -> bytes:
     """A file's bytes. `ValueError` where it is no regular file, which might never end, or larger than the limit."""
     if not file.is_file():
-        raise ValueError("it is no regular file")
+        raise ValueError("it is no regular file" if file.exists() else "it is missing")
     bounded(file.stat().st_size, limit)
     return file.read_bytes()
 
@@ -251,39 +251,46 @@ class Run:
     @cached_property
     def heads(self) -> dict[str, np.ndarray]:
         """Head geometry before training and after every epoch: each (epochs + 1, layers, heads, ...), see `heads`."""
-        names = "centre covariance mass entropy reach parameter_centre precision".split()
-        found = _arrays(self.path / "heads.npz", names)
-        with reading(self.path / "heads.npz"):
-            if not found and self.finished and self.model.kind != "resnet":
-                raise ValueError("it is missing")
-            shapes = {values.shape[:3] for values in found.values()}
-            if found and shapes != {(len(self.metrics) + 1, self.model.layers, max(self.model.heads_per_layer))}:
-                raise ValueError(f"its arrays begin with {shapes}, which is not this run's (epochs + 1, layers, heads)")
-        return found
+        inner = dict.fromkeys(("mass", "entropy", "reach"), ()) | dict.fromkeys(("centre", "parameter_centre"), (2,))
+        inner |= dict.fromkeys(("covariance", "precision"), (2, 2))
+        shapes = {name: (len(self.metrics) + 1, *self._heads, *shape) for name, shape in inner.items()}
+        return self._arrays("heads.npz", shapes, needed=self.finished and self.model.kind != "resnet")
 
     @cached_property
     def right(self) -> np.ndarray | None:
         """Whether the trained network is right about each test image, in the data's order: (N,); None if not kept."""
-        kept = _arrays(self.path / "predictions.npz", ("predicted", "label"))
-        with reading(self.path / "predictions.npz"):
-            if kept and {kept[name].shape for name in kept} != {(self.config["data"]["test_images"],)}:
-                raise ValueError("it is not one prediction and one label for each test image")
+        shape = (self.config["data"]["test_images"],)
+        kept = self._arrays("predictions.npz", {"predicted": shape, "label": shape})
         return kept["predicted"] == kept["label"] if kept else None
 
     @cached_property
     def attention(self) -> dict[str, np.ndarray]:
         """What its heads attend to after training, as `heads.measure_attention` found it; empty if not asked yet."""
-        arrays = _arrays(self.path / "attention.npz", ("queries", "mean", "agreement"))
-        with reading(self.path / "attention.npz"):
-            if arrays:
-                queries, heads = len(arrays["queries"]), (self.model.layers, max(self.model.heads_per_layer))
-                wanted = {"queries": (queries, 2), "mean": (queries, *heads, *self.model.grid), "agreement": heads}
-                if wrong := [name for name, shape in wanted.items() if arrays[name].shape != shape]:
-                    raise ValueError(f"its {wrong[0]} is {arrays[wrong[0]].shape}, this run's {wanted[wrong[0]]}")
-            for name in {"mean", "single"} & arrays.keys():  # float16 on disk
-                maps = arrays[name].astype(np.float32)
-                arrays[name] = maps / maps.sum((-2, -1), keepdims=True)
+        shapes = {"queries": (2,), "mean": (*self._heads, *self.model.grid), "agreement": self._heads}
+        arrays = self._arrays("attention.npz", shapes)
+        for name in {"mean", "single"} & arrays.keys():  # float16 on disk
+            maps = arrays[name].astype(np.float32)
+            arrays[name] = maps / maps.sum((-2, -1), keepdims=True)
         return arrays
+
+    @property
+    def _heads(self) -> tuple[int, int]:
+        """Layers, and heads of the layer with most."""
+        return self.model.layers, max(self.model.heads_per_layer)
+
+    def _arrays(self, name: str, shapes: dict[str, tuple[int, ...]], needed: bool = False) -> dict[str, np.ndarray]:
+        """The arrays of an npz file, these among them, whose shapes end like this; empty without a file."""
+        file = self.path / name
+        if not needed and not file.exists():
+            return {}
+        with reading(file):
+            found = read_arrays(file)
+            if missing := shapes.keys() - found.keys():
+                raise ValueError(f"it has no {', '.join(sorted(missing))}")
+            for part, shape in shapes.items():
+                if found[part].shape[-len(shape) :] != shape:
+                    raise ValueError(f"its {part} is {found[part].shape}, this run's {shape}")
+        return found
 
     def check(self) -> None:
         """Read all that is small: `RunError` names the first file that is damaged."""
@@ -296,17 +303,6 @@ class Run:
 def _sha256(file: Path, size: int, changed: int) -> str:
     with open(file, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _arrays(file: Path, names: Collection[str]) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, these among them; empty where there is no such file."""
-    if not file.exists():
-        return {}
-    with reading(file):
-        found = read_arrays(file)
-        if missing := set(names) - found.keys():
-            raise ValueError(f"it has no {', '.join(sorted(missing))}")
-    return found
 
 
 def find_runs(folder: str | Path) -> list[Run]:
