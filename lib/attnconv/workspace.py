@@ -46,30 +46,25 @@ class Workspace:
 
     @cached_property
     def data(self) -> Dataset:
-        """The data set, cut to the profile's size; loaded on first use.
-
-        Where it is not on this machine, the strip that the folder keeps stands in.
-        """
+        """The data set, cut to the profile's size; loaded on first use, and downloaded where it is not here."""
         from attnconv.data import load_data
 
-        if not self.has_data and self.strip.is_file():
+        if self.strip:
             return load_data(self.strip)
         return load_data(self.source).first(self.profile.train_images, self.profile.test_images)
 
-    @property
-    def strip(self) -> Path:
-        """A few images of each class, kept with recorded runs: an npz file as in `attnconv.forms.FORMS`."""
-        return self.folder / "strip.npz"
-
     @cached_property
-    def has_data(self) -> bool:
-        """Whether the data set is on this machine. If not, and there is no strip, ``data`` downloads it."""
+    def strip(self) -> Path | None:
+        """Images that are kept with recorded runs, an npz file, where they must stand in for a missing data set."""
         from attnconv.data import MissingData, find_data
 
-        try:
-            return bool(find_data(self.source))
-        except MissingData:
-            return False
+        file = self.folder / "strip.npz"
+        if file.is_file():
+            try:
+                find_data(self.source)
+            except MissingData:
+                return file
+        return None
 
     def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
         """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
@@ -101,7 +96,7 @@ class Workspace:
         if self.profile.recorded and not fresh:
             if kept := self._kept(name, model, recipe, kept_in, changed=any(changes.values())):
                 return kept
-        if not self.has_data and self.strip.is_file():
+        if self.strip:
             raise MissingData(
                 f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / kept_in}. To train it, "
                 f"say where the data set {self.source} is: --data PATH (make: DATA=PATH)."
@@ -116,8 +111,9 @@ class Workspace:
         free = {"heads": 1} if recipe.start_from else {}  # pruning leaves each run its own
         alike = [run for run in find_runs(self.folder / kept_in) if (run.preset, run.train.seed) == (name, recipe.seed)]
         exact = [r for r in alike if r.train == recipe and replace(r.model, free) == replace(model, free)]
-        others = [] if changed else sorted(alike, key=lambda run: run.train.epochs, reverse=True)
-        return next(iter([*exact, *others]), None)
+        if exact or changed:
+            return next(iter(exact), None)
+        return max(alike, key=lambda run: run.train.epochs, default=None)
 
     def attention(self, run: Run) -> dict[str, np.ndarray]:
         """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder, or measured now."""
