@@ -1,13 +1,16 @@
 """What notebooks work with: where results go, that runs are found and never overwritten, and rows of Table 1."""
 
+import json
 import shutil
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from matplotlib.animation import FuncAnimation
 
 from attnconv import results, workspace
 from attnconv.config import Profile, replace
@@ -67,6 +70,17 @@ def test_a_run_is_trained_once(work, run):
 def test_another_configuration_gets_a_folder_of_its_own(work, run):
     other = work.run("quadratic", train_changes={"epochs": 1})
     assert other.path != run.path and {other, run} <= set(work.runs())
+
+
+def test_a_figure_or_an_animation_is_saved_with_its_note(work, run):
+    figure = plt.figure(figsize=(1, 1))
+    work.save_figure(figure, "01-still", "Nothing.", run)
+    work.save_figure(FuncAnimation(figure, lambda frame: [], frames=2), "01-moving", "Nothing moves.")
+    files = sorted(file.name for file in (work.folder / "figures").iterdir())
+    assert files == ["01-moving.gif", "01-moving.json", "01-still.json", "01-still.pdf", "01-still.png"]
+    notes = [json.loads((work.folder / "figures" / name).read_text()) for name in files if name.endswith("json")]
+    assert [note["caption"] for note in notes] == ["Nothing moves.", "Nothing."]
+    assert [note["runs"] for note in notes] == [[], [run.path.name]] and notes[1]["place"] < notes[0]["place"]
 
 
 def test_pruned_runs_train_what_they_start_from(work):

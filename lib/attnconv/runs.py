@@ -254,7 +254,8 @@ class Run:
         inner = dict.fromkeys(("mass", "entropy", "reach"), ()) | dict.fromkeys(("centre", "parameter_centre"), (2,))
         inner |= dict.fromkeys(("covariance", "precision"), (2, 2))
         shapes = {name: (len(self.metrics) + 1, *self._heads, *shape) for name, shape in inner.items()}
-        return self._arrays("heads.npz", shapes, needed=self.finished and self.model.kind != "resnet")
+        found = self._arrays("heads.npz", shapes, needed=self.finished and self.model.kind != "resnet")
+        return {name: values for name, values in found.items() if name in shapes}
 
     @cached_property
     def right(self) -> np.ndarray | None:

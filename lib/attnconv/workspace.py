@@ -134,14 +134,17 @@ class Workspace:
         return find_runs(self.folder / "runs")
 
     def save_figure(
-        self, figure: Figure | Animation, name: str, caption: str, *runs: Run, frames_per_second: float | None = None
+        self, figure: Figure | Animation, name: str, caption: str, *runs: Run, frames_per_second: float = 10
     ) -> None:
         """Write figures/<name>.pdf and .png, or an animation as .gif; the index page shows caption and runs."""
+        from matplotlib.animation import Animation
+
         from attnconv.figures import save, save_animation
 
-        for suffix in (".gif",) if frames_per_second else (".pdf", ".png"):
+        moving = isinstance(figure, Animation)
+        for suffix in (".gif",) if moving else (".pdf", ".png"):
             with writing(self.folder / "figures" / f"{name}{suffix}") as temporary:
-                if frames_per_second:
+                if moving:
                     save_animation(figure, temporary, frames_per_second)
                 else:
                     save(figure, temporary)
