@@ -125,6 +125,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 AsTuple = Strict(False)
 """For tuples: YAML and JSON give lists."""
+Seeds = Annotated[tuple[Seed, ...], AsTuple, Field(min_length=1)]
+Names = Annotated[tuple[str, ...], AsTuple, Field(min_length=1)]
 
 
 class ModelConfig(Config):
@@ -285,7 +287,7 @@ WithWords = BeforeValidator(lambda value: {str(n): v for n, v in value.items()} 
 class Study(Config):
     """A grid of short runs, beside the profile's own (notebook 10)."""
 
-    seeds: Annotated[tuple[Seed, ...], AsTuple, Field(min_length=1)] = (0,)
+    seeds: Seeds = (0,)
     model: dict[str, Any] = {}  # changes to the quadratic preset's `ModelConfig`, after the profile's
     train: dict[str, Any] = {}  # changes to its `TrainConfig`
 
@@ -300,14 +302,8 @@ class Profile(Config):
     """Its runs are kept in the repository and stand in for training, with any copy of the data or with none."""
     train_images: Count | None = None  # use only that many training images, balanced by class; None uses all
     test_images: Count | None = None
-    runs: Annotated[tuple[str, ...], AsTuple, Field(min_length=1)] = (
-        "quadratic",
-        "learned",
-        "learned_content",
-        "resnet18",
-    )
-    """Presets that the batch run trains, in this order."""
-    seeds: Annotated[tuple[Seed, ...], AsTuple, Field(min_length=1)] = (0,)
+    runs: Names = ("quadratic", "learned", "learned_content", "resnet18")  # what the batch run trains, in this order
+    seeds: Seeds = (0,)
     model: dict[str, Any] = {}  # changes to every preset's `ModelConfig`
     train: dict[str, Any] = {}  # changes to every preset's `TrainConfig`
     presets: dict[str, dict[Literal["model", "train"], dict[str, Any]]] = {}

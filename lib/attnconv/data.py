@@ -106,9 +106,7 @@ class Dataset:
         """Refuse, with `DataError`, more validation images than `hold_out` can take."""
         total = len(self.train_labels)
         if not 0 <= n < total:
-            raise DataError(
-                f"{n} validation images cannot be held out of {total} for training: choose 0 to {total - 1}."
-            )
+            raise DataError(f"{n} validation images cannot be held out of {total}: choose 0 to {total - 1}.")
 
 
 def _balanced(labels: Tensor, n: int | None) -> Tensor:
