@@ -16,6 +16,7 @@ from attnconv import results, workspace
 from attnconv.config import Profile, replace
 from attnconv.data import ARRAYS, MissingData, normalize
 from attnconv.heads import AVERAGED, measure_attention
+from attnconv.runs import Run, RunError
 from attnconv.training import load_run
 from attnconv.workspace import REPOSITORY, open_workspace, output_folder
 
@@ -70,6 +71,16 @@ def test_a_run_is_trained_once(work, run):
 def test_another_configuration_gets_a_folder_of_its_own(work, run):
     other = work.run("quadratic", train_changes={"epochs": 1})
     assert other.path != run.path and {other, run} <= set(work.runs())
+
+
+def test_heads_of_another_shape_are_named(run, tmp_path):
+    shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
+    for name, values in (("centre", run.heads["centre"][..., 0]), ("mass", run.heads["mass"][:-1])):
+        np.savez(tmp_path / "heads.npz", **run.heads | {name: values})
+        with pytest.raises(RunError, match=f"heads.npz is damaged .*its {name} is"):
+            _ = Run(tmp_path).heads
+    np.savez(tmp_path / "heads.npz", **run.heads, unknown=np.zeros(3))
+    assert Run(tmp_path).heads.keys() == run.heads.keys()
 
 
 def test_a_figure_or_an_animation_is_saved_with_its_note(work, run):
