@@ -216,13 +216,11 @@ class Run:
         file = self.path / "model.safetensors"
         if not file.is_file():
             return False
-        try:
-            with safe_open(file, "numpy"):  # compares the file's size with its table of contents
-                about = file.stat()
-        except Exception:  # of the kinds that `reading` speaks of
-            return False
         wanted = self.config.get("weights")
-        return wanted is None or _sha256(file, about.st_size, about.st_mtime_ns) == wanted
+        with contextlib.suppress(Exception), safe_open(file, "numpy"):  # compares its size with its table of contents
+            about = file.stat()
+            return wanted is None or _sha256(file, about.st_size, about.st_mtime_ns) == wanted
+        return False
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:

@@ -16,12 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attnconv.claims import Claims
 from attnconv.config import ConfigError, ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
 from attnconv.runs import Run, find_runs, identity, writing
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from matplotlib.animation import Animation
     from matplotlib.figure import Figure
@@ -119,8 +120,6 @@ class Workspace:
         """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder, or measured now."""
         file = run.path / "attention.npz"
         if not file.is_file():
-            import numpy as np
-
             from attnconv.heads import measure_attention
             from attnconv.training import load_run
 
