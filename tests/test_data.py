@@ -251,7 +251,6 @@ CIFAR10_FORMS = {
     "Parquet": lambda p, arrays, m: parquet(p / "c", arrays),
     "Parquet, the Hub's": lambda p, arrays, m: parquet(p / "c", arrays, image="image", label="labels", **SHARDS),
     "Parquet, split folders": lambda p, arrays, m: parquet(p / "c", arrays, classes=CIFAR10_CLASSES, **SPLIT_FOLDERS),
-    "Parquet, binary": lambda p, arrays, m: parquet(p / "c", arrays, plain=pa.binary()),
     "Parquet, large binary": lambda p, arrays, m: parquet(p / "c", arrays, plain=pa.large_binary()),
     "npz": lambda p, arrays, m: npz(p / "c.npz", arrays),
     "npz, by its folder": lambda p, arrays, m: npz(p / "x.npz", arrays, classes=np.array(CIFAR10_CLASSES)).parent,
@@ -474,8 +473,10 @@ def test_paths_that_cannot_be(source):
         (lambda p: parquet(p, with_row_7(None)), ["parquet, row 7", "no image bytes"]),
         (lambda p: parquet(p, with_row_7(encoded(IMAGE)[:-60])), ["parquet, row 7", "cannot be read"]),
         (lambda p: parquet(p, with_row_7(encoded(IMAGE, "TIFF"))), ["row 7", "cannot identify image"]),  # as of EPS
-        (lambda p: parquet(p, with_row_7(IMAGE[:, :6])), ["parquet, row 7", "(8, 6, 3)", "(8, 7, 3)"]),
-        (lambda p: parquet(p, with_row_7(IMAGE[..., :1])), ["parquet, row 7", "(8, 7, 1)", "all gray or all RGB"]),
+        (
+            lambda p: parquet(p, with_row_7(IMAGE[:, :6, :1])),
+            ["row 7", "(8, 6, 1)", "(8, 7, 3)", "all gray or all RGB"],
+        ),
         (lambda p: parquet(p, with_row_7(np.zeros((8, 7), np.uint16))), ["parquet, row 7", "I;16", "8-bit"]),
         (lambda p: parquet(p, with_row_7(encoded(IMAGE, "JPEG", exif=TURNED))), ["row 7", "EXIF orientation 6"]),
         (lambda p: parquet(p, with_row_7(MOVING)), ["parquet, row 7", "3 frames"]),

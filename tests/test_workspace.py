@@ -1,6 +1,7 @@
 """What notebooks work with: where results go, that runs are found and never overwritten, and rows of Table 1."""
 
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -59,6 +60,11 @@ def test_another_copy_of_the_profiles_data_shares_its_output_folder(form, tmp_pa
             pq.write_table(pa.table({"img": [b""] * count, "label": [0] * count}), folder / f"{split}.parquet")
     assert output_folder(Profile(name="paper", data="cifar10"), str(folder)) == REPOSITORY / "outputs" / "paper"
     assert output_folder(Profile(name="quick"), str(folder)).name.startswith("quick-")
+
+
+def test_what_cannot_be_read_is_no_copy(tmp_path):
+    os.mkfifo(tmp_path / "train.parquet")  # would never end
+    assert output_folder(Profile(name="paper", data="cifar10"), str(tmp_path)).name.startswith("paper-")
 
 
 def test_a_run_is_trained_once(work, run):
