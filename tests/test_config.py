@@ -39,11 +39,11 @@ Mine = partial(Profile, name="x")
         (ModelConfig, dict(heads=(9, 9)), r"heads = \(9, 9\) must be one number per layer \(6\)"),
         (ModelConfig, dict(heads=[9, 9, 9, 9, 9, -1]), "heads = .*-1.* must .*be greater than or equal to 0"),
         (ModelConfig, dict(hidden=4.5), "hidden = 4.5 must be a whole number"),
-        (ModelConfig, dict(hidden=10**7), "hidden = 10000000 must be less than or equal to 16384"),
+        (ModelConfig, dict(hidden=10**7), "hidden = 10000000 must be less than or equal to 4096"),
         (
             ModelConfig,
             dict(hidden=HUGE),
-            "hidden = a number of thousands of digits must be less than or equal to 16384",
+            "hidden = a number of thousands of digits must be less than or equal to 4096",
         ),
         (TrainConfig, dict(lr=HUGE), "lr = a number of thousands of digits must be a number"),
         (ModelConfig, dict(image_size=(3, 4, 5)), r"image_size = \(3, 4, 5\) must .*2 items"),

@@ -462,7 +462,7 @@ def test_a_packed_checkpoint_is_refused(data, tmp_path, monkeypatch):
 def test_weights_of_another_model_are_refused_before_it_is_built(run, tmp_path, monkeypatch):
     shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["model"]["hidden"] = 2**14  # would take gigabytes
+    config["model"]["hidden"] = 2**12  # would take gigabytes
     put_config(tmp_path, config)
     built = []
     monkeypatch.setattr(training, "build_model", lambda config: built.append(build_model(config)) or built[-1])

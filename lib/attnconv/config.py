@@ -143,7 +143,7 @@ class ModelConfig(Config):
     layers: int = Field(6, ge=1, le=1000)
     heads: Heads | Annotated[tuple[HeadsLeft, ...], AsTuple] = 9
     """Heads per layer: one number, or one per layer (after pruning)."""
-    hidden: Size = 400
+    hidden: int = Field(400, ge=1, le=2**12)  # wider models take tens of gigabytes
     mlp: Size = 512
     key_size: Annotated[int, Field(ge=2, le=2**14)] | None = None
     """Learned encoding with content: size of a head's queries and keys; None is ``hidden``, as in the paper."""
