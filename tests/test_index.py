@@ -131,7 +131,8 @@ def check(output, name, key, holds, evidence):
 
 
 @pytest.mark.parametrize(("holds", "word"), [(True, "Yes."), (False, "No."), (None, "Undecided.")])
-def test_the_landing_screen_answers_from_what_was_checked(output, holds, word):
+def test_the_landing_screen_answers_from_what_was_checked(output, monkeypatch, holds, word):
+    monkeypatch.setitem(RECORDS, "evening", output / "no record beside it")
     check(output, "04-claims", "grid", holds, "layers 1 and 2 cover 8 and 9 taps")
     start, board = write_page(output).read_text().split('id="scoreboard"')
     answers = dict(re.findall(r"<dt>(.*?)\n(.*?)(?=<dt>|</dl>)", start, re.DOTALL))
