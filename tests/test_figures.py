@@ -431,6 +431,7 @@ def test_accuracy_curves():
     assert legend(figure) == [*published, "ResNet18 90.0", "SA quadratic 40.0"], "from the top down"
     with pytest.raises(ValueError, match="given for SA quadratic"):
         figures.accuracy_curves({"SA quadratic": [0.1, 0.2]}, {})
+    figures.accuracy_curves({"SA quadratic, full covariance (hidden 32, 1 epoch)": [[0.1, 0.2]]}, {})
 
 
 def test_reach_over_training_has_two_yardsticks():

@@ -126,6 +126,6 @@ def layer_titles(layers: int) -> list[str]:
 def array(values: ArrayLike, shape: str) -> NDArray:
     """The values as an array of floats. ``shape`` says what they are and has a name for each axis: "maps (h, H, W)"."""
     values = np.asarray(values, dtype=float)
-    if values.ndim != shape.count(",") + 1:
+    if values.ndim != shape.rpartition("(")[2].count(",") + 1:  # a title before it may have commas
         raise ValueError(f"An array of shape {values.shape} was given for {shape}.")
     return values
