@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from attnconv.claims import PAPER_CLAIMS, Claims
-from attnconv.pages import QUESTIONS, export_html, write_page
+from attnconv.pages import QUESTIONS, RECORDS, export_html, write_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -62,7 +62,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = nbformat.v4.new_markdown_cell(FORMULAS)
         nbformat.write(nbformat.v4.new_notebook(cells=[text, code]), output / "notebooks" / f"{name}.ipynb")
         export_html(output / "notebooks" / f"{name}.ipynb", output / "notebooks" / pages[name], pages)
-    return write_page(output)
+    with pytest.MonkeyPatch.context() as alone:
+        alone.setitem(RECORDS, "evening", output / "no record beside it")
+        return write_page(output)
 
 
 @pytest.fixture(scope="module")
