@@ -244,7 +244,7 @@ def _start(kind: str, width: float, sharpness: float) -> str:
 
 
 def _table(file: Path) -> list[list[str]]:
-    """A table's rows, the head first, without columns that are empty; a dash for what is missing. None if damaged."""
+    """A table's rows, the head first, without columns that are empty; a dash for what is missing. Empty if damaged."""
     rows = []
     with file.open(newline="", errors="replace") as lines, contextlib.suppress(csv.Error):  # a cell without end
         rows = [row for row in csv.reader(lines) if row]
