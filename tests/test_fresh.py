@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 
 import nbformat
@@ -18,30 +17,19 @@ from hypothesis import strategies as st
 import attnconv.reproduce as runner
 from attnconv import cli, fresh
 from attnconv.config import load_profile
-from attnconv.fresh import reached
 from attnconv.reproduce import reproduce
 from conftest import PARAMETERS, Toys, planned, put_run, write
 
 PER_RUN = PARAMETERS + "preset = 'quadratic'\nseed = 0\n"
 
 
-def test_code_reaches_what_it_imports_wherever_that_stands_and_what_that_names() -> None:
-    files, packages = reached(["def f():\n    from attnconv import figures\n%matplotlib inline", "import PIL.Image"])
-    names = {file.name for file in files}
-    assert {"__init__.py", "centres.py", "style.py", "attnconv.mplstyle"} <= names
-    assert not {"training.py", "widget.py", "explorer.js", "reproduce.py", "page.html.j2"} & names
-    assert {"matplotlib", "numpy", "PIL"} <= packages and not {"json", "attnconv", "torch"} & packages
-    explorer = {file.name for file in reached(["from attnconv.explorer import explore"])[0]}
-    assert {"explorer.js", "explorer.css", "heads.py", "training.py"} <= explorer  # heads by relative imports
-    assert not {"cli.py", "doctor.py", "reproduce.py", "page.html.j2"} & explorer
-
-
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch) -> Path:
-    """A copy of the library to change files of, which the runner takes for its own."""
-    copy = shutil.copytree(fresh.LIBRARY, tmp_path / "lib" / "attnconv", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(fresh.REPOSITORY / "requirements.lock", tmp_path)
-    monkeypatch.setattr(fresh, "LIBRARY", copy)
+    """Files to change, which the runner takes for those of the library."""
+    write(tmp_path / "lib" / "attnconv" / "models.py", "1")
+    write(tmp_path / "lib" / "attnconv" / "explorer" / "front" / "explorer.js", "2")
+    write(tmp_path / "requirements.lock", "torch==1")
+    monkeypatch.setattr(fresh, "LIBRARY", tmp_path / "lib" / "attnconv")
     monkeypatch.setattr(fresh, "REPOSITORY", tmp_path)
     return tmp_path
 
@@ -139,11 +127,8 @@ def damaged(content: bytes, draw) -> bytes:
 
 @pytest.fixture
 def quick(monkeypatch) -> None:
-    """What the library's files are is asked once: they stay as they are."""
-    once, version = functools.cache(lambda sources: reached(sources)), functools.cache(fresh.version_of)
-    monkeypatch.setattr(fresh, "reached", lambda sources: once(tuple(sources)))
-    monkeypatch.setattr(fresh, "version_of", version)
-    monkeypatch.setattr(runner, "said", lambda *command: None)
+    """What git and the installed packages say is asked once."""
+    monkeypatch.setattr(runner, "said", functools.cache(runner.said))
 
 
 def test_any_damage_to_an_output_repeats_what_made_or_reads_it(toys: Toys, record, quick) -> None:
@@ -198,51 +183,44 @@ def test_any_damage_to_the_manifest_is_a_repeat_and_never_an_error(toys: Toys, r
     damage()
 
 
-@pytest.mark.parametrize(
-    ("file", "jobs"),
-    [
-        ("explorer/front/explorer.js", {"08"}),
-        ("explorer/front/explorer.css", {"08"}),
-        ("figures/attnconv.mplstyle", {"01", "04", "06", "08"}),
-        ("config.py", ALL - {"04"}),
-        *[(name, set()) for name in ("cli.py", "doctor.py", "reproduce.py", "plan.py", "fresh.py", "pages.py")],
-        *[(f"{name}.html.j2", set()) for name in ("base", "page", "notebook")],
-    ],
-)
-def test_a_file_of_the_library_counts_where_it_is_reached(record, library: Path, file: str, jobs: set[str]) -> None:
+@pytest.mark.parametrize("file", ["models.py", "explorer/front/explorer.js", "new.css"])
+def test_every_file_of_the_library_counts(record, library: Path, file: str) -> None:
     with (library / "lib" / "attnconv" / file).open("a") as stream:
-        stream.write("\n")
-    assert record() == jobs
+        stream.write("more")
+    assert record() == ALL
+    (library / "lib" / "attnconv" / file).unlink()
+    assert record() == (set() if file == "new.css" else ALL)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "jobs"),
-    [
-        ("runs:", "description: other words\nruns:", set()),
-        ("lr: 0.1", "lr: 0.1, checkpoint_seconds: 7.0", set()),
-        ("seeds:", "presets: {resnet18: {train: {lr: 0.2}}}\nseeds:", set()),
-        ("seeds:", "presets: {learned: {train: {lr: 0.2}}}\nseeds:", {"03:learned", "06"}),
-        ("lr: 0.1", "lr: 0.2", ALL - {"01"}),
-        ("runs:", "train_images: 100\nruns:", ALL),
-    ],
+    [("runs:", "description: other words\nruns:", set()), ("lr: 0.1", "lr: 0.2", ALL)],
 )
-def test_of_the_profile_counts_what_a_notebook_runs(toys: Toys, record, old: str, new: str, jobs: set[str]) -> None:
+def test_the_profile_counts_but_for_its_description(toys: Toys, record, old: str, new: str, jobs: set[str]) -> None:
     toys.profile(PROFILE.replace(old, new))
     assert record() == jobs
 
 
 def test_versions_notebooks_parameters_and_data_count(toys: Toys, record, library: Path, monkeypatch) -> None:
-    version = fresh.version_of
     with monkeypatch.context() as patch:
-        patch.setattr(fresh, "version_of", lambda name: "9.9" if name == "torch" else version(name))
-        assert "01" in record() and "04" not in record()  # figures import no torch
-        patch.setattr(fresh, "version_of", version)
         patch.setattr("attnconv.data.content_key", lambda source: "other")
         assert record() == ALL
-        patch.setattr(fresh.platform, "python_version", lambda: "3.99")
+    with monkeypatch.context() as patch:
+        patch.setattr(fresh, "installed", lambda: "others")
         assert record() == ALL
+    assert record() == set()
     (library / "requirements.lock").write_text("torch==9.9\n")
     assert record() == ALL
+
+
+def test_python_and_every_installed_package_count(monkeypatch) -> None:
+    before = fresh.installed()
+    monkeypatch.setattr(fresh.platform, "python_version", lambda: "3.99")
+    assert fresh.installed.__wrapped__() != before
+    monkeypatch.undo()
+    packages = list(fresh.importlib.metadata.distributions())
+    monkeypatch.setattr(fresh.importlib.metadata, "distributions", lambda: packages[1:])
+    assert fresh.installed.__wrapped__() != before
 
 
 def test_a_notebook_counts_by_its_cells_and_needs_alone(toys: Toys, record) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import re
 import subprocess
 import sys
@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from safetensors.numpy import save_file
 
 from attnconv import doctor
-from attnconv.runs import identity
+from attnconv.runs import identity, write_record
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -139,15 +138,15 @@ def test_the_doctor_answers_where_nothing_at_all_is_installed() -> None:
 def test_the_doctor_says_how_far_runs_are(tmp_path: Path, monkeypatch, capsys) -> None:
     data = dict(name="n", form="f", key="k", classes=[], train_images=1, test_images=1, mean=[], std=[])
     config = dict(preset="quadratic", hash=identity({}, {"epochs": 3}, "k"), model={}, train={"epochs": 3}, data=data)
+    config |= dict(weights=hashlib.sha256(b"weights").hexdigest())
     epoch = dict(train_loss=1.0, train_accuracy=0.5, test_loss=1.0, test_accuracy=0.843, lr=0.1)
     for name, epochs in (("a", 3), ("b", 1), ("c", 1)):
         folder = tmp_path / "outputs" / "quick" / "runs" / name
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(config) if name != "c" else "{")
-        lines = [json.dumps({"epoch": i + 1, **epoch}) + "\n" for i in range(epochs)]
-        (folder / "metrics.jsonl").write_text("".join(lines))
-        if epochs == 3:
-            save_file({}, folder / "model.safetensors")
+        write_record(folder, config, [{"epoch": i + 1, **epoch} for i in range(epochs)], {})
+        if name == "a":
+            (folder / "model.safetensors").write_bytes(b"weights")
+        if name == "c":
+            (folder / "config.json").write_text("{")
     (tmp_path / "pyproject.toml").write_text("project.dependencies = []\n")
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     assert doctor.doctor() == 1

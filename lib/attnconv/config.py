@@ -212,8 +212,7 @@ class TrainConfig(Config):
     compile: bool | Literal["reduce-overhead", "max-autotune"] | None = None
     """``torch.compile`` the network, in that mode if one is named (both use CUDA graphs); None: on CUDA only."""
     checkpoint_seconds: NotNegative = 60.0
-    """A checkpoint is written inside an epoch when this much time has passed since the last one. It is also written
-    after an epoch; where epochs are short, not after each, so that checkpoints take no more than 5% of the time."""
+    """A checkpoint is written after an epoch, and inside it when this much time has passed since the last one."""
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from tqdm import tqdm
 
 from attnconv import __version__
 from attnconv.config import ConfigError, Profile, load_profile
-from attnconv.fresh import changed, file_hash, inputs, results, version_of
+from attnconv.fresh import changed, file_hash, inputs, results
 from attnconv.pages import export_html, write_page
 from attnconv.plan import Job, plan, read_notebook, select, with_needs
 from attnconv.runs import RunError, locked, read_json, writing
@@ -104,7 +105,7 @@ class Batch:
             "commit": said("git", "rev-parse", "HEAD"),
             "dirty": None if dirty is None else bool(dirty),
             "versions": {"attnconv": __version__, "python": platform.python_version()}
-            | {name: version_of(name) for name in ("torch", "torchvision", "numpy", "matplotlib")},
+            | {name: metadata.version(name) for name in ("torch", "torchvision", "numpy", "matplotlib")},
             "device": device(),
             "seeds": list(self.profile.seeds),
             "data": {"asked": self.data if self.data in NAMED_DATA else Path(self.data).name},

@@ -26,7 +26,6 @@ from typing import Annotated, Any, NotRequired
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from safetensors import safe_open
 from typing_extensions import TypedDict
 
 from attnconv.config import PRESETS, ModelConfig, Positive, TrainConfig, config_hash, from_dict, shown
@@ -72,9 +71,9 @@ class _Config(TypedDict):
     train: dict[str, Any]
     data: _Data
     sessions: NotRequired[list[dict[str, Any]]]
-    weights: NotRequired[str]
-    metrics: NotRequired[str]
-    checksum: NotRequired[str]
+    weights: NotRequired[str]  # hex sha256 of model.safetensors, once the run is finished
+    metrics: str  # of metrics.jsonl
+    checksum: str  # of what above says how the run was made
 
 
 class _Epoch(TypedDict):
@@ -177,7 +176,7 @@ class Run:
             found = _CONFIG.validate_python(json.loads(read_small(self.path / "config.json")))
             named = identity(found["model"], found["train"], found["data"]["key"])
             named = found["hash"] if found["train"].get("start_from") else named  # that run is no part of config.json
-            if found["hash"] != named or found.get("checksum", _checksum(found)) != _checksum(found):
+            if found["hash"] != named or found["checksum"] != _checksum(found):
                 raise ValueError("it is not what was written")
             return found
 
@@ -212,15 +211,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the weights are there and whole: by the checksum in config.json or, in old runs, by their size."""
+        """Whether the weights are there and whole."""
         file = self.path / "model.safetensors"
         if not file.is_file():
             return False
-        wanted = self.config.get("weights")
-        with contextlib.suppress(Exception), safe_open(file, "numpy"):  # compares its size with its table of contents
-            about = file.stat()
-            return wanted is None or _sha256(file, about.st_size, about.st_mtime_ns) == wanted
-        return False
+        about = file.stat()
+        return _sha256(file, about.st_size, about.st_mtime_ns) == self.config.get("weights")
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
@@ -232,7 +228,7 @@ class Run:
         with reading(file):
             content = read_small(file)
             lines = _METRICS.validate_python([json.loads(line) for line in content.splitlines()])
-            if weights and self.config.get("metrics") not in (None, hashlib.sha256(content).hexdigest()):
+            if weights and self.config["metrics"] != hashlib.sha256(content).hexdigest():
                 raise ValueError("it is not what was written")  # while a run is under way the two may differ
             wanted = self.config["train"]["epochs"] if weights else len(lines)
             if len(lines) != wanted or [line["epoch"] for line in lines] != list(range(1, len(lines) + 1)):

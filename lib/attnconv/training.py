@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import math
 import os
@@ -28,18 +27,17 @@ import sys
 import threading
 import time
 import warnings
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from attnconv import heads
+from attnconv.checkpoints import load_run, packed_weights, read_state, write_state
 from attnconv.config import ModelConfig, TrainConfig, for_images, replace, to_dict
 from attnconv.data import Dataset, batches, epoch_plan, normalize
 from attnconv.machine import Team, best_device, compiled, environment, signals_to_stop
@@ -143,7 +141,7 @@ class Trainer:
         self.geometry: dict[str, list[np.ndarray]] = {}
 
         self.about: dict = {}  # config.json
-        self.saved, self.cost = time.monotonic(), 0.0  # when a checkpoint was last written, and how long that took
+        self.saved = time.monotonic()  # when a checkpoint was last written
 
     @property
     def groups(self) -> list[dict]:
@@ -232,12 +230,10 @@ class Trainer:
         self.metrics.append(line)
         self.measure_heads()
 
-        # The next epoch, and a checkpoint: where epochs are short, only as often as costs 5% of the time.
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
         self.sums.zero_()
         bar.set_postfix(loss=f"{loss:.3f}", **self.last_accuracy())
-        if last or time.monotonic() - self.saved >= 20 * self.cost:
-            self.save()
+        self.save()
 
     def fit(self) -> None:
         """Train from wherever the run is to its end."""
@@ -259,16 +255,15 @@ class Trainer:
     def finish(self) -> None:
         """Write the answers to the test images, then the weights, which say that the run is finished."""
         answers = {"predicted": evaluate(self.model, self.data).predicted, "label": self.data.test_labels}
-        weights = {name: value.contiguous() for name, value in self.model.state_dict().items()}
         if self.team.leads:
             with writing(self.folder / "predictions.npz") as temporary:
                 answers = {name: values.to("cpu", torch.int16).numpy() for name, values in answers.items()}
                 np.savez_compressed(temporary, **answers)
-            content = safetensors.torch.save(weights)
-            self.about |= {"weights": hashlib.sha256(content).hexdigest()}
+            weights = packed_weights(self.model)
+            self.about |= {"weights": hashlib.sha256(weights).hexdigest()}
             self.record()
             with writing(self.folder / "model.safetensors") as temporary:
-                temporary.write_bytes(content)
+                temporary.write_bytes(weights)
             shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         self.team.any(False)  # the folder is complete when any process returns
 
@@ -283,7 +278,6 @@ class Trainer:
         self.refuse_non_finite()
         if not self.team.leads:
             return
-        started, content = time.monotonic(), io.BytesIO()
         state = dict(
             model=self.model.state_dict(),
             optimizer=[optimizer.state_dict() for optimizer in self.optimizers],
@@ -298,24 +292,15 @@ class Trainer:
             rng=torch.get_rng_state(),
             cuda_rng=torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         )
-        torch.save(state, content)  # Python writes the file: a full disk is then an OSError
-        with writing(self.checkpoint) as temporary:
-            temporary.write_bytes(content.getbuffer())
+        write_state(self.checkpoint, state)
         self.record()
         self.saved = time.monotonic()
-        self.cost = self.saved - started
 
     def resume(self) -> None:
         """Take the state of the last checkpoint, if there is one."""
         if self.checkpoint.is_file():
             with reading(self.checkpoint):
-                archive = zipfile.ZipFile(self.checkpoint)
-                members, size = archive.infolist(), self.checkpoint.stat().st_size
-                if any(member.compress_type for member in members) or sum(m.file_size for m in members) > size:
-                    raise ValueError("it is packed, which torch never does")
-                if damaged := archive.testzip():  # torch does not compare checksums
-                    raise ValueError(f"{damaged} has another checksum")
-                state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+                state = read_state(self.checkpoint)
                 self.model.load_state_dict(state["model"])
                 for optimizer, own in zip(self.optimizers, state["optimizer"], strict=True):
                     optimizer.load_state_dict(own)
@@ -323,9 +308,6 @@ class Trainer:
                 self.sums = state["sums"].to(self.device)
                 self.metrics = json.loads(state["metrics"])
                 self.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
-                kinds = dict(epoch=int, step=int, seconds=float, bfloat16=bool, onednn=bool)
-                if wrong := [name for name, kind in kinds.items() if type(state[name]) is not kind]:
-                    raise ValueError(f"its {wrong[0]} is {state[wrong[0]]!r}")
                 if self.epoch != len(self.metrics) or not (
                     0 <= self.step <= self.epoch_steps and self.epoch <= self.config.epochs
                 ):
@@ -489,25 +471,3 @@ def evaluate(model: nn.Module, data: Dataset, images: Tensor | None = None, labe
             predicted.append(logits.argmax(1))
             correct += (predicted[-1] == y).sum()
     return Evaluation(loss.item() / len(labels), correct.item() / len(labels), torch.cat(predicted).cpu())
-
-
-def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[nn.Module, Run]:
-    """The trained model of a run folder, in evaluation mode, and the run itself."""
-    run = Run(Path(run_dir))
-    weights = run.path / "model.safetensors"
-    if not run.finished:
-        why = "its model.safetensors is damaged" if weights.exists() else "it has no model.safetensors"
-        raise RunError(f"{run.path} is not finished: {why}, {len(run.metrics)} epochs of {run.train.epochs}. Train it.")
-    with reading(weights):
-        with torch.device("meta"):  # takes no memory
-            state = build_model(run.model).state_dict()
-        wanted = {n: (list(v.shape), "F32" if v.is_floating_point() else "I64") for n, v in state.items()}
-        with safetensors.safe_open(weights, "pt") as file:
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            if wanted != {name: (part.get_shape(), part.get_dtype()) for name, part in parts.items()}:
-                raise ValueError("its weights are not those of the model in config.json")
-        model = build_model(run.model)
-        safetensors.torch.load_model(model, weights)
-        if not all(value.isfinite().all() for value in model.state_dict().values()):
-            raise ValueError("its weights are not all finite")
-    return model.to(device or best_device()).eval(), run

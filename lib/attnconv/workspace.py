@@ -120,8 +120,8 @@ class Workspace:
         """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder, or measured now."""
         file = run.path / "attention.npz"
         if not file.is_file():
+            from attnconv.checkpoints import load_run
             from attnconv.heads import measure_attention
-            from attnconv.training import load_run
 
             model, _ = load_run(run.path)
             with writing(file) as temporary:
