@@ -47,7 +47,7 @@ explore: $(READY)
 	$(RUN) jupyter lab $(AS_ROOT) notebooks/08_explore_the_heads.ipynb
 
 test: lint
-	$(RUN) pytest --numprocesses auto --dist loadfile
+	$(RUN) pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(RUN) ruff check

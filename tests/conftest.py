@@ -21,6 +21,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+LONG = ("test_notebooks", "test_record", "test_training", "test_explorer_browser", "test_reproduce")
+"""Files that take longest."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files come first, so that no core waits for one of them at the end."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 PARAMETERS = "profile = 'toy'\ndata = 'embedded'\noutput = '.'\n"
 
 
