@@ -71,7 +71,7 @@ EVERYTHING = {
     "attention_on_image": lambda: figures.attention_on_image(
         np.full((10, 14, 3), 99, np.uint8), (1, 2), MAPS, caption="Ship"
     ),
-    "content_share": lambda: figures.content_share(SHARES),
+    "content_share": lambda: figures.content_share(SHARES, SHARES / 2),
     "cost_growth": lambda: figures.cost_growth({"a": ([8, 16], [[2, 1, 3], [4, 3, 9]])}, {"b": ([8, 16], [1, 1])}),
     "cost_ratios": lambda: figures.cost_ratios({"Parameters: 100 → 127": (100, 127), "Time: 0.5 s → 5 s": (0.5, 5.0)}),
     "coverage_grid": lambda: figures.coverage_grid(FACTORS),
@@ -477,12 +477,14 @@ def test_kernel_closeness_shows_the_start_and_what_is_lost():
 def test_content_share_keeps_what_leaves_the_scale():
     shares = np.full((LAYERS, 16), 0.25)
     shares[1, 3], shares[2] = -0.5, np.nan
-    ax = figures.content_share(shares).axes[0]
+    ax = figures.content_share(shares, np.full((LAYERS, 16), 0.1)).axes[0]
     assert ax.get_ylim()[0] < -50 and ax.get_ylim()[1] == 100
     (points,) = labelled(ax.collections, "a head")
     assert len(points.get_offsets().compressed().reshape(-1, 2)) == 32
     (means,) = labelled(ax.collections, "mean of the layer")
     np.testing.assert_allclose([segment[0, 1] for segment in means.get_segments() if len(segment)], [25, 25 - 75 / 16])
+    (first,) = labelled(ax.collections, "untrained mean")
+    np.testing.assert_allclose([segment[0, 1] for segment in first.get_segments()], [10] * LAYERS)
 
 
 def test_rank_curves_match_dashed_to_solid():

@@ -170,24 +170,27 @@ def kernel_closeness(
 
 
 @styled
-def content_share(shares: ArrayLike) -> Figure:
+def content_share(shares: ArrayLike, untrained: ArrayLike) -> Figure:
     """Content's share of what makes the score vary, by layer: a point for each of (layers, heads), 1 is all of it.
 
-    See `heads.content_share`: it leaves [0, 1] where content and position cancel. Bars are layer means.
+    See `heads.content_share`: it leaves [0, 1] where content and position cancel. Bars are layer means, of the
+    ``untrained`` shares (layers, heads) too.
     """
     shares = 100 * array(shares, "shares (layers, heads)")
     layers, aside = 1 + np.arange(len(shares)), np.linspace(-0.255, 0.255, shares.shape[1])
     figure, ax = _one_panel(SINGLE, 2.3)
     look = {"s": 12, "color": PALETTE[0], "edgecolor": "white", "linewidth": 0.3, "clip_on": False, "zorder": 3}
     ax.scatter(layers[:, None] + aside, shares, label="a head", **look)
-    means = pd.DataFrame(shares).mean(axis=1)  # of the heads that are there
+    before = 100 * array(untrained, "untrained (layers, heads)")
+    means, first = (pd.DataFrame(values).mean(axis=1) for values in (shares, before))  # of the heads that are there
     ax.hlines(means, layers - 0.3, layers + 0.3, color="black", linewidth=1.4, zorder=2, label="mean of the layer")
+    ax.hlines(first, layers - 0.3, layers + 0.3, color="0.45", linestyle="--", linewidth=1, label="untrained mean")
     for edge in (0, 100):
         ax.axhline(edge, color="0.75", linewidth=0.6, zorder=0)
     ax.set(xlabel="Layer", ylabel="Share of the score's variance\nowed to content (%)")
     ax.set(xlim=(0.5, len(shares) + 0.5), xticks=layers)
     ax.set_ylim(np.nanmin(1.05 * shares, initial=0), np.nanmax(1.05 * shares, initial=100))
-    figure.legend(loc="outside lower center", ncols=2)
+    figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
