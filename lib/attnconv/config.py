@@ -289,6 +289,8 @@ class Study(Config):
     seeds: Seeds = (0,)
     model: dict[str, Any] = {}  # changes to the quadratic preset's `ModelConfig`, after the profile's
     train: dict[str, Any] = {}  # changes to its `TrainConfig`
+    longer: Annotated[Study, WithWords] | None = None
+    """Of a few longer runs in the same notebook: their seeds, and changes that come after the above."""
 
 
 class Profile(Config):
@@ -314,7 +316,8 @@ class Profile(Config):
         for name in {*self.runs, *self.presets, *PRESETS}:
             for seed in self.seeds:
                 self.configs(name, seed)
-        self.configs("quadratic", None, self.study.model, self.study.train)
+        for more in (self.study, self.study.longer or Study()):
+            self.configs("quadratic", None, {**self.study.model, **more.model}, {**self.study.train, **more.train})
         return self
 
     def configs(
