@@ -5,6 +5,8 @@ All take images as torchvision's models do, (B, channels, H, W), already normali
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +14,8 @@ from torchvision.models.resnet import BasicBlock
 
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 from attnconv.config import ModelConfig
+from attnconv.data import Dataset, batches
+from attnconv.precision import choose, computing
 
 
 def build_attention(config: ModelConfig, heads: int) -> QuadraticAttention | LearnedAttention | ContentAttention:
@@ -137,3 +141,28 @@ def predict(model: nn.Module, images: Tensor) -> Tensor:
         return model.eval()(images)
     finally:
         model.train(training)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean cross-entropy (nats), share of right answers in [0, 1], and the class given to each image: int64 (N,)."""
+
+    loss: float
+    accuracy: float
+    predicted: Tensor = field(repr=False, compare=False)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Dataset, images: Tensor | None = None, labels: Tensor | None = None) -> Evaluation:
+    """Evaluation mode, no augmentation, every image once; the test split unless images and labels are given."""
+    images, labels = (data.test_images, data.test_labels) if images is None else (images, labels)
+    device = next(model.parameters()).device
+    loss, correct = torch.zeros(2, dtype=torch.float64, device=device)
+    predicted = []
+    with computing(choose(device), device):
+        for x, y in batches(images.to(device), labels.to(device), None, 500, data.mean, data.std):
+            logits = predict(model, x)
+            loss += F.cross_entropy(logits.float(), y, reduction="sum")
+            predicted.append(logits.argmax(1))
+            correct += (predicted[-1] == y).sum()
+    return Evaluation(loss.item() / len(labels), correct.item() / len(labels), torch.cat(predicted).cpu())

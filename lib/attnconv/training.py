@@ -10,9 +10,9 @@ Without its bookkeeping, the loop is this:
 All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and dropout. A run that
 was stopped and resumed therefore ends with the same bits, on a CPU, as one that was never stopped.
 
-In this order: the paper's recipe, the step and the loop (`Trainer`), its checkpoints, `train`, and how a trained model
-is judged and loaded again. Under torchrun the same loop runs in every process (`attnconv.machine.Team`); alone, as is
-the rule, each call of the team gives back what it got.
+In this order: the paper's recipe, the step and the loop (`Trainer`), its checkpoints, and `train`. A trained model is
+judged by `attnconv.models.evaluate`, and loaded again by `attnconv.checkpoints.load_run`. Under torchrun the same loop
+runs in every process (`attnconv.machine.Team`); alone, as is the rule, each call of the team gives back what it got.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import sys
 import threading
 import time
 import warnings
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +40,7 @@ from attnconv.checkpoints import load_run, packed_weights, read_state, write_sta
 from attnconv.config import ModelConfig, TrainConfig, for_images, replace, to_dict
 from attnconv.data import Dataset, batches, epoch_plan, normalize
 from attnconv.machine import Team, best_device, compiled, environment, signals_to_stop
-from attnconv.models import AttentionNet, build_model, position_parameters, predict
+from attnconv.models import AttentionNet, build_model, evaluate, position_parameters
 from attnconv.precision import Computation, choose, computing
 from attnconv.runs import Run, RunError, identity, locked, reading, write_record, writing
 
@@ -443,31 +442,3 @@ def _pruned(start: Run) -> nn.Module:
         block.attention = heads.prune(block.attention)
     model.config = replace(model.config, {"heads": tuple(layer.heads for layer in model.attention_layers)})
     return model
-
-
-# Trained models ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Mean cross-entropy (nats), share of right answers in [0, 1], and the class given to each image: int64 (N,)."""
-
-    loss: float
-    accuracy: float
-    predicted: Tensor = field(repr=False, compare=False)
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, data: Dataset, images: Tensor | None = None, labels: Tensor | None = None) -> Evaluation:
-    """Evaluation mode, no augmentation, every image once; the test split unless images and labels are given."""
-    images, labels = (data.test_images, data.test_labels) if images is None else (images, labels)
-    device = next(model.parameters()).device
-    loss, correct = torch.zeros(2, dtype=torch.float64, device=device)
-    predicted = []
-    with computing(choose(device), device):
-        for x, y in batches(images.to(device), labels.to(device), None, 500, data.mean, data.std):
-            logits = predict(model, x)
-            loss += F.cross_entropy(logits.float(), y, reduction="sum")
-            predicted.append(logits.argmax(1))
-            correct += (predicted[-1] == y).sum()
-    return Evaluation(loss.item() / len(labels), correct.item() / len(labels), torch.cat(predicted).cpu())
