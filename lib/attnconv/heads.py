@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, QuadraticAttention
@@ -302,6 +301,8 @@ def trend(values: ArrayLike) -> tuple[float, float]:
 
     Over all heads of all layers, NaN left out. The error, 1 / sqrt(n - 1), is that of n heads without any trend.
     """
+    from scipy.stats import spearmanr  # takes a second
+
     values = np.asarray(values, dtype=float)
     there = np.isfinite(values)
     depth = np.broadcast_to(np.arange(len(values))[:, None], values.shape)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock
 
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 from attnconv.config import ModelConfig
@@ -98,6 +97,8 @@ class ResNet18(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
+        from torchvision.models.resnet import BasicBlock  # brings torch's compiler along, which takes a second or two
+
         self.config = config
         width = config.resnet_width
         self.stem = nn.Sequential(
