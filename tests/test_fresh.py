@@ -213,13 +213,15 @@ def test_versions_notebooks_parameters_and_data_count(toys: Toys, record, librar
     assert record() == ALL
 
 
-def test_python_and_every_installed_package_count(monkeypatch) -> None:
-    before = fresh.installed()
-    monkeypatch.setattr(fresh.platform, "python_version", lambda: "3.99")
-    assert fresh.installed.__wrapped__() != before
-    monkeypatch.undo()
-    packages = list(fresh.importlib.metadata.distributions())
-    monkeypatch.setattr(fresh.importlib.metadata, "distributions", lambda: packages[1:])
+def test_python_and_every_locked_package_count(monkeypatch) -> None:
+    before, version = fresh.installed.__wrapped__(), fresh.importlib.metadata.version
+    with monkeypatch.context() as patch:
+        patch.setattr(fresh.platform, "python_version", lambda: "3.99")
+        assert fresh.installed.__wrapped__() != before
+    asked = []
+    monkeypatch.setattr(fresh.importlib.metadata, "version", lambda name: asked.append(name) or version(name))
+    assert fresh.installed.__wrapped__() == before and {"torch", "matplotlib"} < {*asked}
+    monkeypatch.setattr(fresh.importlib.metadata, "version", lambda n: "9.9" if n == "torch" else version(n))
     assert fresh.installed.__wrapped__() != before
 
 

@@ -55,8 +55,13 @@ def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 @functools.cache
 def installed() -> str:
-    """A hash of Python's version and those of all packages that are installed."""
-    versions = {package.name: package.version for package in importlib.metadata.distributions()}
+    """A hash of Python's version and those of the packages in requirements.lock, as they are installed."""
+    versions: dict[str, str | None] = {}
+    for name in re.findall(r"(?m)^([\w.-]+)==", (REPOSITORY / "requirements.lock").read_text("utf-8")):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
     return digest([platform.python_version(), versions])
 
 
