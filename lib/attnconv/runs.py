@@ -215,8 +215,9 @@ class Run:
         file = self.path / "model.safetensors"
         if not file.is_file():
             return False
-        about = file.stat()
-        return _sha256(file, about.st_size, about.st_mtime_ns) == self.config.get("weights")
+        with reading(file):  # it may be nobody's to read
+            about = file.stat()
+            return _sha256(file, about.st_size, about.st_mtime_ns) == self.config.get("weights")
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
