@@ -254,6 +254,13 @@ def test_panels_with_windows_of_their_own_number_their_ticks():
     assert [ax.yaxis.get_tick_params()["labelleft"] for ax in axes] == [True, False, True, True]
 
 
+def test_panel_widths_show_all_heads_of_a_layer():
+    centres = np.zeros((2, 4, 3, 2))  # (epochs, layers, heads, 2)
+    centres[0, 1, 0], centres[1, 2, 1], centres[0, 3, 2] = (0, -2.6), (5.1, 0), np.nan
+    assert figures.panel_widths(centres).tolist() == [2.5, 5, math.inf, 2.5]
+    assert figures.panel_widths(centres[0]).tolist() == [2.5, 5, 2.5, 2.5]
+
+
 def test_paths_dropped_heads_and_covered_taps():
     dropped = np.full((LAYERS, 2, 2), np.nan)
     dropped[1, 0] = 2, -1

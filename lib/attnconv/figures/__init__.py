@@ -8,7 +8,7 @@ layers with fewer heads, encodings without a covariance, pixels outside the imag
 the same arrays give the same bytes (`save`).
 """
 
-from attnconv.figures.centres import centre_animation, gaussian_heads, kernel_grids
+from attnconv.figures.centres import centre_animation, gaussian_heads, kernel_grids, panel_widths
 from attnconv.figures.curves import (
     accuracy_curves,
     agreement,

@@ -208,6 +208,13 @@ def _draw_heads(
 # --- figures 3 and 4 ----------------------------------------------------------------------------------------------
 
 
+def panel_widths(centres: ArrayLike) -> NDArray:
+    """For each layer the smallest `half_width` that shows all its centres (..., layers, heads, 2): 2.5, 5 or whole."""
+    shifts = np.moveaxis(np.abs(centres), -3, 0)  # (layers, ..., heads, 2)
+    farthest = np.nanmax(shifts, axis=tuple(range(1, shifts.ndim)), initial=0)
+    return np.select([farthest < 2.5, farthest < 5], [2.5, 5.0], math.inf)
+
+
 @styled
 def gaussian_heads(
     centres: ArrayLike,
@@ -231,7 +238,7 @@ def gaussian_heads(
         centres: (layers, heads, 2), in pixels; NaN for heads that do not exist.
         precision: (layers, heads, 2, 2), Sigma^{-1}; NaN, or None, where a head is not a Gaussian.
         grid: height and width of the image in pixels. Panels end where the shifts from its central query end.
-        half_width: of the panels, in pixels, if they are to show less than that; one, or one for each.
+        half_width: of the panels, in pixels, if they are to show less than that; one, or one for each (`panel_widths`).
         titles: of the layers.
         columns: panels in a row, which are then small; None is at most three.
         paths: (steps, layers, heads, 2), the centres' way here during training: faint, from a dot where it begins.
