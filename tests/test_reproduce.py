@@ -194,8 +194,11 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     assert run(toys) == 0
     assert toys.executed() == ["03:quadratic", "04"]
 
+    copy = toys.output / "notebooks" / "02_theory.ipynb"
+    before = copy.read_bytes()
     assert run(toys, only=["02"], force=True) == 0
     assert toys.executed() == ["02"]
+    assert copy.read_bytes() == before  # no time of day, no random id
     assert not list((toys.output / "notebooks").glob(".running*"))
 
 

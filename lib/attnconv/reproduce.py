@@ -207,7 +207,7 @@ class Batch:
         """Record a job that has ended."""
         copy = self._copy(job)
         with contextlib.suppress(FileNotFoundError):
-            without_paths(self._copy(job, ".running-"))
+            without_notes(self._copy(job, ".running-"))
             os.replace(self._copy(job, ".running-"), copy)
         entry = {
             "status": "failed" if failure else "done",
@@ -381,10 +381,15 @@ def reproduce(
         return status
 
 
-def without_paths(notebook: Path) -> None:
-    """Remove papermill's notes from an executed notebook: they name folders of this machine."""
+def without_notes(notebook: Path) -> None:
+    """Remove what names this machine's folders or the time of day: the same notebook gives the same executed copy."""
     executed = nbformat.read(notebook, as_version=4)
-    executed.metadata.pop("papermill", None)
+    for part in (executed, *executed.cells):
+        for name in ("papermill", "execution"):
+            part.metadata.pop(name, None)
+    for cell in executed.cells:
+        if "injected-parameters" in cell.metadata.get("tags", []):
+            cell.id = "injected-parameters"
     nbformat.write(executed, notebook)
 
 
