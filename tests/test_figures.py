@@ -97,7 +97,7 @@ EVERYTHING = {
 
 def test_everything_is_tried():
     own = {name for name, value in vars(figures).items() if getattr(value, "__wrapped__", None)}
-    assert own == {*EVERYTHING, "save", "save_animation", "centre_animation"}
+    assert own == {*EVERYTHING, "save", "save_animation", "player", "centre_animation"}
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
@@ -297,6 +297,8 @@ def test_centre_animation(tmp_path):
     figures.save_animation(animation, tmp_path / "centres.gif")
     with Image.open(tmp_path / "centres.gif") as image:
         assert image.n_frames == 3
+    again = figures.centre_animation(history, precision, (7, 7))
+    assert figures.player(again) == (html := figures.player(animation)) and html.count("data:image/png") == 3
     ax = panels(animation._fig)[0]
     assert "beyond the panel" in legend(animation._fig)
     for frame in (2, 0):

@@ -382,14 +382,20 @@ def reproduce(
 
 
 def without_notes(notebook: Path) -> None:
-    """Remove what names this machine's folders or the time of day: the same notebook gives the same executed copy."""
+    """Remove what names this machine's folders, its memory or the time of day: the same notebook gives the same copy.
+
+    The state of widgets goes, too: a copy shows their pictures.
+    """
     executed = nbformat.read(notebook, as_version=4)
     for part in (executed, *executed.cells):
-        for name in ("papermill", "execution"):
+        for name in ("papermill", "execution", "widgets"):
             part.metadata.pop(name, None)
     for cell in executed.cells:
         if "injected-parameters" in cell.metadata.get("tags", []):
             cell.id = "injected-parameters"
+        for data in (output.get("data", {}) for output in cell.get("outputs", ())):
+            if "text/plain" in data:
+                data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", ">", data["text/plain"])
     nbformat.write(executed, notebook)
 
 

@@ -30,4 +30,4 @@ from attnconv.figures.maps import (
     signed_images,
     sum_of_heads,
 )
-from attnconv.figures.style import head_colours, save, save_animation
+from attnconv.figures.style import head_colours, player, save, save_animation

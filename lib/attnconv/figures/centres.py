@@ -286,7 +286,8 @@ def centre_animation(history: NDArray, precision: NDArray, grid: tuple[int, int]
 
     ``history`` (epochs, layers, heads, 2), shifts in pixels, before training and after each epoch; ``grid`` as in
     `gaussian_heads`; ``precision`` (epochs, layers, heads, 2, 2) gives the ellipse that
-    holds half of each Gaussian, NaN where there is none. `save_animation` writes a GIF; ``to_jshtml()`` gives a player.
+    holds half of each Gaussian, NaN where there is none. `save_animation` writes a GIF; `player` gives one
+    with buttons.
     """
     epochs, layers, heads, _ = history.shape
     figure, axes, (view, *_) = _shift_panels(layer_titles(layers), math.inf, grid)

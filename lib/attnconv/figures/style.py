@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 SINGLE, DOUBLE = 3.5, 7.0
 """Widths of one and of two columns of a journal, in inches."""
+FRAME_DPI = 110
+"""Dots an inch of an animation, which is seen on screens only."""
 
 STYLE = Path(__file__).with_name("attnconv.mplstyle")
 MAP_COLOURS = sns.blend_palette(["white", *sns.color_palette("mako_r", 12)], as_cmap=True)
@@ -94,7 +98,16 @@ def save(figure: Figure, path: str | Path) -> None:
 @styled
 def save_animation(animation: Animation, path: str | Path, frames_per_second: float = 10) -> None:
     """Write an animation to a .gif file."""
-    animation.save(path, writer=PillowWriter(fps=frames_per_second), dpi=110)
+    animation.save(path, writer=PillowWriter(fps=frames_per_second), dpi=FRAME_DPI)
+
+
+@styled
+def player(animation: Animation, frames_per_second: float = 10) -> str:
+    """An animation as HTML, with buttons. The same one gives the same text: Matplotlib draws a name by chance."""
+    with plt.rc_context({"savefig.dpi": FRAME_DPI}):
+        html = animation.to_jshtml(frames_per_second, default_mode="once")
+    chance = re.search(r'id="_anim_img([0-9a-f]{32})"', html)[1]
+    return html.replace(chance, hashlib.sha256(html.replace(chance, "").encode()).hexdigest()[:8])
 
 
 def new_figure(width: float, height: float, layout: str | None = "constrained") -> Figure:
