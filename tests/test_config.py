@@ -211,7 +211,8 @@ def test_the_papers_presets_have_its_dropout_and_the_small_profiles_none():
 
 def test_learning_rates_follow_the_batch_size_with_sgd_only():
     assert scaled(TrainConfig(), 400) == {"batch_size": 400, "lr": 0.4}
-    assert scaled(TrainConfig(position_lr=1.0), 50) == {"batch_size": 50, "lr": 0.05, "position_lr": 0.5}
+    own = {"position_lr": 1.0, "encoding_lr": 0.5}
+    assert scaled(TrainConfig(**own), 50) == {"batch_size": 50, "lr": 0.05, "position_lr": 0.5, "encoding_lr": 0.25}
     assert scaled(TrainConfig(optimizer="adamw"), 400) == {"batch_size": 400}
     for size in (0, 10**400):
         with pytest.raises(ConfigError, match="batch_size = .* must be"):

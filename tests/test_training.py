@@ -28,10 +28,11 @@ from hypothesis import strategies as st
 from attnconv import checkpoints, heads, runs, training
 from attnconv.config import ConfigError, ModelConfig, TrainConfig, replace
 from attnconv.data import DataError, load_data, normalize
-from attnconv.models import build_model, position_parameters
+from attnconv.machine import Team
+from attnconv.models import build_model, encoding_parameters, position_parameters
 from attnconv.precision import Computation
 from attnconv.runs import Run, RunError, find_runs, identity, locked, writing
-from attnconv.training import TrainingError, build_optimizers, evaluate, load_run, lr_factor, train
+from attnconv.training import Trainer, TrainingError, build_optimizers, evaluate, load_run, lr_factor, train
 
 MODEL = ModelConfig(downsampling=4, layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=4)
 """With dropout, as the defaults have it: its masks must be the same after resuming."""
@@ -579,6 +580,23 @@ def test_no_weight_decay_on_centres_and_spreads_and_their_own_rate(optimizer):
         assert (group[id(p)]["peak_lr"], group[id(p)]["weight_decay"]) == (0.7, 0.0)
     assert group[id(model.embed.weight)]["weight_decay"] == 0.3
     assert group[id(model.embed.bias)]["weight_decay"] == (0.3 if optimizer == "sgd" else 0.0)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize(("kind", "number"), [("learned", 4), ("learned_content", 2), ("quadratic", 0)])
+def test_learned_encodings_can_have_a_rate_of_their_own_and_then_no_weight_decay(optimizer, kind, number, data):
+    model = build_model(replace(MODEL, {"kind": kind, "covariance": "isotropic"}))
+    recipe = TrainConfig(optimizer=optimizer, lr=0.1, adamw_lr=0.1, weight_decay=0.3)
+    encodings = encoding_parameters(model)
+    assert len(encodings) == number * model.config.layers
+    for rate in (None, 0.7):
+        config = replace(recipe, {"encoding_lr": rate})
+        groups = [g for built in build_optimizers(model, config) for g in built.param_groups]
+        group = {id(p): g for g in groups for p in g["params"]}
+        expected = (0.7, 0.0) if rate else (0.1, 0.3)
+        assert all((group[id(p)]["peak_lr"], group[id(p)]["weight_decay"]) == expected for p in encodings)
+        clipped = {id(p) for p in Trainer(model, config, data, Path("unused"), False, Team()).clipped}
+        assert all((id(p) in clipped) is (rate is None) for p in encodings) and id(model.embed.weight) in clipped
 
 
 def test_validation_images_are_held_out_of_training(data, tmp_path):

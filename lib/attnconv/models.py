@@ -134,6 +134,15 @@ def position_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for layer in layers for parameter in (layer.centres, layer.spreads)]
 
 
+def encoding_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The vectors of learned encodings: those of the shifts and, without content, those that each head scores them by.
+
+    In a network of another kind there are none.
+    """
+    names = ("row_embedding", "column_embedding", "row_scores", "column_scores")
+    return [parameter for name, parameter in model.named_parameters() if name.endswith(names)]
+
+
 @torch.no_grad()
 def predict(model: nn.Module, images: Tensor) -> Tensor:
     """Logits in evaluation mode, without gradients; the model's mode is left as it was."""

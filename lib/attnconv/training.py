@@ -40,7 +40,7 @@ from attnconv.checkpoints import load_run, packed_weights, read_state, write_sta
 from attnconv.config import ModelConfig, TrainConfig, for_images, replace, to_dict
 from attnconv.data import Dataset, batches, epoch_plan, normalize
 from attnconv.machine import Team, best_device, compiled, environment, signals_to_stop
-from attnconv.models import AttentionNet, build_model, evaluate, position_parameters
+from attnconv.models import AttentionNet, build_model, encoding_parameters, evaluate, position_parameters
 from attnconv.precision import Computation, choose, computing
 from attnconv.runs import Run, RunError, identity, locked, reading, write_record, writing
 
@@ -66,24 +66,25 @@ def lr_factor(step: int, steps: int, warmup: float) -> float:
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """SGD (the paper's), AdamW, or AdamW and Muon. Each group of parameters keeps its ``peak_lr``.
 
-    Centres and spreads have no weight decay, and a learning rate of their own where ``position_lr`` gives one. With
-    AdamW and Muon, biases and norms have no weight decay either. Muon takes the weights between the input and the
-    classifier.
+    Centres and spreads have no weight decay, and a learning rate of their own where ``position_lr`` gives one. The same
+    is true of learned encodings where ``encoding_lr`` gives one. With AdamW and Muon, biases and norms have no weight
+    decay either. Muon takes the weights between the input and the classifier.
     """
     sgd, muon = config.optimizer == "sgd", config.optimizer == "muon"
-    positions = position_parameters(model)
+    positions, encodings = position_parameters(model), encoding_parameters(model) if config.encoding_lr else []
     inner = [
         p
         for name, p in model.named_parameters()
         if muon and name.startswith(("blocks.", "stages.")) and name.endswith(".weight") and p.dim() > 1
     ]
-    apart = {id(p) for p in [*positions, *inner]}
+    apart = {id(p) for p in [*positions, *encodings, *inner]}
     rest = [p for p in model.parameters() if id(p) not in apart]
     lr = config.adamw_lr if muon else config.lr
     groups = [
         dict(params=[p for p in rest if p.dim() > 1 or sgd], peak_lr=lr, weight_decay=config.weight_decay),
         dict(params=[p for p in rest if p.dim() <= 1 and not sgd], peak_lr=lr, weight_decay=0.0),
         dict(params=positions, peak_lr=config.position_lr or lr, weight_decay=0.0),
+        dict(params=encodings, peak_lr=config.encoding_lr, weight_decay=0.0),
     ]
     groups = [group for group in groups if group["params"]]
     if sgd:
@@ -124,8 +125,9 @@ class Trainer:
         self.computation = choose(self.device, config.precision)
         self.forward = compiled(team.wrap(model, self.device), self.device, config.compile)
         self.optimizers = build_optimizers(model, config)
-        positions = {id(p) for p in position_parameters(model)}
-        self.clipped = [p for p in model.parameters() if id(p) not in positions]
+        positions = position_parameters(model) + (encoding_parameters(model) if config.encoding_lr else [])
+        own_rate = {id(p) for p in positions}
+        self.clipped = [p for p in model.parameters() if id(p) not in own_rate]
         self.data, self.validation = data, None
         if config.validation:
             self.data, *self.validation = data.hold_out(config.validation, config.seed)
@@ -359,7 +361,7 @@ class Trainer:
         if not math.isfinite(loss):
             raise TrainingError(
                 f"The loss is {loss} at epoch {self.epoch + 1}, step {self.step} of {self.epoch_steps} (learning rate "
-                f"{lr:.3g}); {self.kept()}. Lower lr or position_lr, or set clip, in a run of its own."
+                f"{lr:.3g}); {self.kept()}. Lower lr, position_lr or encoding_lr, or set clip, in a run of its own."
             )
 
 
