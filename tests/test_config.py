@@ -209,6 +209,14 @@ def test_the_papers_presets_have_its_dropout_and_the_small_profiles_none():
         assert {profile.configs(preset)[0].attention_dropout for preset in PRESETS} == {0.0}
 
 
+@pytest.mark.parametrize("file", sorted(PROFILES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_the_study_of_every_profile_is_of_short_runs_of_a_narrow_model(file):
+    profile = load_profile(file)
+    study, longer = profile.study, profile.study.longer or profile.study
+    model, recipe = profile.configs("quadratic", 0, study.model | longer.model, study.train | longer.train)
+    assert recipe.epochs <= 4 and model.hidden <= 32 and recipe.position_lr
+
+
 def test_learning_rates_follow_the_batch_size_with_sgd_only():
     assert scaled(TrainConfig(), 400) == {"batch_size": 400, "lr": 0.4}
     own = {"position_lr": 1.0, "encoding_lr": 0.5}

@@ -238,9 +238,16 @@ def to_dict(config: Config) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
+_LATER = ("encoding_lr",)
+"""Values that came when runs had been recorded. They count where they are set, so that those runs keep their names."""
+
+
 def config_hash(*configs: Any) -> str:
     """Eight hexadecimal digits that name these configurations (or plain values)."""
     plain = [to_dict(c) if isinstance(c, Config) else c for c in configs]
+    for place, values in enumerate(plain):
+        if isinstance(values, dict):
+            plain[place] = {n: value for n, value in values.items() if value is not None or n not in _LATER}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
 
 
