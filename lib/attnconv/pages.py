@@ -224,18 +224,25 @@ def _trained(runs: Sequence[Run], table_1: list[list[str]]) -> str:
 
 
 def _recipe(runs: Sequence[Run]) -> str:
-    """What quadratic heads here owe to a recipe that is not the paper's, in words; empty if nothing."""
-    theirs = PRESETS["quadratic"]
+    """What heads here owe to a recipe that is not the paper's, in words; empty if nothing."""
+    theirs, words = PRESETS["quadratic"], {}  # a sentence or two for each preset, of its first run
+    names = ("centre_start", "centre_std", "spread_start")
     for run in runs:
-        names = ("centre_start", "centre_std", "spread_start")
         ours, base = ([getattr(model, name) for name in names] for model in (run.model, theirs.model))
         if run.preset == "quadratic" and (run.train.position_lr or ours != base):
             rate = f", and learn at a rate of their own ({run.train.position_lr:g})" if run.train.position_lr else ""
-            return (
+            words.setdefault(
+                run.preset,
                 f"Quadratic heads here start {_start(*ours)}{rate}. The paper's start {_start(*base)} and learn at the "
-                "rate of the weights. Notebook 10 shows what that does."
+                "rate of the weights. Notebook 10 shows what that does.",
             )
-    return ""
+        if run.preset == "learned" and run.train.encoding_lr:
+            words.setdefault(
+                run.preset,
+                f"Learned encodings, too, learn at a rate of their own here ({run.train.encoding_lr:g}); notebook 05 "
+                "shows what that does.",
+            )
+    return " ".join(words.values())
 
 
 def _start(kind: str, width: float, sharpness: float) -> str:
