@@ -236,11 +236,11 @@ def _recipe(runs: Sequence[Run]) -> str:
                 f"Quadratic heads here start {_start(*ours)}{rate}. The paper's start {_start(*base)} and learn at the "
                 "rate of the weights. Notebook 10 shows what that does.",
             )
-        if run.preset == "learned" and run.train.encoding_lr:
+        if run.model.kind.startswith("learned") and run.train.encoding_lr:
             words.setdefault(
                 run.preset,
-                f"Learned encodings, too, learn at a rate of their own here ({run.train.encoding_lr:g}); notebook 05 "
-                "shows what that does.",
+                f"The encoding of {run.title} learns at a rate of its own ({run.train.encoding_lr:g}); notebook 05 shows "
+                "what that does.",
             )
     return " ".join(words.values())
 
