@@ -160,6 +160,10 @@ def test_what_was_trained_and_what_heads_owe_to_the_recipe_is_said(output):
     [recipe] = re.findall(r"Quadratic heads here start.*?</p>", page, re.DOTALL)
     assert "evenly over a disc" in recipe and "sigma 0.5" in recipe and "a rate of their own (0.01)" in recipe
     assert "The paper&#39;s start at random around the query (standard deviation 2 pixels, sigma 1)" in recipe
+    assert "The encoding of SA learned learns" not in page
+    (output / "runs").unlink()
+    (output / "runs").symlink_to(RECORDS["evening"] / "study")
+    assert "The encoding of SA learned learns at a rate of its own (0.0" in write_page(output).read_text()
 
 
 def test_figures_of_the_paper_stand_in_its_order_with_the_verdict_that_rests_on_them(output):

@@ -239,8 +239,8 @@ def _recipe(runs: Sequence[Run]) -> str:
         if run.model.kind.startswith("learned") and run.train.encoding_lr:
             words.setdefault(
                 run.preset,
-                f"The encoding of {run.title} learns at a rate of its own ({run.train.encoding_lr:g}); notebook 05 shows "
-                "what that does.",
+                f"The encoding of {run.title} learns at a rate of its own ({run.train.encoding_lr:g}); notebook 05 "
+                "shows what that does.",
             )
     return " ".join(words.values())
 
