@@ -99,7 +99,9 @@ def test_a_run_of_another_depth_stands_beside_the_others(reproduced, tmp_path):
 def test_the_executed_explorer_is_a_picture(reproduced):
     output, _ = reproduced
     [copy] = (output / "notebooks").glob("08*.ipynb")
-    outputs = [o for cell in nbformat.read(copy, as_version=4).cells for o in cell.get("outputs", ())]
+    executed = nbformat.read(copy, as_version=4)
+    assert "widgets" not in executed.metadata
+    outputs = [o for cell in executed.cells for o in cell.get("outputs", ())]
     shown = [o.data for o in outputs if "image/png" in o.get("data", {})]
     assert len(shown) == 1 and not any("widget" in kind for kind in shown[0])
 

@@ -185,7 +185,7 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     assert run(toys) == 0
     assert toys.executed() == []
 
-    toys.add("02_theory", "print('changed')")
+    toys.add("02_theory", "print('changed')\nobject()")
     (toys.output / "figures" / "04-f.png").unlink()
     assert run(toys) == 0
     assert toys.executed() == ["02", "04"]
@@ -198,7 +198,7 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     before = copy.read_bytes()
     assert run(toys, only=["02"], force=True) == 0
     assert toys.executed() == ["02"]
-    assert copy.read_bytes() == before  # no time of day, no random id
+    assert copy.read_bytes() == before  # no time of day, no random id, no address
     assert not list((toys.output / "notebooks").glob(".running*"))
 
 

@@ -196,14 +196,14 @@ class TrainConfig(Config):
     adamw_lr: Positive = 0.003  # with Muon: peak learning rate of what AdamW trains
     position_lr: Positive | None = None  # learning rate of centres and spreads; None is ``lr``, the paper's way
     encoding_lr: Positive | None = None
-    """Learning rate of a learned encoding's vectors, which then have no weight decay; None, the paper's way: that of
-    the other parameters."""
+    """Learning rate of a learned encoding's vectors, which then are neither decayed nor clipped; None, the paper's way:
+    that of the other parameters."""
     momentum: Share = 0.9  # of SGD and Muon, or AdamW's first beta
     beta2: Share = 0.99  # AdamW's second beta
     weight_decay: NotNegative = 1e-4  # never on centres and spreads; with AdamW and Muon on matrices only
     label_smoothing: Share = 0.0  # share of each label that is spread evenly over all classes
     warmup: Share = 0.05  # share of all steps over which the learning rate rises linearly; a cosine to zero follows
-    clip: Positive | None = None  # largest gradient norm (of what has no rate of its own); None does not clip
+    clip: Positive | None = None  # largest gradient norm (centres and spreads aside); None does not clip
     augment: bool = True  # pad by 4 and crop, flip left-right: each image its own draw
     validation: int = Field(0, ge=0, le=10**9)
     """Training images to hold out, balanced by class; their accuracy is reported beside the test accuracy."""

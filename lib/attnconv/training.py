@@ -63,6 +63,11 @@ def lr_factor(step: int, steps: int, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
+def _where_heads_look(model: nn.Module, config: TrainConfig) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Centres and spreads, and learned encodings with a rate of their own: neither is decayed or clipped."""
+    return position_parameters(model), encoding_parameters(model) if config.encoding_lr else []
+
+
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """SGD (the paper's), AdamW, or AdamW and Muon. Each group of parameters keeps its ``peak_lr``.
 
@@ -71,7 +76,7 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     decay either. Muon takes the weights between the input and the classifier.
     """
     sgd, muon = config.optimizer == "sgd", config.optimizer == "muon"
-    positions, encodings = position_parameters(model), encoding_parameters(model) if config.encoding_lr else []
+    positions, encodings = _where_heads_look(model, config)
     inner = [
         p
         for name, p in model.named_parameters()
@@ -125,9 +130,8 @@ class Trainer:
         self.computation = choose(self.device, config.precision)
         self.forward = compiled(team.wrap(model, self.device), self.device, config.compile)
         self.optimizers = build_optimizers(model, config)
-        positions = position_parameters(model) + (encoding_parameters(model) if config.encoding_lr else [])
-        own_rate = {id(p) for p in positions}
-        self.clipped = [p for p in model.parameters() if id(p) not in own_rate]
+        apart = {id(p) for group in _where_heads_look(model, config) for p in group}
+        self.clipped = [p for p in model.parameters() if id(p) not in apart]
         self.data, self.validation = data, None
         if config.validation:
             self.data, *self.validation = data.hold_out(config.validation, config.seed)

@@ -103,11 +103,11 @@ def save_animation(animation: Animation, path: str | Path, frames_per_second: fl
 
 @styled
 def player(animation: Animation, frames_per_second: float = 10) -> str:
-    """An animation as HTML, with buttons. The same one gives the same text: Matplotlib draws a name by chance."""
+    """An animation as HTML, with buttons. The same one gives the same text: Matplotlib's random name is replaced."""
     with plt.rc_context({"savefig.dpi": FRAME_DPI}):
         html = animation.to_jshtml(frames_per_second, default_mode="once")
-    chance = re.search(r'id="_anim_img([0-9a-f]{32})"', html)[1]
-    return html.replace(chance, hashlib.sha256(html.replace(chance, "").encode()).hexdigest()[:8])
+    random = re.search(r'id="_anim_img([0-9a-f]{32})"', html)[1]
+    return html.replace(random, hashlib.sha256(html.replace(random, "").encode()).hexdigest()[:8])
 
 
 def new_figure(width: float, height: float, layout: str | None = "constrained") -> Figure:
