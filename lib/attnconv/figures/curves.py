@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,6 +24,7 @@ from attnconv.figures.style import (
     array,
     model_colours,
     new_figure,
+    ordered_colours,
     rows_and_columns,
     styled,
 )
@@ -131,7 +131,7 @@ def reach_over_training(reach: Mapping[str, ArrayLike], grid: tuple[int, int]) -
     }
     distance = np.hypot(*(np.indices(grid) - np.reshape(grid, (2, 1, 1)) // 2))
     levels = {"attention spread evenly": distance.mean(), "farthest pixel": distance.max()}
-    colours = sns.color_palette("flare", max(map(len, panels.values())))
+    colours = ordered_colours("flare", max(map(len, panels.values())))
     return lines(panels, "Epoch", "Reach (pixels)", levels, colours=colours)
 
 
@@ -152,7 +152,7 @@ def kernel_closeness(
     figure = new_figure((SINGLE, DOUBLE)[panels - 1], 2.2)
     axes = figure.subplots(1, panels, squeeze=False)[0]
     for ax in axes:
-        ax.set_prop_cycle(color=sns.color_palette("crest", len(sizes)))
+        ax.set_prop_cycle(color=ordered_colours("crest", len(sizes)))
         ax.set(xlim=(0.7, len(layers) + 0.3), xticks=layers, xlabel="Layer")
         ax.grid(axis="y")
     handles = axes[0].plot(layers, shares, label=[f"{k} × {k}" for k in sizes], **look)
@@ -207,7 +207,7 @@ def coverage_grid(factors: Mapping[str, Mapping[str, Mapping[str, NDArray]]]) ->
     figure = new_figure(DOUBLE, 3.4)
     widths = [len(levels) for levels in factors.values()]
     axes = figure.subplots(2, len(factors), squeeze=False, sharex="col", sharey="row", width_ratios=widths)
-    first, second = sns.color_palette("flare", 2)
+    first, second = ordered_colours("flare", 2)
     for (taps, accuracy), (factor, levels) in zip(axes.T, factors.items(), strict=True):
         _levels(taps, [v["covered"][:, 0] for v in levels.values()], first, "o", -0.1)
         _levels(taps, [v["covered"][:, 1] for v in levels.values()], second, "s", 0.1)

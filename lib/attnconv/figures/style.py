@@ -11,8 +11,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-import seaborn as sns
 from matplotlib.animation import Animation, PillowWriter
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike, NDArray
@@ -23,10 +23,11 @@ FRAME_DPI = 110
 """Dots an inch of an animation, which is seen on screens only."""
 
 STYLE = Path(__file__).with_name("attnconv.mplstyle")
-MAP_COLOURS = sns.blend_palette(["white", *sns.color_palette("mako_r", 12)], as_cmap=True)
-"""From white (no attention) to black."""
+_MAKO = ("#b7e6c5", "#82d8b0", "#50c6ad", "#3cb2ad", "#359baa", "#3485a5", "#3670a0", "#3b589a", "#414184", "#3c3162")
+MAP_COLOURS = LinearSegmentedColormap.from_list("maps", ["white", *_MAKO, "#312140", "#1f1220"])
+"""From white (no attention) to black: seaborn's mako_r. Copied, as importing seaborn takes a second."""
 _SIGNED = ["#053061", "#2166ac", "#6baed6", "white", "#f4906a", "#b2182b", "#67001f"]
-SIGNED_COLOURS = sns.blend_palette(_SIGNED, as_cmap=True)
+SIGNED_COLOURS = LinearSegmentedColormap.from_list("signed", _SIGNED)
 """Blue below zero, white at zero, red above."""
 QUERY_COLOUR = "#D55E00"
 """The frame of the query pixel on maps and images; over plain grids of shifts its frame is black."""
@@ -48,6 +49,13 @@ MODELS = {
 }
 _OTHER_MODELS = ("#882255", "#8C613C", "#332288", "#999933", "#949494", "#FBAFE4", "#ECE133")
 """For models of other titles: none looks like one above."""
+
+
+def ordered_colours(ramp: str, count: int) -> list:
+    """That many colours of one of seaborn's ramps, for things that have an order, such as layers."""
+    from seaborn import color_palette  # takes a second
+
+    return color_palette(ramp, count)
 
 
 def head_colours(heads: int) -> list[str]:
