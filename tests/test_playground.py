@@ -15,7 +15,7 @@ from torch import nn
 
 from attnconv.attention import QuadraticAttention
 from attnconv.equivalence import conv_to_attention, missed_mass, tap_shifts
-from attnconv.explorer import Playground, export_playground, playground
+from attnconv.explorer import Playground
 from node import in_node, needs_node, run_tests
 
 
@@ -73,7 +73,7 @@ def test_the_formula_is_the_library_s() -> None:
 
 
 def test_the_pictures_are_small_and_named() -> None:
-    widget = playground()
+    widget = Playground()
     assert [picture["name"] for picture in widget.pictures] == ["hopper", "boot", "shapes", "pixel"]
     for picture in widget.pictures:
         pixels = base64.b64decode(picture["data"])
@@ -83,7 +83,7 @@ def test_the_pictures_are_small_and_named() -> None:
 
 
 def test_the_page_is_whole_and_needs_nothing(tmp_path: Path) -> None:
-    page = export_playground(tmp_path / "playground.html").read_text()
+    page = Playground().export_html(tmp_path / "playground.html").read_text()
     assert len(page.encode()) < 300_000
     assert "import {" not in page and "import(" not in page
     assert not re.findall(r"(?:src|href)=[\"'](?!data:)|url\((?!data:)|https?://", page)
@@ -94,11 +94,11 @@ def test_the_page_is_whole_and_needs_nothing(tmp_path: Path) -> None:
 
 def test_it_is_a_picture_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNCONV_STATIC", "1")
-    bundle, _ = playground()._repr_mimebundle_()
+    bundle, _ = Playground()._repr_mimebundle_()
     assert set(bundle) == {"image/png", "text/plain"}
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     monkeypatch.delenv("ATTNCONV_STATIC")
-    bundle, _ = playground()._repr_mimebundle_()
+    bundle, _ = Playground()._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle and "image/png" in bundle
 
 
@@ -112,4 +112,4 @@ def test_the_still_picture_shows_the_sharpness() -> None:
 @pytest.mark.parametrize("alpha", [0.0, -1.0, 51.0, float("nan")])
 def test_a_sharpness_out_of_range_is_refused(alpha: float) -> None:
     with pytest.raises(ValueError, match="from 0.02"):
-        playground(alpha)
+        Playground(alpha)

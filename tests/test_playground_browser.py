@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from attnconv.config import ModelConfig
-from attnconv.explorer import explore, export_playground, playground
+from attnconv.explorer import Playground, explore
 from attnconv.explorer.assets import FRONT
 from attnconv.models import build_model
 from attnconv.pages import write_page
@@ -25,7 +25,7 @@ pytestmark = needs_browser
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("playground") / "page.html"
-    path.write_text(playground().page())
+    path.write_text(Playground().page())
     return path
 
 
@@ -313,7 +313,7 @@ def test_a_drag_is_drawn_within_a_frame(browser: playwright.Browser, file: Path)
 
 def test_the_pages_lead_back_to_the_index(browser: playwright.Browser, tmp_path: Path) -> None:
     """Where the index led to them; alone they have no such link."""
-    export_playground(tmp_path / "playground.html")
+    Playground().export_html(tmp_path / "playground.html")
     torch.manual_seed(0)
     small = ModelConfig(image_size=(28, 28), image_channels=1, downsampling=4, layers=1, heads=2, hidden=4, mlp=4)
     explore(build_model(small)).export_html(tmp_path / "explorer.html")
@@ -333,7 +333,7 @@ def test_the_pages_lead_back_to_the_index(browser: playwright.Browser, tmp_path:
 
 def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
     """What anywidget does with it: a model with traits, two views, a state that comes from Python, removal."""
-    widget = playground(0.7)
+    widget = Playground(0.7)
     traits = json.dumps(dict(pictures=widget.pictures, colours=widget.colours, state=widget.state))
     page = as_widget(browser, "playground", traits, views=2)
     page.set_viewport_size(dict(width=900, height=900))

@@ -122,7 +122,7 @@ def test_the_doctor_says_what_is_missing_and_never_fails_itself(capsys, monkeypa
     assert doctor.doctor() == 1
     out = capsys.readouterr().out
     assert re.search(r"!!  numpy>=\S+ +ValueError: 1.0, but needed is numpy>=", out)
-    assert re.search(r"!!  torch>=2.6 +.*2.5.1", out) and re.search(r"!!  torchvision>=\S+ +ModuleNotFoundError", out)
+    assert re.search(r"!!  torch>=2.9 +.*2.5.1", out) and re.search(r"!!  torchvision>=\S+ +ModuleNotFoundError", out)
     assert re.search(r"!!  data: embedded .*git checkout data", out) and "!!  GPU" in out
     assert "5 to put right" in out and "make clean" in out
 

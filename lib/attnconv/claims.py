@@ -21,13 +21,16 @@ class PaperClaim:
     text: str
     section: str
     """Where, in the paper."""
-    notebook: str
-    """Number of the notebook that checks it."""
-    figure: str = ""
+    figure: str
     """File name, without its suffix, of the picture that the verdict rests on."""
     paper: str = "holds"
     reproduction: str = "—"
     """What the reproduction of 2021 reports about it; a dash where we know of nothing."""
+
+    @property
+    def notebook(self) -> str:
+        """Number of the notebook that checks it."""
+        return self.figure[:2]
 
     @property
     def paper_figure(self) -> int | None:
@@ -38,16 +41,15 @@ class PaperClaim:
 
 PAPER_CLAIMS = {
     "theorem": PaperClaim(
-        "K² heads with a relative encoding can be any K × K convolution.", "Theorem 1", "01", "01-sum-of-heads"
+        "K² heads with a relative encoding can be any K × K convolution.", "Theorem 1", "01-sum-of-heads"
     ),
-    "borders": PaperClaim("Padding the input makes both agree at the borders too.", "3, remarks", "01", "01-border"),
+    "borders": PaperClaim("Padding the input makes both agree at the borders too.", "3, remarks", "01-border"),
     "three-numbers": PaperClaim(
-        "An encoding of three numbers a shift lets a head attend to one pixel exactly.", "Lemma 2", "02", "02-hardening"
+        "An encoding of three numbers a shift lets a head attend to one pixel exactly.", "Lemma 2", "02-hardening"
     ),
     "matches-resnet": PaperClaim(
         "The quadratic encoding is as accurate as ResNet18.",
         "4, figure 2 and table 1",
-        "06",
         "06-accuracy",
         "93.8 against 93.8",
         "93.65 against 94.63",
@@ -55,7 +57,6 @@ PAPER_CLAIMS = {
     "quadratic-ahead": PaperClaim(
         "The learned encoding is less accurate than the quadratic one.",
         "4, table 1",
-        "06",
         "06-accuracy",
         "91.8 against 93.8",
         "90.36 against 93.65",
@@ -63,41 +64,37 @@ PAPER_CLAIMS = {
     "content-lower": PaperClaim(
         "With content, accuracy is lower.",
         "4, table 1",
-        "06",
         "06-accuracy",
         "87.1 against 91.8",
         "86.36 against 90.36",
     ),
-    "content-harder": PaperClaim("With content, the model is harder to train.", "4.3", "06", "06-accuracy"),
+    "content-harder": PaperClaim("With content, the model is harder to train.", "4.3", "06-accuracy"),
     "grid": PaperClaim(
         "Quadratic heads of the early layers form a grid around the query.",
         "4.2, figures 3 and 4",
-        "04",
         "04-grid-quadratic",
     ),
-    "apart": PaperClaim("These heads do not overlap.", "4.2, figure 4", "04", "04-gaussian-heads-quadratic"),
-    "reach": PaperClaim("Deeper layers look further.", "4.2, figure 4", "04", "04-reach-quadratic"),
+    "apart": PaperClaim("These heads do not overlap.", "4.2, figure 4", "04-gaussian-heads-quadratic"),
+    "reach": PaperClaim("Deeper layers look further.", "4.2, figure 4", "04-reach-quadratic"),
     "single-pixels": PaperClaim(
-        "Learned heads of layers 1 to 3 attend to single pixels.", "4.3, figure 5", "05", "05-learned-7x7"
+        "Learned heads of layers 1 to 3 attend to single pixels.", "4.3, figure 5", "05-learned-7x7"
     ),
     "constant-shift": PaperClaim(
         "With content, some heads of layers 2 and 3 keep their shift when the query moves.",
         "4.3, figures 6 and 7",
-        "05",
         "05-content-other-query",
     ),
     "position-wins": PaperClaim(
-        "With content, position matters more than content.", "4.3, figure 6", "05", "05-content-share"
+        "With content, position matters more than content.", "4.3, figure 6", "05-content-share"
     ),
     "pruned": PaperClaim(
         "Degenerate heads of a full covariance can be dropped without loss.",
         "appendix",
-        "04",
         "04-appendix-quadratic_pruned",
     ),
-    "sixteen": PaperClaim("Sixteen heads fill a larger grid.", "appendix", "04", "04-appendix-quadratic_16"),
+    "sixteen": PaperClaim("Sixteen heads fill a larger grid.", "appendix", "04-appendix-quadratic_16"),
     "flops": PaperClaim(
-        "The linear layers of the quadratic model take 6.2 billion FLOPs.", "table 1", "09", "09-flops", "6.2 billion"
+        "The linear layers of the quadratic model take 6.2 billion FLOPs.", "table 1", "09-flops", "6.2 billion"
     ),
 }
 """The paper's claims, in its order. A notebook that checks one says so: ``claims.check(..., paper="grid")``."""

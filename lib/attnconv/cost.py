@@ -34,28 +34,15 @@ def cost(config: ModelConfig) -> Cost:
     """Count a model without running it: no memory is allocated."""
     with torch.device("meta"):
         model = build_model(config)
-    linear = _linear_flops(model, config)
+    counts: list[int] = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.register_forward_hook(lambda m, _, y: counts.append(2 * y.numel() * m.weight[0].numel()))
+    model.eval()(torch.empty(1, config.image_channels, *config.image_size, device="meta"))
+    linear = sum(counts)
     scores, dense, separable = (sum(per_layer) for per_layer in zip(*attention_flops(config), strict=True))
     parameters = sum(p.numel() for p in model.parameters())
     return Cost(parameters, linear, linear + scores + dense, linear + scores + separable)
-
-
-def _linear_flops(model: nn.Module, config: ModelConfig) -> int:
-    """FLOPs of all `nn.Linear` and `nn.Conv2d` for one image: what the paper's Table 1 counts. The hooks stay on."""
-    total = 0
-
-    def count(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-        nonlocal total
-        if isinstance(module, nn.Linear):
-            total += 2 * output.numel() * module.in_features
-        else:
-            total += 2 * output.numel() * module.weight[0].numel()
-
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            module.register_forward_hook(count)
-    model.eval()(torch.empty(1, config.image_channels, *config.image_size, device="meta"))
-    return total
 
 
 def attention_flops(config: ModelConfig) -> list[tuple[int, int, int]]:

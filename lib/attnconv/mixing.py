@@ -68,12 +68,8 @@ def mix_dense(x: Tensor, probabilities: Tensor) -> Tensor:
     heads, pixels = probabilities.shape[0], height * width
     # Rows ordered (query, head), so that the product is already channels last: no copy. Autocast would cast P once for
     # each image after `expand`.
-    rows = (
-        probabilities.to(_product_type(probabilities))
-        .reshape(heads, pixels, pixels)
-        .transpose(0, 1)
-        .reshape(pixels * heads, pixels)
-    )
+    rows = probabilities.to(_product_type(probabilities)).reshape(heads, pixels, pixels)
+    rows = rows.transpose(0, 1).reshape(pixels * heads, pixels)
     mixed = torch.bmm(rows.expand(batch, -1, -1), x.reshape(batch, pixels, channels))  # (B, N h, C)
     return mixed.view(batch, height, width, heads * channels)
 

@@ -22,14 +22,8 @@ def build_attention(config: ModelConfig, heads: int) -> QuadraticAttention | Lea
     sizes = (config.hidden, config.hidden, heads)
     dropout = config.attention_dropout
     if config.kind == "quadratic":
-        return QuadraticAttention(
-            *sizes,
-            covariance=config.covariance,
-            dropout=dropout,
-            centre_std=config.centre_std,
-            centre_start=config.centre_start,
-            spread_start=config.spread_start,
-        )
+        own = config.model_dump(include={"covariance", "centre_std", "centre_start", "spread_start"})
+        return QuadraticAttention(*sizes, dropout=dropout, **own)
     if config.kind == "learned":
         return LearnedAttention(*sizes, max_size=max(config.grid), dropout=dropout)
     if config.kind == "learned_content":

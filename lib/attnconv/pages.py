@@ -13,7 +13,7 @@ import contextlib
 import csv
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,6 @@ class _WithMathML(IPythonRenderer):
         return self.inline_math(body, display="block")
 
 
-def _markdown(source: str) -> str:
-    return MarkdownWithMath(renderer=_WithMathML(escape=False)).render(source)
-
-
 def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = None) -> None:
     """Write an executed notebook as a page that needs no other file and no network.
 
@@ -101,8 +97,9 @@ def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = 
     notebooks lead there, other links within the repository to the index.
     """
     pages = pages or {}
+    markdown = MarkdownWithMath(renderer=_WithMathML(escape=False))
     shown = {"NbConvertBase": {"display_data_priority": SHOWN}}
-    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": _markdown}, config=Config(shown))
+    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": markdown.render}, config=Config(shown))
     exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
     body, _ = exporter.from_notebook_node(nbformat.read(notebook, as_version=4))
     body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # Matplotlib's player asks for a font of icons
@@ -148,20 +145,21 @@ def write_page(output: Path) -> Path:
                 else:
                     section["tables"].append(_table(file))
             case "tables", ".json":
-                section["claims"] += _own_checks(file)
+                run = file.stem.partition("-claims-")[2]  # empty where it is about several
+                section["claims"] += [(run, claim) for claim in read_claims(file) if not claim.paper]
             case "figures", ".png" | ".gif":
                 section["pictures"].append(_picture(file))
     for section in sections.values():
         section["pictures"].sort(key=lambda picture: (picture["place"], picture["name"]))  # as the notebook shows them
     pictures = [picture for section in sections.values() for picture in section["pictures"]]
-    runs = list(_runs(output / "runs"))
+    runs = find_runs(output / "runs")
     folders = {folder.name: folder for folder in (RECORDS["evening"], output) if (folder / "tables").is_dir()}
     board = scoreboard(folders)
     found = {claim: checked.get(output.name, []) for claim, checked in board}
     page = _template("page.html.j2").render(
         name=output.name,
-        trained=_trained([run for run, _ in runs], table_1),
-        recipe=_recipe([run for run, _ in runs]),
+        trained=_trained(runs, table_1),
+        recipe=_recipe(runs),
         answers=[(question, PAPER_CLAIMS[key], found[PAPER_CLAIMS[key]]) for key, question in QUESTIONS.items()],
         verdicts=_counted(found.values()),
         columns=list(folders),
@@ -273,17 +271,6 @@ def _as_one_reads_it(rows: list[list[str]]) -> list[list[str]]:
     return [["model", *COLUMNS.values()], *read]
 
 
-def _own_checks(file: Path) -> list[tuple[str, Claim]]:
-    run = file.stem.partition("-claims-")[2]  # empty where it is about several
-    return [(run, claim) for claim in read_claims(file) if not claim.paper]
-
-
-def _runs(folder: Path) -> Iterator[tuple[Run, float]]:
-    with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # a damaged run folder
-        for run in find_runs(folder):
-            yield run, run.test_accuracy
-
-
 def _counted(found: Iterable[Sequence[Claim]]) -> str:
     """How many of the paper's claims hold here, do not, or are undecided, in a sentence without its stop."""
     kinds = [{claim.holds for claim in checked} for checked in found if checked]
@@ -291,11 +278,6 @@ def _counted(found: Iterable[Sequence[Claim]]) -> str:
     words.append((sum(len(kind) > 1 for kind in kinds), ("differs from model to model",) * 2))
     said = ", ".join(f"{number} {one if number == 1 else several}" for number, (one, several) in words if number)
     return f"Checked here: {len(kinds)}. Of these {said}" if kinds else "None has been checked here yet"
-
-
-def _verdict(checked: Sequence[Claim]) -> str:
-    """One for a claim that may have been checked several times, of several models."""
-    return ", ".join(dict.fromkeys(claim.verdict for claim in checked)) or "—"
 
 
 # ---- the README's tables ------------------------------------------------------------------------------------------
@@ -308,7 +290,7 @@ def readme_tables(folders: Mapping[str, Path] = RECORDS) -> str:
     head = ["The paper says", "Where", "Paper", "2021", *folders]
     rows = [
         [f"[{claim.text}]({_source(claim.notebook)})", claim.section, claim.paper, claim.reproduction]
-        + [_verdict(checked.get(name, [])) for name in folders]
+        + [", ".join(dict.fromkeys(claim.verdict for claim in checked.get(name, []))) or "—" for name in folders]
         for claim, checked in scoreboard(folders)
     ]
     board = tabulate(rows, head, tablefmt="pipe", disable_numparse=True)

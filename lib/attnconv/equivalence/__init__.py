@@ -1,3 +1,4 @@
+# ruff: noqa: F401 (what is imported here is what the package offers)
 """Convolution as attention: `theorem` is the paper's, `surgery` whole networks there, `reading` the way back."""
 
 from attnconv.equivalence.reading import KernelReport, attention_to_conv
@@ -11,18 +12,3 @@ from attnconv.equivalence.theorem import (
     theorem_1,
     value_matrices,
 )
-
-__all__ = [
-    "ALPHA",
-    "KernelReport",
-    "TapAttention",
-    "attention_to_conv",
-    "conv_to_attention",
-    "convert",
-    "missed_mass",
-    "padded_attention",
-    "quadratic_scores",
-    "tap_shifts",
-    "theorem_1",
-    "value_matrices",
-]

@@ -1,10 +1,8 @@
+# ruff: noqa: F401 (what is imported here is what the package offers)
 """What can be tried in a browser: the playground for Theorem 1, and the head explorer of a trained model."""
 
 from attnconv.explorer.arrays import pack, quantize
 from attnconv.explorer.images import ExplorerError, read_image
-from attnconv.explorer.playground import Playground, export_playground, playground
+from attnconv.explorer.playground import Playground
 from attnconv.explorer.sides import edited
 from attnconv.explorer.widget import Explorer, explore
-
-__all__ = ["Explorer", "ExplorerError", "Playground", "edited", "explore", "export_playground", "pack"]
-__all__ += ["playground", "quantize", "read_image"]

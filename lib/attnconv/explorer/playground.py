@@ -1,6 +1,6 @@
 """The playground for Theorem 1: a kernel, one attention head for each of its taps, and what both make of a picture.
 
-`playground` shows it in a notebook; `export_playground` writes it as one file that needs neither Python nor a network.
+`Playground` shows it in a notebook; its ``export_html`` writes one file that needs neither Python nor a network.
 All arithmetic is done in the browser (front/maths.js), for one channel in and one out. Python sends the pictures, and
 a state as text: what the link of the offline page has after its ``#``.
 """
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import traitlets
 from matplotlib import cbook
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
@@ -24,9 +24,6 @@ from attnconv import figures
 from attnconv.data import load_data
 from attnconv.equivalence import conv_to_attention
 from attnconv.explorer import assets
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TITLE = "A convolution is attention with one head per tap"
 SOBEL = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])
@@ -64,23 +61,11 @@ def _shapes(side: int) -> NDArray[np.uint8]:
     return np.rint(255 * picture).astype(np.uint8)
 
 
-def playground(alpha: float = 50.0) -> Playground:
-    """Show Theorem 1 at work: choose a kernel and a picture, move its heads, and compare their sum with `Conv2d`.
-
-    ``alpha`` is the sharpness of the heads at the start (Lemma 2): from 0.02, a blur, to 50, one pixel.
-    """
-    return Playground(alpha)
-
-
-def export_playground(path: str | Path) -> Path:
-    """Write the playground as one HTML page of its own, and return the path. A link to the page can hold any state."""
-    return playground().export_html(path)
-
-
 class Playground(assets.Widget):
-    """The playground as a widget; `playground` makes it. ``state`` is what the reader has set, as text.
+    """Theorem 1 at work: choose a kernel and a picture, move its heads, and compare their sum with `Conv2d`.
 
-    It may be set from Python: ``widget.state = "kernel=blur&size=5&alpha=0.7"``.
+    ``alpha`` is the sharpness of the heads at the start (Lemma 2): from 0.02, a blur, to 50, one pixel. ``state`` is
+    what the reader has set, as text. It may be set from Python: ``widget.state = "kernel=blur&size=5&alpha=0.7"``.
     """
 
     _esm = assets.script("playground.js")
@@ -89,7 +74,7 @@ class Playground(assets.Widget):
     colours = traitlets.List().tag(sync=True)
     state = traitlets.Unicode().tag(sync=True)
 
-    def __init__(self, alpha: float):
+    def __init__(self, alpha: float = 50.0):
         if not 0.02 <= alpha <= 50:
             raise ValueError(f"alpha = {alpha} must be from 0.02 (a blur) to 50 (one pixel).")
         self._alpha = float(alpha)

@@ -170,7 +170,7 @@ class Side:
             kernel = None
             if size and not self.content:
                 replaced = _convolution(attention, size, self.grid)(x)
-                with _answering(attention, replaced):
+                with attention.register_forward_hook(lambda *_: replaced):
                     kernel = dict(probabilities=self._probabilities(image)[0])
                 apart, reach = y - replaced, size // 2
                 kernel["error"] = _ratio(apart, whole)
@@ -184,11 +184,8 @@ class Side:
     def _through(self, layer: torch.nn.Module, image: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """What a layer is given for an image, and what it answers; None if it is not used."""
         seen = [(None, None)]
-        hook = layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
-        try:
+        with layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output))):
             predict(self.model, image)
-        finally:
-            hook.remove()
         return seen[-1]
 
     def maps(self, query: tuple[int, int], image: Tensor) -> list[NDArray]:
@@ -306,16 +303,6 @@ def _half(values: Tensor) -> bytes:
 
 def _halves(layer: torch.nn.Module) -> dict[str, bytes]:
     return dict(weight=_half(layer.weight), bias=_half(layer.bias))
-
-
-@contextlib.contextmanager
-def _answering(layer: torch.nn.Module, output: Tensor) -> Iterator[None]:
-    """The layer gives this output, whatever its input is."""
-    hook = layer.register_forward_hook(lambda *_: output)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def edit_of(place: str, change: dict[str, Any]) -> dict[str, Any]:

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import traitlets
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,9 +37,6 @@ from attnconv.explorer.images import FILE_LIMIT, ExplorerError, pool_of, read_im
 from attnconv.explorer.sides import SIGMAS, Side, edit_of, run_title
 from attnconv.explorer.subjects import side_of
 from attnconv.runs import Run, find_runs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _Shown = tuple[NDArray[np.uint8], str, int | None]
 """An image (H, W, C), its title, its class."""
