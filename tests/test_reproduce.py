@@ -325,7 +325,7 @@ def test_of_two_jobs_that_need_the_same_run_the_second_waits(tmp_path: Path, cap
 
 def test_leftovers_of_killed_runs_are_removed_but_not_where_a_model_is_trained(toys: Toys) -> None:
     half = ["notebooks/.running-02_a.ipynb", "figures/.04-a-abcdef_1.png", ".manifest-abcdefgh.json"]
-    half += [f"runs/a/{name}" for name in (".heads-abcdefgh.npz", "checkpoint/.state-abcdefgh.pt")]
+    half += [f"{kind}/a/.heads-abcdefgh.npz" for kind in ("runs", "study")] + ["runs/a/checkpoint/.state-abcdefgh.pt"]
     kept = ["figures/04-a.png", "runs/a/.lock", "runs/b/.heads-abcdefgh.npz", "notebooks/02_a.ipynb", ".gitignore"]
     for name in [*half, *kept]:
         write(toys.output / name, "")

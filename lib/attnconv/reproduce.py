@@ -414,9 +414,11 @@ def remove_leftovers(folder: Path) -> None:
     """Remove what killed runs left half-written (see `runs.writing`), but nothing where a model is being trained."""
     half = re.compile(r"\..+-[a-z0-9_]{8}(\.\w+)?|\.running-.+\.ipynb")
     places = [folder, *(folder / name for name in ("notebooks", "figures", "tables"))]
-    for place in [*places, *folder.glob("runs/*/"), *folder.glob("runs/*/checkpoint/")]:
+    kept = (folder / "runs", folder / "study")
+    places += [place for runs in kept for pattern in ("*/", "*/checkpoint/") for place in runs.glob(pattern)]
+    for place in places:
         files = [file for file in place.glob(".*") if half.fullmatch(file.name) and file.is_file()]
-        run = next((p for p in (place, place.parent) if p.parent == folder / "runs"), None)
+        run = next((p for p in (place, place.parent) if p.parent in kept), None)
         with contextlib.suppress(RunError), locked(run, wait=False) if run and files else contextlib.nullcontext():
             for file in files:
                 file.unlink(missing_ok=True)
