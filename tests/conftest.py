@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from hypothesis import strategies as st
 
 from attnconv.config import load_profile
 from attnconv.plan import plan, read_notebook
@@ -82,6 +83,25 @@ def put_run(toys: Toys, preset: str, seed: int = 0, name: str = "0", finished: b
     if finished:
         write(folder / "model.safetensors", "3")
     return folder
+
+
+def damaged(content: bytes, draw) -> bytes:
+    """Cut short, one bit flipped, something added or (JSON) a value of another type."""
+    kind, at = draw(st.sampled_from(["cut", "flip", "more", "type"])), draw(st.integers(0, len(content) - 1))
+    if kind == "cut":
+        return content[:at]
+    if kind == "flip":
+        return content[:at] + bytes([content[at] ^ 1 << draw(st.integers(0, 7))]) + content[at + 1 :]
+    line = content.splitlines()[0] if content.startswith(b'{"') else content  # of metrics.jsonl
+    value = json.loads(line) if content.startswith(b"{") else None
+    if value is None:
+        return content + draw(st.binary(min_size=1, max_size=9))
+    place = value
+    while isinstance(place, dict) and place:
+        inside, name = place, draw(st.sampled_from(sorted(place)))
+        place = inside[name] if draw(st.integers(0, 3)) else None
+    inside[name] = draw(st.sampled_from([None, 5, -1.5, "x", [], {}, True, [[1]]]))
+    return json.dumps(value).encode()
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ def test_missed_mass_of_very_sharp_and_of_no_heads():
 
 
 NETWORKS = ["resnet18", "resnext50_32x4d", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "densenet121"]
-NETWORKS += ["convnext_tiny", "vgg11_bn"]
+NETWORKS += ["convnext_tiny"]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -484,9 +484,9 @@ def test_theorem_1_as_the_paper_states_it():
 @pytest.mark.parametrize("later", [False, True])
 def test_positions_keep_their_digits_in_half_precision(dtype, reach, later):
     """bfloat16 has no 257, float16 no 2049: the heads would look at other pixels."""
-    conv = nn.Conv1d(1, 2, 3, padding=reach, dilation=reach)
+    conv = nn.Conv1d(1, 2, 3, dilation=reach)
     layer = conv_to_attention(conv).to(dtype) if later else conv_to_attention(conv.to(dtype))
-    conv, x = conv.to(dtype), torch.randn(1, 1, 2 * reach + 5).to(dtype)
+    conv, x = conv.to(dtype), torch.randn(1, 1, 2 * reach + 50).to(dtype)
     with torch.no_grad():
         assert layer.centres.dtype == torch.float32 and layer.centres[0, 1] == -reach
         torch.testing.assert_close(layer(x), conv(x), atol=0.03, rtol=0.03)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image
 
 from attnconv import heads
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
@@ -304,11 +304,8 @@ def test_exif_rotation_is_applied(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     turn = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}.get(orientation)
-    inverse = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6}
-    stored = upright if turn is None else upright.transpose(Image.Transpose(inverse[turn]))
-    content = encoded(stored, "JPEG", exif=exif, quality=95)
-    assert ImageOps.exif_transpose(Image.open(io.BytesIO(content))).size == (40, 40)
-    pixels = read_image(content, (8, 8), 1)[..., 0]
+    stored = upright if turn is None else upright.transpose(Image.Transpose(turn))
+    pixels = read_image(encoded(stored, "JPEG", exif=exif, quality=95), (8, 8), 1)[..., 0]
     assert pixels[:3, :3].min() > 200 and pixels[5:].max() < 60 and pixels[:, 5:].max() < 60
 
 

@@ -56,25 +56,14 @@ def test_averaging_costs_what_the_paper_leaves_out():
 
 
 SMALL = dict(layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=4, downsampling=4, image_size=(12, 20))
-
-
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("channels", [1, 3])
-def test_every_preset_builds_runs_and_learns(name, channels):
-    torch.manual_seed(0)
-    model = build_model(replace(PRESETS[name].model, {**SMALL, "image_channels": channels, "classes": 7}))
-    logits = model(torch.randn(4, channels, 12, 20))
-    assert logits.shape == (4, 7)
-    logits.logsumexp(1).sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+KINDS = [name for name in PRESETS if name not in ("quadratic_pruned", "quadratic_16")]
+"""Of this size those two are `quadratic_full` and `quadratic`."""
 
 
 STARTS = {  # of an earlier version: names and shapes of the state, and a sum over its values
     "resnet18": (1011028667, -111.758935),
     "quadratic": (1196347168, 12.720798),
     "quadratic_full": (2019312239, 15.001864),
-    "quadratic_pruned": (2019312239, 15.001864),
-    "quadratic_16": (1196347168, 12.720798),
     "learned": (780699840, 14.751739),
     "learned_content": (942844809, 20.071211),
     "disc": (1196347168, 10.734437),
@@ -108,26 +97,27 @@ class DevicesOfResults(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", KINDS)
 def test_nothing_is_made_on_another_device_and_copied(name):
     """A copy from the CPU in every forward pass would wait for the GPU. The device ``meta`` stands in for one."""
-    model = build_model(PRESETS[name].model).to("meta")
-    images = torch.empty(2, 3, 32, 32, device="meta")
+    model = build_model(replace(PRESETS[name].model, SMALL)).to("meta")
+    images = torch.empty(2, 3, 12, 20, device="meta")
     with DevicesOfResults() as results:
         model(images).sum().backward()
     assert len(results.seen) > 5 and {device for _, device in results.seen} == {"meta"}, results.seen
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", KINDS)
 def test_every_preset_is_one_graph_under_autocast(name):
     """As GPUs train them; ``aot_eager`` stops short of making kernels."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = build_model(replace(PRESETS[name].model, SMALL))
+    model = build_model(replace(PRESETS[name].model, SMALL | {"layers": 1, "classes": 7}))
     images = torch.randn(2, 3, 12, 20)
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16):
         logits = compiled(images)
+        assert logits.shape == (2, 7)
         logits.float().logsumexp(1).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 

@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from attnconv.config import load_profile
+from attnconv.reproduce import reproduce
 from attnconv.runs import find_runs
 from attnconv.workspace import open_workspace
 
@@ -48,56 +47,46 @@ def test_notebooks_ask_let_predict_answer_and_lead_on(path):
 
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory):
-    """The output folder of the smoke profile, where a deeper run lay already, and what the command printed."""
+    """The output folder of the smoke profile, where a deeper run lay already."""
     output = tmp_path_factory.mktemp("smoke")
     open_workspace("smoke", output=output).run("quadratic_full", model_changes=DEEPER, train_changes={"epochs": 1})
-    return output, reproduce(output)
-
-
-def reproduce(output, *more):
-    command = [sys.executable, "-m", "attnconv", "reproduce", "--profile", "smoke", "--output", str(output), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert reproduce("smoke", output=output) == 0
+    return output
 
 
 def test_every_notebook_runs(reproduced):
-    output, done = reproduced
-    assert done.returncode == 0, done.stdout + done.stderr
     profile = load_profile(PROFILES / "smoke.yaml")
-    manifest = json.loads((output / "manifest.json").read_text())
+    manifest = json.loads((reproduced / "manifest.json").read_text())
     expected = len(NOTEBOOKS) - 1 + len(profile.runs) * len(profile.seeds)  # notebook 03 once per model and seed
     assert len(manifest["notebooks"]) == expected
     assert {entry["status"] for entry in manifest["notebooks"].values()} == {"done"}
-    assert len(list((output / "notebooks").glob("*.ipynb"))) == expected
+    assert len(list((reproduced / "notebooks").glob("*.ipynb"))) == expected
 
 
 def test_every_notebook_leaves_its_figures_or_claims(reproduced):
-    output, _ = reproduced
     for path in NOTEBOOKS:
-        made = [*output.glob(f"figures/{path.name[:2]}-*.png"), *output.glob(f"tables/{path.name[:2]}-*.json")]
-        assert made or (path.name.startswith("08") and (output / "explorer.html").is_file()), path.name
-    for figure in output.glob("figures/*.png"):
+        made = [*reproduced.glob(f"figures/{path.name[:2]}-*.png"), *reproduced.glob(f"tables/{path.name[:2]}-*.json")]
+        assert made or (path.name.startswith("08") and (reproduced / "explorer.html").is_file()), path.name
+    for figure in reproduced.glob("figures/*.png"):
         assert figure.with_suffix(".pdf").stat().st_size > 1000
-    assert {file.suffix for file in output.glob("tables/06-table1.*")} == {".md", ".csv", ".tex"}
+    assert {file.suffix for file in reproduced.glob("tables/06-table1.*")} == {".md", ".csv", ".tex"}
 
 
 def test_claims_are_computed_and_arithmetic_ones_hold(reproduced):
-    output, _ = reproduced
-    claims = [claim for file in output.glob("tables/*claims*.json") for claim in json.loads(file.read_text())]
+    claims = [claim for file in reproduced.glob("tables/*claims*.json") for claim in json.loads(file.read_text())]
     assert len(claims) > 10 and all(claim["evidence"] for claim in claims)
     exact = [claim for claim in claims if "saved model has the reported accuracy" in claim["text"]]
     assert len(exact) == 4 and all(claim["holds"] for claim in exact)
 
 
 def test_a_run_of_another_depth_stands_beside_the_others(reproduced):
-    output, _ = reproduced
-    [deeper] = [run for run in find_runs(output / "runs") if run.preset == "quadratic_full"]
+    [deeper] = [run for run in find_runs(reproduced / "runs") if run.preset == "quadratic_full"]
     assert deeper.model.layers == DEEPER["layers"]
-    assert any(deeper.path.name in file.read_text() for file in output.glob("figures/04-appendix-*.json"))
+    assert any(deeper.path.name in file.read_text() for file in reproduced.glob("figures/04-appendix-*.json"))
 
 
 def test_the_executed_explorer_is_a_picture(reproduced):
-    output, _ = reproduced
-    [copy] = (output / "notebooks").glob("08*.ipynb")
+    [copy] = (reproduced / "notebooks").glob("08*.ipynb")
     executed = nbformat.read(copy, as_version=4)
     assert "widgets" not in executed.metadata
     outputs = [o for cell in executed.cells for o in cell.get("outputs", ())]
@@ -105,9 +94,7 @@ def test_the_executed_explorer_is_a_picture(reproduced):
     assert len(shown) == 1 and not any("widget" in kind for kind in shown[0])
 
 
-def test_a_second_run_does_nothing(reproduced):
-    output, _ = reproduced
-    before = {file: file.stat().st_mtime_ns for file in output.glob("figures/*")}
-    again = reproduce(output)
-    assert again.returncode == 0 and "up to date" in again.stdout
-    assert {file: file.stat().st_mtime_ns for file in output.glob("figures/*")} == before
+def test_a_second_run_does_nothing(reproduced, capsys):
+    before = {file: file.stat().st_mtime_ns for file in reproduced.glob("figures/*")}
+    assert reproduce("smoke", output=reproduced) == 0 and "up to date" in capsys.readouterr().out
+    assert {file: file.stat().st_mtime_ns for file in reproduced.glob("figures/*")} == before

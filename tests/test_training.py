@@ -33,6 +33,7 @@ from attnconv.models import build_model, encoding_parameters, position_parameter
 from attnconv.precision import Computation
 from attnconv.runs import Run, RunError, find_runs, identity, locked, writing
 from attnconv.training import Trainer, TrainingError, build_optimizers, evaluate, load_run, lr_factor, train
+from conftest import damaged
 
 MODEL = ModelConfig(downsampling=4, layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=4)
 """With dropout, as the defaults have it: its masks must be the same after resuming."""
@@ -56,14 +57,11 @@ def run(data, tmp_path_factory):
 
 
 def test_bfloat16_trains_to_about_the_same(run, data, tmp_path):
-    whole, half = (
-        train(MODEL, replace(RECIPE, {"precision": name}), data, tmp_path / name, preset="quadratic")
-        for name in ("float32", "bfloat16")
-    )
-    losses = [[line["train_loss"] for line in one.metrics] for one in (whole, half)]
+    half = train(MODEL, replace(RECIPE, {"precision": "bfloat16"}), data, tmp_path, preset="quadratic")
+    losses = [[line["train_loss"] for line in one.metrics] for one in (run, half)]
     np.testing.assert_allclose(*losses, rtol=0.02)
     assert losses[0] != losses[1]
-    assert half.test_accuracy == pytest.approx(whole.test_accuracy, abs=0.1)
+    assert half.test_accuracy == pytest.approx(run.test_accuracy, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -340,23 +338,6 @@ def test_unfinished_runs_are_not_found_and_not_loaded(run, tmp_path):
 # Damage
 
 
-def damaged(content: bytes, draw) -> bytes:
-    """Cut short, one bit flipped, or (JSON) a value of another type."""
-    kind = draw(st.sampled_from(["truncate", "flip", "type"]))
-    if kind == "truncate":
-        return content[: draw(st.integers(0, len(content) - 1))]
-    if kind == "flip":
-        at = draw(st.integers(0, len(content) - 1))
-        return content[:at] + bytes([content[at] ^ 1 << draw(st.integers(0, 7))]) + content[at + 1 :]
-    try:
-        value = json.loads(content.splitlines()[0] if content.startswith(b'{"') else content)
-    except ValueError:
-        return b""
-    inner = draw(st.sampled_from([value, *(v for v in value.values() if isinstance(v, dict))]))
-    inner[draw(st.sampled_from(sorted(inner)))] = draw(st.sampled_from([None, 5, -1.5, "x", [], {}, True, [[1]]]))
-    return json.dumps(value).encode()
-
-
 @pytest.mark.filterwarnings("ignore:The run folder one is left out")
 def test_damage_is_named_or_harmless(run, tmp_path_factory):
     whole, weights = {**run.heads, "right": run.right}, dict(load_run(run.path)[0].state_dict())
@@ -368,7 +349,7 @@ def test_damage_is_named_or_harmless(run, tmp_path_factory):
     folder = runs / "one"
     folder.mkdir()
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(st.data())
     def damage(data):
         name = data.draw(st.sampled_from(sorted(content)))
@@ -495,12 +476,11 @@ def test_a_damaged_checkpoint_is_named_or_resumes_to_the_same_bits(run, data, tm
     damage()
 
 
-@pytest.mark.parametrize("size", [0, 1000, None])
-def test_a_finished_run_whose_weights_are_damaged_is_trained_again(run, data, tmp_path, size):
+def test_a_finished_run_whose_weights_are_damaged_is_trained_again(run, data, tmp_path):
     shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "model.safetensors"
     content = file.read_bytes()
-    file.write_bytes(content[:size] if size is not None else content[:-1] + bytes([content[-1] ^ 1]))
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert not Run(tmp_path).finished
     with pytest.raises(RunError, match="its model.safetensors is damaged"):
         load_run(tmp_path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +64,7 @@ SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg
 NUMBER = re.compile(r"[-+−]?\d+(\.\d+)?(e[-+]?\d+)?( ± \d+(\.\d+)?)?")
 
 
+@functools.cache
 def _template(name: str) -> jinja2.Template:
     """A kind of page; what all kinds share is in base.html.j2."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
