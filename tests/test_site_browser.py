@@ -76,6 +76,10 @@ def page(request: pytest.FixtureRequest, browser: playwright.Browser) -> Iterato
     assert not wrong
 
 
+LIGHT = pytest.mark.parametrize("page", [(screen, "light") for screen in SCREENS], ids="-".join, indirect=True)
+"""The dark scheme changes colours only."""
+
+
 def fits(page: playwright.Page) -> bool:
     """Whether the page as a whole need not be moved sideways; wide tables and formulas move within it."""
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -111,6 +115,7 @@ def test_the_first_screen_says_what_was_found(page: playwright.Page, site: Path)
     assert last["y"] + last["height"] <= page.viewport_size["height"]
 
 
+@LIGHT
 def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_it(page, site: Path) -> None:
     page.goto(site.as_uri())
     verdict = page.locator(".board details").first
@@ -125,6 +130,7 @@ def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_
     assert picture.bounding_box()["width"] <= page.viewport_size["width"] and fits(page)
 
 
+@LIGHT
 def test_tables_are_read_on_the_phone_too(page: playwright.Page, site: Path) -> None:
     page.goto(site.as_uri())
     rows = page.locator(".board tr:has(td)")
