@@ -36,6 +36,7 @@ def test_lower_bounds_are_flops_and_bytes_over_rates():
 
 
 @pytest.mark.slow
-def test_training_in_rows_and_columns_never_holds_p():
-    of_p = 4 * 9 * 32**4  # bytes; dense holds P and its gradient
-    assert peak_memory(Case("separable", 32, 64, batch=8)) < 2 * of_p
+def test_training_in_rows_and_columns_takes_less_memory_than_dense():
+    for side, share in ((16, 1.0), (32, 0.4)):  # at 16 x 16, P is small beside what each process allocates once
+        dense, separable = (peak_memory(Case(form, side, 64, batch=8)) for form in ("dense", "separable"))
+        assert separable < share * dense

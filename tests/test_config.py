@@ -92,7 +92,7 @@ def test_refusals(make, values, message):
     assert "\n" not in said and "pydantic" not in said and len(said) < 600
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_value_is_taken_or_refused_in_one_line(data):
     """Whatever a file may hold: what is taken comes back from JSON as it was."""

@@ -218,7 +218,7 @@ def test_missed_mass_of_very_sharp_and_of_no_heads():
 
 
 NETWORKS = ["resnet18", "resnext50_32x4d", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "densenet121"]
-NETWORKS += ["convnext_tiny"]
+NETWORKS += ["convnext_tiny", "vgg11_bn"]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import attnconv.reproduce as runner
@@ -113,13 +113,44 @@ def quick(monkeypatch) -> None:
     monkeypatch.setattr(runner, "said", functools.cache(runner.said))
 
 
+def test_any_damage_to_an_output_repeats_what_made_or_reads_it(toys: Toys, record, quick) -> None:
+    batch = runner.Batch(
+        planned(toys), load_profile(toys.notebooks / "profiles" / "toy.yaml"), "embedded", toys.output, set(), 1
+    )
+    entries = batch.manifest["notebooks"]
+    users = {name: {job} for job, entry in entries.items() for name in entry["made"]}
+    for job, entry in entries.items():
+        for name in entry["made_from"]:
+            if name.startswith("runs/"):
+                users.setdefault(name, set()).add(job)
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.data())
+    def damage(data) -> None:
+        name = data.draw(st.sampled_from(sorted(users)))
+        file = toys.output / name
+        before = file.read_bytes()
+        after = data.draw(st.sampled_from(["deleted", "damaged"]))
+        content = None if after == "deleted" else damaged(before, data.draw)
+        assume(content != before)
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
+        again = {name for name, job in batch.jobs.items() if batch.reasons(job, batch.inputs(job))}
+        file.write_bytes(before)
+        # A run whose config.json no longer says of which model it is counts for everyone who reads runs.
+        assert users[name] <= again and (again == users[name] or name.endswith("config.json") or "weights" in name)
+
+    damage()
+
+
 def test_any_damage_to_the_manifest_is_a_repeat_and_never_an_error(toys: Toys, record, quick) -> None:
     file = toys.output / "manifest.json"
     content, profile = file.read_bytes(), load_profile(toys.notebooks / "profiles" / "toy.yaml")
     jobs = planned(toys)
     whole = json.loads(content)["notebooks"]
 
-    @settings(max_examples=75, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(st.data())
     def damage(data) -> None:
         file.write_bytes(damaged(content, data.draw))

@@ -100,7 +100,7 @@ def test_any_damage_leaves_a_page_with_everything_else(output):
     assert all(sign in page for sign in signs)
     of_file = {"04-a.json": signs[:1], "04-a.png": signs[:2], "04-claims.json": signs[2:4], "04-t.csv": signs[4:5]}
 
-    @settings(max_examples=75, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(st.sampled_from(list(files)), st.sampled_from(["cut", "flip", "delete"]), st.floats(0, 0.9999), st.data())
     def damage(file, kind, where, data):
         content = files[file]

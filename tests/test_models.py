@@ -60,6 +60,17 @@ KINDS = [name for name in PRESETS if name not in ("quadratic_pruned", "quadratic
 """Of this size those two are `quadratic_full` and `quadratic`."""
 
 
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_preset_builds_runs_and_learns(name, channels):
+    torch.manual_seed(0)
+    model = build_model(replace(PRESETS[name].model, {**SMALL, "image_channels": channels, "classes": 7}))
+    logits = model(torch.randn(4, channels, 12, 20))
+    assert logits.shape == (4, 7)
+    logits.logsumexp(1).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 STARTS = {  # of an earlier version: names and shapes of the state, and a sum over its values
     "resnet18": (1011028667, -111.758935),
     "quadratic": (1196347168, 12.720798),
@@ -100,8 +111,8 @@ class DevicesOfResults(TorchDispatchMode):
 @pytest.mark.parametrize("name", KINDS)
 def test_nothing_is_made_on_another_device_and_copied(name):
     """A copy from the CPU in every forward pass would wait for the GPU. The device ``meta`` stands in for one."""
-    model = build_model(replace(PRESETS[name].model, SMALL)).to("meta")
-    images = torch.empty(2, 3, 12, 20, device="meta")
+    model = build_model(PRESETS[name].model).to("meta")
+    images = torch.empty(2, 3, 32, 32, device="meta")
     with DevicesOfResults() as results:
         model(images).sum().backward()
     assert len(results.seen) > 5 and {device for _, device in results.seen} == {"meta"}, results.seen

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -19,7 +20,7 @@ from attnconv.config import ConfigError
 from attnconv.data import DataError
 from attnconv.plan import select, with_needs
 from attnconv.reproduce import alone, reproduce
-from attnconv.runs import locked
+from attnconv.runs import RunError, locked
 from conftest import PARAMETERS, Toys, planned, put_run, write
 
 PER_RUN = PARAMETERS + "preset = 'quadratic'\nseed = 0\n"
@@ -245,7 +246,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: signal.Signals) -> None:
     (toys.output / "notebooks").mkdir(parents=True)
     earlier = toys.output / "notebooks" / "02_long.ipynb"
@@ -302,6 +303,25 @@ def test_two_runs_into_one_folder_are_refused_and_an_ignored_signal_stays_ignore
             assert signal.getsignal(number) is then  # so it ends a run as Ctrl-C does
         finally:
             signal.signal(number, before)
+
+
+def test_of_two_jobs_that_need_the_same_run_the_second_waits(tmp_path: Path, capsys) -> None:
+    def second() -> None:
+        with locked(tmp_path / "run"):
+            order.append("second")
+
+    order: list[str] = []
+    with locked(tmp_path / "run"), pytest.raises(RunError, match="being trained by another process"):
+        with locked(tmp_path / "run", wait=False):
+            pass
+    with ThreadPoolExecutor() as pool:
+        with locked(tmp_path / "run"):
+            future = pool.submit(second)
+            with pytest.raises(TimeoutError):
+                future.result(timeout=0.3)
+            order.append("first")
+        future.result(timeout=120)
+    assert order == ["first", "second"] and "waiting for it" in capsys.readouterr().err
 
 
 def test_leftovers_of_killed_runs_are_removed_but_not_where_a_model_is_trained(toys: Toys) -> None:

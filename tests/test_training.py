@@ -212,7 +212,7 @@ def wait_for_checkpoint(process: subprocess.Popen, folder: Path) -> None:
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
 def test_a_run_stopped_at_random_moments_ends_bit_identical(run, tmp_path, kill):
     chance = random.Random(int(kill))
-    for _ in range(2 if kill == signal.SIGKILL else 1):
+    for _ in range(2):
         process = start(tmp_path)
         wait_for_checkpoint(process, tmp_path)
         time.sleep(chance.uniform(0, 0.02))
@@ -349,7 +349,7 @@ def test_damage_is_named_or_harmless(run, tmp_path_factory):
     folder = runs / "one"
     folder.mkdir()
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=300, deadline=None)
     @given(st.data())
     def damage(data):
         name = data.draw(st.sampled_from(sorted(content)))
@@ -476,11 +476,12 @@ def test_a_damaged_checkpoint_is_named_or_resumes_to_the_same_bits(run, data, tm
     damage()
 
 
-def test_a_finished_run_whose_weights_are_damaged_is_trained_again(run, data, tmp_path):
+@pytest.mark.parametrize("size", [0, 1000, None])
+def test_a_finished_run_whose_weights_are_damaged_is_trained_again(run, data, tmp_path, size):
     shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "model.safetensors"
     content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    file.write_bytes(content[:size] if size is not None else content[:-1] + bytes([content[-1] ^ 1]))
     assert not Run(tmp_path).finished
     with pytest.raises(RunError, match="its model.safetensors is damaged"):
         load_run(tmp_path)
@@ -493,6 +494,7 @@ def test_a_finished_run_whose_weights_are_damaged_is_trained_again(run, data, tm
     [
         ("data.classes", ["a", "b"], "data.classes has 2 values, its model 10"),
         ("data.mean", [], "data.mean has 0 values, its model 1"),
+        ("data.std", [0.0], "data.std.0 is 0.0"),
     ],
 )
 def test_the_parts_of_a_config_must_fit(run, tmp_path, place, value, message):

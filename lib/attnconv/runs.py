@@ -22,11 +22,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
-from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash, from_dict
+from attnconv.config import PRESETS, ModelConfig, Positive, TrainConfig, config_hash, from_dict, shown
 
 LIMIT = 2**28
 """Bytes that are read of one file of a run folder, packed or unpacked, besides the weights: far more than runs have."""
@@ -45,6 +47,50 @@ def identity(model: ModelConfig | dict, train: TrainConfig | dict, data_key: str
     return config_hash(model, recipe, data_key, start)
 
 
+class _Data(TypedDict):
+    """A run's data set: what those who read run folders need of it."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    name: str
+    form: str
+    key: str
+    classes: list[str]
+    train_images: int
+    test_images: int
+    mean: list[float]
+    std: list[Positive]
+
+
+class _Config(TypedDict):
+    """config.json."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)
+    preset: str
+    hash: str
+    model: dict[str, Any]
+    train: dict[str, Any]
+    data: _Data
+    sessions: NotRequired[list[dict[str, Any]]]
+    weights: NotRequired[str]  # hex sha256 of model.safetensors, once the run is finished
+    metrics: str  # of metrics.jsonl
+    checksum: str  # of what above says how the run was made
+
+
+class _Epoch(TypedDict):
+    """A line of metrics.jsonl."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    epoch: int
+    train_loss: float
+    train_accuracy: Annotated[float, Field(ge=0, le=1)]
+    test_loss: float
+    test_accuracy: Annotated[float, Field(ge=0, le=1)]
+    lr: float
+
+
+_CONFIG, _METRICS = TypeAdapter(_Config), TypeAdapter(list[_Epoch])
+
+
 @contextlib.contextmanager
 def reading(file: Path) -> Iterator[None]:
     """Whatever goes wrong while a file of a run folder is read becomes one `RunError` that names it."""
@@ -54,6 +100,10 @@ def reading(file: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the readers of damaged files raise dozens of kinds
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "its content"
+            why = f"{place} is missing" if first["type"] == "missing" else f"{place} is {shown(first['input'])}"
         folder = file.parent.parent if file.parent.name == "checkpoint" else file.parent
         raise RunError(f"{file} is damaged ({why}); bring it back, or remove {folder} and train again.") from error
 
@@ -123,8 +173,10 @@ class Run:
                 f"{self.path} is no run folder: it has no config.json. Name another, or train into an empty one."
             )
         with reading(self.path / "config.json"):
-            found = json.loads(read_small(self.path / "config.json"))
-            if found["checksum"] != _checksum(found):
+            found = _CONFIG.validate_python(json.loads(read_small(self.path / "config.json")))
+            named = identity(found["model"], found["train"], found["data"]["key"])
+            named = found["hash"] if found["train"].get("start_from") else named  # that run is no part of config.json
+            if found["hash"] != named or found["checksum"] != _checksum(found):
                 raise ValueError("it is not what was written")
             return found
 
@@ -176,7 +228,7 @@ class Run:
             return []
         with reading(file):
             content = read_small(file)
-            lines = [json.loads(line) for line in content.splitlines()]
+            lines = _METRICS.validate_python([json.loads(line) for line in content.splitlines()])
             if weights and self.config["metrics"] != hashlib.sha256(content).hexdigest():
                 raise ValueError("it is not what was written")  # while a run is under way the two may differ
             wanted = self.config["train"]["epochs"] if weights else len(lines)
