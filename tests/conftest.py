@@ -18,12 +18,17 @@ from attnconv.plan import plan, read_notebook
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core, each with one thread
 
-# A suite that is started in the background may inherit that Ctrl-C and SIGHUP are ignored. What it starts must not.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
 LONG = ("test_notebooks", "test_record", "test_training", "test_explorer_browser", "test_reproduce")
 """Files that take longest."""
+
+
+def pytest_configure() -> None:
+    """A suite started in the background may inherit that Ctrl-C and SIGHUP are ignored. What it starts must not.
+
+    A hook, because a process that a test starts under nohup imports this file too, and is to stay as it was started.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
