@@ -99,7 +99,7 @@ def damaged(content: bytes, draw) -> bytes:
         return content[:at] + bytes([content[at] ^ 1 << draw(st.integers(0, 7))]) + content[at + 1 :]
     line = content.splitlines()[0] if content.startswith(b'{"') else content  # of metrics.jsonl
     value = json.loads(line) if content.startswith(b"{") else None
-    if value is None:
+    if kind == "more" or value is None:
         return content + draw(st.binary(min_size=1, max_size=9))
     place = value
     while isinstance(place, dict) and place:

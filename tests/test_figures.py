@@ -1,5 +1,6 @@
 """Figures: what is drawn is asked for (positions, counts, labels), never pixels, but for what is cut off at an edge."""
 
+import io
 import itertools
 import math
 import os
@@ -157,6 +158,16 @@ def test_files_are_the_same_each_time_and_embed_fonts(tmp_path):
     assert "mpl-data" in findfont("DejaVu Sans", fallback_to_default=False)
     with pytest.raises(ValueError, match="must end in .pdf or .png"):
         figures.save(figures.schema(), tmp_path / "three.svg")
+
+
+def test_256_colours_are_enough_for_ramps():
+    """A picture with all colours of both ramps and of grey: none moves by more than 5 of 255, so there are no bands."""
+    ramp = np.linspace(0, 1, 800)
+    rows = [colours(ramp)[:, :3] for colours in (style.MAP_COLOURS, style.SIGNED_COLOURS, plt.get_cmap("gray"))]
+    before, content = np.repeat(np.rint(255 * np.array(rows)).astype(np.uint8), 40, axis=0), io.BytesIO()
+    Image.fromarray(before).save(content, "PNG", dpi=(200, 200))
+    with Image.open(io.BytesIO(style._of_256_colours(content.getvalue()))) as image:
+        assert image.mode == "P" and np.abs(np.asarray(image.convert("RGB"), int) - before).max() <= 5
 
 
 # --- centres ------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_averaging_costs_what_the_paper_leaves_out():
 
 SMALL = dict(layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=4, downsampling=4, image_size=(12, 20))
 KINDS = [name for name in PRESETS if name not in ("quadratic_pruned", "quadratic_16")]
-"""Of this size those two are `quadratic_full` and `quadratic`."""
+"""Those two are `quadratic_full`, and `quadratic` with other numbers of heads."""
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -111,7 +111,7 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def _of_256_colours(png: bytes) -> bytes:
-    """With 256 colours, each close to its own: of our figures' colours few move by more than 10 of 255, none by 25."""
+    """With 256 colours, each close to its own: few of our figures' colours move by more than 10 of 255."""
     picture, content = Image.open(io.BytesIO(png)), io.BytesIO()
     few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
     few.save(content, "PNG", dpi=picture.info["dpi"])
