@@ -166,7 +166,7 @@ def test_256_colours_are_enough_for_ramps():
     rows = [colours(ramp)[:, :3] for colours in (style.MAP_COLOURS, style.SIGNED_COLOURS, plt.get_cmap("gray"))]
     before, content = np.repeat(np.rint(255 * np.array(rows)).astype(np.uint8), 40, axis=0), io.BytesIO()
     Image.fromarray(before).save(content, "PNG", dpi=(200, 200))
-    with Image.open(io.BytesIO(style._of_256_colours(content.getvalue()))) as image:
+    with Image.open(io.BytesIO(style.of_256_colours(content.getvalue()))) as image:
         assert image.mode == "P" and np.abs(np.asarray(image.convert("RGB"), int) - before).max() <= 5
 
 

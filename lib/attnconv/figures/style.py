@@ -107,14 +107,14 @@ def save(figure: Figure, path: str | Path) -> None:
         return
     content = io.BytesIO()
     figure.savefig(content, format="png")
-    path.write_bytes(_of_256_colours(content.getvalue()))
+    path.write_bytes(of_256_colours(content.getvalue()))
 
 
-def _of_256_colours(png: bytes) -> bytes:
+def of_256_colours(png: bytes) -> bytes:
     """With 256 colours, each close to its own: few of our figures' colours move by more than 10 of 255."""
     picture, content = Image.open(io.BytesIO(png)), io.BytesIO()
     few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
-    few.save(content, "PNG", dpi=picture.info["dpi"])
+    few.save(content, "PNG", dpi=picture.info.get("dpi"))
     return content.getvalue()
 
 
@@ -129,7 +129,7 @@ def player(animation: Animation, frames_per_second: float = 10) -> str:
     """An animation as HTML, with buttons. The same one gives the same text: Matplotlib's random name is replaced."""
     with plt.rc_context({"savefig.dpi": FRAME_DPI}):
         html = animation.to_jshtml(frames_per_second, default_mode="once")
-    html = re.sub(r"(?<=base64,)[^\"]+", lambda frame: b64encode(_of_256_colours(b64decode(frame[0]))).decode(), html)
+    html = re.sub(r"(?<=base64,)[^\"]+", lambda frame: b64encode(of_256_colours(b64decode(frame[0]))).decode(), html)
     random = re.search(r'id="_anim_img([0-9a-f]{32})"', html)[1]
     return html.replace(random, hashlib.sha256(html.replace(random, "").encode()).hexdigest()[:8])
 
