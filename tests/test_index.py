@@ -186,22 +186,20 @@ def test_figures_of_the_paper_stand_in_its_order_with_the_verdict_that_rests_on_
 
 
 def test_table_1_is_read_by_model_with_what_forbids_comparison_below_its_name(output):
-    head = "Model,Accuracy (%),±,Seeds,Paper (%),Reproduction 2021 (%),Against the paper,Parameters (M),"
+    head = "Model,Accuracy (%),±,Seeds,Epochs,Paper (%),Reproduction 2021 (%),Against the paper,Parameters (M),"
     head += 'GFLOPs as in the paper,"GFLOPs, dense","GFLOPs, separable",Training (min)'
     rows = [
-        "SA quadratic,87.25,0.31,3,93.8,93.65,not comparable: hidden 96,0.7,0.3,0.5,0.35,90",
-        "ResNet18,87.5,,1,,,,1,2,2,2,9",
+        "SA quadratic,87.25,0.31,3,20,93.8,93.65,not comparable: hidden 96,0.7,0.3,0.5,0.35,90",
+        "ResNet18,87.5,,1,20,,,,1,2,2,2,9",
     ]
     (output / "tables" / "06-table1.csv").write_text("\n".join([head, *rows]))
     table = write_page(output).read_text().split('id="table-1"')[1].split("</table>")[0]
     cells = [re.findall(r"<t[dh].*?>(.*)", row.replace("<t", "\n<t")) for row in table.split("<tr>")[1:]]
-    assert (
-        cells[0] == ["model", "here, %", "paper, %", "2021, %", "parameters, M", *cells[0][5:]] and len(cells[0]) == 8
-    )
+    assert cells[0][:6] == ["model", "here, %", "paper, %", "2021, %", "epochs", "parameters, M"] and len(cells[0]) == 9
     assert cells[1][0].startswith("SA quadratic<br>") and "not comparable: hidden 96" in cells[1][0]
     assert "<summary>not comparable</summary>" in cells[1][0], "the long note is folded"
-    assert cells[1][1:5] == ["87.25 ± 0.31", "93.8", "93.65", "0.7"]
-    assert cells[2] == ["ResNet18", "87.5", "—", "—", "1", "2", "2", "2"]
+    assert cells[1][1:6] == ["87.25 ± 0.31", "93.8", "93.65", "20", "0.7"]
+    assert cells[2] == ["ResNet18", "87.5", "—", "—", "20", "1", "2", "2", "2"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -43,9 +43,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         claims.check(f"{key} here", (True, False, None)[index % 3], evidence, paper=key)
     claims.check("A check of our own", True, "largest difference 1e-08")
     claims.save()
-    head = "Model,Accuracy (%),±,Seeds,Paper (%),Reproduction 2021 (%),Against the paper,Parameters (M),"
+    head = "Model,Accuracy (%),±,Seeds,Epochs,Paper (%),Reproduction 2021 (%),Against the paper,Parameters (M),"
     head += 'GFLOPs as in the paper,"GFLOPs, dense","GFLOPs, separable",Training (min)'
-    row = "SA learned + content,87.25,0.31,3,87.1,86.36,not comparable: hidden 96,29.5,15,20.9,20.9,90"
+    row = "SA learned + content,87.25,0.31,3,20,87.1,86.36,not comparable: hidden 96,29.5,15,20.9,20.9,90"
     (output / "tables" / "06-table1.csv").write_text(f"{head}\n{row}\n")
     captions = {"04-gaussian-heads-quadratic": "Heads (figure 4).", "05-wide": "A picture of no figure of the paper."}
     for name, caption in captions.items():
@@ -140,7 +140,7 @@ def test_tables_are_read_on_the_phone_too(page: playwright.Page, site: Path) -> 
         box = cell.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"]
     numbers = page.locator("#table-1 ~ .scroll").first.locator("td.number")
-    assert numbers.count() == 7 and numbers.first.evaluate("e => getComputedStyle(e).textAlign") == "right"
+    assert numbers.count() == 8 and numbers.first.evaluate("e => getComputedStyle(e).textAlign") == "right"
 
 
 def test_executed_notebooks_are_pages_with_formulas_that_lead_on_and_back(page: playwright.Page, site: Path) -> None:

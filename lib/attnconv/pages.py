@@ -53,6 +53,7 @@ COLUMNS = {
     "Accuracy (%)": "here, %",
     "Paper (%)": "paper, %",
     "Reproduction 2021 (%)": "2021, %",
+    "Epochs": "epochs",
     "Parameters (M)": "parameters, M",
     "GFLOPs as in the paper": "GFLOPs, linear layers",
     "GFLOPs, dense": "GFLOPs, dense",

@@ -115,6 +115,7 @@ def _row(title: str, runs: Sequence[Run]) -> dict[str, Any]:
         "Accuracy (%)": np.mean(accuracies),
         "±": np.std(accuracies, ddof=1) if len(runs) > 1 else math.nan,
         "Seeds": len(runs),
+        "Epochs": runs[0].train.epochs,
         "Paper (%)": PAPER_TABLE.get(runs[0].title, {}).get("accuracy", math.nan),
         "Reproduction 2021 (%)": REPRODUCTION_2021.get(runs[0].title, math.nan),
         "Against the paper": _verdict(runs[0], float(np.mean(accuracies))),
