@@ -64,6 +64,8 @@ def test_why_a_run_is_not_held_against_the_paper():
     recipe = dict(epochs=1, batch_size=50, lr=0.05, optimizer="adamw")
     said = "1 epoch, batch 50, optimizer adamw, learning rate 0.05"
     assert results.difference(run("quadratic", 0.9, **recipe)) == said
+    many = results.difference(run("quadratic", 0.9, hidden=96, mlp=192, **recipe))
+    assert many == "hidden 96, mlp 192, 1 epoch and 3 more settings"  # a cell of a table
     assert results.difference(run("quadratic", 0.9, hidden=800)) == "hidden 800"  # larger than the paper's
     assert results.difference(run("mine", 0.9)) == "not a model of the paper"
     few = run("quadratic", 0.9)

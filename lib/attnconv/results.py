@@ -154,7 +154,10 @@ def difference(run: Run) -> str:
     words = _changes(run, base.model, base.train)
     if data["train_images"] < CIFAR10_IMAGES:
         words["train_images"] = f"{data['train_images']} training images"
-    return ", ".join(text for name, text in words.items() if name not in ("precision", "compile"))
+    said = [text for name, text in words.items() if name not in ("precision", "compile")]
+    if len(said) > 4:  # config.json has them all
+        return f"{', '.join(said[:3])} and {len(said) - 3} more settings"
+    return ", ".join(said)
 
 
 def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> tuple[bool | None, str]:
