@@ -211,7 +211,7 @@ class TrainConfig(Config):
     start_from: str | None = None
     """Preset whose finished run (same seed) gives the first weights; its degenerate heads are dropped."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """``auto``: bfloat16 autocast where the device is faster with it (`attnconv.precision`), float32 elsewhere."""
+    """``auto``: bfloat16 autocast where the device has it built in (`attnconv.precision`), float32 elsewhere."""
     compile: bool | Literal["reduce-overhead", "max-autotune"] | None = None
     """``torch.compile`` the network, in that mode if one is named (both use CUDA graphs); None: on CUDA only."""
     checkpoint_seconds: NotNegative = 60.0

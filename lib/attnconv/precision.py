@@ -1,8 +1,11 @@
-"""How products are computed: decided in one place, by what the device has, and undone when the work is done.
+"""How products are computed: decided in one place, by what the device is, and undone when the work is done.
 
 A CPU can multiply matrices in three ways that differ by factors of two to five: float32 by PyTorch's default library
 (MKL, which takes a slow path on AMD), float32 by oneDNN, and bfloat16 where it has instructions for that. Training may
 use bfloat16 (``precision="auto"``); what is called float32 is float32 on every CPU.
+
+Nothing is timed: a choice that wavered would change the bits of a run, and the same machine must always compute the
+same ones.
 """
 
 from __future__ import annotations
@@ -10,16 +13,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import math
-import time
+import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-
-FASTER = 1.2
-"""A way of computing is taken when it is faster than the plain one by this factor: less is noise."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,11 @@ class Computation:
 
 def choose(device: torch.device, precision: str = "float32") -> Computation:
     """The fastest computation that the device has and ``precision`` allows; ``auto`` allows both types."""
-    if device.type != "cpu":
-        has = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return Computation(bfloat16=precision == "bfloat16" or (precision == "auto" and has))
-    speed = _speed_of_products()
-    onednn = _onednn_is_float32() and speed["oneDNN"] > FASTER * speed["plain"]
-    has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    faster = has and speed["bfloat16"] > FASTER * speed["oneDNN" if onednn else "plain"]
-    return Computation(precision == "bfloat16" or (precision == "auto" and faster), onednn)
+    if device.type == "cpu":
+        has, onednn = _has_bfloat16(), _is_amd() and _onednn_is_float32()
+    else:
+        has, onednn = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False), False
+    return Computation(precision == "bfloat16" or (precision == "auto" and has), onednn)
 
 
 @contextlib.contextmanager
@@ -69,35 +66,23 @@ def computing(computation: Computation, device: torch.device) -> Iterator[None]:
                 torch.backends.mkldnn.matmul.fp32_precision = before
 
 
-def _onednn_is_float32() -> bool:
-    """PyTorch's way to oneDNN's products allows bfloat16 inside, and CPUs with AMX make use of that."""
-    return torch.backends.mkldnn.is_available() and not torch.cpu._is_amx_tile_supported()
+def _has_bfloat16() -> bool:
+    """Whether the CPU has instructions for bfloat16, and oneDNN is not told to do without."""
+    has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return has and "ONEDNN_MAX_CPU_ISA" not in os.environ
 
 
 @functools.cache
-def _speed_of_products() -> dict[str, float]:
-    """Products a second each way, of this project's usual size, on one core. Measured once a process, in some 50 ms.
+def _is_amd() -> bool:
+    """Whether AMD made the CPU: there oneDNN was 1.2 to 2.4 times as fast as MKL (Zen 4, two virtual machines)."""
+    with contextlib.suppress(OSError):  # Windows has no such file, but tells it the other way
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    return "AuthenticAMD" in platform.processor()
 
-    The ways take turns and the best round counts, in time on the processor, so that a busy machine does not change the
-    answer: the same machine must always compute the same bits.
-    """
-    x, weight = torch.randn(1024, 576), torch.randn(64, 576)
-    operands = {"plain": (x, weight), "oneDNN": (x, weight), "bfloat16": (x.bfloat16(), weight.bfloat16())}
-    setting, threads = torch.backends.mkldnn.matmul, torch.get_num_threads()
-    before, seconds = setting.fp32_precision, dict.fromkeys(operands, math.inf)
-    try:
-        torch.set_num_threads(1)
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            for _ in range(20):
-                for name, (a, b) in operands.items():
-                    setting.fp32_precision = "bf16" if name == "oneDNN" else "ieee"
-                    start = time.thread_time()
-                    F.linear(a, b)
-                    seconds[name] = min(seconds[name], time.thread_time() - start)
-    finally:
-        torch.set_num_threads(threads)
-        setting.fp32_precision = before
-    return {name: 1 / best for name, best in seconds.items()}
+
+def _onednn_is_float32() -> bool:
+    """PyTorch's way to oneDNN's products allows bfloat16 inside, and CPUs with AMX make use of that."""
+    return torch.backends.mkldnn.is_available() and not torch.cpu._is_amx_tile_supported()
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # mallopt(3)
