@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import nbformat
@@ -11,10 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from attnconv import pages
 from attnconv.claims import PAPER_CLAIMS, Claims
-from attnconv.pages import QUESTIONS, RECORDS, export_html, readme_tables, write_page
+from attnconv.pages import RECORD, export_html, write_page
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+from tables import readme_tables  # noqa: E402
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 PAGES = {path.stem: f"{path.stem}.html" for path in NOTEBOOKS}
 
@@ -132,14 +137,14 @@ def check(output, name, key, holds, evidence):
 
 @pytest.mark.parametrize(("holds", "word"), [(True, "Yes."), (False, "No."), (None, "Undecided.")])
 def test_the_landing_screen_answers_from_what_was_checked(output, monkeypatch, holds, word):
-    monkeypatch.setitem(RECORDS, "evening", output / "no record beside it")
+    monkeypatch.setattr(pages, "RECORD", output / "no record beside it")
     check(output, "04-claims", "grid", holds, "layers 1 and 2 cover 8 and 9 taps")
     start, board = write_page(output).read_text().split('id="scoreboard"')
     answers = dict(re.findall(r"<dt>(.*?)\n(.*?)(?=<dt>|</dl>)", start, re.DOTALL))
-    assert list(answers) == list(QUESTIONS.values()) and len(answers) == 5
-    assert word in answers[QUESTIONS["grid"]] and "Layers 1 and 2 cover 8 and 9 taps." in answers[QUESTIONS["grid"]]
-    others = [text for question, text in answers.items() if question != QUESTIONS["grid"]]
-    assert all("Not checked here yet: notebook 0" in text for text in others)
+    assert list(answers) == [claim.question for claim in PAPER_CLAIMS.values() if claim.question] and len(answers) == 5
+    answer = answers.pop(PAPER_CLAIMS["grid"].question)
+    assert word in answer and "Layers 1 and 2 cover 8 and 9 taps." in answer
+    assert all("Not checked here yet: notebook 0" in text for text in answers.values())
     assert board.count("<summary") == 1 and board.count("not checked") == len(PAPER_CLAIMS) - 1
 
 
@@ -154,7 +159,7 @@ def test_verdicts_are_counted(output):
 
 def test_what_was_trained_and_what_heads_owe_to_the_recipe_is_said(output):
     assert "Quadratic heads here" not in write_page(output).read_text()
-    (output / "runs").symlink_to(RECORDS["evening"] / "runs")
+    (output / "runs").symlink_to(RECORD / "runs")
     page = write_page(output).read_text()
     assert "data: JPEG copy of CIFAR-10." in page and "<td>JPEG copy of CIFAR-10" in page
     [recipe] = re.findall(r"Quadratic heads here start.*?</p>", page, re.DOTALL)
@@ -162,15 +167,17 @@ def test_what_was_trained_and_what_heads_owe_to_the_recipe_is_said(output):
     assert "The paper&#39;s start at random around the query (standard deviation 2 pixels, sigma 1)" in recipe
     assert "The encoding of SA learned learns" not in page
     (output / "runs").unlink()
-    (output / "runs").symlink_to(RECORDS["evening"] / "study")
+    (output / "runs").symlink_to(RECORD / "study")
     assert "The encoding of SA learned learns at a rate of its own (0.0" in write_page(output).read_text()
 
 
 def test_figures_of_the_paper_stand_in_its_order_with_the_verdict_that_rests_on_them(output):
     captions = {"06-accuracy": "Curves (figure 2).", "04-b": "Heads (figure 10).", "04-c": "More (appendix)."}
-    captions |= {"05-x": "Ours, of no figure.", PAPER_CLAIMS["grid"].figure: "Grid (figure 4)."}
-    share = PAPER_CLAIMS["position-wins"].figure  # of figure 6, says the claim that rests on it
-    captions |= {share: "Content's share."}
+    captions |= {
+        "05-x": "Ours, of no figure.",
+        PAPER_CLAIMS["grid"].figure: "Grid (figure 4).",
+        "05-y": "(to figure 6)",
+    }
     for name, caption in captions.items():
         Image.new("RGB", (3, 2)).save(output / "figures" / f"{name}.png")
         (output / "figures" / f"{name}.json").write_text(json.dumps({"caption": caption}))
@@ -178,7 +185,7 @@ def test_figures_of_the_paper_stand_in_its_order_with_the_verdict_that_rests_on_
     page = write_page(output).read_text()
     paper, rest = page.split('id="figures"')[1].split('id="notebooks"')
     grid = PAPER_CLAIMS["grid"].figure
-    assert re.findall(r'figure id="(.*?)"', paper) == ["06-accuracy", grid, share, "04-b", "04-c"]
+    assert re.findall(r'figure id="(.*?)"', paper) == ["06-accuracy", grid, "05-y", "04-b", "04-c"]
     assert re.findall(r"<h3>(.*?)</h3>", paper) == ["Figure 2", "Figure 4", "Figure 6", "Figure 10", "Appendix"]
     assert re.findall(r'figure id="(.*?)"', rest) == ["05-x"]
     assert "Does not hold here" in paper.split(f'id="{grid}"')[1].split("</figure>")[0]
@@ -245,8 +252,7 @@ def test_a_formula_that_cannot_be_read_stays_as_it_was_written(output):
 def test_the_tables_of_the_readme_are_those_of_the_committed_records():
     text = (ROOT / "README.md").read_text()
     for table in readme_tables().split("\n\n"):
-        assert table in text, "paste what `python -m attnconv.pages` prints"
-    assert list(RECORDS) == ["evening", "quick"]
+        assert table in text, "paste what docs/tables.py prints"
 
 
 def test_the_readme_shows_verdicts_and_accuracies_of_a_record(output):

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from attnconv.claims import PAPER_CLAIMS, Claims
-from attnconv.pages import QUESTIONS, RECORDS, export_html, write_page
+from attnconv.pages import export_html, write_page
 from browser import needs_browser, playwright
 
 pytestmark = needs_browser
@@ -58,7 +58,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         nbformat.write(nbformat.v4.new_notebook(cells=[text, code]), output / "notebooks" / f"{name}.ipynb")
         export_html(output / "notebooks" / f"{name}.ipynb", output / "notebooks" / pages[name], pages)
     with pytest.MonkeyPatch.context() as alone:
-        alone.setitem(RECORDS, "evening", output / "no record beside it")
+        alone.setattr("attnconv.pages.RECORD", output / "no record beside it")
         return write_page(output)
 
 
@@ -110,7 +110,7 @@ def test_the_first_screen_says_what_was_found(page: playwright.Page, site: Path)
     page.goto(site.as_uri())
     assert fits(page) and page.evaluate(LOWEST_CONTRAST) >= 4.5  # the WCAG's bound
     questions = page.locator(".found dt")
-    assert questions.all_text_contents() == [f"{question}\n" for question in QUESTIONS.values()]
+    assert questions.all_text_contents() == [f"{claim.question}\n" for claim in PAPER_CLAIMS.values() if claim.question]
     last = questions.last.bounding_box()
     assert last["y"] + last["height"] <= page.viewport_size["height"]
 

@@ -1,9 +1,6 @@
-"""The site of an output folder: its index, the executed notebooks as pages, and the tables of the README.
+"""The site of an output folder: its index, and the executed notebooks as pages.
 
-All of it opens without a network: pictures are inside, formulas are MathML. No torch is imported here, but for the
-README's tables:
-
-    python -m attnconv.pages    prints them, from the records that are committed (outputs/evening, docs/quick)
+All of it opens without a network: pictures are inside, formulas are MathML. No torch is imported here.
 """
 
 from __future__ import annotations
@@ -25,29 +22,20 @@ from markupsafe import Markup
 from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from pygments.formatters import HtmlFormatter
-from tabulate import tabulate
 from traitlets.config import Config
 
-from attnconv.claims import PAPER_CLAIMS, Claim, read_claims, scoreboard
+from attnconv.claims import Claim, read_claims, scoreboard
 from attnconv.config import PRESETS
 from attnconv.plan import title_of
 from attnconv.runs import LIMIT, Run, find_runs, read_json, writing
 from attnconv.workspace import REPOSITORY
 
-QUESTIONS = {
-    "theorem": "Can attention be a convolution?",
-    "grid": "Does training put its heads on the taps of a kernel?",
-    "single-pixels": "Do heads that are free to look anywhere pick single pixels?",
-    "position-wins": "With content in view, does position still decide more?",
-    "matches-resnet": "Is it as accurate as a ResNet?",
-}
-"""What the landing screen answers, by the claim of the paper that decides it (see `attnconv.claims.PAPER_CLAIMS`)."""
-RECORDS = {"evening": REPOSITORY / "outputs" / "evening", "quick": REPOSITORY / "docs" / "quick"}
-"""Output folders, or copies of their tables, that are committed: the README's columns."""
+RECORD = REPOSITORY / "outputs" / "evening"
+"""The record that is committed: its verdicts stand beside those of every other output folder."""
 WORDS = {True: ("holds", "hold"), False: ("does not hold", "do not hold"), None: ("is undecided", "are undecided")}
 """Verdicts of one claim, and of several."""
 APPENDIX = 1000
-"""Stands for the number of the appendix's figures: they come last."""
+"""Stands for the number of the appendix's figures, which come last."""
 TABLE_1 = "06-table1"
 COLUMNS = {
     "Accuracy (%)": "here, %",
@@ -156,20 +144,20 @@ def write_page(output: Path) -> Path:
         section["pictures"].sort(key=lambda picture: (picture["place"], picture["name"]))  # as the notebook shows them
     pictures = [picture for section in sections.values() for picture in section["pictures"]]
     runs = find_runs(output / "runs")
-    folders = {folder.name: folder for folder in (RECORDS["evening"], output) if (folder / "tables").is_dir()}
+    folders = {folder.name: folder for folder in (RECORD, output) if (folder / "tables").is_dir()}
     board = scoreboard(folders)
     found = {claim: checked.get(output.name, []) for claim, checked in board}
     page = _template("page.html.j2").render(
         name=output.name,
         trained=_trained(runs, table_1),
         recipe=_recipe(runs),
-        answers=[(question, PAPER_CLAIMS[key], found[PAPER_CLAIMS[key]]) for key, question in QUESTIONS.items()],
+        answers=[(claim, checked) for claim, checked in found.items() if claim.question],
         verdicts=_counted(found.values()),
         columns=list(folders),
         board=board,
         table_1=table_1,
-        of_the_paper=sorted(filter(_of_the_paper, pictures), key=_of_the_paper),
-        heading=_heading,
+        pictures=pictures,
+        appendix=APPENDIX,
         rests_on=lambda stem: [one for claim, checked in found.items() if claim.figure == stem for one in checked],
         pictured={picture["stem"] for picture in pictures},
         explorer=(output / "explorer.html").is_file(),
@@ -184,32 +172,17 @@ def write_page(output: Path) -> Path:
 
 def _picture(file: Path) -> dict[str, Any]:
     note = read_json(file.with_suffix(".json"), dict)
+    caption = str(note.get("caption") or file.stem[3:].replace("-", " "))
+    of_the_paper = re.search(r"\((?:to )?(?:figure (\d+)|appendix)\)", caption)
     return dict(
         name=file.name,
         stem=file.stem,
         source=f"data:image/{file.suffix[1:]};base64,{base64.b64encode(file.read_bytes()).decode()}",
-        caption=str(note.get("caption") or file.stem[3:].replace("-", " ")),
+        caption=caption,
+        figure=int(of_the_paper[1] or APPENDIX) if of_the_paper else None,
         runs=note["runs"] if isinstance(note.get("runs"), list) else [],
         place=note["place"] if isinstance(note.get("place"), int) else 0,
     )
-
-
-def _of_the_paper(picture: dict[str, Any]) -> tuple[int, str] | None:
-    """Where a picture stands among the paper's figures; None if it is not one of them.
-
-    Its caption says so or, of a picture on which a claim about one of the paper's figures rests, the claim.
-    """
-    if words := re.search(r"\((?:figure (\d+)|appendix)\)", picture["caption"]):
-        return int(words[1] or APPENDIX), picture["stem"]
-    claims = (claim for claim in PAPER_CLAIMS.values() if claim.figure == picture["stem"])
-    numbers = [claim.paper_figure for claim in claims if claim.paper_figure]
-    return (max(numbers), picture["stem"]) if numbers else None
-
-
-def _heading(picture: dict[str, Any]) -> str:
-    """Over the pictures that stand for one of the paper's figures."""
-    number, _ = _of_the_paper(picture)
-    return "Appendix" if number == APPENDIX else f"Figure {number}"
 
 
 def _trained(runs: Sequence[Run], table_1: list[list[str]]) -> str:
@@ -281,44 +254,3 @@ def _counted(found: Iterable[Sequence[Claim]]) -> str:
     words.append((sum(len(kind) > 1 for kind in kinds), ("differs from model to model",) * 2))
     said = ", ".join(f"{number} {one if number == 1 else several}" for number, (one, several) in words if number)
     return f"Checked here: {len(kinds)}. Of these {said}" if kinds else "None has been checked here yet"
-
-
-# ---- the README's tables ------------------------------------------------------------------------------------------
-
-
-def readme_tables(folders: Mapping[str, Path] = RECORDS) -> str:
-    """The README's scoreboard and accuracies as Markdown, a column an output folder; a dash for what is not there."""
-    from attnconv.results import PAPER_TABLE, REPRODUCTION_2021
-
-    head = ["The paper says", "Where", "Paper", "2021", *folders]
-    rows = [
-        [f"[{claim.text}]({_source(claim.notebook)})", claim.section, claim.paper, claim.reproduction]
-        + [", ".join(dict.fromkeys(claim.verdict for claim in checked.get(name, []))) or "—" for name in folders]
-        for claim, checked in scoreboard(folders)
-    ]
-    board = tabulate(rows, head, tablefmt="pipe", disable_numparse=True)
-
-    ours = {name: _accuracies(folder) for name, folder in folders.items()}
-    titles = dict.fromkeys([*PAPER_TABLE, *itertools.chain(*ours.values())])
-    head = ["Test accuracy (%)", "Paper", "2021", *folders]
-    rows = [
-        [title, PAPER_TABLE.get(title, {}).get("accuracy", "—"), REPRODUCTION_2021.get(title, "—")]
-        + [accuracies.get(title, "—") for accuracies in ours.values()]
-        for title in titles
-    ]
-    align = ("left", *["right"] * (len(head) - 1))
-    return f"{board}\n\n{tabulate(rows, head, tablefmt='pipe', disable_numparse=True, colalign=align)}"
-
-
-def _source(number: str) -> str:
-    return next(f"notebooks/{file.name}" for file in (REPOSITORY / "notebooks").glob(f"{number}_*.ipynb"))
-
-
-def _accuracies(folder: Path) -> dict[str, str]:
-    file = folder / "tables" / f"{TABLE_1}.csv"
-    head, *rows = (_table(file) if file.is_file() else []) or [[]]
-    return {row[0]: f"{float(row[head.index('Accuracy (%)')]):.1f}" for row in rows}
-
-
-if __name__ == "__main__":
-    print(readme_tables())
