@@ -598,14 +598,14 @@ def test_downloaded_cifar10_is_moved_to_the_data_folder(tmp_path, root, cifar, m
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(1, 30))
 def test_balanced_subsets_are_the_first_of_each_class_in_order(labels, n):
     turns = sorted(range(len(labels)), key=lambda i: (labels[:i].count(labels[i]), labels[i]))
-    assert data._balanced(torch.tensor(labels), n).tolist() == sorted(turns[:n])
+    assert data.balanced(torch.tensor(labels), n).tolist() == sorted(turns[:n])
 
 
 def test_a_subset_has_a_key_of_its_own(sample):
     variants = [sample.first(*n) for n in ((None, None), (100, None), (101, None), (None, 100), (None, 200))]
     variants += [sample.hold_out(n, seed)[0] for n, seed in ((10, 0), (10, 1), (20, 0))]
     assert len({v.key for v in variants}) == len(variants)
-    kept = data._balanced(sample.train_labels, 101)
+    kept = data.balanced(sample.train_labels, 101)
     assert torch.equal(variants[2].train_images, sample.train_images[kept])
     assert torch.equal(variants[2].train_labels, sample.train_labels[kept])
     assert variants[3].test_labels.bincount().tolist() == [10] * 10

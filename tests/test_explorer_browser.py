@@ -17,13 +17,18 @@ from PIL import Image
 from attnconv.config import ModelConfig
 from attnconv.data import load_data
 from attnconv.explorer import Explorer, explore, pack
-from attnconv.explorer.sides import edit_of
 from attnconv.models import build_model
 from attnconv.runs import Run
 from attnconv.workspace import REPOSITORY, open_workspace
 from browser import PHONE, SETTLED, Shown, as_widget, jupyterlab, needs_browser, opened, playwright, run_all
 
 pytestmark = needs_browser
+
+
+def changed_heads(state: dict) -> list[dict]:
+    """The heads that the page's state holds as changed, as `edited` takes them."""
+    places = {tuple(map(int, at.split("."))): change for at, change in state["edits"].items()}
+    return [dict(layer=layer, head=head, **change) for (layer, head), change in places.items()]
 
 
 @pytest.fixture(scope="module")
@@ -486,7 +491,7 @@ def test_two_models_of_unlike_kinds_share_the_scale_of_centres(
     runs: dict[str, Run], show: Callable[..., Seen], tmp_path: Path
 ) -> None:
     explorer = explore(runs["quadratic"])
-    explorer.handle(dict(kind="compare", name=runs["learned_content"].path.name))
+    explorer._receive(None, dict(kind="compare", name=runs["learned_content"].path.name))
     explorer.sides = [explorer.sides[0], explorer.sides[1] | dict(heads=[2] * len(explorer.sides[1]["heads"]))]
     explorer.state = dict(view="centres", layer=0, head=3)
     seen = show(explorer.export_html(tmp_path / "page.html"), viewport=dict(width=900, height=900))
@@ -514,7 +519,7 @@ def test_a_page_without_weights_is_as_the_view_was(
     explorer = explore(runs["quadratic"])
     explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(15_000_000))
     edits = {"1.2": dict(centre=[3, -1.5], sigma=0.5), "0.0": dict(off=True)}
-    explorer.handle(dict(kind="export", state=dict(edits=edits, layer=1, head=2)))
+    explorer._receive(None, dict(kind="export", state=dict(edits=edits, layer=1, head=2)))
     seen = show(explorer.export_html(tmp_path / "page.html"))
     answer = seen.root.locator(".ax-predictions").first
     assert "→" in answer.inner_text() and "needs Python" not in answer.inner_text()
@@ -624,7 +629,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Explorer, Path]:
 def python_says(explorer: Explorer, seen: Seen) -> np.ndarray:
     """What Python predicts for the image and the changes that a page shows."""
     pixels = np.array(seen.get("[...x.host.image.pixels.data]"), np.uint8).reshape(28, 28, 1)
-    edits = [edit_of(place, change) for place, change in seen.state()["edits"].items()]
+    edits = changed_heads(seen.state())
     return np.array(explorer._sides[0].look(explorer._inputs([pixels]), edits)[0]["probabilities"])
 
 
@@ -747,7 +752,7 @@ def test_heads_are_dragged(grid: tuple[Explorer, Path], show: Callable[..., Seen
         seen.press("Random image")
         seen.studied()
     right = [seen.get(f"x.rightWith({edits})") for edits in ("{}", "x.state.edits")]
-    edits = [edit_of(place, change) for place, change in seen.state()["edits"].items()]
+    edits = changed_heads(seen.state())
     for counted, changes in zip(right, ([], edits), strict=True):
         images, labels = explorer._labelled()
         said = explorer._sides[0].look(explorer._inputs(images), changes)

@@ -84,7 +84,7 @@ class Dataset:
         test = None if test is None or test >= len(self.test_labels) else test
         if train is None and test is None:
             return self
-        kept = {"train": _balanced(self.train_labels, train), "test": _balanced(self.test_labels, test)}
+        kept = {"train": balanced(self.train_labels, train), "test": balanced(self.test_labels, test)}
         arrays = {name: getattr(self, name)[kept[name.split("_")[0]]] for name in ARRAYS}
         return replace(self, key=_digest(self.key, "first", train, test).hex(), **arrays)
 
@@ -96,7 +96,7 @@ class Dataset:
         self.check_hold_out(n)
         images, labels = self.train_images, self.train_labels
         shuffled = torch.randperm(len(labels), generator=_generator("hold out", seed)).to(labels.device)
-        held = shuffled[_balanced(labels[shuffled], n)].sort().values
+        held = shuffled[balanced(labels[shuffled], n)].sort().values
         keep = torch.ones_like(labels, dtype=torch.bool)
         keep[held] = False
         key = _digest(self.key, "hold out", n, seed).hex() if n else self.key
@@ -109,7 +109,7 @@ class Dataset:
             raise DataError(f"{n} validation images cannot be held out of {total}: choose 0 to {total - 1}.")
 
 
-def _balanced(labels: Tensor, n: int | None) -> Tensor:
+def balanced(labels: Tensor, n: int | None) -> Tensor:
     """Sorted indices of n labels: the first of every class, then the second of every class, and so on."""
     counts = torch.bincount(labels)
     by_class = labels.argsort(stable=True)

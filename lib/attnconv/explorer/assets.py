@@ -7,6 +7,7 @@ import html
 import io
 import os
 import re
+import string
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,19 +49,10 @@ def page(title: str, name: str, data: str, picture: bytes, heading: bool = True,
     """
     code, work = (script(file).replace("</script", "<\\/script") if file else "" for file in (f"{name}.js", worker))
     work = re.sub("^export ", "", work, flags=re.MULTILINE)
-    title, picture_data = html.escape(title), base64.b64encode(picture).decode()
-    return "\n".join(
-        [
-            f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<style>\n{style(f'{name}.css')}</style>\n</head>\n<body class='attnconv-page'>",
-            f"<main>{f'<h1>{title}</h1>' if heading else ''}\n<div id='{name}'></div>",
-            f"<noscript><img alt='{title}' src='data:image/png;base64,{picture_data}'></noscript></main>",
-            f"<script id='data' type='text/plain'>{data}</script>",
-            f"<script id='worker' type='text/plain'>\n{work}</script>",
-            f"<script type='module'>\n{code}\nopenPage(document);\n</script>\n</body>\n</html>\n",
-        ]
-    )
+    title = html.escape(title)
+    parts = dict(name=name, title=title, style=style(f"{name}.css"), code=code, worker=work, data=data)
+    parts |= dict(heading=f"<h1>{title}</h1>" if heading else "", picture=base64.b64encode(picture).decode())
+    return string.Template((FRONT / "page.html").read_text()).substitute(parts)
 
 
 class Widget(anywidget.AnyWidget):

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL
+import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, ImageOps
+from PIL import Image, ImageOps
 from torch import Tensor
 
-from attnconv.data import STATISTICS, DataError, Dataset, find_data, load_data
+from attnconv.data import STATISTICS, DataError, Dataset, balanced, find_data, load_data
 
 if TYPE_CHECKING:
     from attnconv.explorer.sides import Side
@@ -70,15 +71,11 @@ def _cropped(image: Image.Image, size: tuple[int, int], channels: int) -> NDArra
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """Modes that ``convert`` would clip or refuse: 16 and 32 bits by their own range, alpha laid on white, Lab."""
+    """Modes that ``convert`` would clip or refuse: 16 and 32 bits by their own range, alpha laid on white."""
     if image.mode[0] in "IF":
         values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0, neginf=0)
         low, high = values.min(), values.max()
         return Image.fromarray(((values - low) * (255 / ((high - low) or 1))).astype(np.uint8))
-    if image.mode == "LAB":
-        return ImageCms.profileToProfile(
-            image, ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), outputMode="RGB"
-        )
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
@@ -104,17 +101,11 @@ class Pool:
         kind = "" if self.labels is None else f": {self.classes[self.labels[index]]}"
         return f"{self.name} {index}{kind}"
 
-    def few(self, each: int, most: int) -> list[int]:
-        """The first images of every class, or of all."""
+    def some(self, count: int) -> list[int]:
+        """So many images, as many of each class as there can be; the first ones where there are no labels."""
         if self.labels is None:
-            return list(range(min(len(self.images), most)))
-        firsts = [self.of_class(label)[:each] for label in range(len(self.classes))]
-        return sorted(np.concatenate(firsts).tolist())[:most]
-
-    def strip(self) -> list[int]:
-        """The images on which right answers are counted: all of them if they are few, else some of every class."""
-        few = len(self.images) <= STRIP
-        return list(range(len(self.images))) if few else self.few(max(1, STRIP // len(self.classes)), STRIP)
+            return list(range(min(len(self.images), count)))
+        return balanced(torch.from_numpy(self.labels), count).tolist()
 
 
 def pool_of(

@@ -98,26 +98,12 @@ class Side:
         return path
 
     @cached_property
-    def weights(self) -> dict[str, Any] | None:
-        """All that a prediction needs, in half precision; centres, Sigma^{-1} and learned scores are in `arrays`.
-
-        None for a network that only Python can compute.
-        """
+    def weights(self) -> dict[str, bytes] | None:
+        """All parameters by name, in half precision; None for a network that only Python can compute."""
         if not self.whole:
             return None
-        blocks = []
-        for block in self.model.blocks:
-            attention, (up, _, down) = block.attention, block.mlp
-            parts = dict(value=attention.value, output=block.output, norm1=block.norm1, up=up, down=down)
-            parts |= dict(norm2=block.norm2)
-            if self.content:
-                parts |= dict(query=attention.query, key=attention.key)
-            blocks.append({name: _halves(part) for name, part in parts.items()})
-            if self.content:
-                for name, embedding in (("row", attention.row_embedding), ("column", attention.column_embedding)):
-                    blocks[-1][f"{name}Embedding"] = _half(embedding)
-                blocks[-1]["keySize"] = attention.key_size
-        return dict(embed=_halves(self.model.embed), blocks=blocks, classifier=_halves(self.model.classifier))
+        values = {name: value.detach().half().cpu().numpy() for name, value in self.model.named_parameters()}
+        return {name: value.tobytes() for name, value in values.items()}
 
     @torch.no_grad()
     def look(
@@ -175,7 +161,8 @@ class Side:
                 apart, reach = y - replaced, size // 2
                 kernel["error"] = _ratio(apart, whole)
                 if not first:  # the others' borders are padded
-                    kernel["inside"] = _ratio(*(_interior(part, reach) for part in (apart, whole)))
+                    inside = slice(reach, -reach or None)  # pixels at least so far from every border
+                    kernel["inside"] = _ratio(apart[:, inside, inside], whole[:, inside, inside])
         share = (own * whole).sum() / whole.square().sum().clamp_min(1e-12)
         output = own[0].norm(dim=0 if first else -1)
         told = dict(output=output.flatten().tolist(), shape=list(output.shape), share=share.item())
@@ -275,11 +262,6 @@ def _ratio(part: Tensor, whole: Tensor) -> float:
     return (part.norm() / whole.norm().clamp_min(1e-12)).item()
 
 
-def _interior(y: Tensor, reach: int) -> Tensor:
-    """The pixels (B, H, W, D) that are at least so far from every border."""
-    return y[:, reach : y.shape[1] - reach, reach : y.shape[2] - reach]
-
-
 def _plain(layer: torch.nn.Module) -> torch.nn.Module:
     """A layer that attends over the pixels of any grid; of a `TapAttention` its heads, without stride and padding."""
     if not isinstance(layer, TapAttention):
@@ -295,20 +277,6 @@ def _convolution(layer: PositionalAttention, size: int, grid: tuple[int, int]) -
         return attention_to_conv(layer)[0]
     conv, _ = attention_to_conv(layer, size, size=grid)
     return lambda x: conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-def _half(values: Tensor) -> bytes:
-    return values.detach().half().cpu().numpy().tobytes()
-
-
-def _halves(layer: torch.nn.Module) -> dict[str, bytes]:
-    return dict(weight=_half(layer.weight), bias=_half(layer.bias))
-
-
-def edit_of(place: str, change: dict[str, Any]) -> dict[str, Any]:
-    """A head as the page's state holds it, "layer.head" and what was changed, as `edited` takes it."""
-    layer, head = map(int, place.split("."))
-    return dict(layer=layer, head=head, **change)
 
 
 def head_of(layers: Sequence[torch.nn.Module], edit: dict[str, Any]) -> tuple[Any, int]:

@@ -33,8 +33,8 @@ from attnconv import figures
 from attnconv.data import normalize
 from attnconv.explorer import assets
 from attnconv.explorer.arrays import array, pack, padded
-from attnconv.explorer.images import FILE_LIMIT, ExplorerError, pool_of, read_image, size_of
-from attnconv.explorer.sides import SIGMAS, Side, edit_of, run_title
+from attnconv.explorer.images import FILE_LIMIT, STRIP, ExplorerError, pool_of, read_image, size_of
+from attnconv.explorer.sides import SIGMAS, Side, run_title
 from attnconv.explorer.subjects import side_of
 from attnconv.runs import Run, find_runs
 
@@ -97,7 +97,7 @@ class Explorer(assets.Widget):
         self._runs = self._find_runs(first.run)
         self._random = np.random.default_rng(0)
         self._uploads: dict[str, list[bytes]] = {}
-        self._shown: _Shown = self._from_pool(self._pool.few(1, 1)[0])
+        self._shown: _Shown = self._from_pool(0)
         super().__init__(
             sides=[first.arrays],
             image=self._look([self._shown])[0],
@@ -107,7 +107,7 @@ class Explorer(assets.Widget):
                 by_class=self._pool.labels is not None,
                 sigmas=list(SIGMAS),
                 colours=figures.head_colours(20),
-                labelled=len(self._labelled()[0]),
+                labelled=len(self._labelled()),
                 mean=list(self._pool.mean),
                 std=list(self._pool.std),
                 averaged=min(AVERAGED_IMAGES, len(self._pool.images)),
@@ -127,24 +127,16 @@ class Explorer(assets.Widget):
 
     # -- what Python answers
 
-    def handle(self, message: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
-        """Do what the page asks (`kind`): image, upload, heads, examine, right, average, run, compare, export.
-
-        Raises:
-            ExplorerError: it cannot be done; the message is for the reader.
-        """
-        answer = getattr(self, f"_answer_{message.get('kind')}", None)
-        if answer is None:
-            raise ExplorerError(f"The page asked for {message.get('kind')!r}, which this version does not know.")
-        answer(message, buffers)
-
-    def _receive(self, _: Any, message: dict[str, Any], buffers: Sequence[Any]) -> None:
+    def _receive(self, _: Any, message: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
+        """Do what the page asks (`kind`): image, upload, heads, examine, right, average, run, compare, export."""
         try:
-            self.handle(message, [bytes(buffer) for buffer in buffers])
-        except ExplorerError as error:
-            self.send(dict(kind="notice", text=str(error)))
+            answer = getattr(self, f"_answer_{message.get('kind')}", None)
+            if answer is None:
+                raise ExplorerError(f"The page asked for {message.get('kind')!r}, which this version does not know.")
+            answer(message, [bytes(buffer) for buffer in buffers])
         except Exception as error:  # the reader sees the page, not the kernel's log
-            self.send(dict(kind="notice", text=f"{type(error).__name__}: {error}"))
+            kind = "" if isinstance(error, ExplorerError) else f"{type(error).__name__}: "
+            self.send(dict(kind="notice", text=f"{kind}{error}"))
         finally:
             self.send(dict(kind="done", id=message.get("id")))
 
@@ -185,18 +177,15 @@ class Explorer(assets.Widget):
 
     def _answer_right(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         """Whether the model is right about some of the labelled images, with changed heads."""
-        images, labels = self._labelled()
-        chosen = slice(int(message["from"]), int(message["to"]))
-        seen = self._sides[0].look(self._inputs(images[chosen]), message.get("edits") or [], maps=False)
-        right = [int(np.argmax(one["probabilities"])) == int(y) for one, y in zip(seen, labels[chosen], strict=True)]
-        self.send(dict(kind="right", key=message.get("key"), right=right, **{"from": chosen.start}))
+        chosen = self._labelled()[int(message["from"]) : int(message["to"])]
+        seen = self._sides[0].look(self._inputs(self._pool.images[chosen]), message.get("edits") or [], maps=False)
+        answers = np.array([np.argmax(one["probabilities"]) for one in seen])
+        right = (answers == self._pool.labels[chosen]).tolist()
+        self.send(dict(kind="right", key=message.get("key"), right=right, **{"from": int(message["from"])}))
 
-    def _labelled(self) -> tuple[NDArray, NDArray]:
-        """Images on which right answers are counted, and their labels."""
-        if self._pool.labels is None:
-            return self._pool.images[:0], np.array([], int)
-        chosen = self._pool.strip()
-        return self._pool.images[chosen], self._pool.labels[chosen]
+    def _labelled(self) -> list[int]:
+        """Images on which right answers are counted."""
+        return [] if self._pool.labels is None else self._pool.some(STRIP)
 
     def _answer_average(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         self.average = self._averages(16)
@@ -274,7 +263,8 @@ class Explorer(assets.Widget):
         """
         tree = dict(sides=self.sides, choices=self.choices, average=[], gallery=[], state=dict(self.state))
         tree["image"] = self._look([self._shown], bits=8)[0]
-        changed = [edit_of(place, change) for place, change in self.state.get("edits", {}).items()]
+        places = {tuple(map(int, at.split("."))): change for at, change in self.state.get("edits", {}).items()}
+        changed = [dict(layer=layer, head=head, **change) for (layer, head), change in places.items()]
         if changed:
             inputs = self._inputs([self._shown[0]])
             tree["edited"] = dict(self._sides[0].look(inputs, changed, bits=8)[0], heads=changed)
@@ -299,8 +289,8 @@ class Explorer(assets.Widget):
             tree["average"] = average
         # A page that predicts also computes where the heads of its first model look.
         maps = content and ("weights" not in tree["sides"][0] or len(self._sides) > 1)
-        few = map(self._from_pool, self._pool.few(1, 60) if maps else self._pool.strip())
-        few = [one for one in few if one[1] != self._shown[1]]
+        few = self._pool.some(min(60, len(self._pool.classes) or 60) if maps else STRIP)
+        few = [one for one in map(self._from_pool, few) if one[1] != self._shown[1]]
         for start in range(0, len(few), step := 1 if maps else 10):
             more = self._look(few[start : start + step], bits=8, maps=maps)
             if not fits(more):

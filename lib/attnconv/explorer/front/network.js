@@ -90,9 +90,15 @@ export function unshuffled({ height, width, channels, values }, s, mean, std) {
 /** A model with its weights: answers for the image of `setImage`. */
 export class Network {
   constructor(side, { mean, std }) {
-    const { weights } = side, read = (tree) => (tree instanceof Uint8Array ? fromHalf(tree) : Object.fromEntries(Object.entries(tree).map(([name, part]) => [name, typeof part === "object" && part !== null ? read(part) : part])));
     Object.assign(this, { heads: new Model(side), mean, std, sampling: side.downsampling });
-    this.weights = { ...read({ embed: weights.embed, classifier: weights.classifier }), blocks: weights.blocks.map(read) };
+    const vector = (name) => side.weights[name] && fromHalf(side.weights[name]);
+    const map = (name) => ({ weight: vector(`${name}.weight`), bias: vector(`${name}.bias`) });
+    const blocks = side.heads.map((_, layer) => {
+      const own = (name) => map(`blocks.${layer}.${name}`), embedding = (axis) => vector(`blocks.${layer}.attention.${axis}_embedding`);
+      const parts = { value: own("attention.value"), output: own("output"), norm1: own("norm1"), up: own("mlp.0"), down: own("mlp.2"), norm2: own("norm2") };
+      return this.heads.content ? { ...parts, query: own("attention.query"), key: own("attention.key"), rows: embedding("row"), columns: embedding("column") } : parts;
+    });
+    this.weights = { embed: map("embed"), classifier: map("classifier"), blocks };
     this.hidden = this.weights.embed.bias.length;
     this.kept = [];
   }
@@ -187,8 +193,8 @@ export class Network {
 
   /** Scores of a layer that looks at content: q . k, and q . r for the rows and for the columns, over sqrt(K). */
   scores(layer, x) {
-    const { query, key, rowEmbedding, columnEmbedding, keySize } = this.weights.blocks[layer], { height, width, pixels } = this.heads;
-    const count = this.heads.heads[layer], half = keySize / 2, scale = 1 / Math.sqrt(keySize), stride = count * keySize, zero = rowEmbedding.length / half >> 1;
+    const { query, key, rows: byRow, columns: byColumn } = this.weights.blocks[layer], { height, width, pixels } = this.heads, stride = query.bias.length;
+    const count = this.heads.heads[layer], keySize = stride / count, half = keySize / 2, scale = 1 / Math.sqrt(keySize), zero = byRow.length / half >> 1;
     const [qs, ks] = [query, key].map((map) => linear(x, map, this.hidden));
     const [content, rows, columns] = [pixels, height, width].map((keys) => new Float32Array(count * pixels * keys));
     const dot = (a, from, b, to, size) => {
@@ -200,8 +206,8 @@ export class Network {
       for (let q = 0; q < pixels; q++) {
         const at = head * pixels + q, from = q * stride + head * keySize, [i, j] = [Math.floor(q / width), q % width];
         for (let k = 0; k < pixels; k++) content[at * pixels + k] = dot(qs, from, ks, k * stride + head * keySize, keySize);
-        for (let k = 0; k < height; k++) rows[at * height + k] = dot(qs, from, rowEmbedding, (zero + k - i) * half, half);
-        for (let k = 0; k < width; k++) columns[at * width + k] = dot(qs, from + half, columnEmbedding, (zero + k - j) * half, half);
+        for (let k = 0; k < height; k++) rows[at * height + k] = dot(qs, from, byRow, (zero + k - i) * half, half);
+        for (let k = 0; k < width; k++) columns[at * width + k] = dot(qs, from + half, byColumn, (zero + k - j) * half, half);
       }
     return { content, rows, columns };
   }
