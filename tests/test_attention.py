@@ -144,8 +144,8 @@ def test_images_beyond_the_encoding_are_refused(kind):
 @pytest.mark.parametrize(
     ("kind", "options", "cause"),
     [
-        ("full", {"mixing": "separable"}, "does not factor"),
-        ("content", {"mixing": "separable"}, "does not factor"),
+        ("full", {"mixing": "separable"}, "not factor"),
+        ("content", {"mixing": "separable"}, "not factor"),
         ("isotropic", {"mixing": "separable", "dropout": 0.1}, "rows x columns"),
         ("isotropic", {"mixing": "fast"}, "'auto', 'dense', 'separable'"),
         ("isotropic", {"covariance": "round"}, "'isotropic', 'full'"),

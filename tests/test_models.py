@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.config import PRESETS, ConfigError, ModelConfig, replace
 from attnconv.cost import PeakMemory, attention_flops, cost
-from attnconv.models import build_model, position_parameters, predict
+from attnconv.models import build_model, predict
+from attnconv.optimizers import position_parameters
 
 TABLE_1 = {  # parameters in millions, FLOPs in billions
     "resnet18": (11.2, 1.1),

@@ -29,7 +29,8 @@ from attnconv import checkpoints, heads, runs, training
 from attnconv.config import ConfigError, ModelConfig, TrainConfig, replace
 from attnconv.data import DataError, load_data, normalize
 from attnconv.machine import Team
-from attnconv.models import build_model, encoding_parameters, position_parameters
+from attnconv.models import build_model
+from attnconv.optimizers import encoding_parameters, position_parameters
 from attnconv.precision import Computation
 from attnconv.runs import Run, RunError, find_runs, identity, locked, writing
 from attnconv.training import Trainer, TrainingError, build_optimizers, evaluate, load_run, lr_factor, train
@@ -614,7 +615,7 @@ def test_heads_are_measured_without_dropout(data, tmp_path):
     model = replace(MODEL, {"kind": "learned_content", "dropout": 0.5})
     run = train(model, replace(RECIPE, {"epochs": 1}), data, tmp_path)
     network, _ = load_run(run.path)
-    seen = normalize(data.test_images[: training.GEOMETRY_IMAGES], data.mean, data.std)
+    seen = normalize(data.test_images[: heads.GEOMETRY_IMAGES], data.mean, data.std)
     with torch.no_grad():
         inputs = network.eval().layer_inputs(seen)
         expected = heads.geometry(network.attention_layers, *network.config.grid, inputs)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnconv.mixing import attend_by_position, attend_content, scores, without_autocast
+from attnconv.mixing import attend_by_position, attend_content, scores
 
 Mixing = Literal["auto", "dense", "separable"]
 
@@ -44,10 +44,8 @@ class PositionalAttention(nn.Module):
         super().__init__()
         if mixing not in ("auto", "dense", "separable"):
             raise ValueError(f"mixing = {mixing!r} is not one of 'auto', 'dense', 'separable'.")
-        if mixing == "separable":
-            self._check_separable()
-            if dropout > 0:
-                raise ValueError("Dropout on the probabilities breaks rows x columns; use mixing='auto' or dropout=0.")
+        if mixing == "separable" and (dropout or not self.separable):
+            raise ValueError("A full covariance and dropout do not factor into rows x columns; use mixing='auto'.")
         self.channels, self.out_channels, self.heads = channels, out_channels, heads
         self.mixing, self.dropout = mixing, dropout
         self.value = nn.Linear(heads * channels, out_channels)
@@ -80,13 +78,8 @@ class PositionalAttention(nn.Module):
 
     def shifts(self, length: int, axis: int) -> Tensor:
         """Shift k - q of every query and key along one axis (0 rows, 1 columns): (length, length), query x key."""
-        return shifts(length, self.value.weight.device)
-
-    def _check_separable(self) -> None:
-        if not self.separable:
-            raise ValueError(
-                "A full covariance does not factor into rows x columns; use mixing='auto', probabilities()."
-            )
+        position = torch.arange(length, device=self.value.weight.device)
+        return position - position[:, None]
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.out_channels}, heads={self.heads}, mixing={self.mixing!r}"
@@ -123,7 +116,8 @@ class QuadraticAttention(PositionalAttention):
         self.spreads = nn.Parameter(spread_start * (1 if self.separable else torch.eye(2)) + noise)
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
-        self._check_separable()
+        if not self.separable:
+            raise ValueError("A full covariance does not factor into rows x columns; use probabilities().")
         return -0.5 * self.spreads.square()[:, None, None] * self._offsets(length, axis).square()
 
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
@@ -143,8 +137,7 @@ class QuadraticAttention(PositionalAttention):
         s = self.spreads
         if self.separable:
             return s.square()[:, None, None] * torch.eye(2, dtype=s.dtype, device=s.device)
-        with without_autocast(s):
-            return s.mT @ s
+        return (s[:, :, :, None] * s[:, :, None, :]).sum(1)  # as a matrix product, autocast would round it
 
 
 class LearnedAttention(PositionalAttention):
@@ -166,8 +159,7 @@ class LearnedAttention(PositionalAttention):
     def axis_logits(self, length: int, axis: int) -> Tensor:
         scores = (self.row_scores, self.column_scores)[axis]
         embedding = (self.row_embedding, self.column_embedding)[axis]
-        with without_autocast(scores):
-            by_shift = scores @ embedding.T  # (h, 2 max_size - 1)
+        by_shift = (scores[:, None] * embedding).sum(-1)  # (h, 2 max_size - 1); autocast would round a product
         return by_shift[:, _known_shifts(length, self.max_size, scores.device)]
 
 
@@ -247,12 +239,6 @@ class ContentAttention(nn.Module):
         return f"{self.channels}, {self.out_channels}, heads={self.heads}, key_size={self.key_size}"
 
 
-def shifts(length: int, device: torch.device | None = None) -> Tensor:
-    """Shift k - q along one axis for every query q (rows) and key k (columns): (length, length), whole pixels."""
-    position = torch.arange(length, device=device)
-    return position[None, :] - position[:, None]
-
-
 def evenly_on_a_disc(points: int) -> Tensor:
     """Points spread evenly over a disc of radius 2, turned by a random angle: (points, 2).
 
@@ -272,7 +258,8 @@ def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:
             f"The learned encoding knows shifts up to {max_size - 1}; an image side of {length} needs "
             f"max_size >= {length}, not {max_size}."
         )
-    return shifts(length, device) + max_size - 1
+    position = torch.arange(length, device=device)
+    return position - position[:, None] + max_size - 1
 
 
 def _check_input(layer: nn.Module, x: Tensor) -> None:

@@ -6,42 +6,75 @@ Both are read strictly: what is damaged, or made to harm, is refused before any 
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import nn
 
 from attnconv.machine import best_device
 from attnconv.models import build_model
+from attnconv.precision import Computation
 from attnconv.runs import Run, RunError, reading, writing
+
+if TYPE_CHECKING:
+    from attnconv.training import Trainer
 
 KINDS = dict(epoch=int, step=int, seconds=float, bfloat16=bool, onednn=bool)
 """Types that `torch.load` does not see to."""
 
 
-def write_state(file: Path, state: dict[str, Any]) -> None:
-    """Write what a run needs to be resumed, whole or not at all."""
+def write_state(file: Path, run: Trainer) -> None:
+    """Write all that changes while a run is trained, whole or not at all."""
+    state = dict(
+        model=run.model.state_dict(),
+        optimizer=[optimizer.state_dict() for optimizer in run.optimizers],
+        epoch=run.epoch,
+        step=run.step,
+        seconds=run.seconds,
+        sums=run.sums,
+        metrics=json.dumps(run.metrics),
+        geometry={name: torch.from_numpy(np.stack(values)) for name, values in run.geometry.items()},
+        bfloat16=run.computation.bfloat16,
+        onednn=run.computation.onednn,
+        rng=torch.get_rng_state(),
+        cuda_rng=torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None,
+    )
     content = io.BytesIO()
     torch.save(state, content)  # Python writes the file: a full disk is then an OSError
     with writing(file) as temporary:
         temporary.write_bytes(content.getbuffer())
 
 
-def read_state(file: Path) -> dict[str, Any]:
-    """The state as it was written, on the CPU. `ValueError`, or what torch raises, where it is damaged."""
-    archive = zipfile.ZipFile(file)
-    members = archive.infolist()
-    if any(member.compress_type for member in members) or sum(m.file_size for m in members) > file.stat().st_size:
-        raise ValueError("it is packed, which torch never does")
-    if damaged := archive.testzip():  # torch does not compare checksums
-        raise ValueError(f"{damaged} has another checksum")
-    state = torch.load(file, map_location="cpu", weights_only=True)
-    if wrong := [name for name, kind in KINDS.items() if type(state[name]) is not kind]:
-        raise ValueError(f"its {wrong[0]} is {state[wrong[0]]!r}")
-    return state
+def read_state(file: Path, run: Trainer) -> None:
+    """Put a run where it was when the state was written. `RunError` where the file is damaged."""
+    with reading(file):
+        archive = zipfile.ZipFile(file)
+        members = archive.infolist()
+        if any(m.compress_type for m in members) or sum(m.file_size for m in members) > file.stat().st_size:
+            raise ValueError("it is packed, which torch never does")
+        if damaged := archive.testzip():  # torch does not compare checksums
+            raise ValueError(f"{damaged} has another checksum")
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        if wrong := [name for name, kind in KINDS.items() if type(state[name]) is not kind]:
+            raise ValueError(f"its {wrong[0]} is {state[wrong[0]]!r}")
+        run.model.load_state_dict(state["model"])
+        for optimizer, own in zip(run.optimizers, state["optimizer"], strict=True):
+            optimizer.load_state_dict(own)
+        run.epoch, run.step, run.seconds = state["epoch"], state["step"], state["seconds"]
+        run.sums = state["sums"].to(run.device)
+        run.metrics = json.loads(state["metrics"])
+        if run.epoch != len(run.metrics) or not (0 <= run.step <= run.epoch_steps and run.epoch <= run.config.epochs):
+            raise ValueError(f"epoch {run.epoch}, step {run.step} is no place in this run")
+        run.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
+        run.computation = Computation(state["bfloat16"], state["onednn"])  # this machine may choose another
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None and run.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], run.device)
 
 
 def packed_weights(model: nn.Module) -> bytes:

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, QuadraticAttention
+from attnconv.config import replace
 from attnconv.data import Dataset, normalize
 from attnconv.mixing import scores
 from attnconv.models import AttentionNet
@@ -26,6 +27,8 @@ from attnconv.models import AttentionNet
 Query = tuple[int, int]
 """A query pixel: (row, column)."""
 
+GEOMETRY_IMAGES = 32
+"""Test images over which the attention of content heads is averaged when their geometry is recorded."""
 MAX_CONDITION = 1000.0
 MIN_EIGENVALUE = 1e-5
 """The paper's rule for degenerate heads, on Sigma^{-1} (section 4, generalized quadratic encoding)."""
@@ -200,6 +203,18 @@ def geometry(
     return result
 
 
+@torch.no_grad()
+def network_geometry(model: nn.Module, data: Dataset) -> dict[str, NDArray]:
+    """The `geometry` of a network's heads, without dropout; with content over `GEOMETRY_IMAGES`. Empty for a ResNet."""
+    if not isinstance(model, AttentionNet):
+        return {}
+    model.eval()
+    features = None
+    if model.config.kind == "learned_content":
+        features = model.layer_inputs(normalize(data.test_images[:GEOMETRY_IMAGES], data.mean, data.std))
+    return geometry(model.attention_layers, *model.config.grid, features)
+
+
 def degenerate(layer: QuadraticAttention) -> NDArray:
     """Which heads the paper's rule drops: (heads,) bool (section 4, generalized quadratic encoding).
 
@@ -230,6 +245,14 @@ def prune(layer: QuadraticAttention) -> QuadraticAttention:
     pruned.value.weight = _parameter(layer.value.weight, blocks.flatten(1))
     pruned.value.in_features = pruned.heads * layer.channels
     return pruned
+
+
+def pruned(network: AttentionNet) -> AttentionNet:
+    """The network itself, with every layer pruned."""
+    for block in network.blocks:
+        block.attention = prune(block.attention)
+    network.config = replace(network.config, {"heads": tuple(layer.heads for layer in network.attention_layers)})
+    return network
 
 
 def _parameter(old: nn.Parameter, values: Tensor) -> nn.Parameter:

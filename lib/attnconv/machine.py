@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 
 def best_device() -> torch.device:
@@ -61,6 +62,14 @@ def _commit() -> str | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     return os.environ.get("ATTNCONV_COMMIT")
+
+
+def progress_bar(total: int, done: int, drawn: bool) -> tqdm:
+    """Of so many images; rarely redrawn where it goes to a log, and not drawn at all with ATTNCONV_QUIET=1."""
+    quiet = not drawn or os.environ.get("ATTNCONV_QUIET") == "1"
+    often = sys.stderr.isatty() or "ipykernel" in sys.modules
+    look = dict(disable=quiet, unit=" images", dynamic_ncols=True, mininterval=0.1 if often else 30)
+    return tqdm(total=total, initial=min(done, total), **look)
 
 
 @contextlib.contextmanager

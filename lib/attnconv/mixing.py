@@ -21,7 +21,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -100,12 +99,6 @@ def scores(rows: Tensor, columns: Tensor, *terms: Tensor) -> Tensor:
     row, column, *cross = (term[:, where] for term, where in zip(terms, (rows, columns) * 2, strict=False))
     total = row[..., :, None] + column[..., None, :]
     return total + cross[0][..., :, None] * cross[1][..., None, :] if cross else total
-
-
-def without_autocast(like: Tensor) -> contextlib.AbstractContextManager:
-    """Where products of parameters make scores: their rounding to bfloat16 would move the heads."""
-    kind = like.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
 
 
 def in_torch_func() -> bool:

@@ -5,7 +5,7 @@ All take images as torchvision's models do, (B, channels, H, W), already normali
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -122,21 +122,6 @@ def build_model(config: ModelConfig) -> AttentionNet | ResNet18:
     return ResNet18(config) if config.kind == "resnet" else AttentionNet(config)
 
 
-def position_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Centres and spreads of all quadratic layers: they get no weight decay, and a learning rate of their own."""
-    layers = [m for m in model.modules() if isinstance(m, QuadraticAttention)]
-    return [parameter for layer in layers for parameter in (layer.centres, layer.spreads)]
-
-
-def encoding_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The vectors of learned encodings: those of the shifts and, without content, those that each head scores them by.
-
-    In a network of another kind there are none.
-    """
-    names = ("row_embedding", "column_embedding", "row_scores", "column_scores")
-    return [parameter for name, parameter in model.named_parameters() if name.endswith(names)]
-
-
 @torch.no_grad()
 def predict(model: nn.Module, images: Tensor) -> Tensor:
     """Logits in evaluation mode, without gradients; the model's mode is left as it was."""
@@ -147,13 +132,12 @@ def predict(model: nn.Module, images: Tensor) -> Tensor:
         model.train(training)
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """Mean cross-entropy (nats), share of right answers in [0, 1], and the class given to each image: int64 (N,)."""
 
     loss: float
     accuracy: float
-    predicted: Tensor = field(repr=False, compare=False)
+    predicted: Tensor
 
 
 @torch.no_grad()
@@ -161,12 +145,8 @@ def evaluate(model: nn.Module, data: Dataset, images: Tensor | None = None, labe
     """Evaluation mode, no augmentation, every image once; the test split unless images and labels are given."""
     images, labels = (data.test_images, data.test_labels) if images is None else (images, labels)
     device = next(model.parameters()).device
-    loss, correct = torch.zeros(2, dtype=torch.float64, device=device)
-    predicted = []
+    images, labels = images.to(device), labels.to(device)
     with computing(choose(device), device):
-        for x, y in batches(images.to(device), labels.to(device), None, 500, data.mean, data.std):
-            logits = predict(model, x)
-            loss += F.cross_entropy(logits.float(), y, reduction="sum")
-            predicted.append(logits.argmax(1))
-            correct += (predicted[-1] == y).sum()
-    return Evaluation(loss.item() / len(labels), correct.item() / len(labels), torch.cat(predicted).cpu())
+        logits = torch.cat([predict(model, x) for x, _ in batches(images, labels, None, 500, data.mean, data.std)])
+    loss, predicted = F.cross_entropy(logits.double(), labels), logits.argmax(1)
+    return Evaluation(loss.item(), (predicted == labels).double().mean().item(), predicted.cpu())

@@ -219,6 +219,15 @@ class Run:
             about = file.stat()
             return _sha256(file, about.st_size, about.st_mtime_ns) == self.config.get("weights")
 
+    def finished_as(self, name: str) -> bool:
+        """Whether it is the run of that `identity`, and finished; another run in its folder is refused."""
+        if (self.path / "config.json").is_file() and self.config["hash"] != name:
+            raise RunError(
+                f"{self.path} holds a run of another configuration or data set ({self.config['hash']}, not {name}); "
+                "give this run a folder of its own."
+            )
+        return self.finished
+
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
         """One dictionary an epoch: train_loss, train_accuracy, test_loss, test_accuracy, lr, seconds, ..."""

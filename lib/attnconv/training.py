@@ -19,11 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
-import os
 import shutil
-import sys
 import threading
 import time
 import warnings
@@ -37,15 +34,13 @@ from tqdm.auto import tqdm
 
 from attnconv import heads
 from attnconv.checkpoints import load_run, packed_weights, read_state, write_state
-from attnconv.config import ModelConfig, TrainConfig, for_images, replace, to_dict
-from attnconv.data import Dataset, batches, epoch_plan, normalize
-from attnconv.machine import Team, best_device, compiled, environment, signals_to_stop
-from attnconv.models import AttentionNet, build_model, encoding_parameters, evaluate, position_parameters
-from attnconv.precision import Computation, choose, computing
-from attnconv.runs import Run, RunError, identity, locked, reading, write_record, writing
-
-GEOMETRY_IMAGES = 32
-"""Test images over which the attention of content heads is averaged when their geometry is recorded."""
+from attnconv.config import ModelConfig, TrainConfig, for_images, to_dict
+from attnconv.data import Dataset, batches, epoch_plan
+from attnconv.machine import Team, best_device, compiled, environment, progress_bar, signals_to_stop
+from attnconv.models import build_model, evaluate
+from attnconv.optimizers import build_optimizers, own_rates
+from attnconv.precision import choose, computing
+from attnconv.runs import Run, RunError, identity, locked, write_record, writing
 
 
 class TrainingError(RuntimeError):
@@ -63,61 +58,6 @@ def lr_factor(step: int, steps: int, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
-def _where_heads_look(model: nn.Module, config: TrainConfig) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Centres and spreads, and learned encodings with a rate of their own: neither is decayed or clipped."""
-    return position_parameters(model), encoding_parameters(model) if config.encoding_lr else []
-
-
-def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """SGD (the paper's), AdamW, or AdamW and Muon. Each group of parameters keeps its ``peak_lr``.
-
-    Centres and spreads have no weight decay, and a learning rate of their own where ``position_lr`` gives one. The same
-    is true of learned encodings where ``encoding_lr`` gives one. With AdamW and Muon, biases and norms have no weight
-    decay either. Muon takes the weights between the input and the classifier.
-    """
-    sgd, muon = config.optimizer == "sgd", config.optimizer == "muon"
-    positions, encodings = _where_heads_look(model, config)
-    inner = [
-        p
-        for name, p in model.named_parameters()
-        if muon and name.startswith(("blocks.", "stages.")) and name.endswith(".weight") and p.dim() > 1
-    ]
-    apart = {id(p) for p in [*positions, *encodings, *inner]}
-    rest = [p for p in model.parameters() if id(p) not in apart]
-    lr = config.adamw_lr if muon else config.lr
-    groups = [
-        dict(params=[p for p in rest if p.dim() > 1 or sgd], peak_lr=lr, weight_decay=config.weight_decay),
-        dict(params=[p for p in rest if p.dim() <= 1 and not sgd], peak_lr=lr, weight_decay=0.0),
-        dict(params=positions, peak_lr=config.position_lr or lr, weight_decay=0.0),
-        dict(params=encodings, peak_lr=config.encoding_lr, weight_decay=0.0),
-    ]
-    groups = [group for group in groups if group["params"]]
-    if sgd:
-        return [torch.optim.SGD(groups, lr=lr, momentum=config.momentum, fused=True)]
-    adamw = torch.optim.AdamW(groups, lr=lr, betas=(config.momentum, config.beta2), fused=True)
-    return [adamw, Muon(inner, config)] if inner else [adamw]
-
-
-class Muon(torch.optim.Muon):
-    """PyTorch's Muon takes matrices only. This one takes any weight, and steps (D, C, k, k) as a matrix (D, C k k)."""
-
-    def __init__(self, weights: list[nn.Parameter], config: TrainConfig):
-        self.weights = weights
-        self.matrices = [nn.Parameter(weight.detach().flatten(1).clone()) for weight in weights]
-        group = dict(params=self.matrices, peak_lr=config.lr, weight_decay=config.weight_decay)
-        super().__init__([group], momentum=config.momentum)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for weight, matrix in zip(self.weights, self.matrices, strict=True):
-            matrix.copy_(weight.flatten(1))
-            matrix.grad = None if weight.grad is None else weight.grad.flatten(1)
-        super().step()
-        for weight, matrix in zip(self.weights, self.matrices, strict=True):
-            weight.copy_(matrix.view_as(weight))
-            matrix.grad = None
-
-
 # The step and the loop -------------------------------------------------------------------------------------------
 
 
@@ -126,12 +66,13 @@ class Trainer:
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Dataset, folder: Path, progress: bool, team: Team):
         self.model, self.config, self.folder, self.progress, self.team = model, config, folder, progress, team
+        self.checkpoint = folder / "checkpoint" / "state.pt"
         self.device = next(model.parameters()).device
         self.computation = choose(self.device, config.precision)
         self.forward = compiled(team.wrap(model, self.device), self.device, config.compile)
         self.optimizers = build_optimizers(model, config)
-        apart = {id(p) for group in _where_heads_look(model, config) for p in group}
-        self.clipped = [p for p in model.parameters() if id(p) not in apart]
+        apart = own_rates(model, config)
+        self.clipped = [p for p in model.parameters() if p not in apart]
         self.data, self.validation = data, None
         if config.validation:
             self.data, *self.validation = data.hold_out(config.validation, config.seed)
@@ -189,9 +130,8 @@ class Trainer:
         if self.step == 0:
             torch.manual_seed(config.seed * 1_000_003 + self.epoch + 500_009 * self.team.rank)
         plan = epoch_plan(self.images, seed=config.seed, epoch=self.epoch, augment=config.augment, device=self.device)
-        feed = batches(
-            data.train_images, data.train_labels, plan, config.batch_size, data.mean, data.std, start=self.step
-        )
+        images, labels = data.train_images, data.train_labels
+        feed = batches(images, labels, plan, config.batch_size, data.mean, data.std, start=self.step)
 
         self.model.train()
         before, started = self.seconds, time.monotonic()
@@ -243,7 +183,9 @@ class Trainer:
     def fit(self) -> None:
         """Train from wherever the run is to its end."""
         try:
-            with computing(self.computation, self.device), self.bar() as bar, signals_to_stop() as stop:
+            done = self.epoch * self.images + self.step * self.config.batch_size
+            bar = progress_bar(self.config.epochs * self.images, done, self.progress and self.team.leads)
+            with computing(self.computation, self.device), bar, signals_to_stop() as stop:
                 if not self.geometry:
                     self.measure_heads()  # before training
                 self.record()  # the process may have died between a checkpoint and its record
@@ -274,54 +216,18 @@ class Trainer:
 
     # Checkpoints: a run resumes from them alone. What others read is rewritten from them, never read back.
 
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "checkpoint" / "state.pt"
-
     def save(self) -> None:
         """Write everything that resuming needs, whole or not at all; never the state of a run that diverged."""
         self.refuse_non_finite()
-        if not self.team.leads:
-            return
-        state = dict(
-            model=self.model.state_dict(),
-            optimizer=[optimizer.state_dict() for optimizer in self.optimizers],
-            epoch=self.epoch,
-            step=self.step,
-            seconds=self.seconds,
-            sums=self.sums,
-            metrics=json.dumps(self.metrics),
-            geometry={name: torch.from_numpy(np.stack(values)) for name, values in self.geometry.items()},
-            bfloat16=self.computation.bfloat16,
-            onednn=self.computation.onednn,
-            rng=torch.get_rng_state(),
-            cuda_rng=torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-        )
-        write_state(self.checkpoint, state)
-        self.record()
-        self.saved = time.monotonic()
+        if self.team.leads:
+            write_state(self.checkpoint, self)
+            self.record()
+            self.saved = time.monotonic()
 
     def resume(self) -> None:
         """Take the state of the last checkpoint, if there is one."""
         if self.checkpoint.is_file():
-            with reading(self.checkpoint):
-                state = read_state(self.checkpoint)
-                self.model.load_state_dict(state["model"])
-                for optimizer, own in zip(self.optimizers, state["optimizer"], strict=True):
-                    optimizer.load_state_dict(own)
-                self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
-                self.sums = state["sums"].to(self.device)
-                self.metrics = json.loads(state["metrics"])
-                self.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
-                if self.epoch != len(self.metrics) or not (
-                    0 <= self.step <= self.epoch_steps and self.epoch <= self.config.epochs
-                ):
-                    raise ValueError(f"epoch {self.epoch}, step {self.step} is no place in this run")
-                # This machine may choose another arithmetic, which would give other bits.
-                self.computation = Computation(state["bfloat16"], state["onednn"])
-                torch.set_rng_state(state["rng"])
-                if state["cuda_rng"] is not None and self.device.type == "cuda":
-                    torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+            read_state(self.checkpoint, self)
         self.team.any(False)  # nobody goes on, and may write a checkpoint, while another still reads this one
 
     def record(self) -> None:
@@ -331,25 +237,8 @@ class Trainer:
 
     def measure_heads(self) -> None:
         """Add what every head does now to the history."""
-        if not isinstance(self.model, AttentionNet):
-            return
-        x = normalize(self.data.test_images[:GEOMETRY_IMAGES], self.data.mean, self.data.std)
-        self.model.eval()  # no dropout
-        with torch.no_grad():
-            features = self.model.layer_inputs(x) if self.model.config.kind == "learned_content" else None
-            measured = heads.geometry(self.model.attention_layers, *self.model.config.grid, features)
-        for name, value in measured.items():
+        for name, value in heads.network_geometry(self.model, self.data).items():
             self.geometry.setdefault(name, []).append(value)
-
-    # What is said.
-
-    def bar(self) -> tqdm:
-        """The progress over all images of all epochs; rarely redrawn where it goes to a log."""
-        quiet = not (self.progress and self.team.leads) or os.environ.get("ATTNCONV_QUIET") == "1"
-        often = sys.stderr.isatty() or "ipykernel" in sys.modules
-        done = self.epoch * self.images + min(self.step * self.config.batch_size, self.images)
-        look = dict(disable=quiet, unit=" images", dynamic_ncols=True, mininterval=0.1 if often else 30)
-        return tqdm(total=self.config.epochs * self.images, initial=done, **look)
 
     def last_accuracy(self) -> dict[str, str]:
         return {"test accuracy": f"{100 * self.metrics[-1]['test_accuracy']:.1f}%"} if self.metrics else {}
@@ -405,17 +294,17 @@ def train(
         raise RunError(f"start_from = {train_config.start_from!r}, but the run to start from is {start}.")
     name = identity(model_config, train_config, data.key, start and start.config["hash"])
     team, device = Team(), device or best_device()
-    if team.any(_is_finished(folder, name)):
+    if team.any(Run(folder).finished_as(name)):
         return Run(folder)
     with locked(folder) if team.leads else contextlib.nullcontext():
-        if team.any(_is_finished(folder, name)):
+        if team.any(Run(folder).finished_as(name)):
             return Run(folder)  # another process finished it while this one waited
         if (folder / "model.safetensors").exists():
             warnings.warn(f"{folder / 'model.safetensors'} is damaged: the run is trained again.", stacklevel=2)
 
         # The seed decides the first weights; a checkpoint replaces them.
         torch.manual_seed(train_config.seed)
-        model = build_model(model_config) if start is None else _pruned(start)
+        model = heads.pruned(load_run(start.path, torch.device("cpu"))[0]) if start else build_model(model_config)
         if device.type == "cuda":
             model.to(memory_format=torch.channels_last)  # kernels of convolutions, as the images are
         trainer = Trainer(model.to(device), train_config, data.to(device), folder, progress, team)
@@ -428,23 +317,3 @@ def train(
         trainer.about |= dict(data=data.about(), environment=here, sessions=[*before, here])
         trainer.fit()
     return Run(folder)
-
-
-def _is_finished(folder: Path, name: str) -> bool:
-    """Whether the folder holds this very run, finished; another one there is refused."""
-    run = Run(folder)
-    if (folder / "config.json").is_file() and run.config["hash"] != name:
-        raise RunError(
-            f"{folder} holds a run of another configuration or data set ({run.config['hash']}, not {name}); "
-            "give this run a folder of its own."
-        )
-    return run.finished
-
-
-def _pruned(start: Run) -> nn.Module:
-    """The trained model of a run without its degenerate heads."""
-    model, _ = load_run(start.path, torch.device("cpu"))
-    for block in model.blocks:
-        block.attention = heads.prune(block.attention)
-    model.config = replace(model.config, {"heads": tuple(layer.heads for layer in model.attention_layers)})
-    return model
