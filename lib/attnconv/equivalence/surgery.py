@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 
@@ -126,11 +126,8 @@ class TapAttention(QuadraticAttention):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, D, Q, R), or for a Conv1d (B, C, L) -> (B, D, R)."""
         if x.dim() != self.dimensions + 2 or x.shape[1] != self.channels:
-            takes = f"(B, {self.channels}, {'H, W' if self.dimensions == 2 else 'L'})"
-            raise ValueError(
-                f"TapAttention takes {self.dimensions + 2}-D input {takes}, channels first, as the convolution it "
-                f"replaces; it was given {x.dim()}-D input {tuple(x.shape)}."
-            )
+            takes = f"{self.dimensions + 2}-D input (B, {self.channels}, {'H, W' if self.dimensions == 2 else 'L'})"
+            raise ValueError(f"TapAttention takes {takes}, channels first, not {x.dim()}-D input {tuple(x.shape)}.")
         size = (1, *x.shape[2:])[-2:]
         x = self.pad(x)
         x = x.unsqueeze(2) if self.dimensions == 1 else x
@@ -265,14 +262,9 @@ def _check_convolution(module: nn.Module, name: str) -> None:
     def refuse(why: str, error: type[Exception] = ValueError) -> NoReturn:
         raise error(f"{name}{name and ': '}{type(module).__name__} {why}")
 
-    if isinstance(module, _ConvTransposeNd):
-        refuse(
-            "is a transposed convolution: its taps spread pixels out instead of gathering them, which is not attention "
-            "over the input's pixels. Only Conv1d and Conv2d can be converted.",
-            TypeError,
-        )
     if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
-        refuse("is not a Conv1d or Conv2d; attention here is over rows and columns.", TypeError)
+        why = "attention gathers pixels, along rows and columns (a transposed convolution spreads them out)"
+        refuse(f"is not a Conv1d or Conv2d; {why}.", TypeError)
     own = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Conv1d
     methods = ("__call__", "forward", "_conv_forward")
     if any(getattr(type(module), m) is not getattr(own, m) or m in vars(module) for m in methods):
@@ -283,32 +275,24 @@ def _check_convolution(module: nn.Module, name: str) -> None:
         )
     if nn.parameter.is_lazy(module._parameters.get("weight")):
         refuse("has no weights yet (lazy module): run the network once, then convert it.")
-    pruning = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, BasePruningMethod)]
-    hooks = {
-        "forward hooks": module._forward_hooks.values(),
-        "backward hooks": [*module._backward_hooks.values(), *module._backward_pre_hooks.values()],
-        "forward pre-hooks": [hook for hook in module._forward_pre_hooks.values() if hook not in pruning],
-    }
-    for kind, found in hooks.items():
-        if found:
-            names = ", ".join(getattr(hook, "__name__", type(hook).__name__) for hook in found)
-            refuse(
-                f"has {kind} ({names}), and attention would come without them: remove them (`handle.remove()`; an "
-                "old-style norm by `nn.utils.remove_spectral_norm` or `remove_weight_norm`, or use "
-                "`nn.utils.parametrizations`), or register them on a module around it."
-            )
+    kinds = (module._forward_hooks, module._backward_hooks, module._backward_pre_hooks, module._forward_pre_hooks)
+    hooks = [hook for kind in kinds for hook in kind.values() if not isinstance(hook, BasePruningMethod)]
+    if hooks:
+        names = ", ".join(getattr(hook, "__name__", type(hook).__name__) for hook in hooks)
+        refuse(
+            f"has hooks ({names}), and attention would come without them: remove them (`handle.remove()`; an old-style "
+            "norm by `nn.utils.remove_spectral_norm` or `remove_weight_norm`, or use `nn.utils.parametrizations`), or "
+            "register them on a module around it."
+        )
     if is_parametrized(module):  # its weight would be computed, which may change its state
         return
-    if "weight" not in module._parameters and not pruning:
+    if "weight" not in module._parameters and not module._forward_pre_hooks:  # which are pruning's
         refuse(
             "has a weight that is not a parameter: something around it computes it anew, and would not find what it "
             "reads. Use `nn.utils.parametrize`, or assign an `nn.Parameter`."
         )
     if not module.weight.is_floating_point():
-        refuse(
-            f"has weights of {module.weight.dtype}, but softmax attention is real. Of complex weights, convert the "
-            "real and the imaginary part as two convolutions."
-        )
+        refuse(f"has weights of {module.weight.dtype}: convert the real and imaginary part of complex weights apart.")
 
 
 def times(sizes: tuple[int, ...]) -> str:
