@@ -101,9 +101,9 @@ def _draw_shifts(ax: Axes, view: NDArray, grid: tuple[int, int] | None) -> None:
     (top, bottom), (left, right) = view
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     ax.spines[:].set_visible(True)
-    for draw, (low, high) in ((ax.axhline, view[0]), (ax.axvline, view[1])):
-        for border in np.arange(math.ceil(low), math.floor(high) + 2) - 0.5:
-            draw(border, color="0.9", linewidth=0.4, zorder=0.2)
+    for draw, (low, high), across in ((ax.hlines, *view), (ax.vlines, *view[::-1])):
+        borders = np.arange(math.ceil(low), math.floor(high) + 2) - 0.5
+        draw(borders, *across, color="0.9", linewidth=0.4, zorder=0.2)
     if grid:
         (top, bottom), (left, right) = _image(grid)
         edge = {"facecolor": "white", "edgecolor": "0.35", "linewidth": 0.8, "zorder": 0.1}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.animation import Animation, PillowWriter
+from matplotlib.animation import Animation
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -24,6 +24,8 @@ SINGLE, DOUBLE = 3.5, 7.0
 """Widths of one and of two columns of a journal, in inches."""
 FRAME_DPI = 110
 """Dots an inch of an animation, which is seen on screens only."""
+_FRAME = r"(?<=base64,)[^\"]+"
+"""A frame in the HTML of Matplotlib's player."""
 
 STYLE = Path(__file__).with_name("attnconv.mplstyle")
 _MAKO = ("#b7e6c5", "#82d8b0", "#50c6ad", "#3cb2ad", "#359baa", "#3485a5", "#3670a0", "#3b589a", "#414184", "#3c3162")
@@ -118,20 +120,26 @@ def of_256_colours(png: bytes) -> bytes:
     return content.getvalue()
 
 
-@styled
 def save_animation(animation: Animation, path: str | Path, frames_per_second: float = 10) -> None:
     """Write an animation to a .gif file."""
-    animation.save(path, writer=PillowWriter(fps=frames_per_second), dpi=FRAME_DPI)
+    frames = re.findall(_FRAME, _drawn(animation, frames_per_second))
+    first, *others = [Image.open(io.BytesIO(b64decode(frame))).convert("RGB") for frame in frames]
+    first.save(path, save_all=True, append_images=others, duration=1000 / frames_per_second, loop=0)
+
+
+def player(animation: Animation, frames_per_second: float = 10) -> str:
+    """An animation as HTML, with buttons. The same one gives the same text: Matplotlib's random name is replaced."""
+    html = _drawn(animation, frames_per_second)
+    html = re.sub(_FRAME, lambda frame: b64encode(of_256_colours(b64decode(frame[0]))).decode(), html)
+    random = re.search(r'id="_anim_img([0-9a-f]{32})"', html)[1]
+    return html.replace(random, hashlib.sha256(html.replace(random, "").encode()).hexdigest()[:8])
 
 
 @styled
-def player(animation: Animation, frames_per_second: float = 10) -> str:
-    """An animation as HTML, with buttons. The same one gives the same text: Matplotlib's random name is replaced."""
+def _drawn(animation: Animation, frames_per_second: float) -> str:
+    """Matplotlib's player, with every frame as a PNG. Matplotlib keeps it: the frames are drawn once."""
     with plt.rc_context({"savefig.dpi": FRAME_DPI}):
-        html = animation.to_jshtml(frames_per_second, default_mode="once")
-    html = re.sub(r"(?<=base64,)[^\"]+", lambda frame: b64encode(of_256_colours(b64decode(frame[0]))).decode(), html)
-    random = re.search(r'id="_anim_img([0-9a-f]{32})"', html)[1]
-    return html.replace(random, hashlib.sha256(html.replace(random, "").encode()).hexdigest()[:8])
+        return animation.to_jshtml(frames_per_second, default_mode="once")
 
 
 def new_figure(width: float, height: float, layout: str | None = "constrained") -> Figure:
