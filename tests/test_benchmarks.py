@@ -16,8 +16,8 @@ def test_flops_are_those_that_pytorch_counts(form):
     call = case.call()
     with FlopCounterMode(display=False) as counter:
         call()
-    # SDPA multiplies q.r as one-hot columns of queries and keys, more than the definition needs; S^T S is 2x2 a head.
-    extra = {"content": 2 * 2 * 100**2 * 3 * 2 * 10, "full covariance": 3 * 2 * 2**3}.get(form, 0)
+    # SDPA multiplies q.r as one-hot columns of queries and keys, more than the definition needs.
+    extra = 2 * 2 * 100**2 * 3 * 2 * 10 if form == "content" else 0
     assert counter.get_total_flops() == case.flops + extra
 
 

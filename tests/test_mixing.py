@@ -68,7 +68,7 @@ def test_every_form_equals_the_dense_definition(kind, mixing, grid, heads, small
 @pytest.mark.parametrize("kind", ["isotropic", "learned"])
 def test_the_form_for_gpus_equals_the_dense_definition(kind, monkeypatch):
     monkeypatch.setattr(mixing, "_eager_on_cpu", lambda x: False)
-    monkeypatch.setattr(mixing._Attend, "apply", lambda *_: pytest.fail("this is the form for CPUs"))
+    monkeypatch.setattr(mixing, "_by_chunks", lambda *_: pytest.fail("this is the form for CPUs"))
     assert_equal_to_dense(make(kind, mixing="separable").double(), torch.randn(3, 5, 7, 5).double(), 1e-12)
 
 
@@ -153,7 +153,7 @@ def test_a_parameter_changed_between_forward_and_backward_never_gives_wrong_grad
         with torch.no_grad():
             parameter.sub_(1)
         exact = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))  # rounded anew
-    assert "value.weight" in refused
+    assert refused
 
 
 @pytest.mark.parametrize("kind", ["isotropic", "full", "content"])

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SMALL_GRID = 64
 """Up to this many pixels P over all of them is one product that is as fast as two short ones."""
 
-CHUNK = 2**21
+CHUNK = 2**22
 """Bytes that the averages of all heads take for the images of one chunk: what is live then stays in the cache."""
 
 BLOCK = 2**23
@@ -134,124 +134,51 @@ def attend(x: Tensor, row: Tensor | None, column: Tensor, value: nn.Linear) -> T
     large = row is not None or pixels > SMALL_GRID
     if plain and large and heads and x.numel() and _eager_on_cpu(x) and dtype == _product_type(value.weight):
         if row is not None:
-            return _Attend.apply(x, row, column, value.weight, value.bias, dtype)
+            return _by_chunks(x, row, column, value, dtype)
         long = x.flatten(1, 2)[:, None]  # an image as one row of pixels
-        out = _Attend.apply(long, None, column.reshape(heads, pixels, pixels), value.weight, value.bias, dtype)
-        return out.view(*x.shape[:3], -1)
+        return _by_chunks(long, None, column.reshape(heads, pixels, pixels), value, dtype).view(*x.shape[:3], -1)
     return value(mix_dense(x, column) if row is None else mix_separable(x, row, column))
 
 
-class _Attend(torch.autograd.Function):
+def _by_chunks(x: Tensor, row: Tensor | None, column: Tensor, value: nn.Linear, dtype: torch.dtype) -> Tensor:
+    """`attend` for a few images at a time and, where those of one image take more than `CHUNK`, a few heads.
+
+    Only the input is stored for the backward pass: to make averages again costs less than to read them back.
+    """
+    heads, head = len(column), x[0].numel() * dtype.itemsize  # bytes of one head's averages of an image
+    size, images = _evenly(heads, CHUNK // head), _evenly(len(x), CHUNK // (heads * head))
+    values = value.weight.unflatten(1, (heads, -1)).permute(1, 2, 0).contiguous().split(size)  # W^h: (h, C, D)
+    rows = [None] * len(values) if row is None else row.split(size)
+    groups = list(zip(rows, column.split(size), values, strict=True))
+    parts = [sum(_made_again(_heads_together, some, *group, dtype) for group in groups) for some in x.split(images)]
+    out = torch.cat(parts)
+    return out if value.bias is None else out + value.bias.to(dtype)
+
+
+def _heads_together(x: Tensor, row: Tensor | None, column: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
     """Average along columns of pixels, project with each head's W^h, then average along rows and add up the heads:
 
         y[h, i]   = sum_k P_row[h, i, k] x[k]               (h H x H) (H x W b C)
         v[h]      = y[h] W^h                                (H W b x C) (C x D) for each head
         out[i]    = sum_{h, l} P_col[h, :, l] v[h, i, l]    (W x h W) (h W x b D) for each row of pixels
 
-    Each product takes all heads, and a chunk of images whose pixels come first in memory, (H, W, b, C): three times as
-    fast as small products head by head. Without P_row, H is 1 and y the pixels themselves. The forward pass stores its
-    inputs only: to make y and v again costs less than to read them back. Products are taken in ``dtype``, sums over
-    chunks in float32 or better. The backward pass is made of operations that can be differentiated again.
+    x (b, H, W, C) -> (b, H, W, D). Each product takes all heads, and images whose pixels come first in memory,
+    (H, W, b, C): three times as fast as small products head by head. Without P_row, H is 1 and y the pixels themselves.
+    Products are taken in ``dtype``; gradients of chunks add up in that of the parameters.
     """
-
-    @staticmethod
-    def forward(ctx, x, row, column, weight, bias, dtype):
-        ctx.save_for_backward(x, row, column, weight, bias)
-        ctx.dtype = dtype
-        images, groups = _chunks(x, row, column, weight, dtype)
-        shift = weight.new_zeros(1, dtype=dtype) if bias is None else bias.to(dtype)
-        out = x.new_empty(*x.shape[:3], len(weight), dtype=dtype)
-        for some, result in zip(x.split(images), out.split(images), strict=True):
-            pixels, total = _pixels_first(some, dtype), None
-            for first, second, values in groups:
-                _, v = _averages(pixels, first, values)
-                total = _add(total, torch.bmm(second.expand(len(v), -1, -1), v))  # (H, W, b D)
-            torch.add(_images_first(total, pixels), shift, out=result)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, row, column, weight, bias = ctx.saved_tensors
-        images, groups = _chunks(x, row, column, weight, ctx.dtype)
-        d_x, sums = torch.empty_like(x, memory_format=torch.contiguous_format), [(None, None, None)] * len(groups)
-        for start in range(0, len(x), images):
-            some = slice(start, start + images)
-            pixels, d_pixels = _pixels_first(x[some], ctx.dtype), None
-            d_out = _pixels_first(grad[some], ctx.dtype).flatten(2)  # (H, W, b D)
-            for group, (first, second, values) in enumerate(groups):
-                # y and v as in the forward pass, then its three products backwards, the last one first.
-                y, v = _averages(pixels, first, values)
-                d_second = torch.bmm(d_out, v.mT).sum(0, dtype=_sum_type(v))  # (W, h W)
-                d_v = torch.bmm(second.T.expand(len(v), -1, -1), d_out)  # (H, h W, b D)
-                d_v = d_v.view(len(v), len(values), -1).transpose(0, 1).reshape(*y.shape[:2], -1)  # (h, H W b, D)
-                d_values = torch.bmm(y.mT, d_v)
-                d_y = torch.bmm(d_v, values.mT)  # (h, H W b, C)
-                if first is None:
-                    d_first, part = None, d_y.sum(0)
-                else:
-                    d_y = d_y.view(len(first), -1)  # (h H, W b C)
-                    d_first, part = torch.mm(pixels.flatten(1), d_y.T).T, torch.mm(first.T, d_y)
-                d_pixels = _add(d_pixels, part)
-                sums[group] = [_add(*pair) for pair in zip(sums[group], (d_first, d_second, d_values), strict=True)]
-            d_x[some] = _images_first(d_pixels, pixels)
-        rows, columns, weights = zip(*sums, strict=True)
-        d_row = None if row is None else torch.cat(rows).view(row.shape)
-        d_column = torch.cat([part.unflatten(1, (-1, column.shape[2])) for part in columns], dim=1).transpose(0, 1)
-        d_weight = torch.cat(weights).permute(2, 0, 1).flatten(1)
-        d_bias = None if bias is None else grad.flatten(0, -2).sum(0, dtype=_sum_type(grad))
-        return d_x, d_row, d_column, d_weight, d_bias, None
-
-
-def _chunks(
-    x: Tensor, row: Tensor | None, column: Tensor, weight: Tensor, dtype: torch.dtype
-) -> tuple[int, list[tuple[Tensor | None, Tensor, Tensor]]]:
-    """How many images to take at a time, and the heads, in groups where those of one image take more than `CHUNK`.
-
-    A group is P_row (h H, H), P_col (W, h W) and W^h (h, C, D), so that products need no copies.
-    """
-    heads, head = len(column), x[0].numel() * dtype.itemsize  # bytes of one head's averages of an image
-    size = _evenly(heads, CHUNK // head)
-    values = weight.unflatten(1, (heads, -1)).permute(1, 2, 0).to(dtype).contiguous().split(size)
-    rows = [None] * len(values) if row is None else [part.flatten(0, 1) for part in row.to(dtype).split(size)]
-    columns = [part.transpose(0, 1).flatten(1) for part in column.to(dtype).split(size)]
-    return _evenly(len(x), CHUNK // (heads * head)), list(zip(rows, columns, values, strict=True))
+    (images, height, width, channels), heads = x.shape, len(values)
+    pixels = x.permute(1, 2, 0, 3).to(dtype, memory_format=torch.contiguous_format).flatten(1)  # (H, W b C)
+    y = pixels if row is None else row.to(dtype).flatten(0, 1) @ pixels  # (h H, W b C)
+    y = y.view(-1, height * width * images, channels).expand(heads, -1, -1)
+    v = torch.bmm(y, values.to(dtype)).view(heads, height, -1).transpose(0, 1).reshape(height, heads * width, -1)
+    column = column.to(dtype).transpose(0, 1).flatten(1)  # (W, h W)
+    out = torch.bmm(column.expand(height, -1, -1), v)  # (H, W, b D)
+    return out.view(height, width, images, -1).permute(2, 0, 1, 3)
 
 
 def _evenly(total: int, most: int) -> int:
     """The size of equal parts of a total, none larger than ``most``, nor smaller than 1."""
     return math.ceil(total / math.ceil(total / max(1, most)))
-
-
-def _averages(pixels: Tensor, first: Tensor | None, values: Tensor) -> tuple[Tensor, Tensor]:
-    """y (h, H W b, C), and v with what one row of pixels needs together: (H, h W, b D)."""
-    height, width, _, channels = pixels.shape
-    heads = len(values)
-    y = pixels.flatten(1) if first is None else torch.mm(first, pixels.flatten(1))  # (h H, W b C)
-    y = y.view(-1, height * pixels[0].numel() // channels, channels).expand(heads, -1, -1)
-    v = torch.bmm(y, values).view(heads, height, -1)
-    return y, v.transpose(0, 1).reshape(height, heads * width, -1)
-
-
-def _pixels_first(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """(b, H, W, C) -> (H, W, b, C), copied in that order."""
-    x = x.permute(1, 2, 0, 3)
-    return x.new_empty(x.shape, dtype=dtype).copy_(x)
-
-
-def _images_first(part: Tensor, pixels: Tensor) -> Tensor:
-    """The inverse, a view: (H, W, b D) in any grouping -> (b, H, W, D)."""
-    return part.view(*pixels.shape[:3], -1).permute(2, 0, 1, 3)
-
-
-def _add(total: Tensor | None, part: Tensor | None) -> Tensor | None:
-    """Their sum in float32 or better, in place; None is the sum of nothing."""
-    if total is None or part is None:
-        return part if total is None else total
-    return total.to(_sum_type(total)).add_(part)
-
-
-def _sum_type(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 # Where P is too large to be made whole, or to be stored.
