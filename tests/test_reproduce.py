@@ -19,8 +19,8 @@ from attnconv import cli
 from attnconv.config import ConfigError
 from attnconv.data import DataError
 from attnconv.plan import select, with_needs
-from attnconv.reproduce import alone, reproduce
-from attnconv.runs import RunError, locked
+from attnconv.reproduce import reproduce
+from attnconv.runs import RunError, held, locked
 from conftest import PARAMETERS, Toys, planned, put_run, write
 
 PER_RUN = PARAMETERS + "preset = 'quadratic'\nseed = 0\n"
@@ -298,7 +298,7 @@ def test_two_runs_into_one_folder_are_refused_and_an_ignored_signal_stays_ignore
     for given, then in ((signal.SIG_IGN, signal.SIG_IGN), (signal.SIG_DFL, signal.default_int_handler)):
         before = signal.signal(number, given)
         try:
-            with alone(toys.output), pytest.raises(ConfigError, match="Another run is writing"):
+            with held(toys.output, wait=False), pytest.raises(RunError, match="Another process is at work in"):
                 run(toys)
             assert signal.getsignal(number) is then  # so it ends a run as Ctrl-C does
         finally:
@@ -311,7 +311,7 @@ def test_of_two_jobs_that_need_the_same_run_the_second_waits(tmp_path: Path, cap
             order.append("second")
 
     order: list[str] = []
-    with locked(tmp_path / "run"), pytest.raises(RunError, match="being trained by another process"):
+    with locked(tmp_path / "run"), pytest.raises(RunError, match="Another process is at work in"):
         with locked(tmp_path / "run", wait=False):
             pass
     with ThreadPoolExecutor() as pool:

@@ -239,10 +239,10 @@ def prune(layer: QuadraticAttention) -> QuadraticAttention:
     keep = torch.from_numpy(~degenerate(layer)).to(layer.centres.device)
     pruned = copy.deepcopy(layer)
     pruned.heads = int(keep.sum())
-    pruned.centres = _parameter(layer.centres, layer.centres[keep])
-    pruned.spreads = _parameter(layer.spreads, layer.spreads[keep])
+    for name in ("centres", "spreads"):
+        setattr(pruned, name, nn.Parameter(getattr(layer, name).detach()[keep], getattr(layer, name).requires_grad))
     blocks = layer.value.weight.unflatten(1, (layer.heads, layer.channels))[:, keep]  # (D, h, C)
-    pruned.value.weight = _parameter(layer.value.weight, blocks.flatten(1))
+    pruned.value.weight = nn.Parameter(blocks.detach().flatten(1), layer.value.weight.requires_grad)
     pruned.value.in_features = pruned.heads * layer.channels
     return pruned
 
@@ -253,10 +253,6 @@ def pruned(network: AttentionNet) -> AttentionNet:
         block.attention = prune(block.attention)
     network.config = replace(network.config, {"heads": tuple(layer.heads for layer in network.attention_layers)})
     return network
-
-
-def _parameter(old: nn.Parameter, values: Tensor) -> nn.Parameter:
-    return nn.Parameter(values.detach().clone(), requires_grad=old.requires_grad)
 
 
 # --- the heads of a layer together --------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import importlib.metadata
 import os
 import platform
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm.auto import tqdm
+
+from attnconv.runs import said
 
 
 def best_device() -> torch.device:
@@ -47,21 +48,13 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
     return dict(
         started=datetime.now().astimezone().isoformat(timespec="seconds"),
         command=" ".join(["attnconv", *sys.argv[1:]]) if by_command else None,
-        commit=_commit(),
+        commit=said("git", "rev-parse", "HEAD") or os.environ.get("ATTNCONV_COMMIT"),
         attnconv=importlib.metadata.version("attnconv"),
         torch=torch.__version__,
         python=platform.python_version(),
         device=gpu or f"{os.cpu_count()} CPU cores, {platform.machine()}",
         threads=torch.get_num_threads(),
     )
-
-
-def _commit() -> str | None:
-    """The commit of this code: git's answer, else $ATTNCONV_COMMIT (for a copy of the repository without .git)."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-    return os.environ.get("ATTNCONV_COMMIT")
 
 
 def progress_bar(total: int, done: int, drawn: bool) -> tqdm:

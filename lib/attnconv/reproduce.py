@@ -6,20 +6,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import graphlib
 import json
 import os
 import platform
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -40,7 +38,7 @@ from attnconv.config import ConfigError, Profile, load_profile
 from attnconv.fresh import changed, file_hash, inputs, results
 from attnconv.pages import export_html, write_page
 from attnconv.plan import Job, plan, read_notebook, select, with_needs
-from attnconv.runs import RunError, locked, read_json, writing
+from attnconv.runs import RunError, held, locked, read_json, said, writing
 from attnconv.workspace import NAMED_DATA, REPOSITORY, absolute, output_folder
 
 LIBRARY = Path(__file__).parent
@@ -62,13 +60,6 @@ def device() -> dict[str, Any]:
         model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1]
     gpus = said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or ""
     return {"cpu": model, "cores": cores(), "memory_gib": memory, "gpu": gpus.splitlines()}
-
-
-def said(*command: str) -> str | None:
-    """What a command answers; None where it fails or is not there."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout.strip()
 
 
 def shown(path: Path) -> str:
@@ -364,7 +355,7 @@ def reproduce(
         for number in (signal.SIGTERM, signal.SIGHUP):  # stop as Ctrl-C does; what nohup ignores stays ignored
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, signal.default_int_handler)
-    with alone(folder):
+    with held(folder, wait=False):
         remove_leftovers(folder)
         print(f"Reproducing in the {profile.name} profile: {profile.description or 'no description'}")
         print(f"{len(wanted)} to run, data: {data}, output: {shown(folder)}", flush=True)
@@ -402,17 +393,6 @@ def without_notes(notebook: Path) -> None:
             if "image/png" in data:
                 data["image/png"] = b64encode(of_256_colours(b64decode(data["image/png"]))).decode()
     nbformat.write(executed, notebook)
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold an output folder for this process; a second run into it is refused."""
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"Another run is writing to {folder}; wait for it, or choose --output.") from None
-        yield
 
 
 def remove_leftovers(folder: Path) -> None:

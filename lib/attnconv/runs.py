@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -348,20 +349,31 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a run folder for this process; what killed processes left in it is removed.
-
-    Where another process trains it: wait until it is done, or raise `RunError` if not ``wait``.
-    """
+def held(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a folder for this process. Another one there is waited for or, if not ``wait``, a `RunError`."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not wait:
-                raise RunError(f"{folder} is being trained by another process.") from None
-            print(f"Another process trains {folder}: waiting for it.", file=sys.stderr, flush=True)
+                raise RunError(f"Another process is at work in {folder}; wait for it, or choose another folder.") from None
+            print(f"Another process is at work in {folder}: waiting for it.", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a run folder; what killed processes left in it is removed."""
+    with held(folder, wait=wait):
         for leftover in folder.rglob(".*-*"):  # of `writing`
             leftover.unlink()
         yield
+
+
+def said(*command: str) -> str | None:
+    """What a command answers, run in this repository; None where it fails or is not there."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        look = dict(capture_output=True, text=True, timeout=20, check=True)
+        return subprocess.run(command, cwd=Path(__file__).parent, **look).stdout.strip()
