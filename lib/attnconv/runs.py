@@ -357,7 +357,9 @@ def held(folder: Path, *, wait: bool) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not wait:
-                raise RunError(f"Another process is at work in {folder}; wait for it, or choose another folder.") from None
+                raise RunError(
+                    f"Another process is at work in {folder}; wait for it, or choose another folder."
+                ) from None
             print(f"Another process is at work in {folder}: waiting for it.", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
