@@ -752,14 +752,11 @@ def test_heads_are_dragged(grid: tuple[Explorer, Path], show: Callable[..., Seen
         seen.press("Random image")
         seen.studied()
     right = [seen.get(f"x.rightWith({edits})") for edits in ("{}", "x.state.edits")]
-    edits = changed_heads(seen.state())
-    for counted, changes in zip(right, ([], edits), strict=True):
-        images, labels = explorer._labelled()
-        said = explorer._sides[0].look(explorer._inputs(images), changes)
-        assert counted["of"] == 20
-        assert counted["right"] == sum(
-            np.argmax(one["probabilities"]) == y for one, y in zip(said, labels, strict=True)
-        )
+    images = explorer._inputs(explorer._pool.images[explorer._labelled()])
+    labels = explorer._pool.labels[explorer._labelled()]
+    for counted, changes in zip(right, ([], changed_heads(seen.state())), strict=True):
+        said = np.argmax([one["probabilities"] for one in explorer._sides[0].look(images, changes)], axis=-1)
+        assert counted["of"] == 20 and counted["right"] == (said == labels).sum()
     assert "On 20 test images" in seen.root.locator(".ax-answer").inner_text()
     seen.shot("dragged")
 
