@@ -29,7 +29,7 @@ test("probabilities sum to 1, on a picture with zeros around it and without", ()
 });
 
 test("the missed mass is what a head in the middle of a large picture misses", () => {
-  for (const alpha of [0.05, 0.7, 3]) near(missedMass(alpha), 1 - axisProbabilities(alpha, 0, 1, 60, 60)[60] ** 2);
+  for (const alpha of [0.02, 0.05, 0.7, 3]) near(missedMass(alpha), 1 - axisProbabilities(alpha, 0, 1, 60, 60)[60] ** 2);
   near(missedMass(20) / (4 * Math.exp(-20)), 1, 1e-8);
 });
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from attnconv.attention import QuadraticAttention
-from attnconv.equivalence import conv_to_attention, missed_mass, tap_shifts
+from attnconv.equivalence import conv_to_attention, tap_shifts
 from attnconv.explorer import Playground
 from node import in_node, needs_node, run_tests
 
@@ -63,13 +63,6 @@ def test_the_browser_computes_what_the_layers_do() -> None:
             p = layer.probabilities(11, 8)  # (h, H, W, H, W)
             expected = torch.einsum("hijkl,kl,h->ij", p, image, torch.tensor(case["kernel"]).double()).flatten()
         assert torch.allclose(torch.tensor(total, dtype=torch.float64), expected, atol=1e-12), case
-
-
-@needs_node
-def test_the_formula_is_the_library_s() -> None:
-    alphas = [0.02, 0.3, 1.0, 4.0, 20.0]
-    told = in_node(f"const out = {alphas}.map(maths.missedMass);")
-    assert told == pytest.approx([missed_mass(alpha) for alpha in alphas], rel=1e-12)
 
 
 def test_the_pictures_are_small_and_named() -> None:
