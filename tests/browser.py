@@ -42,22 +42,24 @@ def chromium() -> Iterator[playwright.Browser]:
 
 
 def opened(browser: playwright.Browser, file: Path, link: str = "", **options) -> playwright.Page:
-    """A page of a file alone, with the network off: asking for anything is an error. ``page.errors`` are those of its
-    scripts."""
+    """A page of a file alone, with the network off. ``page.errors``: those of its scripts, and what it asked for."""
     options = dict(viewport=dict(width=1280, height=900), reduced_motion="reduce") | options
-    page = browser.new_context(offline=True, accept_downloads=True, **options).new_page()
-    page.on("request", lambda request: pytest.fail(request.url) if request.url.startswith("http") else None)
+    page = browser.new_page(offline=True, **options)
     page.errors = []
+    page.on("request", lambda request: request.url.startswith("http") and page.errors.append(request.url))
     page.on("pageerror", lambda error: page.errors.append(str(error)))
     page.goto(f"{file.as_uri()}#{link}" if link else file.as_uri())
     return page
 
 
 class Shown:
-    """What a page shows in the element ``.attnconv-<name>``, whose object (``x``) is its property ``attnconv``."""
+    """What a page shows in the element ``.attnconv-<name>``, whose object (``x``) is its property ``attnconv``.
 
-    def __init__(self, page: playwright.Page, name: str):
-        self.page, self.name, self.root = page, name, page.locator(f".attnconv-{name}").first
+    A subclass has the ``name``, the ``prefix`` of its classes in CSS, and ``rests``: what of ``x`` is true at rest.
+    """
+
+    def __init__(self, page: playwright.Page):
+        self.page, self.root = page, page.locator(f".attnconv-{self.name}").first
         self.root.wait_for(timeout=60_000)
         self.wait("x?.timings.length")
 
@@ -72,6 +74,22 @@ class Shown:
         """Wait until an expression about ``x`` is true."""
         find = f"const x = document.querySelector('.attnconv-{self.name}').attnconv"
         self.page.wait_for_function(f"(() => {{ {find}; return {condition}; }})()", timeout=timeout)
+
+    def idle(self, condition: str = "true") -> None:
+        """Wait until an expression about ``x`` is true, nothing is awaited any more, and all is drawn."""
+        self.wait(f"{self.rests} && ({condition})")
+        self.page.evaluate(SETTLED)
+
+    def field(self, name: str) -> playwright.Locator:
+        return self.root.locator(f"label.{self.prefix}-field:has(> span:text-is('{name}')) select")
+
+    def choose(self, field: str, value: str) -> None:
+        self.field(field).select_option(value)
+        self.idle()
+
+    def press(self, text: str) -> None:
+        self.root.get_by_role("button", name=text, exact=True).first.click()
+        self.idle()
 
     def canvas(self, locator: playwright.Locator) -> np.ndarray:
         """A canvas as the reader sees it: (H, W, 3)."""
@@ -92,7 +110,7 @@ def as_widget(browser: playwright.Browser, name: str, traits: str, views: int = 
 
     ``traits``: JSON, or what `pack` wrote in base64. On the page, ``ends`` remove the views.
     """
-    page = browser.new_context(viewport=dict(width=1000, height=900)).new_page()
+    page = browser.new_page(viewport=dict(width=1000, height=900))
     page.errors = []
     page.on("pageerror", lambda error: page.errors.append(str(error)))
     hidden = "".join(f"<div id=view{view} {'hidden' * (view > 0)}></div>" for view in range(views))
@@ -136,10 +154,7 @@ def jupyterlab(folder: Path, own: Path) -> Iterator[str]:
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     for name, settings in (
         ("apputils-extension/notification", {"fetchNews": "false", "checkForUpdates": False}),  # no question in the way
-        (
-            "notebook-extension/tracker",
-            {"windowingMode": "none"},
-        ),  # cells out of sight stay in the page
+        ("notebook-extension/tracker", {"windowingMode": "none"}),  # cells out of sight stay in the page
     ):
         file = own / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True)

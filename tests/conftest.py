@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -121,3 +121,20 @@ def browser() -> Iterator[object]:
 
     with chromium() as started:
         yield started
+
+
+@pytest.fixture
+def show(browser: object, request: pytest.FixtureRequest) -> Iterator[Callable]:
+    """Open a file as `browser.opened` does: a ``Seen`` of the test's module. There must have been no errors."""
+    from browser import opened
+
+    pages = []
+
+    def show(file: Path, link: str = "", **options: object) -> object:
+        pages.append(opened(browser, file, link, **options))
+        return request.module.Seen(pages[-1])
+
+    yield show
+    for page in pages:
+        assert not page.errors
+        page.close()
