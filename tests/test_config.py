@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 
 from attnconv import config
 from attnconv.cli import changes
-from attnconv.config import (
-    PRESETS,
-    ConfigError,
-    ModelConfig,
-    Profile,
-    TrainConfig,
-    from_dict,
-    load_profile,
-    scaled,
-    to_dict,
-)
+from attnconv.config import PRESETS, ConfigError, ModelConfig, Profile, TrainConfig, from_dict, load_profile, scaled
 
 HUGE = 10**5000
 HASHES = ["2c8a4dcd", "59d39810", "fc5d6398", "c1c646a7", "709f33c3", "19291d10", "1f63b4c3"]
@@ -38,11 +28,7 @@ Mine = partial(Profile, name="x")
         (ModelConfig, dict(heads=[9, 9, 9, 9, 9, -1]), "heads = .*-1.* must .*be greater than or equal to 0"),
         (ModelConfig, dict(hidden=4.5), "hidden = 4.5 must be a whole number"),
         (ModelConfig, dict(hidden=10**7), "hidden = 10000000 must be less than or equal to 4096"),
-        (
-            ModelConfig,
-            dict(hidden=HUGE),
-            "hidden = a number of thousands of digits must be less than or equal to 4096",
-        ),
+        (ModelConfig, dict(hidden=HUGE), "hidden = a number of thousands of digits must be less than or equal to"),
         (TrainConfig, dict(lr=HUGE), "lr = a number of thousands of digits must be a number"),
         (ModelConfig, dict(image_size=(3, 4, 5)), r"image_size = \(3, 4, 5\) must .*2 items"),
         (ModelConfig, dict(layers=True), "layers = True must be a whole number"),
@@ -75,11 +61,8 @@ Mine = partial(Profile, name="x")
         (Mine, dict(presets={"learned": {3: {}, "a": {}}}), "presets.learned.3 = 3 must be 'model' or 'train'"),
         (Mine, dict(presets={3: {}}), "presets.3 = 3 must be a string"),
         (Mine, dict(model={"classes": 5}), "classes = 5 cannot be set.*other data"),
-        (
-            Mine,
-            dict(train={"start_from": "quadratic_full"}),
-            "start_from = 'quadratic_full' cannot be set.*quadratic_pruned",
-        ),
+        (Mine, dict(train={"start_from": "quadratic_full"}), "start_from = .* cannot be set.*quadratic_pruned"),
+        (Mine, dict(presets={"quadratic_pruned": {"model": {"heads": 3}}}), "heads cannot be changed"),
         (Mine, dict(presets={"learned": {"model": None}}), "learned.model = None must be 'name: value' lines"),
         (Mine, dict(runs=()), r"runs = \(\) must have at least 1 item"),
         (Mine, dict(seeds=[0, -1]), r"seeds = \[0, -1\] must be greater than or equal to 0"),
@@ -105,7 +88,7 @@ def test_any_value_is_taken_or_refused_in_one_line(data):
     except ConfigError as error:
         assert "\n" not in str(error)
     else:
-        assert from_dict(cls, json.loads(json.dumps(to_dict(made)))) == made
+        assert from_dict(cls, json.loads(json.dumps(config.to_dict(made)))) == made
 
 
 @pytest.mark.parametrize(
@@ -146,11 +129,14 @@ def test_profile_errors_name_the_file(tmp_path, name, content, message):
 
 
 @pytest.mark.parametrize("file", sorted(PROFILES.glob("*.yaml")), ids=lambda file: file.stem)
-def test_shipped_profiles_are_sound(file):
+def test_shipped_profiles_are_sound_and_their_study_is_of_short_runs_of_a_narrow_model(file):
     profile = load_profile(file)
     for name in PRESETS:
         model, train = profile.configs(name, 3)
-        assert train.seed == 3 and from_dict(ModelConfig, to_dict(model)) == model
+        assert train.seed == 3 and from_dict(ModelConfig, config.to_dict(model)) == model
+    study, longer = profile.study, profile.study.longer or profile.study
+    model, recipe = profile.configs("quadratic", 0, study.model | longer.model, study.train | longer.train)
+    assert recipe.epochs <= 4 and model.hidden <= 32 and recipe.position_lr
 
 
 @pytest.mark.parametrize(
@@ -173,8 +159,6 @@ def test_changes_that_would_be_ignored_are_refused(name, model, train, message):
 def test_a_run_that_starts_from_another_has_its_model():
     profile = Mine(model={"layers": 2}, presets={"quadratic_full": {"model": {"heads": 3}}})
     assert profile.configs("quadratic_pruned")[0] == profile.configs("quadratic_full")[0]
-    with pytest.raises(ConfigError, match="heads cannot be changed"):
-        Mine(presets={"quadratic_pruned": {"model": {"heads": 3}}})
 
 
 def test_the_paper_profile_is_the_papers_recipe():
@@ -200,14 +184,6 @@ def test_the_papers_presets_have_its_dropout_and_the_small_profiles_none():
     for name in ("quick", "smoke"):
         profile = load_profile(PROFILES / f"{name}.yaml")
         assert {profile.configs(preset)[0].attention_dropout for preset in PRESETS} == {0.0}
-
-
-@pytest.mark.parametrize("file", sorted(PROFILES.glob("*.yaml")), ids=lambda file: file.stem)
-def test_the_study_of_every_profile_is_of_short_runs_of_a_narrow_model(file):
-    profile = load_profile(file)
-    study, longer = profile.study, profile.study.longer or profile.study
-    model, recipe = profile.configs("quadratic", 0, study.model | longer.model, study.train | longer.train)
-    assert recipe.epochs <= 4 and model.hidden <= 32 and recipe.position_lr
 
 
 def test_learning_rates_follow_the_batch_size_with_sgd_only():
