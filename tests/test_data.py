@@ -267,8 +267,11 @@ def test_cifar10_in_each_form(tmp_path, cifar, monkeypatch, form):
     assert (loaded.mean, loaded.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
-def test_own_images_in_folders(tmp_path):
-    loaded = load_data(folders(tmp_path / "gray", GRAY, ("cat", "ox", "yak")))
+def test_own_images_in_folders_and_what_lies_beside_them_is_left_aside(tmp_path):
+    folder = folders(tmp_path / "gray", GRAY, ("cat", "ox", "yak"))
+    spoiled(folder, "train/yak/.DS_Store", b"of a Mac")
+    with pytest.warns(UserWarning, match="val is not read"):
+        loaded = load_data(spoiled(folder, "val/x.png", b""))
     assert_holds(loaded, by_class(GRAY))
     assert (loaded.name, loaded.form, loaded.classes) == ("gray", "image folders", ("cat", "ox", "yak"))
     assert loaded.image_size == (8, 7)
@@ -325,12 +328,6 @@ def test_gray_palette_and_alpha(tmp_path):
     images = [pixels, palette.getvalue(), encoded(np.dstack([pixels, pixels[..., 0]]))]
     arrays = {"train_images": images, "train_labels": [0, 1, 0], "test_images": images[:2], "test_labels": [0, 1]}
     np.testing.assert_array_equal(load_data(parquet(tmp_path / "c", arrays)).train_images, np.stack([pixels] * 3))
-
-
-def test_what_lies_beside_the_images_is_left_aside(tmp_path):
-    folder = spoiled(folders(tmp_path / "c", GRAY), "train/bird/.DS_Store", b"of a Mac")
-    with pytest.warns(UserWarning, match="val is not read"):
-        assert_holds(load_data(spoiled(folder, "val/x.png", b"")), by_class(GRAY))
 
 
 def test_classes_without_images_are_said(tmp_path):
@@ -473,10 +470,7 @@ def test_paths_that_cannot_be(source):
         (lambda p: parquet(p, with_row_7(None)), ["parquet, row 7", "no image bytes"]),
         (lambda p: parquet(p, with_row_7(encoded(IMAGE)[:-60])), ["parquet, row 7", "cannot be read"]),
         (lambda p: parquet(p, with_row_7(encoded(IMAGE, "TIFF"))), ["row 7", "cannot identify image"]),  # as of EPS
-        (
-            lambda p: parquet(p, with_row_7(IMAGE[:, :6, :1])),
-            ["row 7", "(8, 6, 1)", "(8, 7, 3)", "all gray or all RGB"],
-        ),
+        (lambda p: parquet(p, with_row_7(IMAGE[:, :6, :1])), ["row 7", "(8, 6, 1)", "(8, 7, 3)", "gray or all RGB"]),
         (lambda p: parquet(p, with_row_7(np.zeros((8, 7), np.uint16))), ["parquet, row 7", "I;16", "8-bit"]),
         (lambda p: parquet(p, with_row_7(encoded(IMAGE, "JPEG", exif=TURNED))), ["row 7", "EXIF orientation 6"]),
         (lambda p: parquet(p, with_row_7(MOVING)), ["parquet, row 7", "3 frames"]),
@@ -521,10 +515,7 @@ def test_paths_that_cannot_be(source):
         (lambda p: npz(p / "x.npz", SMALL, train_labels=np.array([0, None], object)), ["x.npz", "Object arrays"]),
         (lambda p: npz(p / "x.npz", SMALL, train_labels=None), ["x.npz", "lacks train_labels"]),
         (lambda p: npz(p / "x.npz", SMALL, val_images=IMAGES), ["x.npz", "['val_images']"]),
-        (
-            lambda p: npz(p / "x.npz", dict.fromkeys(map(str, range(100)), LABELS)),
-            ["x.npz", "100 arrays, no more than"],
-        ),
+        (lambda p: npz(p / "x.npz", dict.fromkeys(map(str, range(100)), LABELS)), ["x.npz", "100 arrays, no more"]),
         (lambda p: npz(p / "x.npz", SMALL, classes=np.array("cat")), ["x.npz", "the classes are 'cat'"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else None,
@@ -692,7 +683,3 @@ def test_batches_follow_the_plan_from_any_step(sample):
     assert torch.equal(x, data.normalize(images[plan.order], *statistics))
     x = torch.cat([x for x, _ in data.batches(images, labels, None, 20, *statistics)])
     assert torch.equal(x, data.normalize(images, *statistics))
-
-
-def test_dataset_moves_to_a_device(sample):
-    assert sample.to("meta").train_images.device.type == "meta" and sample.train_images.device.type == "cpu"
