@@ -37,6 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 PARAMETERS = "profile = 'toy'\ndata = 'embedded'\noutput = '.'\n"
+PER_RUN = PARAMETERS + "preset = 'quadratic'\nseed = 0\n"
 
 
 class Toys:

@@ -18,9 +18,7 @@ import attnconv.reproduce as runner
 from attnconv import cli, fresh
 from attnconv.config import load_profile
 from attnconv.reproduce import reproduce
-from conftest import PARAMETERS, Toys, damaged, planned, put_run, write
-
-PER_RUN = PARAMETERS + "preset = 'quadratic'\nseed = 0\n"
+from conftest import PER_RUN, Toys, damaged, planned, put_run, write
 
 
 @pytest.fixture
@@ -34,12 +32,22 @@ def library(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
+def a_batch(toys: Toys, jobs: dict | None = None) -> runner.Batch:
+    profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
+    return runner.Batch(jobs or planned(toys), profile, "embedded", toys.output, set(), 1)
+
+
+def to_do(batch: runner.Batch) -> set[str]:
+    return {name for name, job in batch.jobs.items() if batch.reasons(job, batch.inputs(job))}
+
+
 PROFILE = "runs: [quadratic, learned]\nseeds: [0]\ntrain: {lr: 0.1}\n"
 
 
 @pytest.fixture
 def record(toys: Toys, library: Path, monkeypatch):
     """A folder in which everything is up to date, and what would be done again: a function without arguments."""
+    monkeypatch.setattr(runner, "said", functools.cache(runner.said))  # git and others are asked once
     toys.profile(PROFILE)
     toys.add("01_theory", "import attnconv.workspace")
     toys.add("03_train", "from attnconv.training import train; 'resnet18'", parameters=PER_RUN, per_run=True)
@@ -55,11 +63,7 @@ def record(toys: Toys, library: Path, monkeypatch):
     write(toys.output / "tables" / "04-a.csv", "a")
     write(toys.output / "explorer.html", "page")
 
-    def batch() -> runner.Batch:
-        profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
-        return runner.Batch(planned(toys), profile, "embedded", toys.output, set(), 1)
-
-    first = batch()
+    first = a_batch(toys)
     for name, job in first.jobs.items():
         for suffix in (".ipynb", ".html"):
             write(toys.output / "notebooks" / f"{name}{suffix}", name)
@@ -68,8 +72,7 @@ def record(toys: Toys, library: Path, monkeypatch):
     write(toys.output / "manifest.json", json.dumps(first.manifest))
 
     def again() -> set[str]:
-        now = batch()
-        names = {name for name, job in now.jobs.items() if now.reasons(job, now.inputs(job))}
+        names = to_do(a_batch(toys))
         return {re.sub(r"_[a-z]+(-([a-z]+)-seed0)?", lambda m: f":{m[2]}" if m[2] else "", name) for name in names}
 
     assert again() == set()
@@ -107,16 +110,8 @@ def test_what_was_made_or_read_is_noticed_when_it_is_no_longer_the_same(toys: To
     assert record() == set()
 
 
-@pytest.fixture
-def quick(monkeypatch) -> None:
-    """What git and the installed packages say is asked once."""
-    monkeypatch.setattr(runner, "said", functools.cache(runner.said))
-
-
-def test_any_damage_to_an_output_repeats_what_made_or_reads_it(toys: Toys, record, quick) -> None:
-    batch = runner.Batch(
-        planned(toys), load_profile(toys.notebooks / "profiles" / "toy.yaml"), "embedded", toys.output, set(), 1
-    )
+def test_any_damage_to_an_output_repeats_what_made_or_reads_it(toys: Toys, record) -> None:
+    batch = a_batch(toys)
     entries = batch.manifest["notebooks"]
     users = {name: {job} for job, entry in entries.items() for name in entry["made"]}
     for job, entry in entries.items():
@@ -136,7 +131,7 @@ def test_any_damage_to_an_output_repeats_what_made_or_reads_it(toys: Toys, recor
         file.unlink()
         if content is not None:
             file.write_bytes(content)
-        again = {name for name, job in batch.jobs.items() if batch.reasons(job, batch.inputs(job))}
+        again = to_do(batch)
         file.write_bytes(before)
         # A run whose config.json no longer says of which model it is counts for everyone who reads runs.
         assert users[name] <= again and (again == users[name] or name.endswith("config.json") or "weights" in name)
@@ -144,17 +139,16 @@ def test_any_damage_to_an_output_repeats_what_made_or_reads_it(toys: Toys, recor
     damage()
 
 
-def test_any_damage_to_the_manifest_is_a_repeat_and_never_an_error(toys: Toys, record, quick) -> None:
+def test_any_damage_to_the_manifest_is_a_repeat_and_never_an_error(toys: Toys, record) -> None:
     file = toys.output / "manifest.json"
-    content, profile = file.read_bytes(), load_profile(toys.notebooks / "profiles" / "toy.yaml")
-    jobs = planned(toys)
+    content, jobs = file.read_bytes(), planned(toys)
     whole = json.loads(content)["notebooks"]
 
     @settings(max_examples=150, deadline=None)
     @given(st.data())
     def damage(data) -> None:
         file.write_bytes(damaged(content, data.draw))
-        batch = runner.Batch(jobs, profile, "embedded", toys.output, set(), 1)
+        batch = a_batch(toys, jobs)
         batch.manifest["data"] |= {"sha256": whole["01_theory"]["made_from"]["the data"]}
         for name, job in jobs.items():
             repeated = batch.reasons(job, batch.inputs(job))

@@ -248,13 +248,16 @@ def test_a_run_stopped_at_random_moments_ends_bit_identical(data, tmp_path):
     assert {file.name for file in folder.iterdir()} == {file.name for file in whole.path.iterdir()}
 
 
-def test_a_second_training_waits_and_finds_the_run_finished(run, data, tmp_path, monkeypatch):
+def test_a_second_training_waits_and_finds_the_run_finished(run, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(training, "Trainer", lambda *_: pytest.fail("trained again"))
     with ThreadPoolExecutor() as pool:
         with locked(tmp_path):
+            with pytest.raises(RunError, match="being trained by another process"), locked(tmp_path, wait=False):
+                pass
             second = pool.submit(train, MODEL, RECIPE, data, tmp_path, preset="quadratic")
             with pytest.raises(TimeoutError):
                 second.result(timeout=0.3)
+            assert "waiting for it" in capsys.readouterr().err
             shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
         assert second.result(timeout=60).metrics == run.metrics
 
