@@ -223,7 +223,7 @@ def train_apart(model: ModelConfig, recipe: TrainConfig, folder: Path, *, nohup=
 
 
 def start(*args, **options) -> multiprocessing.process.BaseProcess:
-    process = FORKS.Process(target=train_apart, args=args, kwargs=options)
+    process = FORKS.Process(target=train_apart, args=args, kwargs=options, daemon=True)
     process.start()
     return process
 
