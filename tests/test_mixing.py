@@ -173,16 +173,18 @@ def test_vmap_and_the_gradients_of_torch_func(kind, small_chunks):
         torch.testing.assert_close(each[name], torch.stack(exact))
 
 
-def test_gradients_in_bfloat16_are_close_and_summed_in_float32(monkeypatch):
-    monkeypatch.setattr(mixing, "CHUNK", 2**12)  # many chunks: sums in bfloat16 would lose half of the digits
-    layer = make("isotropic", 9, 16, 16)
-    x = torch.randn(64, 10, 10, 16)
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_in_bfloat16_are_close_and_gradients_summed_in_float32(kind, monkeypatch):
+    monkeypatch.setattr(mixing, "CHUNK", 2**12)  # many chunks: sums in bfloat16 would be wrong by one percent
+    torch.manual_seed(0)
+    tolerance = 0.02 if kind == "content" else 0.008
+    layer, x = make(kind, 9, 16, 16), torch.randn(64, 10, 10, 16)
     exact = with_gradients(copy.deepcopy(layer).double(), x.double())
     with torch.autocast("cpu", torch.bfloat16):
         ours = with_gradients(layer, x)
     assert ours[0].dtype == torch.bfloat16 and all(t.dtype == torch.float32 for t in ours[1:])
     for a, b in zip(ours, exact, strict=True):
-        assert (a - b).norm() < 0.01 * b.norm()
+        assert (a - b).norm() < tolerance * max(5, b.norm())
 
 
 @pytest.mark.parametrize("frozen", ["centres", "value.weight", "x"])
@@ -210,16 +212,6 @@ def test_layers_without_a_bias_and_with_hooks_on_the_values_work():
 
 
 # Precision and compilation
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_autocast_to_bfloat16_stays_close(kind):
-    layer = make(kind)
-    x = torch.randn(2, 9, 10, 5)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = layer(x)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), layer(x), atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("kind", ["isotropic", "full", "learned"])
