@@ -156,11 +156,6 @@ def test_changes_that_would_be_ignored_are_refused(name, model, train, message):
         load_profile(PROFILES / "smoke.yaml").configs(name, None, model, train)
 
 
-def test_a_run_that_starts_from_another_has_its_model():
-    profile = Mine(model={"layers": 2}, presets={"quadratic_full": {"model": {"heads": 3}}})
-    assert profile.configs("quadratic_pruned")[0] == profile.configs("quadratic_full")[0]
-
-
 def test_the_paper_profile_is_the_papers_recipe():
     profile = load_profile(PROFILES / "paper.yaml")
     for name, preset in PRESETS.items():
@@ -171,8 +166,10 @@ def test_the_paper_profile_is_the_papers_recipe():
     assert (train.batch_size, train.epochs, train.warmup) == (100, 300, 0.05)
 
 
-def test_changes_come_in_order():
-    profile = Mine(train={"epochs": 2}, presets={"learned": {"train": {"epochs": 3}}})
+def test_changes_come_in_order_and_a_run_that_starts_from_another_has_its_model():
+    presets = {"learned": {"train": {"epochs": 3}}, "quadratic_full": {"model": {"heads": 3}}}
+    profile = Mine(model={"layers": 2}, train={"epochs": 2}, presets=presets)
+    assert profile.configs("quadratic_pruned")[0] == profile.configs("quadratic_full")[0]
     assert profile.configs("quadratic")[1].epochs == 2
     assert profile.configs("learned")[1].epochs == 3
     assert profile.configs("learned", train_changes={"epochs": 4})[1].epochs == 4

@@ -96,8 +96,7 @@ def test_second_derivatives_are_those_of_the_dense_form(kind, loss, small_chunks
         seeds = [torch.linspace(-1, 1, g.numel(), dtype=torch.float64).view_as(g) for g in first]
         mixed = sum((g * s).sum() for g, s in zip(first, seeds, strict=True))
         results.append(torch.autograd.grad(mixed, wanted, allow_unused=True, materialize_grads=True))
-    for ours, exact in zip(*results, strict=True):
-        torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,8 +112,7 @@ def test_functional_call_uses_the_parameters_it_is_given_in_both_passes(kind, dr
     ours = torch.autograd.grad(torch.func.functional_call(layer, others, (x,)).square().sum(), list(others.values()))
     torch.manual_seed(0)
     exact = torch.autograd.grad(twin(x).square().sum(), list(twin.parameters()))
-    for a, b in zip(ours, exact, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(ours, exact)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,8 +131,7 @@ def test_a_parameter_changed_between_forward_and_backward_never_gives_wrong_grad
             assert "modified by an inplace operation" in str(error) or "changed in place" in str(error)
             refused.append(name)
         else:  # what the backward pass reads was made in the forward pass
-            for a, b in zip(gradients, exact, strict=True):
-                torch.testing.assert_close(a, b)
+            torch.testing.assert_close(gradients, exact)
         with torch.no_grad():
             parameter.sub_(1)
         exact = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))  # rounded anew
@@ -153,8 +150,7 @@ def test_eval_between_forward_and_backward_changes_nothing(kind, small_chunks):
         between()
         out.backward()
         gradients.append([p.grad.clone() for p in layer.parameters()])
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -178,12 +178,9 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
 
     toys.add("02_theory", "print('changed')\nobject()")
     (toys.output / "figures" / "04-f.png").unlink()
-    assert run(toys) == 0
-    assert toys.executed() == ["02", "04"]
-
     put_run(toys, "quadratic")
     assert run(toys) == 0
-    assert toys.executed() == ["03:quadratic", "04"]
+    assert toys.executed() == ["02", "03:quadratic", "04"]
 
     copy = toys.output / "notebooks" / "02_theory.ipynb"
     before = copy.read_bytes()
