@@ -259,7 +259,7 @@ def test_a_second_training_waits_and_finds_the_run_finished(run, data, tmp_path,
     monkeypatch.setattr(training, "Trainer", lambda *_: pytest.fail("trained again"))
     with ThreadPoolExecutor() as pool:
         with locked(tmp_path):
-            with pytest.raises(RunError, match="being trained by another process"), locked(tmp_path, wait=False):
+            with pytest.raises(RunError, match="Another process is at work in"), locked(tmp_path, wait=False):
                 pass
             second = pool.submit(train, MODEL, RECIPE, data, tmp_path, preset="quadratic")
             with pytest.raises(TimeoutError):
