@@ -10,9 +10,9 @@ Without its bookkeeping, the loop is this:
 All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and dropout. A run that
 was stopped and resumed therefore ends with the same bits, on a CPU, as one that was never stopped.
 
-In this order: the paper's recipe, the step and the loop (`Trainer`), its checkpoints, and `train`. A trained model is
-judged by `attnconv.models.evaluate`, and loaded again by `attnconv.checkpoints.load_run`. Under torchrun the same loop
-runs in every process (`attnconv.machine.Team`); alone, as is the rule, each call of the team gives back what it got.
+In this order: the paper's learning rate (`attnconv.optimizers` has the optimizers), the step and the loop (`Trainer`),
+its checkpoints, and `train`. A trained model is judged by `attnconv.models.evaluate`, and loaded again by
+`attnconv.checkpoints.load_run`. Under torchrun the same loop runs in every process (`attnconv.machine.Team`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TrainingError(RuntimeError):
     """Training cannot go on; the message says at which step, why, and what to do."""
 
 
-# The recipe ------------------------------------------------------------------------------------------------------
+# The learning rate -----------------------------------------------------------------------------------------------
 
 
 def lr_factor(step: int, steps: int, warmup: float) -> float:
