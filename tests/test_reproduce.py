@@ -234,9 +234,8 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: signal.Signals) -> None:
-    """Ctrl-C, SIGTERM and SIGHUP have one handler, as the next test sees."""
     (toys.output / "notebooks").mkdir(parents=True)
     earlier = toys.output / "notebooks" / "02_long.ipynb"
     earlier.write_text("an earlier success")

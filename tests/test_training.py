@@ -590,7 +590,7 @@ PLAIN = replace(MODEL, {"dropout": 0.0})
 
 @pytest.mark.slow
 def test_several_processes_follow_the_loss_curve_of_one_and_stop_where_one_is_asked_to(data, tmp_path):
-    """Batches of 15 of 91 images: unequal shares, and a last batch of one image, which leaves the second process none.
+    """Batches of 15 of 91 images: unequal shares, and a last batch of one, which leaves two of three processes none.
 
     torchrun passes a Ctrl-C or a SIGTERM on to all processes, but they do not get it at the same step.
     """
@@ -599,16 +599,17 @@ def test_several_processes_follow_the_loss_curve_of_one_and_stop_where_one_is_as
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
-        shared = dict(OMP_NUM_THREADS="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        shared = dict(OMP_NUM_THREADS="1", WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         team = [start(PLAIN, SHARED, folder, RANK="0", LOCAL_RANK="0", **shared)]
         team += [start(PLAIN, SHARED, folder, stop_at=stop_at, RANK="1", LOCAL_RANK="1", **shared)]
+        team += [start(PLAIN, SHARED, folder, RANK="2", LOCAL_RANK="2", **shared)]
         for process in team:
             process.join()
             assert process.exitcode == status
         assert (folder / "checkpoint" / "state.pt").is_file() == bool(status)
     alone, shared = train(PLAIN, SHARED, data, tmp_path / "alone", preset="quadratic"), Run(folder)
     assert alone.config["hash"] == shared.config["hash"]  # how many processes is no part of what a run is
-    assert [session["processes"] for session in shared.config["sessions"]] == [2, 2]
+    assert [session["processes"] for session in shared.config["sessions"]] == [3, 3]
     for a, b in zip(strip(alone.metrics), strip(shared.metrics), strict=True):
         assert a == pytest.approx(b, abs=1e-4)
     assert {file.name for file in alone.path.iterdir()} == {file.name for file in shared.path.iterdir()}
