@@ -27,8 +27,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnconv import checkpoints, heads, runs, training
-from attnconv.config import ConfigError, ModelConfig, TrainConfig, replace
+from attnconv import checkpoints, heads, machine, runs, training
+from attnconv.config import ConfigError, ModelConfig, TrainConfig, load_profile, replace
 from attnconv.data import DataError, load_data, normalize
 from attnconv.machine import Team
 from attnconv.models import build_model
@@ -36,6 +36,7 @@ from attnconv.optimizers import encoding_parameters, position_parameters
 from attnconv.precision import Computation
 from attnconv.runs import Run, RunError, find_runs, identity, locked, writing
 from attnconv.training import Trainer, TrainingError, build_optimizers, evaluate, load_run, lr_factor, train
+from attnconv.workspace import PROFILES
 from conftest import damaged
 
 MODEL = ModelConfig(downsampling=4, layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=4)
@@ -88,15 +89,19 @@ def test_bfloat16_trains_to_about_the_same(run, data, tmp_path):
         ("learned", "adamw", "float32"),
         ("learned_content", "adamw", "bfloat16"),
         ("resnet", "muon", "float32"),
+        ("quadratic", "muon", "compiled"),
     ],
 )
 def test_every_optimizer_learns_and_resumes_to_the_same_bits(kind, optimizer, precision, data, tmp_path, monkeypatch):
     model = replace(MODEL, {"kind": kind, "attention_dropout": 0.1})
     rate = dict(sgd=0.05, adamw=0.01, muon=0.02)[optimizer]
     recipe = dict(optimizer=optimizer, lr=rate, precision=precision, label_smoothing=0.1, clip=1.0)
+    if precision == "compiled":
+        recipe |= {"precision": "bfloat16", "compile": True}
     recipe = replace(RECIPE, recipe | {"checkpoint_seconds": 60.0})  # as in real use: one an epoch, and when stopped
     whole = train(model, recipe, data, tmp_path / "whole", progress=False)
     assert whole.metrics[-1]["train_loss"] < whole.metrics[0]["train_loss"]
+    assert ("compiled" in whole.config["sessions"][0]["computation"]) == (precision == "compiled")
     interrupted(monkeypatch, 7, model, recipe, data, tmp_path / "cut")
     assert_same_run(train(model, recipe, data, tmp_path / "cut", progress=False), whole)
     if kind == "resnet":
@@ -134,6 +139,32 @@ def test_a_run_says_how_it_computed_and_goes_on_like_that_elsewhere(data, tmp_pa
     interrupted(monkeypatch, 9, MODEL, RECIPE, data, tmp_path / "cut")
     monkeypatch.setattr(training, "choose", lambda *_: ways[1])  # a machine that would choose otherwise
     assert_same_run(train(MODEL, RECIPE, data, tmp_path / "cut", progress=False), whole)
+
+
+def test_what_is_compiled_on_a_cpu(monkeypatch):
+    cpu, half, single = torch.device("cpu"), Computation(bfloat16=True), Computation()
+    monkeypatch.setattr(machine, "compiler_works", lambda: True)
+    evening, quick = (load_profile(PROFILES / f"{name}.yaml").configs("quadratic")[1] for name in ("evening", "quick"))
+    assert machine.to_be_compiled(cpu, half, None, evening.epochs * 50_000)
+    assert not machine.to_be_compiled(cpu, half, None, quick.epochs * 6_000)  # shorter than compiling takes
+    assert not machine.to_be_compiled(cpu, single, None, evening.epochs * 50_000)  # gains nothing
+    assert not machine.to_be_compiled(cpu, half, False, 10**9)
+    assert machine.to_be_compiled(cpu, single, True, 1)
+    monkeypatch.setattr(machine, "compiler_works", lambda: False)
+    assert not machine.to_be_compiled(cpu, half, True, 10**9)
+
+
+def test_without_a_compiler_training_says_so_and_goes_on(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    machine.compiler_works.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=r"not compiled \(.*compiler.*\): the same, a little slower"):
+            run = train(MODEL, replace(RECIPE, {"epochs": 1, "compile": True}), data, tmp_path, progress=False)
+    finally:
+        machine.compiler_works.cache_clear()
+    assert run.finished and run.config["environment"]["computation"].startswith("float32")
+    assert "compiled" not in run.config["environment"]["computation"]
 
 
 def strip(metrics):

@@ -24,7 +24,7 @@ from attnconv.runs import Run, RunError, reading, writing
 if TYPE_CHECKING:
     from attnconv.training import Trainer
 
-KINDS = dict(epoch=int, step=int, seconds=float, bfloat16=bool, onednn=bool)
+KINDS = dict(epoch=int, step=int, seconds=float, bfloat16=bool, onednn=bool, compiled=bool)
 """Types that `torch.load` does not see to."""
 
 
@@ -41,6 +41,7 @@ def write_state(file: Path, run: Trainer) -> None:
         geometry={name: torch.from_numpy(np.stack(values)) for name, values in run.geometry.items()},
         bfloat16=run.computation.bfloat16,
         onednn=run.computation.onednn,
+        compiled=run.computation.compiled,
         rng=torch.get_rng_state(),
         cuda_rng=torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None,
     )
@@ -71,7 +72,7 @@ def read_state(file: Path, run: Trainer) -> None:
         if run.epoch != len(run.metrics) or not (0 <= run.step <= run.epoch_steps and run.epoch <= run.config.epochs):
             raise ValueError(f"epoch {run.epoch}, step {run.step} is no place in this run")
         run.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
-        run.computation = Computation(state["bfloat16"], state["onednn"])  # this machine may choose another
+        run.computation = Computation(state["bfloat16"], state["onednn"], state["compiled"])  # chosen at its start
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None and run.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"], run.device)

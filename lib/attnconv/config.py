@@ -213,7 +213,8 @@ class TrainConfig(Config):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bfloat16 autocast where the device has it built in (`attnconv.precision`), float32 elsewhere."""
     compile: bool | Literal["reduce-overhead", "max-autotune"] | None = None
-    """``torch.compile`` the network, in that mode if one is named (both use CUDA graphs); None: on CUDA only."""
+    """``torch.compile`` the network, in that mode if one is named (both use CUDA graphs); None: on CUDA, and where
+    it pays on a CPU (`attnconv.machine.to_be_compiled`)."""
     checkpoint_seconds: NotNegative = 60.0
     """A checkpoint is written after an epoch, and inside it when this much time has passed since the last one."""
 

@@ -29,13 +29,16 @@ class Computation:
     """Products in bfloat16 (autocast); sums over chunks, parameters, norms and losses in float32."""
     onednn: bool = False
     """On a CPU: float32 products by oneDNN rather than MKL."""
+    compiled: bool = False
+    """The network's steps go through ``torch.compile``: the same sums, in another order."""
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """For a forward pass and its loss."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16)
 
     def __str__(self) -> str:
-        return "bfloat16" if self.bfloat16 else "float32, oneDNN" if self.onednn else "float32"
+        products = "bfloat16" if self.bfloat16 else "float32, oneDNN" if self.onednn else "float32"
+        return f"{products}, compiled" if self.compiled else products
 
 
 def choose(device: torch.device, precision: str = "float32") -> Computation:

@@ -24,6 +24,7 @@ import shutil
 import threading
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,16 @@ from attnconv import heads
 from attnconv.checkpoints import load_run, packed_weights, read_state, write_state
 from attnconv.config import ModelConfig, TrainConfig, for_images, to_dict
 from attnconv.data import Dataset, batches, epoch_plan
-from attnconv.machine import Team, best_device, compiled, environment, progress_bar, signals_to_stop
+from attnconv.machine import (
+    Team,
+    best_device,
+    compiled,
+    compiler_works,
+    environment,
+    progress_bar,
+    signals_to_stop,
+    to_be_compiled,
+)
 from attnconv.models import build_model, evaluate
 from attnconv.optimizers import build_optimizers, own_rates
 from attnconv.precision import choose, computing
@@ -69,7 +79,6 @@ class Trainer:
         self.checkpoint = folder / "checkpoint" / "state.pt"
         self.device = next(model.parameters()).device
         self.computation = choose(self.device, config.precision)
-        self.forward = compiled(team.wrap(model, self.device), self.device, config.compile)
         self.optimizers = build_optimizers(model, config)
         apart = own_rates(model, config)
         self.clipped = [p for p in model.parameters() if p not in apart]
@@ -78,6 +87,8 @@ class Trainer:
             self.data, *self.validation = data.hold_out(config.validation, config.seed)
         self.images = len(self.data.train_labels)
         self.epoch_steps = math.ceil(self.images / config.batch_size)
+        compiles = to_be_compiled(self.device, self.computation, config.compile, config.epochs * self.images)
+        self.computation = replace(self.computation, compiled=compiles)
 
         # What changes while it trains: a checkpoint holds all of it.
         self.epoch, self.step = 0, 0  # the next step to take
@@ -182,6 +193,11 @@ class Trainer:
 
     def fit(self) -> None:
         """Train from wherever the run is to its end."""
+        self.forward = self.team.wrap(self.model, self.device)
+        if self.computation.compiled and (self.device.type != "cpu" or compiler_works()):
+            self.forward = compiled(self.forward, self.config.compile)
+        if self.device.type == "cuda":
+            torch.backends.cudnn.benchmark = True
         try:
             done = self.epoch * self.images + self.step * self.config.batch_size
             bar = progress_bar(self.config.epochs * self.images, done, self.progress and self.team.leads)
