@@ -117,6 +117,7 @@ def read_yaml(text: str, place: object) -> Any:
 Size = Annotated[int, Field(ge=1, le=2**14)]
 """Of a layer or an image: larger ones ask for more memory than there is."""
 Heads = Annotated[int, Field(ge=1, le=1000)]
+Kernel = Annotated[int, Field(ge=0, le=2**10)]
 HeadsLeft = Annotated[int, Field(ge=0, le=1000)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -143,6 +144,9 @@ class ModelConfig(Config):
     layers: int = Field(6, ge=1, le=1000)
     heads: Heads | Annotated[tuple[HeadsLeft, ...], AsTuple] = 9
     """Heads per layer: one number, or one per layer (after pruning)."""
+    kernels: Annotated[tuple[Kernel, ...], AsTuple] | None = None
+    """Side of the convolution in the place of each layer's attention, 0 where attention stays (see
+    `attnconv.equivalence.swap`); None: attention in every layer."""
     hidden: int = Field(400, ge=1, le=2**12)  # wider models take tens of gigabytes
     mlp: Size = 512
     key_size: Annotated[int, Field(ge=2, le=2**14)] | None = None
@@ -163,6 +167,12 @@ class ModelConfig(Config):
     def _together(self) -> ModelConfig:
         if isinstance(self.heads, tuple) and len(self.heads) != self.layers:
             raise ConfigError(f"ModelConfig.heads = {shown(self.heads)} must be one number per layer ({self.layers}).")
+        if self.kernels is not None and (self.kind == "resnet" or len(self.kernels) != self.layers):
+            raise ConfigError(
+                f"ModelConfig.kernels = {shown(self.kernels)} must be one per attention layer ({self.layers})."
+            )
+        if any(k and not k % 2 for k in self.kernels or ()):
+            raise ConfigError(f"ModelConfig.kernels = {shown(self.kernels)} must be odd, or 0 where attention stays.")
         if self.kind == "learned_content" and (self.key_size or self.hidden) % 2:
             name = "key_size" if self.key_size else "hidden"
             raise ConfigError(f"ModelConfig.{name} = {getattr(self, name)} must be even: half rows, half columns.")
@@ -182,7 +192,8 @@ class ModelConfig(Config):
 
     @property
     def heads_per_layer(self) -> tuple[int, ...]:
-        return self.heads if isinstance(self.heads, tuple) else (self.heads,) * self.layers
+        heads = self.heads if isinstance(self.heads, tuple) else (self.heads,) * self.layers
+        return tuple(0 if k else h for h, k in zip(heads, self.kernels or (0,) * self.layers, strict=True))
 
 
 class TrainConfig(Config):
@@ -239,7 +250,7 @@ def to_dict(config: Config) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-_LATER = ("encoding_lr",)
+_LATER = ("encoding_lr", "kernels")
 """Values that came when runs had been recorded. They count where they are set, so that those runs keep their names."""
 
 

@@ -193,6 +193,8 @@ def geometry(
     result = {name: np.full((len(layers), heads, *shape), np.nan, np.float32) for name, shape in shapes.items()}
     query = height // 2, width // 2
     for index, layer in enumerate(layers):
+        if not layer.heads:
+            continue
         maps = query_maps(layer, query, height, width, None if features is None else features[index])
         described = describe(maps.mean(0) if maps.ndim == 4 else maps, query)
         for name in ("centre", "covariance", "mass", "entropy", "reach"):
@@ -250,7 +252,8 @@ def prune(layer: QuadraticAttention) -> QuadraticAttention:
 def pruned(network: AttentionNet) -> AttentionNet:
     """The network itself, with every layer pruned."""
     for block in network.blocks:
-        block.attention = prune(block.attention)
+        if isinstance(block.attention, QuadraticAttention):
+            block.attention = prune(block.attention)
     network.config = replace(network.config, {"heads": tuple(layer.heads for layer in network.attention_layers)})
     return network
 

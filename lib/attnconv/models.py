@@ -5,7 +5,7 @@ All take images as torchvision's models do, (B, channels, H, W), already normali
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,29 @@ from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAtte
 from attnconv.config import ModelConfig
 from attnconv.data import Dataset, batches
 from attnconv.precision import choose, computing
+
+
+class Convolution(nn.Module):
+    """A convolution in the place of an attention layer, channels last as they are: (B, H, W, C) -> (B, H, W, D).
+
+    Beyond the border it sees the nearest pixel of the image, as a sharp head does. `attnconv.equivalence.swap` makes
+    them; ``report`` is then what they leave out.
+    """
+
+    heads = 0
+    report: Any = None
+
+    def __init__(self, channels: int, out_channels: int, kernel_size: int):
+        super().__init__()
+        self.channels, self.out_channels = channels, out_channels
+        self.conv = nn.Conv2d(channels, out_channels, kernel_size, padding="same", padding_mode="replicate")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, D)."""
+        return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    def extra_repr(self) -> str:
+        return f"in the place of attention; relative error {self.report.relative_error:.2g}" if self.report else ""
 
 
 def build_attention(config: ModelConfig, heads: int) -> QuadraticAttention | LearnedAttention | ContentAttention:
@@ -34,10 +57,10 @@ def build_attention(config: ModelConfig, heads: int) -> QuadraticAttention | Lea
 class Block(nn.Module):
     """One layer: attention, then a perceptron of two linear maps; each with dropout, a residual and LayerNorm after."""
 
-    def __init__(self, config: ModelConfig, heads: int):
+    def __init__(self, config: ModelConfig, heads: int, kernel: int = 0):
         super().__init__()
         hidden = config.hidden
-        self.attention = build_attention(config, heads)
+        self.attention = Convolution(hidden, hidden, kernel) if kernel else build_attention(config, heads)
         self.output = nn.Linear(hidden, hidden)
         self.norm1 = nn.LayerNorm(hidden, eps=1e-12)
         self.mlp = nn.Sequential(nn.Linear(hidden, config.mlp), nn.GELU(), nn.Linear(config.mlp, hidden))
@@ -58,7 +81,8 @@ class AttentionNet(nn.Module):
         self.config = config
         _ = config.grid  # refuses a down-sampling that does not divide the image
         self.embed = nn.Linear(config.image_channels * config.downsampling**2, config.hidden)
-        self.blocks = nn.ModuleList(Block(config, heads) for heads in config.heads_per_layer)
+        kernels = config.kernels or (0,) * config.layers
+        self.blocks = nn.ModuleList(map(Block, [config] * config.layers, config.heads_per_layer, kernels))
         self.classifier = nn.Linear(config.hidden, config.classes)
 
     @property

@@ -279,6 +279,17 @@ class Run:
             arrays[name] = maps / maps.sum((-2, -1), keepdims=True)
         return arrays
 
+    @cached_property
+    def swaps(self) -> dict[str, np.ndarray]:
+        """What it loses by convolutions in place of its layers, as `swaps.measure_swaps` found it; empty if not asked.
+
+        Answers are bool, an image each (n): ``right`` (2, L, S, n), ``fitted`` (2, L, F, n), ``shuffled``, ``whole``.
+        """
+        found = self._arrays("swaps.npz", {"images": ()})
+        for name in {"right", "fitted", "shuffled", "whole"} & found.keys():  # bits on disk
+            found[name] = np.unpackbits(found[name], axis=-1, count=int(found["images"])).astype(bool)
+        return found
+
     @property
     def _heads(self) -> tuple[int, int]:
         """Layers, and heads of the layer with most."""

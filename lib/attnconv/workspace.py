@@ -128,6 +128,18 @@ class Workspace:
                 np.savez_compressed(temporary, **measure_attention(model, self.data))
         return Run(run.path).attention
 
+    def swaps(self, run: Run) -> dict[str, np.ndarray]:
+        """What a run loses by convolutions in place of its layers (`swaps.measure_swaps`): as kept, or measured now."""
+        file = run.path / "swaps.npz"
+        if not file.is_file():
+            from attnconv.checkpoints import load_run
+            from attnconv.swaps import measure_swaps, untrained
+
+            model, _ = load_run(run.path)
+            with writing(file) as temporary:
+                np.savez_compressed(temporary, **measure_swaps(model, untrained(run), self.data))
+        return Run(run.path).swaps
+
     def runs(self) -> list[Run]:
         """All finished runs in this workspace, those dropped in from elsewhere too."""
         return find_runs(self.folder / "runs")

@@ -45,24 +45,27 @@ def attention_to_conv(
     layer: PositionalAttention,
     kernel_size: int | tuple[int, ...] | None = None,
     size: int | tuple[int, int] | None = None,
+    padding_mode: str = "replicate",
 ) -> tuple[nn.Conv1d | nn.Conv2d, KernelReport]:
     """Read the convolution out of an attention layer: W_Delta = sum_h P_h(q, q + Delta) W^h at the central query q.
 
     Args:
         layer: `QuadraticAttention`, `LearnedAttention`, or a `TapAttention`, which gives back the convolution that it
-            came from, stride and all. From the others comes a Conv2d (channels first) with ``padding="same"``; it
-            agrees in the interior, as attention renormalizes at the borders and zero padding does not.
+            came from, stride and all. From the others comes a Conv2d (channels first) with ``padding="same"``.
         kernel_size: of the convolution. A `TapAttention` has its own.
         size: (H, W) of the grid whose central query (H // 2, W // 2) is read. P depends on it, as the softmax is over
             the pixels that exist. Default: max_size x max_size for a `LearnedAttention`; for the others 33 x 33, or
             more if the kernel needs it.
+        padding_mode: how that Conv2d goes on beyond the border. A sharp head whose pixel does not exist looks at the
+            nearest one that does, and ``replicate`` is exactly this. It is the nearest to what trained layers compute,
+            too: docs/swap.md has the measurement beside ``zeros``.
     """
     if not isinstance(layer, (QuadraticAttention, LearnedAttention)):
         raise TypeError(
             f"{type(layer).__name__} is not a QuadraticAttention or LearnedAttention: a convolution can be read only "
             "where attention depends on positions alone."
         )
-    conv, kernel = _empty_conv(layer, kernel_size)
+    conv, kernel = _empty_conv(layer, kernel_size, padding_mode)
     dilation = (1, *conv.dilation)[-2:]
     taps = tap_shifts(kernel, dilation)
     if size is not None:
@@ -101,7 +104,7 @@ def attention_to_conv(
 
 
 def _empty_conv(
-    layer: PositionalAttention, kernel_size: int | tuple[int, ...] | None
+    layer: PositionalAttention, kernel_size: int | tuple[int, ...] | None, padding_mode: str
 ) -> tuple[nn.Conv1d | nn.Conv2d, tuple[int, int]]:
     """The convolution to read, weights not set, and its kernel's rows and columns."""
     tap = layer if isinstance(layer, TapAttention) else None
@@ -112,7 +115,7 @@ def _empty_conv(
         kernel = tap.kernel_size
     else:
         raise ValueError(f"A {type(layer).__name__} can be read with a kernel of any size; pass kernel_size.")
-    options = {"padding": "same"}
+    options = {"padding": "same", "padding_mode": padding_mode}
     if tap:
         if kernel != tap.kernel_size:
             raise ValueError(

@@ -1,0 +1,154 @@
+"""Attention layers out, convolutions in: what a trained network loses says how far its layers *are* convolutions.
+
+`swap` reads the convolution of a given size out of a layer (`attention_to_conv`) and puts it in the layer's place.
+Nothing is trained, so no threshold and no picture stands between the question and the answer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnconv.attention import ContentAttention
+from attnconv.config import replace
+from attnconv.equivalence.reading import attention_to_conv
+from attnconv.equivalence.theorem import tap_shifts
+from attnconv.models import AttentionNet, Convolution
+from attnconv.precision import choose, computing
+
+RIDGE = 1e-4
+"""Of a least-squares fit, as a share of the mean square of what the taps see: it decides only where that is silent."""
+
+AT_ONCE = 20
+"""Images whose patches, or probabilities, exist at a time."""
+
+
+@dataclass(frozen=True)
+class SwapReport:
+    """What a convolution in the place of an attention layer leaves out."""
+
+    outside: Tensor | None
+    """(h,): attention mass of each head on shifts that are no taps of the kernel; None where the kernel was fitted."""
+    relative_error: float
+    """|attention - convolution| / |attention - bias|, root mean squares: over white noise where attention depends on
+    positions alone (`KernelReport`), over the given images where it does not, or where the kernel was fitted."""
+
+
+@torch.no_grad()
+def swap(
+    network: AttentionNet, kernel_sizes: Mapping[int, int], *, images: Tensor | None = None, fit: Tensor | None = None
+) -> AttentionNet:
+    """A copy of a network in which the attention of some layers is a convolution: {layer: kernel size}, the first is 1.
+
+    Nothing is trained. Each convolution is the one that `attention_to_conv` reads out of its layer, on the network's
+    own grid. A layer with content has another P for every image: its mean over ``images``, and over all queries that
+    have the shift, is read. ``network.blocks[layer - 1].attention.report`` says what was left out.
+
+    The copy trains, saves and loads like any module, and `attnconv.equivalence.convert` turns it into attention again.
+    Its ``config.kernels`` says which layers were swapped, so `build_model` makes such a network, too.
+
+    Args:
+        images: (B, channels, H, W), normalised; for layers with content. A few hundred training images will do.
+        fit: such images, for any layer. Each convolution is then not read but fitted: by least squares the nearest one
+            to what its layer computes on these images. The fairest opponent that attention can have.
+
+    Raises:
+        TypeError: the network is no `AttentionNet`.
+        ValueError: there is no such layer, or it is a convolution already; an even size; no images for content.
+    """
+    if not isinstance(network, AttentionNet):
+        raise TypeError(f"swap takes an AttentionNet; a {type(network).__name__} has no attention layers to swap.")
+    layers, grid = network.attention_layers, network.config.grid
+    largest = 2 * ((min(grid) - 1) // 2) + 1  # a larger one has taps that the query in the middle does not see
+    for number, size in kernel_sizes.items():
+        if not isinstance(number, int) or not 1 <= number <= len(layers):
+            raise ValueError(f"There is no layer {number!r}: the network has layers 1 to {len(layers)}.")
+        if isinstance(layers[number - 1], Convolution):
+            raise ValueError(f"Layer {number} is a convolution already. Swap in the network that it came from.")
+        if not isinstance(size, int) or size not in range(1, largest + 1, 2):
+            raise ValueError(
+                f"Layer {number}: a kernel of side {size!r} cannot lie around a pixel of {grid[0]}x{grid[1]}; its side "
+                f"is an odd number, at most {largest}."
+            )
+        if isinstance(layers[number - 1], ContentAttention) and images is None and fit is None:
+            raise ValueError(f"Layer {number} looks at content, so its attention is a mean over images: pass images=.")
+
+    swapped, shown = copy.deepcopy(network), images if fit is None else fit
+    seen = None if shown is None else network.layer_inputs(shown)
+    for number, size in kernel_sizes.items():
+        layer, x = layers[number - 1], None if seen is None else seen[number - 1]
+        if isinstance(layer, ContentAttention):
+            weight, outside = mean_kernel(layer, x, size)
+            error = None
+        else:
+            conv, report = attention_to_conv(layer, size, grid)
+            weight, outside, error = conv.weight, report.outside, report.relative_error
+        place = Convolution(layer.channels, layer.out_channels, size).to(weight).train(layer.training)
+        place.conv.weight.copy_(weight)
+        place.conv.bias.copy_(layer.value.bias)
+        if fit is not None:
+            fit_kernel(place, layer, x)
+            outside = error = None
+        error = relative_error(place, layer, x) if error is None else error
+        place.report = SwapReport(outside, error)
+        swapped.blocks[number - 1].attention = place
+    kernels = dict(enumerate(network.config.kernels or (0,) * len(layers), 1)) | dict(kernel_sizes)
+    swapped.config = replace(network.config, {"kernels": tuple(kernels.values())})
+    return swapped
+
+
+def relative_error(conv: nn.Module, layer: nn.Module, x: Tensor) -> float:
+    """|layer - conv| / |layer - bias| on what the layer sees, x (B, H, W, C); root mean squares."""
+    lost = whole = 0.0
+    with torch.no_grad(), computing(choose(x.device), x.device):
+        for part in x.split(AT_ONCE):
+            out = layer(part)
+            lost += (conv(part) - out).double().square().sum().item()
+            whole += (out - layer.value.bias).double().square().sum().item()
+    return (lost / max(whole, torch.finfo(torch.float64).tiny)) ** 0.5
+
+
+@torch.no_grad()
+def mean_kernel(layer: ContentAttention, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The convolution inside the mean attention over images x (B, H, W, C): kernel (D, C, K, K), mass outside (h,).
+
+    The weight of a tap is the mean of P over the images and over all queries from which its shift leads to a pixel.
+    """
+    total = sum(layer.probabilities(part).sum(0) for part in x.split(max(1, AT_ONCE // 4))) / len(x)  # (h, H, W, H, W)
+    taps = []
+    for row, column in tap_shifts((size, size)).tolist():
+        taps.append(total.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2)))
+    mass = torch.stack(taps, dim=1)  # (h, K K)
+    weight = layer.value.weight.unflatten(1, (layer.heads, layer.channels))
+    kernel = torch.einsum("ht,dhc->dct", mass, weight).unflatten(2, (size, size))
+    return kernel, (1 - mass.sum(1)).clamp_min(0)
+
+
+@torch.no_grad()
+def fit_kernel(place: Convolution, layer: nn.Module, x: Tensor) -> None:
+    """Set the convolution to the one that is nearest to the layer on x (B, H, W, C), by least squares, bias and all.
+
+    The normal equations of what is left of the kernel that is there now, so that taps which the images say nothing
+    about stay as they are.
+    """
+    conv, size = place.conv, place.conv.kernel_size[0]
+    unknowns = layer.channels * size**2 + 1
+    gram = torch.zeros(unknowns, unknowns, dtype=torch.float64, device=x.device)
+    moment = torch.zeros(unknowns, layer.out_channels, dtype=torch.float64, device=x.device)
+    margin = (size // 2,) * 4
+    with computing(choose(x.device), x.device):
+        for part in x.split(AT_ONCE):
+            left = (layer(part) - place(part)).flatten(0, 2)  # (n, D)
+            patches = F.unfold(F.pad(part.permute(0, 3, 1, 2), margin, conv.padding_mode), size)  # (b, C K K, N)
+            patches = F.pad(patches.transpose(1, 2).flatten(0, 1), (0, 1), value=1.0)  # (n, C K K + 1)
+            gram += patches.T @ patches
+            moment += patches.T @ left
+    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+    found = torch.cholesky_solve(moment, torch.linalg.cholesky(gram)).to(conv.weight)
+    conv.weight += found[:-1].T.reshape(conv.weight.shape)
+    conv.bias += found[-1]

@@ -1,0 +1,116 @@
+"""How far each layer of a trained network is a convolution: what is lost when it is made one (paper, section 4).
+
+`measure_swaps` puts convolutions of several sizes in the place of one layer, and of the first layers up to each, and
+counts answers (`attnconv.equivalence.swap`; nothing is trained). It also measures how well each layer's output is met,
+before training and after it: which layers *became* convolutions, and which began as ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from attnconv.attention import ContentAttention
+from attnconv.data import Dataset, normalize
+from attnconv.equivalence.swapping import relative_error, swap
+from attnconv.models import AttentionNet, build_model
+from attnconv.precision import choose, computing
+from attnconv.runs import Run
+
+SIZES = (1, 3, 5, 7, 9)
+"""Sides of the kernels."""
+SHUFFLED = 3
+"""Side of the kernel whose taps are put in another order: the control, a convolution of the wrong places."""
+READ_ON = 200
+"""Training images over which the attention of content layers is averaged."""
+COMPARED = 100
+"""Test images on which a layer's output is held against the convolution's."""
+FITTED = (3, 5)
+"""Sides of the kernels that are fitted besides, on those training images."""
+BATCH = 250
+
+
+@torch.no_grad()
+def measure_swaps(
+    trained: AttentionNet, untrained: AttentionNet, data: Dataset, bar: bool = False
+) -> dict[str, np.ndarray]:
+    """What a network loses by convolutions in the place of its layers, on all test images.
+
+    Returns:
+        Answers, one bit for each of the ``images`` (n) test images, packed along the last axis, ceil(n / 8) uint8:
+        ``right`` (2, L, S, ...) says whether it is right with a convolution of each of the ``sizes`` (S,) in layer l
+        alone (first) and in all layers up to l (second); ``fitted`` (2, L, F, ...) the same with kernels of sides
+        ``fitted_sizes`` (F,) that were fitted to what the layers see; ``shuffled`` (2, L, ...) with the taps of 3 x 3
+        kernels in another order; ``whole`` (...) the network as it is.
+        ``error`` (2, L, S): relative error of each layer as a convolution, before training and after it (see
+        `relative_error`); ``fitted_error`` (L, F) that of the fitted ones, after it.
+    """
+    device = next(trained.parameters()).device
+    sizes = [size for size in SIZES if size <= min(trained.config.grid)]
+    fits = [size for size in FITTED if size in sizes]
+    shown = normalize(data.train_images[:READ_ON].to(device), data.mean, data.std)
+    layers = range(1, len(trained.blocks) + 1)
+
+    def made(network: AttentionNet, size: int, **how: Tensor) -> AttentionNet:
+        return swap(network, dict.fromkeys(layers, size), **how)
+
+    def errors(network: AttentionNet, swapped: list[AttentionNet]) -> list[list[float]]:
+        x = network.layer_inputs(normalize(data.test_images[:COMPARED].to(device), data.mean, data.std))
+        layers = enumerate(network.attention_layers)
+        return [[relative_error(one.attention_layers[i], layer, x[i]) for one in swapped] for i, layer in layers]
+
+    untrained, trained = untrained.to(device).eval(), trained.eval()
+    content = isinstance(trained.attention_layers[0], ContentAttention)
+    on = {"images": shown} if content else {}
+    before, read = ([made(network, size, **on) for size in sizes] for network in (untrained, trained))
+    fitted = [made(trained, size, fit=shown) for size in fits]
+    error = errors(untrained, before), errors(trained, read)
+    shuffled = made(trained, SHUFFLED, **on)
+    order = torch.randperm(SHUFFLED**2, generator=torch.Generator().manual_seed(0))
+    for layer in shuffled.attention_layers:
+        taps = layer.conv.weight.flatten(2)
+        layer.conv.weight.copy_(taps[:, :, order.to(device)].view_as(layer.conv.weight))
+    networks = [*read, *fitted, shuffled]
+
+    images, labels = data.test_images, data.test_labels.to(device)
+    right = np.zeros((2, len(layers), len(networks), len(labels)), bool)
+    whole = np.zeros(len(labels), bool)
+    with computing(choose(device), device):
+        for start in tqdm(range(0, len(labels), BATCH), disable=not bar, desc="layers swapped", unit_scale=BATCH):
+            part = slice(start, start + BATCH)
+            x, y = normalize(images[part].to(device), data.mean, data.std), labels[part]
+            inputs = trained.layer_inputs(x)
+            whole[part] = _right(trained, len(layers) - 1, inputs[-1], y)
+            for n, network in enumerate(networks):
+                so_far = inputs[0]
+                for i, block in enumerate(network.blocks):
+                    so_far, alone = block(so_far), block(inputs[i])
+                    right[0, i, n, part] = _right(trained, i + 1, alone, y)
+                    right[1, i, n, part] = _right(trained, i + 1, so_far, y) if i else right[0, i, n, part]
+    bits = np.packbits(right, axis=-1)
+    return dict(
+        sizes=np.array(sizes),
+        fitted_sizes=np.array(fits),
+        images=np.array(len(labels)),
+        whole=np.packbits(whole),
+        right=bits[:, :, : len(sizes)],
+        fitted=bits[:, :, len(sizes) : -1],
+        shuffled=bits[:, :, -1],
+        error=np.array(error),
+        fitted_error=np.array(errors(trained, fitted)),
+    )
+
+
+def _right(network: AttentionNet, done: int, x: Tensor, labels: Tensor) -> np.ndarray:
+    """Whether the network answers right, going on from what its first ``done`` blocks give, x (B, H, W, C): (B,)."""
+    for block in network.blocks[done:]:
+        x = block(x)
+    return (network.classifier(x.mean(dim=(1, 2))).argmax(1) == labels).cpu().numpy()
+
+
+def untrained(run: Run) -> AttentionNet:
+    """The network of a run as it was before its first step: its seed decides the first weights."""
+    torch.manual_seed(run.train.seed)
+    return build_model(run.model)
