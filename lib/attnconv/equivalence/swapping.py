@@ -21,7 +21,7 @@ from attnconv.equivalence.theorem import tap_shifts
 from attnconv.models import AttentionNet, Convolution
 from attnconv.precision import choose, computing
 
-RIDGE = 1e-4
+RIDGE = 1e-6
 """Of a least-squares fit, as a share of the mean square of what the taps see: it decides only where that is silent."""
 
 AT_ONCE = 20
@@ -148,7 +148,11 @@ def fit_kernel(place: Convolution, layer: nn.Module, x: Tensor) -> None:
             patches = F.pad(patches.transpose(1, 2).flatten(0, 1), (0, 1), value=1.0)  # (n, C K K + 1)
             gram += patches.T @ patches
             moment += patches.T @ left
-    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
-    found = torch.cholesky_solve(moment, torch.linalg.cholesky(gram)).to(conv.weight)
+    ridge, failed = RIDGE * gram.diagonal().mean(), True
+    while failed:  # float32 sums may leave the matrix a little less than positive
+        gram.diagonal().add_(ridge)
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        ridge = 10 * ridge
+    found = torch.cholesky_solve(moment, factor).to(conv.weight)
     conv.weight += found[:-1].T.reshape(conv.weight.shape)
     conv.bias += found[-1]

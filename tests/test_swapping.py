@@ -1,0 +1,240 @@
+"""Attention layers out, convolutions in: the swapped layer against the attention layer, and what the network loses."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attnconv import swaps
+from attnconv.config import ConfigError, ModelConfig, replace
+from attnconv.cost import attention_flops, cost
+from attnconv.data import load_data, normalize
+from attnconv.equivalence import convert, swap
+from attnconv.equivalence.swapping import RIDGE, relative_error
+from attnconv.heads import geometry
+from attnconv.models import Convolution, build_model, evaluate
+from attnconv.training import load_run
+from attnconv.workspace import open_workspace
+
+MODEL = ModelConfig(
+    image_size=(16, 12), layers=3, heads=9, hidden=6, mlp=8, key_size=4, spread_start=2.5, centre_std=0.6
+)
+"""On 8 x 6 pixels."""
+
+
+def network(**changes):
+    torch.manual_seed(1)
+    return build_model(replace(MODEL, changes)).eval()
+
+
+def one_hot(net, radius=1):
+    """Heads that look at one pixel each, at most ``radius`` away."""
+    with torch.no_grad():
+        for layer in net.attention_layers:
+            layer.spreads.fill_(40.0)
+            layer.centres.copy_(torch.randint(-radius, radius + 1, layer.centres.shape))
+    return net
+
+
+def some(count=4, seed=0):
+    return torch.randn(count, 3, 16, 12, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("covariance", ["isotropic", "full"])
+def test_a_layer_of_one_hot_heads_is_its_convolution_everywhere(covariance):
+    net = network(covariance=covariance) if covariance == "isotropic" else network(covariance="full")
+    with torch.no_grad():
+        for layer in net.attention_layers:
+            layer.centres.copy_(torch.randint(-1, 2, layer.centres.shape))
+            layer.spreads.copy_(
+                40.0 * (torch.eye(2) if covariance == "full" else torch.ones(())).expand_as(layer.spreads)
+            )
+        made = swap(net, {1: 3, 2: 5, 3: 3})
+        for swapped, layer, x in zip(
+            made.attention_layers, net.attention_layers, net.layer_inputs(some()), strict=True
+        ):
+            torch.testing.assert_close(swapped(x), layer(x), rtol=0, atol=1e-6)  # the border too
+            assert swapped.report.relative_error < 1e-6 and swapped.report.outside.max() < 1e-6
+        torch.testing.assert_close(made(some()), net(some()), rtol=0, atol=1e-5)
+        missed = swap(net, {2: 1})  # a kernel without the taps that heads look at
+    assert not torch.allclose(missed(some()), net(some()), atol=1e-2)
+    assert missed.attention_layers[1].report.relative_error > 0.3
+
+
+def test_the_swapped_network_is_a_copy_that_trains_saves_loads_and_converts(tmp_path):
+    net = one_hot(network())
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    made = swap(net, {1: 3, 3: 5})
+    assert [type(layer) is Convolution for layer in made.attention_layers] == [True, False, True]
+    assert made.config.kernels == (3, 0, 5) and made.config.heads_per_layer == (0, 9, 0)
+    assert "relative error" in repr(made) and net.config.kernels is None
+
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    torch.nn.functional.cross_entropy(made(some()), torch.arange(4)).backward()
+    kernel = made.attention_layers[0].conv.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(made.attention_layers[0].conv.weight, kernel)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+
+    torch.save(made.state_dict(), tmp_path / "swapped.pt")
+    again = build_model(made.config)
+    again.load_state_dict(torch.load(tmp_path / "swapped.pt"))
+    with torch.no_grad():
+        assert torch.equal(again.eval()(some()), made(some()))
+        torch.testing.assert_close(convert(made)(some()), made(some()), rtol=0, atol=1e-5)
+    further = swap(made, {2: 3})
+    assert further.config.kernels == (3, 3, 5)
+
+
+def test_what_a_swapped_network_costs_and_what_its_heads_do():
+    plain, made = MODEL, replace(MODEL, {"kernels": (3, 0, 5)})
+    assert attention_flops(made)[0] == (0, 0, 0) and attention_flops(made)[1] == attention_flops(plain)[1]
+    pixels, hidden = 8 * 6, 6
+    convolutions = 2 * pixels * hidden**2 * (9 + 25)
+    values = 2 * pixels * hidden * (9 * hidden)
+    assert cost(made).paper == cost(plain).paper - 2 * values + convolutions
+    net = build_model(made)
+    found = geometry(net.attention_layers, 8, 6)
+    assert np.isnan(found["mass"][[0, 2]]).all() and np.isfinite(found["mass"][1]).all()
+
+
+def test_content_is_read_as_the_mean_over_images_and_queries():
+    net, images, size = network(kind="learned_content", spread_start=1.0), some(5), 3
+    made = swap(net, {2: size}, images=images)
+    layer, x = net.attention_layers[1], net.layer_inputs(images)[1]
+    with torch.no_grad():
+        p = layer.probabilities(x).double()
+        weight = layer.value.weight.double().unflatten(1, (layer.heads, layer.channels))
+        kernel = torch.zeros(6, 6, size, size, dtype=torch.float64)
+        for a, b in itertools.product(range(size), repeat=2):
+            mass = []
+            for i, j in itertools.product(range(8), range(6)):
+                if 0 <= i + a - 1 < 8 and 0 <= j + b - 1 < 6:
+                    mass.append(p[:, :, i, j, i + a - 1, j + b - 1].mean(0))
+            kernel[:, :, a, b] = torch.einsum("h,dhc->dc", torch.stack(mass).mean(0), weight)
+        swapped = made.attention_layers[1]
+        torch.testing.assert_close(swapped.conv.weight.double(), kernel, rtol=1e-4, atol=1e-6)
+        lost = (swapped(x) - layer(x)).square().sum() / (layer(x) - layer.value.bias).square().sum()
+    assert swapped.report.relative_error == pytest.approx(lost.sqrt().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "learned_content"])
+def test_the_fitted_kernel_is_the_least_squares_one(kind):
+    net, images = network(kind=kind), some(12)
+    made = swap(net, {2: 3}, fit=images)
+    layer, x = net.attention_layers[1], net.layer_inputs(images)[1].detach()
+    with torch.no_grad():
+        swapped = made.attention_layers[1]
+        padded = torch.nn.functional.pad(x.permute(0, 3, 1, 2), (1, 1, 1, 1), "replicate")
+        patches = torch.nn.functional.unfold(padded, 3).transpose(1, 2).flatten(0, 1).double()
+        patches = torch.cat([patches, torch.ones(len(patches), 1, dtype=torch.float64)], 1)
+        target = layer(x).flatten(0, 2).double()
+        read = swap(net, {2: 3}, images=images).attention_layers[1]
+        left, gram = target - read(x).flatten(0, 2), patches.T @ patches
+        ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+        change = torch.linalg.solve(gram + ridge, patches.T @ left)
+        best = read(x).flatten(0, 2) + patches @ change
+        torch.testing.assert_close(swapped(x).flatten(0, 2).double(), best, rtol=0, atol=1e-3)
+        least = target - patches @ torch.linalg.lstsq(patches, target, driver="gelsd").solution
+        got = (swapped(x).flatten(0, 2) - target).square().mean()
+        assert least.square().mean() <= got < 1.05 * least.square().mean()  # the ridge costs little
+        assert got < 0.9 * left.square().mean()  # and the kernel is nearer than the one that is read
+        assert swapped.report.outside is None
+        assert swapped.report.relative_error == pytest.approx(relative_error(swapped, layer, x))
+
+
+def test_what_cannot_be_swapped_is_refused():
+    net = network()
+    for sizes, said in (
+        ({4: 3}, "There is no layer 4: the network has layers 1 to 3"),
+        ({0: 3}, "There is no layer 0"),
+        ({1: 4}, "Layer 1: a kernel of side 4 cannot .* odd number, at most 5"),
+        ({1: 7}, "at most 5"),
+        ({1: -1}, "cannot lie"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            swap(net, sizes)
+    with pytest.raises(ValueError, match="Layer 1 is a convolution already"):
+        swap(swap(net, {1: 3}), {1: 3})
+    with pytest.raises(ValueError, match="Layer 2 looks at content.*pass images="):
+        swap(network(kind="learned_content"), {2: 3})
+    with pytest.raises(TypeError, match="a ResNet18 has no attention layers"):
+        swap(build_model(replace(MODEL, {"kind": "resnet", "resnet_width": 2})), {1: 3})
+    with pytest.raises(ConfigError, match="one per attention layer"):
+        replace(MODEL, {"kernels": (3,)})
+    with pytest.raises(ConfigError, match="must be odd"):
+        replace(MODEL, {"kernels": (3, 2, 0)})
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load_data("embedded", progress=False).first(100, 60)
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "learned_content"])
+def test_what_a_network_loses_is_counted_image_by_image(kind, data, monkeypatch):
+    monkeypatch.setattr(swaps, "READ_ON", 20)
+    monkeypatch.setattr(swaps, "COMPARED", 10)
+    monkeypatch.setattr(swaps, "BATCH", 25)  # does not divide 60
+    config = replace(MODEL, {"kind": kind, "image_size": (28, 28), "image_channels": 1, "downsampling": 4})
+    torch.manual_seed(0)
+    start, net = build_model(config).eval(), build_model(config).eval()
+    found = swaps.measure_swaps(net, start, data)
+    assert found["sizes"].tolist() == [1, 3, 5, 7] and found["fitted_sizes"].tolist() == [3, 5]
+
+    def right(model):
+        return (evaluate(model, data).predicted == data.test_labels).numpy()
+
+    def kept(name, *where):
+        return np.unpackbits(found[name][where], count=60).astype(bool)
+
+    shown = normalize(data.train_images[:20], data.mean, data.std)
+    images = {"images": shown} if kind == "learned_content" else {}
+    assert (kept("whole") == right(net)).all()
+    for s, size in enumerate((1, 3, 5, 7)):
+        assert (kept("right", 0, 1, s) == right(swap(net, {2: size}, **images))).all()
+        assert (kept("right", 1, 1, s) == right(swap(net, {1: size, 2: size}, **images))).all()
+        assert (kept("right", 1, 2, s) == right(swap(net, {1: size, 2: size, 3: size}, **images))).all()
+    assert (kept("fitted", 1, 2, 1) == right(swap(net, {1: 5, 2: 5, 3: 5}, fit=shown))).all()
+    tests = normalize(data.test_images[:10], data.mean, data.std)
+    for when, one in enumerate((start, net)):
+        layer, x = one.attention_layers[2], one.layer_inputs(tests)[2]
+        for s, size in ((1, 3), (2, 5)):
+            swapped = swap(one, {3: size}, **images).attention_layers[2]
+            assert found["error"][when, 2, s] == pytest.approx(relative_error(swapped, layer, x), rel=1e-4)
+    assert found["error"].shape == (2, 3, 4) and found["fitted_error"].shape == (3, 2)
+    assert (found["fitted_error"] < found["error"][1, :, 1:3]).all()
+
+
+def test_shuffled_taps_are_the_same_taps_in_other_places(data, monkeypatch):
+    seen = []
+    monkeypatch.setattr(swaps, "_right", lambda network, *_: seen.append(network) or np.zeros(60, bool))
+    monkeypatch.setattr(swaps, "swap", lambda *a, **k: made.append(swap(*a, **k)) or made[-1])
+    made, config = [], replace(MODEL, {"image_size": (28, 28), "image_channels": 1, "downsampling": 4})
+    swaps.measure_swaps(build_model(config), build_model(config), data)
+    plain, shuffled = made[5], made[-1]  # of the trained network: 1, 3 x 3; the last is the control
+    for a, b in zip(plain.attention_layers, shuffled.attention_layers, strict=True):
+        a, b = (layer.conv.weight.flatten(2) for layer in (a, b))
+        assert torch.equal(a.sort(-1).values, b.sort(-1).values) and not torch.equal(a, b)
+
+
+def test_the_record_says_what_its_networks_do():
+    """Answers in swaps.npz, of the first test images, which are kept with the record: given again by the weights."""
+    work = open_workspace("evening", data=str(Path("no") / "such"))
+    work = dataclasses.replace(work, folder=open_workspace("evening").folder)
+    data, checked = load_data(work.folder / "strip.npz", progress=False), 0
+    for run in work.runs():
+        if run.swaps and run.preset != "learned_content":  # read on training images, which are not kept
+            checked += 1
+            net, _ = load_run(run.path)
+            images = normalize(data.test_images, data.mean, data.std)
+            for sizes, where in (({1: 3, 2: 3, 3: 3}, (1, 2, 1)), ({5: 5}, (0, 4, 2))):
+                with torch.no_grad():
+                    given = swap(net, sizes)(images).argmax(1) == data.test_labels
+                assert (run.swaps["right"][where][:100] == given.numpy()).mean() >= 0.99  # another CPU rounds otherwise
+            assert run.swaps["whole"].mean() == pytest.approx(run.test_accuracy, abs=2e-4)
+    assert checked
