@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from attnconv import checkpoints, heads, machine, runs, training
 from attnconv.config import ConfigError, ModelConfig, TrainConfig, load_profile, replace
 from attnconv.data import DataError, load_data, normalize
+from attnconv.equivalence import swap
 from attnconv.machine import Team
 from attnconv.models import build_model
 from attnconv.optimizers import encoding_parameters, position_parameters
@@ -190,12 +191,12 @@ def ask_to_stop(monkeypatch, steps):
     monkeypatch.setattr(training.Trainer, "take_step", stepping)
 
 
-def interrupted(monkeypatch, steps, model, recipe, data, folder):
+def interrupted(monkeypatch, steps, model, recipe, data, folder, **options):
     """Train, with such a Ctrl-C."""
     said = f"stopped in epoch {steps // 4 + 1} of {recipe.epochs}.*resumes by the same command"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match=said):
         ask_to_stop(patch, steps)
-        train(model, recipe, data, folder, preset="quadratic", progress=False)
+        train(model, recipe, data, folder, preset="quadratic", progress=False, **options)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert (folder / "checkpoint" / "state.pt").is_file()
 
@@ -608,8 +609,29 @@ def test_pruning_starts_from_a_run_and_drops_its_degenerate_heads(data, tmp_path
     assert run.model.heads == (2, 3)
     assert load_run(run.path)[0].attention_layers[0].centres.shape == (2, 2)
     assert run.heads["centre"].shape == (2, 2, 3, 2) and np.isnan(run.heads["centre"][:, 0, 2]).all()
+    dropped = heads.pruned(load_run(first.path)[0])
+    assert (run.right_at_start == (evaluate(dropped, data).predicted == data.test_labels).numpy()).all()
     with pytest.raises(RunError, match="start_from"):
         train(full, recipe, data, tmp_path / "no-start")
+
+    whole = train(full, replace(recipe, {"prune": False}), data, tmp_path / "whole", start=first)
+    assert whole.model.heads_per_layer == (3, 3) and (whole.right_at_start == first.right).all()
+    assert whole.config["hash"] != run.config["hash"] and first.right_at_start is None
+
+
+def test_a_hybrid_goes_on_from_a_run_whose_first_layers_were_swapped(data, tmp_path, monkeypatch):
+    first = train(MODEL, replace(RECIPE, {"epochs": 1}), data, tmp_path / "whole", preset="quadratic")
+    recipe = replace(RECIPE, {"epochs": 2, "start_from": "quadratic", "prune": False})
+    config = replace(MODEL, {"kernels": [3]})
+    hybrid = train(config, recipe, data, tmp_path / "hybrid", preset="hybrid", start=first)
+    swapped = swap(load_run(first.path)[0], {1: 3})
+    assert (hybrid.right_at_start == (evaluate(swapped, data).predicted == data.test_labels).numpy()).all()
+    network, _ = load_run(hybrid.path)
+    kernels = [net.attention_layers[0].conv.weight for net in (network, swapped)]
+    assert not torch.allclose(*kernels) and torch.allclose(*kernels, atol=0.1)  # trained, from the swapped ones on
+    assert np.isnan(hybrid.heads["mass"][:, 0]).all() and np.isfinite(hybrid.heads["mass"][:, 1]).all()
+    interrupted(monkeypatch, 5, config, recipe, data, tmp_path / "cut", start=first)
+    assert_same_run(train(config, recipe, data, tmp_path / "cut", start=first, progress=False), hybrid)
 
 
 # Several processes, as torchrun starts them

@@ -144,9 +144,9 @@ class ModelConfig(Config):
     layers: int = Field(6, ge=1, le=1000)
     heads: Heads | Annotated[tuple[HeadsLeft, ...], AsTuple] = 9
     """Heads per layer: one number, or one per layer (after pruning)."""
-    kernels: Annotated[tuple[Kernel, ...], AsTuple] | None = None
-    """Side of the convolution in the place of each layer's attention, 0 where attention stays (see
-    `attnconv.equivalence.swap`); None: attention in every layer."""
+    kernels: Annotated[tuple[Kernel, ...], AsTuple] = ()
+    """Sides of the convolutions in the place of the first layers' attention (see `attnconv.equivalence.swap`); 0 where
+    attention stays, as it does in the layers for which none is given."""
     hidden: int = Field(400, ge=1, le=2**12)  # wider models take tens of gigabytes
     mlp: Size = 512
     key_size: Annotated[int, Field(ge=2, le=2**14)] | None = None
@@ -167,11 +167,9 @@ class ModelConfig(Config):
     def _together(self) -> ModelConfig:
         if isinstance(self.heads, tuple) and len(self.heads) != self.layers:
             raise ConfigError(f"ModelConfig.heads = {shown(self.heads)} must be one number per layer ({self.layers}).")
-        if self.kernels is not None and (self.kind == "resnet" or len(self.kernels) != self.layers):
-            raise ConfigError(
-                f"ModelConfig.kernels = {shown(self.kernels)} must be one per attention layer ({self.layers})."
-            )
-        if any(k and not k % 2 for k in self.kernels or ()):
+        if len(self.kernels) > (0 if self.kind == "resnet" else self.layers):
+            raise ConfigError(f"ModelConfig.kernels = {shown(self.kernels)} must be one per attention layer at most.")
+        if any(kernel and kernel % 2 == 0 for kernel in self.kernels):
             raise ConfigError(f"ModelConfig.kernels = {shown(self.kernels)} must be odd, or 0 where attention stays.")
         if self.kind == "learned_content" and (self.key_size or self.hidden) % 2:
             name = "key_size" if self.key_size else "hidden"
@@ -193,7 +191,12 @@ class ModelConfig(Config):
     @property
     def heads_per_layer(self) -> tuple[int, ...]:
         heads = self.heads if isinstance(self.heads, tuple) else (self.heads,) * self.layers
-        return tuple(0 if k else h for h, k in zip(heads, self.kernels or (0,) * self.layers, strict=True))
+        return tuple(0 if kernel else h for h, kernel in zip(heads, self.kernel_per_layer, strict=True))
+
+    @property
+    def kernel_per_layer(self) -> tuple[int, ...]:
+        """Side of the convolution in each layer's place, 0 where attention is."""
+        return (*self.kernels, *(0,) * (self.layers - len(self.kernels)))
 
 
 class TrainConfig(Config):
@@ -220,7 +223,8 @@ class TrainConfig(Config):
     """Training images to hold out, balanced by class; their accuracy is reported beside the test accuracy."""
     seed: Seed = 0
     start_from: str | None = None
-    """Preset whose finished run (same seed) gives the first weights; its degenerate heads are dropped."""
+    """Preset whose finished run (same seed) gives the first weights."""
+    prune: bool = True  # whether the degenerate heads of that run are dropped first
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bfloat16 autocast where the device has it built in (`attnconv.precision`), float32 elsewhere."""
     compile: bool | Literal["reduce-overhead", "max-autotune"] | None = None
@@ -250,8 +254,8 @@ def to_dict(config: Config) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-_LATER = ("encoding_lr", "kernels")
-"""Values that came when runs had been recorded. They count where they are set, so that those runs keep their names."""
+_LATER = {"encoding_lr": None, "kernels": [], "prune": True}
+"""Values that came when runs had been recorded, and their defaults, which do not count: those runs keep their names."""
 
 
 def config_hash(*configs: Any) -> str:
@@ -259,7 +263,7 @@ def config_hash(*configs: Any) -> str:
     plain = [to_dict(c) if isinstance(c, Config) else c for c in configs]
     for place, values in enumerate(plain):
         if isinstance(values, dict):
-            plain[place] = {n: value for n, value in values.items() if value is not None or n not in _LATER}
+            plain[place] = {n: value for n, value in values.items() if n not in _LATER or value != _LATER[n]}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -275,6 +279,7 @@ class Preset:
 _QUADRATIC = ModelConfig(kind="quadratic", attention_dropout=0.1)
 _FULL = replace(_QUADRATIC, {"covariance": "full"})
 _FINE_TUNE = TrainConfig(epochs=100, lr=0.01, start_from="quadratic_full")
+_LONGER = TrainConfig(epochs=15, lr=0.01, start_from="quadratic", prune=False)
 
 PRESETS: dict[str, Preset] = {
     "resnet18": Preset("ResNet18", ModelConfig(kind="resnet")),
@@ -284,8 +289,14 @@ PRESETS: dict[str, Preset] = {
     "quadratic_16": Preset("SA quadratic, 16 heads", replace(_QUADRATIC, {"heads": 16})),
     "learned": Preset("SA learned", ModelConfig(kind="learned", attention_dropout=0.1)),
     "learned_content": Preset("SA learned + content", ModelConfig(kind="learned_content", attention_dropout=0.1)),
+    # What the paper does not have: controls that go on from its runs, and the network whose first layers were swapped.
+    "quadratic_full_longer": Preset(
+        "SA quadratic, full covariance, trained on", _FULL, replace(_FINE_TUNE, {"prune": False})
+    ),
+    "quadratic_longer": Preset("SA quadratic, trained on", _QUADRATIC, _LONGER),
+    "hybrid": Preset("SA quadratic, first layers swapped, trained on", replace(_QUADRATIC, {"kernels": [3]}), _LONGER),
 }
-"""The paper's runs (section 4 and appendix), at the paper's size and recipe. The order is that of our tables."""
+"""The paper's runs (section 4 and appendix) at its size and recipe, then ours. The order is that of our tables."""
 
 
 def preset(name: str) -> Preset:
@@ -359,12 +370,13 @@ class Profile(Config):
         train = {**self.train, **own.get("train", {}), "seed": seed, **(train_changes or {})}
         model = {**own.get("model", {}), **(model_changes or {})}
         if start := base.train.start_from:
+            kernels = {name: model.pop(name) for name in ("kernels",) if name in model}
             if model:
                 raise ConfigError(
                     f"{preset_name!r} has the model of the run that it starts from, {start!r}, so "
                     f"{next(iter(model))} cannot be changed: change {start!r} in the profile."
                 )
-            model = self.presets.get(start, {}).get("model", {})
+            model = self.presets.get(start, {}).get("model", {}) | kernels
         model = {**self.model, **model}
         for name, value in {**model, **train}.items():
             if name in _SETTLED:

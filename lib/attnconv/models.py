@@ -81,8 +81,8 @@ class AttentionNet(nn.Module):
         self.config = config
         _ = config.grid  # refuses a down-sampling that does not divide the image
         self.embed = nn.Linear(config.image_channels * config.downsampling**2, config.hidden)
-        kernels = config.kernels or (0,) * config.layers
-        self.blocks = nn.ModuleList(map(Block, [config] * config.layers, config.heads_per_layer, kernels))
+        each = zip(config.heads_per_layer, config.kernel_per_layer, strict=True)
+        self.blocks = nn.ModuleList(Block(config, heads, kernel) for heads, kernel in each)
         self.classifier = nn.Linear(config.hidden, config.classes)
 
     @property

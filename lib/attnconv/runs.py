@@ -270,6 +270,13 @@ class Run:
         return kept["predicted"] == kept["label"] if kept else None
 
     @cached_property
+    def right_at_start(self) -> np.ndarray | None:
+        """The same before its first step, where it goes on from another run and this was kept."""
+        shape = (self.config["data"]["test_images"],)
+        kept = self._arrays("predictions.npz", {"label": shape})
+        return kept["start"] == kept["label"] if "start" in kept else None
+
+    @cached_property
     def attention(self) -> dict[str, np.ndarray]:
         """What its heads attend to after training, as `heads.measure_attention` found it; empty if not asked yet."""
         shapes = {"queries": (2,), "mean": (*self._heads, *self.model.grid), "agreement": self._heads}

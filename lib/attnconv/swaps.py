@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from attnconv.attention import ContentAttention
 from attnconv.data import Dataset, normalize
-from attnconv.equivalence.swapping import relative_error, swap
+from attnconv.equivalence.swapping import READ_ON, relative_error, swap
 from attnconv.models import AttentionNet, build_model
 from attnconv.precision import choose, computing
 from attnconv.runs import Run
@@ -23,8 +23,6 @@ SIZES = (1, 3, 5, 7, 9)
 """Sides of the kernels."""
 SHUFFLED = 3
 """Side of the kernel whose taps are put in another order: the control, a convolution of the wrong places."""
-READ_ON = 200
-"""Training images over which the attention of content layers is averaged."""
 COMPARED = 100
 """Test images on which a layer's output is held against the convolution's."""
 FITTED = (3, 5)

@@ -36,7 +36,8 @@ from tqdm.auto import tqdm
 from attnconv import heads
 from attnconv.checkpoints import load_run, packed_weights, read_state, write_state
 from attnconv.config import ModelConfig, TrainConfig, for_images, to_dict
-from attnconv.data import Dataset, batches, epoch_plan
+from attnconv.data import Dataset, batches, epoch_plan, normalize
+from attnconv.equivalence.swapping import READ_ON, swap
 from attnconv.machine import (
     Team,
     best_device,
@@ -98,6 +99,7 @@ class Trainer:
         self.geometry: dict[str, list[np.ndarray]] = {}
 
         self.about: dict = {}  # config.json
+        self.first_answers: Tensor | None = None  # to the test images, where the run goes on from another one
         self.saved = time.monotonic()  # when a checkpoint was last written
 
     @property
@@ -218,6 +220,7 @@ class Trainer:
     def finish(self) -> None:
         """Write the answers to the test images, then the weights, which say that the run is finished."""
         answers = {"predicted": evaluate(self.model, self.data).predicted, "label": self.data.test_labels}
+        answers |= {} if self.first_answers is None else {"start": self.first_answers}
         if self.team.leads:
             with writing(self.folder / "predictions.npz") as temporary:
                 answers = {name: values.to("cpu", torch.int16).numpy() for name, values in answers.items()}
@@ -274,6 +277,14 @@ class Trainer:
             )
 
 
+def _started(start: Run, model_config: ModelConfig, recipe: TrainConfig, data: Dataset) -> nn.Module:
+    """The network of a finished run, as another run goes on from it."""
+    network, _ = load_run(start.path, torch.device("cpu"))
+    if sizes := {layer: size for layer, size in enumerate(model_config.kernels, 1) if size}:
+        return swap(network, sizes, images=normalize(data.train_images[:READ_ON].cpu(), data.mean, data.std))
+    return heads.pruned(network) if recipe.prune else network
+
+
 def train(
     model_config: ModelConfig,
     train_config: TrainConfig,
@@ -293,8 +304,9 @@ def train(
         model_config: its image size, channels and classes are taken from ``data``.
         run_dir: the run folder. One that holds a run of another configuration or data is refused, never overwritten.
         preset: a name for tables and figures.
-        start: the finished run whose weights come first and whose degenerate heads are dropped, where
-            ``train_config.start_from`` asks for one.
+        start: the finished run whose weights come first, where ``train_config.start_from`` asks for one. Its first
+            layers are swapped for convolutions where ``model_config.kernels`` asks for them (`equivalence.swap`), else
+            its degenerate heads are dropped unless ``prune`` is false.
 
     Raises:
         DataError: there are no more images than ``validation`` asks for.
@@ -320,10 +332,11 @@ def train(
 
         # The seed decides the first weights; a checkpoint replaces them.
         torch.manual_seed(train_config.seed)
-        model = heads.pruned(load_run(start.path, torch.device("cpu"))[0]) if start else build_model(model_config)
+        model = _started(start, model_config, train_config, data) if start else build_model(model_config)
         if device.type == "cuda":
             model.to(memory_format=torch.channels_last)  # kernels of convolutions, as the images are
         trainer = Trainer(model.to(device), train_config, data.to(device), folder, progress, team)
+        trainer.first_answers = evaluate(model, trainer.data).predicted if start else None
         trainer.resume()
 
         # config.json says how the run is made. Each start and each resumption adds to its sessions.

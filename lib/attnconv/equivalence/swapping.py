@@ -24,6 +24,8 @@ from attnconv.precision import choose, computing
 RIDGE = 1e-6
 """Of a least-squares fit, as a share of the mean square of what the taps see: it decides only where that is silent."""
 
+READ_ON = 200
+"""Training images over which the attention of content layers is averaged, and to which kernels are fitted."""
 AT_ONCE = 20
 """Images whose patches, or probabilities, exist at a time."""
 
@@ -97,8 +99,10 @@ def swap(
         error = relative_error(place, layer, x) if error is None else error
         place.report = SwapReport(outside, error)
         swapped.blocks[number - 1].attention = place
-    kernels = dict(enumerate(network.config.kernels or (0,) * len(layers), 1)) | dict(kernel_sizes)
-    swapped.config = replace(network.config, {"kernels": tuple(kernels.values())})
+    kernels = list((dict(enumerate(network.config.kernel_per_layer, 1)) | dict(kernel_sizes)).values())
+    while kernels and not kernels[-1]:
+        del kernels[-1]
+    swapped.config = replace(network.config, {"kernels": kernels})
     return swapped
 
 
