@@ -196,3 +196,37 @@ def pruned_from(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str, np
         with contextlib.suppress(ValueError):
             return whole, {name: in_former_places(values[-1], start, before) for name, values in run.heads.items()}
     return None, {name: values[-1] for name, values in run.heads.items()}
+
+
+def swap_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """What runs lose by convolutions in the place of their layers: a row for each network that was tried.
+
+    Columns: ``model``, ``seed``; ``layers``: ``alone`` or ``up to``, and ``layer``, from 1 on; ``kernel``: its side;
+    ``how``: ``read``, ``fitted``, or ``shuffled`` for the control; ``accuracy`` of the network (%), its ``difference`` to
+    the whole one, in points, and the paired standard ``error`` of it. Runs without ``swaps.npz`` are left out.
+    """
+    rows = []
+    for run in runs:
+        if not (found := run.swaps):
+            continue
+        whole, about = found["whole"], {"model": run.title, "seed": run.train.seed}
+        tried = [("read", "right", found["sizes"]), ("fitted", "fitted", found["fitted_sizes"])]
+        for how, name, sizes in [*tried, ("shuffled", "shuffled", found["shuffled_sizes"])]:
+            for (place, layer, s), _ in np.ndenumerate(found[name][..., 0]):
+                right = found[name][place, layer, s]
+                lost = 100 * (right.astype(float) - whole)
+                where = {"layers": ("alone", "up to")[place], "layer": layer + 1, "kernel": int(sizes[s]), "how": how}
+                numbers = {"accuracy": 100 * right.mean(), "difference": lost.mean()}
+                rows.append(about | where | numbers | {"error": lost.std() / math.sqrt(len(lost))})
+    return pd.DataFrame(rows)
+
+
+def size_as_convolution(table: pd.DataFrame, points: float = 1.0) -> pd.Series:
+    """The smallest kernel that may take each layer's place, alone, for less than so many points of accuracy.
+
+    A series by model and layer, the median over seeds; infinite where no kernel that was tried is large enough.
+    """
+    alone = table[(table["layers"] == "alone") & (table["how"] == "read")]
+    enough = alone.assign(kernel=alone["kernel"].where(alone["difference"] > -points, math.inf))
+    smallest = enough.groupby(["model", "seed", "layer"], sort=False)["kernel"].min()
+    return smallest.groupby(["model", "layer"], sort=False).median()

@@ -21,8 +21,8 @@ from attnconv.runs import Run
 
 SIZES = (1, 3, 5, 7, 9)
 """Sides of the kernels."""
-SHUFFLED = 3
-"""Side of the kernel whose taps are put in another order: the control, a convolution of the wrong places."""
+SHUFFLED = (3,)
+"""Sides of the kernels whose taps are put in another order: the control, convolutions of the wrong places."""
 COMPARED = 100
 """Test images on which a layer's output is held against the convolution's."""
 FITTED = (3, 5)
@@ -40,8 +40,8 @@ def measure_swaps(
         Answers, one bit for each of the ``images`` (n) test images, packed along the last axis, ceil(n / 8) uint8:
         ``right`` (2, L, S, ...) says whether it is right with a convolution of each of the ``sizes`` (S,) in layer l
         alone (first) and in all layers up to l (second); ``fitted`` (2, L, F, ...) the same with kernels of sides
-        ``fitted_sizes`` (F,) that were fitted to what the layers see; ``shuffled`` (2, L, ...) with the taps of 3 x 3
-        kernels in another order; ``whole`` (...) the network as it is.
+        ``fitted_sizes`` (F,) that were fitted to what the layers see; ``shuffled`` (2, L, 1, ...) with the
+        taps of kernels of ``shuffled_sizes`` in another order; ``whole`` (...) the network as it is.
         ``error`` (2, L, S): relative error of each layer as a convolution, before training and after it (see
         `relative_error`); ``fitted_error`` (L, F) that of the fitted ones, after it.
     """
@@ -65,12 +65,12 @@ def measure_swaps(
     before, read = ([made(network, size, **on) for size in sizes] for network in (untrained, trained))
     fitted = [made(trained, size, fit=shown) for size in fits]
     error = errors(untrained, before), errors(trained, read)
-    shuffled = made(trained, SHUFFLED, **on)
-    order = torch.randperm(SHUFFLED**2, generator=torch.Generator().manual_seed(0))
-    for layer in shuffled.attention_layers:
+    shuffled = [made(trained, size, **on) for size in SHUFFLED]
+    for layer in (layer for network in shuffled for layer in network.attention_layers):
         taps = layer.conv.weight.flatten(2)
-        layer.conv.weight.copy_(taps[:, :, order.to(device)].view_as(layer.conv.weight))
-    networks = [*read, *fitted, shuffled]
+        order = torch.randperm(taps.shape[2], generator=torch.Generator().manual_seed(0)).to(device)
+        layer.conv.weight.copy_(taps[:, :, order].view_as(layer.conv.weight))
+    networks = [*read, *fitted, *shuffled]
 
     images, labels = data.test_images, data.test_labels.to(device)
     right = np.zeros((2, len(layers), len(networks), len(labels)), bool)
@@ -91,11 +91,12 @@ def measure_swaps(
     return dict(
         sizes=np.array(sizes),
         fitted_sizes=np.array(fits),
+        shuffled_sizes=np.array(SHUFFLED),
         images=np.array(len(labels)),
         whole=np.packbits(whole),
         right=bits[:, :, : len(sizes)],
-        fitted=bits[:, :, len(sizes) : -1],
-        shuffled=bits[:, :, -1],
+        fitted=bits[:, :, len(sizes) : -len(SHUFFLED)],
+        shuffled=bits[:, :, -len(SHUFFLED) :],
         error=np.array(error),
         fitted_error=np.array(errors(trained, fitted)),
     )

@@ -10,12 +10,14 @@ the same arrays give the same bytes (`save`).
 
 from attnconv.figures.centres import centre_animation, gaussian_heads, kernel_grids, panel_widths
 from attnconv.figures.curves import (
+    accuracy_by_depth,
     accuracy_curves,
     agreement,
     content_share,
     cost_growth,
     cost_ratios,
     coverage_grid,
+    error_before_and_after,
     kernel_closeness,
     lines,
     rank_curves,

@@ -170,6 +170,92 @@ def kernel_closeness(
 
 
 @styled
+def accuracy_by_depth(table: pd.DataFrame, whole: Mapping[str, float], chance: float, layers: str = "up to") -> Figure:
+    """What is left of a network whose layers are convolutions, a panel a model, a line for each size of kernel.
+
+    ``table`` as of `results.swap_table`; ``layers``: those rows of it, the first layers up to each or each ``alone``.
+    Two levels (%): ``whole``, the accuracy of each model with attention everywhere, and ``chance``. Bars are over seeds.
+    """
+    import seaborn  # takes a second
+
+    table, models = table[table["layers"] == layers], list(whole)
+    read, control = table[table["how"] == "read"], table[table["how"] == "shuffled"]
+    sizes = sorted(read["kernel"].unique())
+    ramp = ordered_colours("crest", len(sizes))
+    colours = dict(zip(sizes, ramp, strict=True))
+    rows, columns = rows_and_columns(len(models))
+    figure = new_figure(SINGLE if columns == 1 else DOUBLE, rows * 1.9 + 0.5)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    for ax, model in zip(axes, models, strict=False):
+        ax.axhline(whole[model], color="black", linewidth=0.9, zorder=1)
+        ax.axhline(chance, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1)
+        look = dict(x="layer", y="accuracy", ax=ax, legend=False, errorbar=("pi", 100), err_style="bars")
+        seaborn.lineplot(control[control["model"] == model], color="0.55", linestyle=DASHED, linewidth=0.9, **look)
+        seaborn.lineplot(read[read["model"] == model], hue="kernel", palette=colours, marker="o", **look)
+        depth = int(read.loc[read["model"] == model, "layer"].max())
+        ax.set(title=textwrap.fill(model, 34), xlabel="", ylabel="", ylim=(0, 100), xticks=range(1, depth + 1))
+        ax.grid(axis="y")
+    for ax in axes[len(models) :]:
+        ax.remove()
+    last = int(read["layer"].max())
+    if layers == "up to":
+        axes[0].set_xticks(range(1, last + 1), ["1", *(f"1–{layer}" for layer in range(2, last + 1))])
+    figure.supxlabel(
+        "Layers that are convolutions" if layers == "up to" else "The one layer that is a convolution", size=8
+    )
+    figure.supylabel("Test accuracy (%)", size=8)
+    handles = [_line(f"{k} × {k}", color=colour, marker="o") for k, colour in colours.items()]
+    handles += [_line("3 × 3, taps shuffled", color="0.55", linestyle=DASHED, linewidth=0.9)]
+    handles += [_line("attention everywhere", color="black", linewidth=0.9)]
+    handles += [_line("chance", color="0.5", linestyle=DOTTED, linewidth=0.8)]
+    _legend_below(figure, handles, 4 if columns > 1 else 2)
+    return figure
+
+
+@styled
+def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
+    """How badly each layer is met by a convolution, before training and after: ``{model: (before, after)}``.
+
+    Both (layers,), relative errors of the layer's output. Hollow marks are before training, an arrow leads from them.
+    """
+    rows, columns = rows_and_columns(len(errors))
+    figure = new_figure(SINGLE if columns == 1 else DOUBLE, rows * 1.6 + 0.5)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    most = max(np.max(values) for pair in errors.values() for values in pair)
+    for ax, (model, pair) in zip(axes, errors.items(), strict=False):
+        before, after = (array(values, "errors (layers,)") for values in pair)
+        layers = 1 + np.arange(len(before))
+        for layer, start, end in zip(layers, before, after, strict=True):
+            colour = PALETTE[2] if end < start else PALETTE[3]
+            if abs(end - start) > 0.03 * most:
+                arrow = {
+                    "arrowstyle": "-|>",
+                    "color": colour,
+                    "shrinkA": 2.5,
+                    "shrinkB": 0,
+                    "lw": 1,
+                    "mutation_scale": 6,
+                }
+                ax.annotate("", (layer, end), (layer, start), arrowprops=arrow)
+            ax.plot(layer, start, "o", color=colour, markerfacecolor="white", zorder=3)
+            ax.plot(layer, end, "o", color=colour, zorder=3)
+        ax.axhline(1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1)
+        ax.set(title=textwrap.fill(model, 34), xticks=layers, ylim=(0, max(1.1, 1.05 * most)))
+        ax.set(xlim=(0.5, len(layers) + 0.5))
+        ax.grid(axis="y")
+    for ax in axes[len(errors) :]:
+        ax.remove()
+    figure.supxlabel("Layer", size=8)
+    figure.supylabel("Relative error as a convolution", size=8)
+    look = {"linestyle": "none", "marker": "o"}
+    handles = [_line("before training", markerfacecolor="white", **look), _line("after", **look)]
+    handles += [_line("nearer to a convolution", color=PALETTE[2]), _line("farther from one", color=PALETTE[3])]
+    handles += [_line("nothing but the bias", color="0.5", linestyle=DOTTED, linewidth=0.8)]
+    _legend_below(figure, handles, 5 if columns > 1 else 2)
+    return figure
+
+
+@styled
 def content_share(shares: ArrayLike, untrained: ArrayLike) -> Figure:
     """Content's share of what makes the score vary, by layer: a point for each of (layers, heads), 1 is all of it.
 
