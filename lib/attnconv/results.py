@@ -202,8 +202,8 @@ def swap_table(runs: Sequence[Run]) -> pd.DataFrame:
     """What runs lose by convolutions in the place of their layers: a row for each network that was tried.
 
     Columns: ``model``, ``seed``; ``layers``: ``alone`` or ``up to``, and ``layer``, from 1 on; ``kernel``: its side;
-    ``how``: ``read``, ``fitted``, or ``shuffled`` for the control; ``accuracy`` of the network (%), its ``difference`` to
-    the whole one, in points, and the paired standard ``error`` of it. Runs without ``swaps.npz`` are left out.
+    ``how``: ``read``, ``fitted``, or ``shuffled`` for the control; ``accuracy`` of the network (%), its ``difference``
+    to the whole one, in points, and the paired standard ``error`` of it. Runs without ``swaps.npz`` are left out.
     """
     rows = []
     for run in runs:

@@ -174,7 +174,7 @@ def accuracy_by_depth(table: pd.DataFrame, whole: Mapping[str, float], chance: f
     """What is left of a network whose layers are convolutions, a panel a model, a line for each size of kernel.
 
     ``table`` as of `results.swap_table`; ``layers``: those rows of it, the first layers up to each or each ``alone``.
-    Two levels (%): ``whole``, the accuracy of each model with attention everywhere, and ``chance``. Bars are over seeds.
+    Two levels (%): ``whole``, the accuracy of each model with attention everywhere, and ``chance``. Bars: over seeds.
     """
     import seaborn  # takes a second
 
