@@ -185,25 +185,22 @@ def accuracy_by_depth(table: pd.DataFrame, whole: Mapping[str, float], chance: f
     colours = dict(zip(sizes, ramp, strict=True))
     rows, columns = rows_and_columns(len(models))
     figure = new_figure(SINGLE if columns == 1 else DOUBLE, rows * 1.9 + 0.5)
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    for ax, model in zip(axes, models, strict=False):
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+    for place, (ax, model) in enumerate(zip(axes, models, strict=False)):
         ax.axhline(whole[model], color="black", linewidth=0.9, zorder=1)
         ax.axhline(chance, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1)
         look = dict(x="layer", y="accuracy", ax=ax, legend=False, errorbar=("pi", 100), err_style="bars")
         seaborn.lineplot(control[control["model"] == model], color="0.55", linestyle=DASHED, linewidth=0.9, **look)
         seaborn.lineplot(read[read["model"] == model], hue="kernel", palette=colours, marker="o", **look)
         depth = int(read.loc[read["model"] == model, "layer"].max())
-        ax.set(title=textwrap.fill(model, 34), xlabel="", ylabel="", ylim=(0, 100), xticks=range(1, depth + 1))
+        names = ["1", *(f"1–{n}" for n in range(2, depth + 1))] if layers == "up to" else None
+        ax.set_xticks(range(1, depth + 1), names)
+        ax.set(title=textwrap.fill(model, 34), ylim=(0, 100), ylabel="" if place % columns else "Test accuracy (%)")
+        below = "Layers that are convolutions" if names else "Layer that is a convolution"
+        ax.set_xlabel(below if place + columns >= len(models) else "")
         ax.grid(axis="y")
     for ax in axes[len(models) :]:
         ax.remove()
-    last = int(read["layer"].max())
-    if layers == "up to":
-        axes[0].set_xticks(range(1, last + 1), ["1", *(f"1–{layer}" for layer in range(2, last + 1))])
-    figure.supxlabel(
-        "Layers that are convolutions" if layers == "up to" else "The one layer that is a convolution", size=8
-    )
-    figure.supylabel("Test accuracy (%)", size=8)
     handles = [_line(f"{k} × {k}", color=colour, marker="o") for k, colour in colours.items()]
     handles += [_line("3 × 3, taps shuffled", color="0.55", linestyle=DASHED, linewidth=0.9)]
     handles += [_line("attention everywhere", color="black", linewidth=0.9)]
@@ -220,10 +217,10 @@ def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) ->
     """
     rows, columns = rows_and_columns(len(errors))
     figure = new_figure(SINGLE if columns == 1 else DOUBLE, rows * 1.6 + 0.5)
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     most = max(np.max(values) for pair in errors.values() for values in pair)
-    for ax, (model, pair) in zip(axes, errors.items(), strict=False):
-        before, after = (array(values, "errors (layers,)") for values in pair)
+    for place, (ax, (model, pair)) in enumerate(zip(axes, errors.items(), strict=False)):
+        before, after = (array(values, "errors (layers)") for values in pair)
         layers = 1 + np.arange(len(before))
         for layer, start, end in zip(layers, before, after, strict=True):
             colour = PALETTE[2] if end < start else PALETTE[3]
@@ -241,12 +238,11 @@ def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) ->
             ax.plot(layer, end, "o", color=colour, zorder=3)
         ax.axhline(1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1)
         ax.set(title=textwrap.fill(model, 34), xticks=layers, ylim=(0, max(1.1, 1.05 * most)))
-        ax.set(xlim=(0.5, len(layers) + 0.5))
+        ax.set(xlim=(0.5, len(layers) + 0.5), xlabel="Layer" if place + columns >= len(errors) else "")
+        ax.set_ylabel("Relative error\nas a convolution" if place % columns == 0 else "")
         ax.grid(axis="y")
     for ax in axes[len(errors) :]:
         ax.remove()
-    figure.supxlabel("Layer", size=8)
-    figure.supylabel("Relative error as a convolution", size=8)
     look = {"linestyle": "none", "marker": "o"}
     handles = [_line("before training", markerfacecolor="white", **look), _line("after", **look)]
     handles += [_line("nearer to a convolution", color=PALETTE[2]), _line("farther from one", color=PALETTE[3])]
