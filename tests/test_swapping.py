@@ -13,7 +13,7 @@ from attnconv.config import ConfigError, ModelConfig, replace
 from attnconv.cost import attention_flops, cost
 from attnconv.data import load_data, normalize
 from attnconv.equivalence import convert, swap
-from attnconv.equivalence.swapping import RIDGE, relative_error
+from attnconv.equivalence.swapping import RIDGE, relative_errors
 from attnconv.heads import geometry
 from attnconv.models import Convolution, build_model, evaluate
 from attnconv.training import load_run
@@ -144,7 +144,7 @@ def test_the_fitted_kernel_is_the_least_squares_one(kind):
         assert got.item() == pytest.approx(least.square().mean().item(), rel=1e-3)  # no kernel is nearer
         assert got < 0.9 * left.square().mean()  # and the kernel is nearer than the one that is read
         assert swapped.report.outside is None
-        assert swapped.report.relative_error == pytest.approx(relative_error(swapped, layer, x))
+        assert swapped.report.relative_error == pytest.approx(relative_errors([swapped], layer, x)[0])
 
 
 def test_what_cannot_be_swapped_is_refused():
@@ -196,27 +196,25 @@ def test_what_a_network_loses_is_counted_image_by_image(kind, data, monkeypatch)
     images = {"images": shown} if kind == "learned_content" else {}
     assert (kept("whole") == right(net)).all()
     for s, size in enumerate((1, 3, 5, 7)):
-        assert (kept("right", 0, 1, s) == right(swap(net, {2: size}, **images))).all()
-        assert (kept("right", 1, 1, s) == right(swap(net, {1: size, 2: size}, **images))).all()
-        assert (kept("right", 1, 2, s) == right(swap(net, {1: size, 2: size, 3: size}, **images))).all()
-    assert (kept("fitted", 1, 2, 1) == right(swap(net, {1: 5, 2: 5, 3: 5}, fit=shown))).all()
+        assert (kept("alone", 1, s) == right(swap(net, {2: size}, **images))).all()
+        assert (kept("up_to", 1, s) == right(swap(net, {1: size, 2: size}, **images))).all()
+        assert (kept("up_to", 2, s) == right(swap(net, {1: size, 2: size, 3: size}, **images))).all()
+    shuffled = swaps._shuffled(swap(net, {1: 3, 2: 3, 3: 3}, **images))
+    assert (kept("shuffled", 2, 0) == right(shuffled)).all() and found["shuffled_sizes"].tolist() == [3]
+    assert (kept("fitted", 2, 1) == right(swap(net, {1: 5, 2: 5, 3: 5}, fit=shown))).all()
     tests = normalize(data.test_images[:10], data.mean, data.std)
     for when, one in enumerate((start, net)):
         layer, x = one.attention_layers[2], one.layer_inputs(tests)[2]
         for s, size in ((1, 3), (2, 5)):
             swapped = swap(one, {3: size}, **images).attention_layers[2]
-            assert found["error"][when, 2, s] == pytest.approx(relative_error(swapped, layer, x), rel=1e-4)
+            assert found["error"][when, 2, s] == pytest.approx(relative_errors([swapped], layer, x)[0], rel=1e-4)
     assert found["error"].shape == (2, 3, 4) and found["fitted_error"].shape == (3, 2)
     assert (found["fitted_error"] < found["error"][1, :, 1:3]).all()
 
 
-def test_shuffled_taps_are_the_same_taps_in_other_places(data, monkeypatch):
-    seen = []
-    monkeypatch.setattr(swaps, "_right", lambda network, *_: seen.append(network) or np.zeros(60, bool))
-    monkeypatch.setattr(swaps, "swap", lambda *a, **k: made.append(swap(*a, **k)) or made[-1])
-    made, config = [], replace(MODEL, {"image_size": (28, 28), "image_channels": 1, "downsampling": 4})
-    swaps.measure_swaps(build_model(config), build_model(config), data)
-    plain, shuffled = made[5], made[-1]  # of the trained network: 1, 3 x 3; the last is the control
+def test_shuffled_taps_are_the_same_taps_in_other_places():
+    net = network()
+    plain, shuffled = swap(net, {1: 3, 2: 3, 3: 3}), swaps._shuffled(swap(net, {1: 3, 2: 3, 3: 3}))
     for a, b in zip(plain.attention_layers, shuffled.attention_layers, strict=True):
         a, b = (layer.conv.weight.flatten(2) for layer in (a, b))
         assert torch.equal(a.sort(-1).values, b.sort(-1).values) and not torch.equal(a, b)
@@ -232,9 +230,9 @@ def test_the_record_says_what_its_networks_do():
             checked += 1
             net, _ = load_run(run.path)
             images = normalize(data.test_images, data.mean, data.std)
-            for sizes, where in (({1: 3, 2: 3, 3: 3}, (1, 2, 1)), ({5: 5}, (0, 4, 2))):
+            for sizes, kept in (({1: 3, 2: 3, 3: 3}, run.swaps["up_to"][2, 1]), ({5: 5}, run.swaps["alone"][4, 2])):
                 with torch.no_grad():
                     given = swap(net, sizes)(images).argmax(1) == data.test_labels
-                assert (run.swaps["right"][where][:100] == given.numpy()).mean() >= 0.99  # another CPU rounds otherwise
+                assert (kept[:100] == given.numpy()).mean() >= 0.99  # another CPU rounds otherwise
             assert run.swaps["whole"].mean() == pytest.approx(run.test_accuracy, abs=2e-4)
     assert checked

@@ -198,35 +198,57 @@ def pruned_from(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str, np
     return None, {name: values[-1] for name, values in run.heads.items()}
 
 
-def swap_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """What runs lose by convolutions in the place of their layers: a row for each network that was tried.
+def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
+    """What networks lose by convolutions in the place of their layers: a row for each network that was tried.
 
-    Columns: ``model``, ``seed``; ``layers``: ``alone`` or ``up to``, and ``layer``, from 1 on; ``kernel``: its side;
-    ``how``: ``read``, ``fitted``, or ``shuffled`` for the control; ``accuracy`` of the network (%), its ``difference``
-    to the whole one, in points, and the paired standard ``error`` of it. Runs without ``swaps.npz`` are left out.
+    Columns: ``model`` (a title of `group`), ``seed``; ``layers``, ``alone`` or ``up to``, and ``layer``, from 1 on;
+    ``kernel``: its side; ``how``: ``read``, ``fitted``, or ``shuffled`` for the control; ``accuracy`` of the network,
+    that of the ``whole`` one (%), their ``difference`` in points and its paired standard ``error``. Runs for which
+    nothing was measured (`Workspace.swaps`) are left out.
     """
-    rows = []
-    for run in runs:
-        if not (found := run.swaps):
-            continue
-        whole, about = found["whole"], {"model": run.title, "seed": run.train.seed}
-        tried = [("read", "right", found["sizes"]), ("fitted", "fitted", found["fitted_sizes"])]
-        for how, name, sizes in [*tried, ("shuffled", "shuffled", found["shuffled_sizes"])]:
-            for (place, layer, s), _ in np.ndenumerate(found[name][..., 0]):
-                right = found[name][place, layer, s]
-                lost = 100 * (right.astype(float) - whole)
-                where = {"layers": ("alone", "up to")[place], "layer": layer + 1, "kernel": int(sizes[s]), "how": how}
-                numbers = {"accuracy": 100 * right.mean(), "difference": lost.mean()}
-                rows.append(about | where | numbers | {"error": lost.std() / math.sqrt(len(lost))})
+    kinds = {"alone": ("alone", "read"), **{how: ("up to", how) for how in ("fitted", "shuffled")}}
+    kinds["up_to"], rows = ("up to", "read"), []
+    for title, run in ((title, run) for title, runs in groups.items() for run in runs if run.swaps):
+        found, whole = run.swaps, run.swaps["whole"]
+        for kind, (layers, how) in kinds.items():
+            sizes = found["sizes" if how == "read" else f"{how}_sizes"]
+            for layer, s in np.ndindex(found[kind].shape[:-1]):
+                right = found[kind][layer, s]
+                lost = 100.0 * (right.astype(float) - whole)
+                where = {"layers": layers, "layer": layer + 1, "kernel": int(sizes[s]), "how": how}
+                numbers = {"accuracy": 100 * right.mean(), "whole": 100 * whole.mean(), "difference": lost.mean()}
+                error = {"error": lost.std() / math.sqrt(len(lost))}
+                rows.append({"model": title, "seed": run.train.seed} | where | numbers | error)
     return pd.DataFrame(rows)
 
 
-def size_as_convolution(table: pd.DataFrame, points: float = 1.0) -> pd.Series:
-    """The smallest kernel that may take each layer's place, alone, for less than so many points of accuracy.
+def size_as_convolution(table: pd.DataFrame, points: float = 1.0) -> pd.DataFrame:
+    """How large a convolution each layer is: the smallest kernel that takes its place, alone, for less than a point.
 
-    A series by model and layer, the median over seeds; infinite where no kernel that was tried is large enough.
+    ``table`` as of `swap_table`. A row a model, a column a layer: the median over seeds of the kernel's side; infinite
+    where the largest that was tried costs more than so many ``points``.
     """
     alone = table[(table["layers"] == "alone") & (table["how"] == "read")]
     enough = alone.assign(kernel=alone["kernel"].where(alone["difference"] > -points, math.inf))
     smallest = enough.groupby(["model", "seed", "layer"], sort=False)["kernel"].min()
-    return smallest.groupby(["model", "layer"], sort=False).median()
+    return smallest.groupby(["model", "layer"], sort=False).median().unstack()
+
+
+def layers_as_convolutions(table: pd.DataFrame, model: str, points: float = 1.0) -> tuple[int, str]:
+    """How many first layers of a model may be 3 x 3 convolutions together for less than a point, and all in words.
+
+    The words say, for each size of kernel that may take the place of any, how many layers it takes, and what is lost:
+    mean over seeds, with the paired standard error.
+    """
+    rows = table[(table["model"] == model) & (table["layers"] == "up to") & (table["how"] == "read")]
+    mean = rows.groupby(["kernel", "layer"])[["accuracy", "whole", "difference", "error"]].mean()
+    found, said = {}, []
+    for kernel, at_depth in mean.groupby(level="kernel"):
+        fine = (at_depth["difference"].to_numpy() > -points).tolist()
+        found[kernel] = depth = [*fine, False].index(False)
+        if depth and kernel > 1:
+            row = at_depth.iloc[depth - 1]
+            layers = f"layers 1 to {depth}" if depth > 1 else "layer 1"
+            said.append(f"{layers} as {kernel} × {kernel}: {row['difference']:+.2f} ± {row['error']:.2f} points")
+    whole = f"with attention everywhere {mean['whole'].iloc[0]:.2f}%"
+    return found.get(3, 0), "; ".join([whole, *said]).replace("-", "−")

@@ -290,10 +290,10 @@ class Run:
     def swaps(self) -> dict[str, np.ndarray]:
         """What it loses by convolutions in place of its layers, as `swaps.measure_swaps` found it; empty if not asked.
 
-        Answers are bool, an image each (n): ``right`` (2, L, S, n), ``fitted`` (2, L, F, n), ``shuffled``, ``whole``.
+        Answers are bool, an image each (n): ``alone`` and ``up_to`` (L, S, n), ``fitted``, ``shuffled``, ``whole`` (n).
         """
         found = self._arrays("swaps.npz", {"images": ()})
-        for name in {"right", "fitted", "shuffled", "whole"} & found.keys():  # bits on disk
+        for name in {"alone", "up_to", "fitted", "shuffled", "whole"} & found.keys():  # bits on disk
             found[name] = np.unpackbits(found[name], axis=-1, count=int(found["images"])).astype(bool)
         return found
 

@@ -7,6 +7,8 @@ before training and after it: which layers *became* convolutions, and which bega
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,8 +16,8 @@ from tqdm import tqdm
 
 from attnconv.attention import ContentAttention
 from attnconv.data import Dataset, normalize
-from attnconv.equivalence.swapping import READ_ON, relative_error, swap
-from attnconv.models import AttentionNet, build_model
+from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
+from attnconv.models import AttentionNet, Convolution, build_model
 from attnconv.precision import choose, computing
 from attnconv.runs import Run
 
@@ -38,12 +40,12 @@ def measure_swaps(
 
     Returns:
         Answers, one bit for each of the ``images`` (n) test images, packed along the last axis, ceil(n / 8) uint8:
-        ``right`` (2, L, S, ...) says whether it is right with a convolution of each of the ``sizes`` (S,) in layer l
-        alone (first) and in all layers up to l (second); ``fitted`` (2, L, F, ...) the same with kernels of sides
-        ``fitted_sizes`` (F,) that were fitted to what the layers see; ``shuffled`` (2, L, 1, ...) with the
-        taps of kernels of ``shuffled_sizes`` in another order; ``whole`` (...) the network as it is.
+        ``alone`` (L, S, ...) and ``up_to`` (L, S, ...) say whether it is right with a convolution of each of the
+        ``sizes`` (S,) in layer l alone, and in all layers up to l; ``fitted`` (L, F, ...) the latter with kernels of
+        sides ``fitted_sizes`` (F,) that were fitted to what the layers see; ``shuffled`` (L, 1, ...) with the taps of
+        kernels of ``shuffled_sizes`` in another order; ``whole`` (...) the network as it is.
         ``error`` (2, L, S): relative error of each layer as a convolution, before training and after it (see
-        `relative_error`); ``fitted_error`` (L, F) that of the fitted ones, after it.
+        `relative_errors`); ``fitted_error`` (L, F) that of the fitted ones, after it.
     """
     device = next(trained.parameters()).device
     sizes = [size for size in SIZES if size <= min(trained.config.grid)]
@@ -54,26 +56,27 @@ def measure_swaps(
     def made(network: AttentionNet, size: int, **how: Tensor) -> AttentionNet:
         return swap(network, dict.fromkeys(layers, size), **how)
 
+    def read(network: AttentionNet) -> list[AttentionNet]:
+        """With kernels of all sizes: the smaller ones are the middle of the largest."""
+        content = isinstance(network.attention_layers[0], ContentAttention)
+        largest = made(network, sizes[-1], **({"images": shown} if content else {}))
+        return [_cropped(largest, size) for size in sizes]
+
     def errors(network: AttentionNet, swapped: list[AttentionNet]) -> list[list[float]]:
         x = network.layer_inputs(normalize(data.test_images[:COMPARED].to(device), data.mean, data.std))
-        layers = enumerate(network.attention_layers)
-        return [[relative_error(one.attention_layers[i], layer, x[i]) for one in swapped] for i, layer in layers]
+        convs = zip(*(one.attention_layers for one in swapped), strict=True)  # of each layer
+        return [relative_errors(*each) for each in zip(convs, network.attention_layers, x, strict=True)]
 
     untrained, trained = untrained.to(device).eval(), trained.eval()
-    content = isinstance(trained.attention_layers[0], ContentAttention)
-    on = {"images": shown} if content else {}
-    before, read = ([made(network, size, **on) for size in sizes] for network in (untrained, trained))
+    before, after = read(untrained), read(trained)
     fitted = [made(trained, size, fit=shown) for size in fits]
-    error = errors(untrained, before), errors(trained, read)
-    shuffled = [made(trained, size, **on) for size in SHUFFLED]
-    for layer in (layer for network in shuffled for layer in network.attention_layers):
-        taps = layer.conv.weight.flatten(2)
-        order = torch.randperm(taps.shape[2], generator=torch.Generator().manual_seed(0)).to(device)
-        layer.conv.weight.copy_(taps[:, :, order].view_as(layer.conv.weight))
-    networks = [*read, *fitted, *shuffled]
+    error = errors(untrained, before), errors(trained, after)
+    shuffled = [_shuffled(_cropped(after[-1], size)) for size in SHUFFLED]
+    networks = [*after, *fitted, *shuffled]
 
-    images, labels = data.test_images, data.test_labels.to(device)
-    right = np.zeros((2, len(layers), len(networks), len(labels)), bool)
+    images, labels, read_sizes = data.test_images, data.test_labels.to(device), len(sizes)
+    alone = np.zeros((len(layers), read_sizes, len(labels)), bool)
+    up_to = np.zeros((len(layers), len(networks), len(labels)), bool)
     whole = np.zeros(len(labels), bool)
     with computing(choose(device), device):
         for start in tqdm(range(0, len(labels), BATCH), disable=not bar, desc="layers swapped", unit_scale=BATCH):
@@ -84,22 +87,47 @@ def measure_swaps(
             for n, network in enumerate(networks):
                 so_far = inputs[0]
                 for i, block in enumerate(network.blocks):
-                    so_far, alone = block(so_far), block(inputs[i])
-                    right[0, i, n, part] = _right(trained, i + 1, alone, y)
-                    right[1, i, n, part] = _right(trained, i + 1, so_far, y) if i else right[0, i, n, part]
-    bits = np.packbits(right, axis=-1)
+                    so_far = block(so_far)
+                    up_to[i, n, part] = _right(trained, i + 1, so_far, y)
+                    if n < read_sizes:
+                        alone[i, n, part] = _right(trained, i + 1, block(inputs[i]), y) if i else up_to[i, n, part]
+    alone, up_to, whole = (np.packbits(right, axis=-1) for right in (alone, up_to, whole))
     return dict(
         sizes=np.array(sizes),
         fitted_sizes=np.array(fits),
         shuffled_sizes=np.array(SHUFFLED),
         images=np.array(len(labels)),
-        whole=np.packbits(whole),
-        right=bits[:, :, : len(sizes)],
-        fitted=bits[:, :, len(sizes) : -len(SHUFFLED)],
-        shuffled=bits[:, :, -len(SHUFFLED) :],
+        whole=whole,
+        alone=alone,
+        up_to=up_to[:, :read_sizes],
+        fitted=up_to[:, read_sizes : -len(SHUFFLED)],
+        shuffled=up_to[:, -len(SHUFFLED) :],
         error=np.array(error),
         fitted_error=np.array(errors(trained, fitted)),
     )
+
+
+@torch.no_grad()
+def _cropped(network: AttentionNet, size: int) -> AttentionNet:
+    """A swapped network with the middle of its kernels, which is what would be read with kernels of that size."""
+    cropped = copy.deepcopy(network)
+    for layer in cropped.attention_layers:
+        edge = (layer.conv.kernel_size[0] - size) // 2
+        smaller = Convolution(layer.channels, layer.out_channels, size).conv.to(layer.conv.weight)
+        smaller.weight.copy_(layer.conv.weight[:, :, edge : edge + size, edge : edge + size])
+        smaller.bias.copy_(layer.conv.bias)
+        layer.conv = smaller
+    return cropped
+
+
+@torch.no_grad()
+def _shuffled(network: AttentionNet) -> AttentionNet:
+    """The same swapped network, its kernels' taps in another order."""
+    for layer in network.attention_layers:
+        taps = layer.conv.weight.flatten(2)
+        order = torch.randperm(taps.shape[2], generator=torch.Generator().manual_seed(0)).to(taps.device)
+        layer.conv.weight.copy_(taps[:, :, order].view_as(layer.conv.weight))
+    return network
 
 
 def _right(network: AttentionNet, done: int, x: Tensor, labels: Tensor) -> np.ndarray:

@@ -7,7 +7,7 @@ Nothing is trained, so no threshold and no picture stands between the question a
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,7 +96,7 @@ def swap(
         if fit is not None:
             fit_kernel(place, layer, x)
             outside = error = None
-        error = relative_error(place, layer, x) if error is None else error
+        (error,) = relative_errors([place], layer, x) if error is None else (error,)
         place.report = SwapReport(outside, error)
         swapped.blocks[number - 1].attention = place
     kernels = list((dict(enumerate(network.config.kernel_per_layer, 1)) | dict(kernel_sizes)).values())
@@ -106,15 +106,17 @@ def swap(
     return swapped
 
 
-def relative_error(conv: nn.Module, layer: nn.Module, x: Tensor) -> float:
-    """|layer - conv| / |layer - bias| on what the layer sees, x (B, H, W, C); root mean squares."""
-    lost = whole = 0.0
-    with torch.no_grad(), computing(choose(x.device), x.device):
+@torch.no_grad()
+def relative_errors(convs: Sequence[nn.Module], layer: nn.Module, x: Tensor) -> list[float]:
+    """|layer - conv| / |layer - bias| of each convolution on what the layer sees, x (B, H, W, C); root mean squares."""
+    lost, whole = [0.0] * len(convs), 0.0
+    with computing(choose(x.device), x.device):
         for part in x.split(AT_ONCE):
             out = layer(part)
-            lost += (conv(part) - out).double().square().sum().item()
             whole += (out - layer.value.bias).double().square().sum().item()
-    return (lost / max(whole, torch.finfo(torch.float64).tiny)) ** 0.5
+            for n, conv in enumerate(convs):
+                lost[n] += (conv(part) - out).double().square().sum().item()
+    return [(one / max(whole, torch.finfo(torch.float64).tiny)) ** 0.5 for one in lost]
 
 
 @torch.no_grad()

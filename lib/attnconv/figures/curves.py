@@ -170,29 +170,30 @@ def kernel_closeness(
 
 
 @styled
-def accuracy_by_depth(table: pd.DataFrame, whole: Mapping[str, float], chance: float, layers: str = "up to") -> Figure:
-    """What is left of a network whose layers are convolutions, a panel a model, a line for each size of kernel.
+def accuracy_by_depth(table: pd.DataFrame, chance: float, layers: str = "up to") -> Figure:
+    """What is left of networks whose layers are convolutions: a panel a model, a line for each size of kernel.
 
-    ``table`` as of `results.swap_table`; ``layers``: those rows of it, the first layers up to each or each ``alone``.
-    Two levels (%): ``whole``, the accuracy of each model with attention everywhere, and ``chance``. Bars: over seeds.
+    ``table`` as of `results.swap_table`. ``layers``: those of its rows that are drawn, the first layers up to each, or
+    each ``alone``. Levels are the whole network and ``chance`` (%). Bars run over seeds.
     """
     import seaborn  # takes a second
 
-    table, models = table[table["layers"] == layers], list(whole)
-    read, control = table[table["how"] == "read"], table[table["how"] == "shuffled"]
-    sizes = sorted(read["kernel"].unique())
-    ramp = ordered_colours("crest", len(sizes))
-    colours = dict(zip(sizes, ramp, strict=True))
+    table = table[table["layers"] == layers]
+    sizes = sorted(table["kernel"].unique())
+    colours = dict(zip(sizes, ordered_colours("crest", len(sizes)), strict=True))
+    models = list(table["model"].unique())
     rows, columns = rows_and_columns(len(models))
     figure = new_figure(SINGLE if columns == 1 else DOUBLE, rows * 1.9 + 0.5)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     for place, (ax, model) in enumerate(zip(axes, models, strict=False)):
-        ax.axhline(whole[model], color="black", linewidth=0.9, zorder=1)
+        own = table[table["model"] == model]
+        ax.axhline(own["whole"].mean(), color="black", linewidth=0.9, zorder=1)
         ax.axhline(chance, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1)
         look = dict(x="layer", y="accuracy", ax=ax, legend=False, errorbar=("pi", 100), err_style="bars")
-        seaborn.lineplot(control[control["model"] == model], color="0.55", linestyle=DASHED, linewidth=0.9, **look)
-        seaborn.lineplot(read[read["model"] == model], hue="kernel", palette=colours, marker="o", **look)
-        depth = int(read.loc[read["model"] == model, "layer"].max())
+        control = own[own["how"] == "shuffled"]
+        seaborn.lineplot(control, color="0.55", linestyle=DASHED, linewidth=0.9, **look)
+        seaborn.lineplot(own[own["how"] == "read"], hue="kernel", palette=colours, marker="o", **look)
+        depth = int(own["layer"].max())
         names = ["1", *(f"1–{n}" for n in range(2, depth + 1))] if layers == "up to" else None
         ax.set_xticks(range(1, depth + 1), names)
         ax.set(title=textwrap.fill(model, 34), ylim=(0, 100), ylabel="" if place % columns else "Test accuracy (%)")
@@ -234,8 +235,8 @@ def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) ->
                     "mutation_scale": 6,
                 }
                 ax.annotate("", (layer, end), (layer, start), arrowprops=arrow)
-            ax.plot(layer, start, "o", color=colour, markerfacecolor="white", zorder=3)
-            ax.plot(layer, end, "o", color=colour, zorder=3)
+            ax.plot(layer, start, "o", color=colour, markerfacecolor="white", zorder=3, clip_on=False)
+            ax.plot(layer, end, "o", color=colour, zorder=3, clip_on=False)
         ax.axhline(1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1)
         ax.set(title=textwrap.fill(model, 34), xticks=layers, ylim=(0, max(1.1, 1.05 * most)))
         ax.set(xlim=(0.5, len(layers) + 0.5), xlabel="Layer" if place + columns >= len(errors) else "")
