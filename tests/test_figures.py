@@ -9,6 +9,7 @@ import sys
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
@@ -76,9 +77,8 @@ EVERYTHING = {
     "coverage_grid": lambda: figures.coverage_grid(FACTORS),
     "gaussian_heads": lambda: figures.gaussian_heads(CENTRES, PRECISION, grid=(7, 7), paths=HISTORY),
     "image_rows": lambda: figures.image_rows([np.zeros((3, 8, 8, 1))], ["a", "b", "c"], ["published"]),
-    "kernel_closeness": lambda: figures.kernel_closeness(
-        SHARES[:, :4], (1, 3, 5, 7), [0.1] * 4, SHARES[:, 4:8], SHARES[:, :4]
-    ),
+    "accuracy_by_depth": lambda: figures.accuracy_by_depth(swapped(), 10),
+    "error_before_and_after": lambda: figures.error_before_and_after({"A": (RNG.random(LAYERS), RNG.random(LAYERS))}),
     "kernel_grids": lambda: figures.kernel_grids({"3": (tap_shifts((3, 3)), (1, 1)), "centres": (CENTRES[0], (2, 2))}),
     "lines": lambda: figures.lines({"": LINES}, "x", "y", {"c": 2.5}, log=True),
     "rank_curves": lambda: figures.rank_curves({"4 to 2": ([1, 2, 3], [0.5, 1e-7, 0], [0.7, 0, 0])}),
@@ -459,20 +459,55 @@ def test_coverage_grid_shows_every_seed_and_the_means():
     np.testing.assert_allclose(chance, [[[-0.4, 3.5], [0.4, 3.5]], [[0.6, 4.5], [1.4, 4.5]]])
 
 
-def test_kernel_closeness_shows_the_start_and_what_is_lost():
-    shares, start = [[0.1, 0.2, 0.3, 1]], [[0.0, 0.1, 0.2, 0.3]]
-    figure = figures.kernel_closeness(shares, (1, 3, 5, 7), [0.01, 0.1, 0.2, 0.4], start, [[0.9, 0.5, 1.2, 0.1]])
-    inside, lost = figure.axes
-    drawn = [line for line in inside.lines if line.get_marker() == "o"]
-    np.testing.assert_allclose([line.get_ydata()[0] for line in drawn], [10, 20, 30, 100, 0, 10, 20, 30])
-    assert [line.get_color() for line in drawn[:4]] == [line.get_color() for line in drawn[4:]]
-    assert all(before.get_xdata() < after.get_xdata() for after, before in zip(drawn, drawn[4:], strict=False)), "aside"
-    np.testing.assert_allclose([line.get_ydata()[0] for line in inside.lines[8:]], [1, 10, 20, 40])
-    np.testing.assert_allclose([line.get_ydata()[0] for line in lost.lines], [90, 50, 120, 10])
-    assert lost.get_ylim()[1] >= 120 and {"3 × 3", "uniform attention", "before training"} <= set(legend(figure))
-    assert len(figures.kernel_closeness(shares, (1, 3, 5, 7), [0.1] * 4, start).axes) == 1
-    with pytest.raises(ValueError, match="layers, sizes"):
-        figures.kernel_closeness(shares[0], (3,), [0.1], start[0])
+def swapped(models=("A", "B"), depth=3, seeds=(0,)):
+    """A table as of `results.swap_table`, with an accuracy of its own for each row."""
+    rows = []
+    for (m, model), layers, layer, (how, kernel), seed in itertools.product(
+        enumerate(models), ("alone", "up to"), range(1, depth + 1), (("read", 1), ("read", 5), ("shuffled", 3)), seeds
+    ):
+        accuracy = 80 - 30 * m - 5 * layer + kernel + (layers == "alone") - 2 * (how == "shuffled") + 4 * seed
+        row = dict(model=model, layers=layers, layer=layer, how=how, kernel=kernel, seed=seed, accuracy=accuracy)
+        rows.append(row | {"whole": 90 - 30 * m})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("layers", ["up to", "alone"])
+def test_accuracy_by_depth_draws_each_kernel_in_each_model(layers):
+    table = swapped()
+    figure = figures.accuracy_by_depth(table, 10, layers)
+    assert [ax.get_title() for ax in figure.axes] == ["A", "B"]
+    names = [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    assert names == (["1", "1–2", "1–3"] if layers == "up to" else ["1", "2", "3"])
+    colour = {line.get_label(): line.get_color() for line in figure.legends[0].get_lines()}
+    assert {*colour} == {"1 × 1", "5 × 5", "3 × 3, taps shuffled", "attention everywhere", "chance"}
+    for ax, model in zip(figure.axes, ("A", "B"), strict=True):
+        for how, kernel, label in (("read", 1, "1 × 1"), ("read", 5, "5 × 5"), ("shuffled", 3, "3 × 3, taps shuffled")):
+            own = table[(table["model"] == model) & (table["layers"] == layers)]
+            own = own[(own["how"] == how) & (own["kernel"] == kernel)]
+            same = [one for one in ax.lines if to_rgb(one.get_color()) == to_rgb(colour[label])]
+            (line,) = [one for one in same if len(one.get_xdata()) == 3 and one.get_linestyle() != "None"]
+            np.testing.assert_allclose(line.get_ydata(), own["accuracy"])
+            np.testing.assert_allclose(line.get_xdata(), [1, 2, 3])
+        levels = {line.get_color(): line.get_ydata()[0] for line in ax.lines if list(line.get_xdata()) == [0, 1]}
+        assert levels == {"black": {"A": 90, "B": 60}[model], "0.5": 10}
+    two = figures.accuracy_by_depth(swapped(seeds=(0, 1)), 10, layers)
+    means = next(ln for ln in two.axes[0].lines if to_rgb(ln.get_color()) == to_rgb(colour["1 × 1"]))
+    one = table[(table["model"] == "A") & (table["layers"] == layers) & (table["kernel"] == 1)]["accuracy"]
+    np.testing.assert_allclose(means.get_ydata(), one + 2)  # the mean over seeds
+
+
+def test_error_before_and_after_points_from_the_start_to_the_end():
+    figure = figures.error_before_and_after({"A": ([0.9, 0.1, 0.5], [0.2, 0.6, 0.5]), "B": ([1.0], [0.3])})
+    ax = figure.axes[0]
+    hollow = [line for line in ax.lines if line.get_markerfacecolor() == "white"]
+    filled = [line for line in ax.lines if line.get_marker() == "o" and line not in hollow]
+    assert [line.get_ydata()[0] for line in hollow] == [0.9, 0.1, 0.5]
+    assert [line.get_ydata()[0] for line in filled] == [0.2, 0.6, 0.5]
+    arrows = {(a.xyann[1], a.xy[1]): a.arrow_patch.get_edgecolor() for a in ax.texts}
+    assert list(arrows) == [(0.9, 0.2), (0.1, 0.6)]  # none where nothing moved
+    entries = {line.get_label(): to_rgb(line.get_color()) for line in figure.legends[0].get_lines()}
+    assert [c[:3] for c in arrows.values()] == [entries["nearer to a convolution"], entries["farther from one"]]
+    assert figure.axes[1].get_title() == "B"
 
 
 def test_content_share_keeps_what_leaves_the_scale():

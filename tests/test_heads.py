@@ -88,12 +88,6 @@ def test_shift_maps_and_their_border():
     np.testing.assert_array_equal(corner[:, 3:, :4], maps[:, :4, -4:])
 
 
-def test_kernel_mass():
-    uniform = np.full((1, H, W), 1 / (H * W))
-    mass = heads.kernel_mass(np.concatenate([planted((0, 0), (-2, 1)), uniform]), QUERY)
-    np.testing.assert_allclose(mass, [(1, 1, 1, 1), (0, 0, 1, 1), np.array([1, 9, 25, 49]) / (H * W)])
-
-
 # --- layers -------------------------------------------------------------------------------------------------------
 
 

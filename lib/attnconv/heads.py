@@ -110,16 +110,6 @@ def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
     return padded[..., row : row + 2 * radius + 1, column : column + 2 * radius + 1]
 
 
-def kernel_mass(maps: ArrayLike, query: Query, sizes: Sequence[int] = (1, 3, 5, 7)) -> NDArray:
-    """Probability inside the k x k window around the query, for odd k: (..., len(sizes)).
-
-    What a k x k convolution can keep of a head (section 3: a kernel's taps are the shifts of its window).
-    """
-    p, rows, columns = _maps_and_shifts(maps, query)
-    reach = np.maximum(np.abs(rows)[:, None], np.abs(columns)[None, :])  # (H, W)
-    return np.stack([(p * (reach <= size // 2)).sum((-2, -1)) for size in sizes], axis=-1)
-
-
 def gaussian_maps(centres: ArrayLike, precision: ArrayLike, height: int, width: int) -> NDArray:
     """Gaussian heads at a query that sees every shift an H x W image has: (..., 2 H - 1, 2 W - 1), sums 1.
 

@@ -18,7 +18,6 @@ from attnconv.figures.curves import (
     cost_ratios,
     coverage_grid,
     error_before_and_after,
-    kernel_closeness,
     lines,
     rank_curves,
     reach_over_training,

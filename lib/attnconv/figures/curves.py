@@ -136,40 +136,6 @@ def reach_over_training(reach: Mapping[str, ArrayLike], grid: tuple[int, int]) -
 
 
 @styled
-def kernel_closeness(
-    shares: ArrayLike, sizes: Sequence[int], uniform: Sequence[float], start: ArrayLike, lost: ArrayLike | None = None
-) -> Figure:
-    """How close each layer is to a k x k convolution: shares (layers, sizes) of its attention inside k x k windows.
-
-    Shares are in [0, 1], of the window around the query, mean over heads (`heads.kernel_mass`). ``start`` (layers,
-    sizes): before training, hollow, a little to the left; ``uniform`` (sizes,): of attention spread evenly, dashed. A
-    second panel has ``lost`` (layers, sizes): the expected share of the output that the kernel read out of the layer
-    misses (`equivalence.attention_to_conv`).
-    """
-    shares, start = (100 * array(v, "shares (layers, sizes)") for v in (shares, start))
-    layers, look = 1 + np.arange(len(shares)), {"marker": "o", "clip_on": False, "zorder": 3}
-    panels = 1 if lost is None else 2
-    figure = new_figure((SINGLE, DOUBLE)[panels - 1], 2.2)
-    axes = figure.subplots(1, panels, squeeze=False)[0]
-    for ax in axes:
-        ax.set_prop_cycle(color=ordered_colours("crest", len(sizes)))
-        ax.set(xlim=(0.7, len(layers) + 0.3), xticks=layers, xlabel="Layer")
-        ax.grid(axis="y")
-    handles = axes[0].plot(layers, shares, label=[f"{k} × {k}" for k in sizes], **look)
-    axes[0].plot(layers - 0.14, start, linestyle="none", **look | {"markerfacecolor": "white", "zorder": 3.5})
-    for line, level in zip(handles, uniform, strict=True):
-        axes[0].axhline(100 * level, color=line.get_color(), linewidth=0.7, linestyle=DASHED)
-    axes[0].set(ylim=(0, 100), ylabel="Attention inside (%)")
-    if lost is not None:
-        axes[1].plot(layers, 100 * array(lost, "lost (layers, sizes)"), **look)
-        axes[1].set(ylim=(0, 100 * max(1, np.max(lost))), ylabel="Output missed (%)")
-    handles.append(_line("uniform attention", linewidth=0.7, linestyle=DASHED))
-    handles.append(_line("before training", marker="o", markerfacecolor="white", linestyle="none"))
-    _legend_below(figure, handles, 3)
-    return figure
-
-
-@styled
 def accuracy_by_depth(table: pd.DataFrame, chance: float, layers: str = "up to") -> Figure:
     """What is left of networks whose layers are convolutions: a panel a model, a line for each size of kernel.
 
@@ -179,7 +145,7 @@ def accuracy_by_depth(table: pd.DataFrame, chance: float, layers: str = "up to")
     import seaborn  # takes a second
 
     table = table[table["layers"] == layers]
-    sizes = sorted(table["kernel"].unique())
+    sizes = sorted(table.loc[table["how"] == "read", "kernel"].unique())
     colours = dict(zip(sizes, ordered_colours("crest", len(sizes)), strict=True))
     models = list(table["model"].unique())
     rows, columns = rows_and_columns(len(models))
