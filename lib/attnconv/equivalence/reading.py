@@ -56,9 +56,10 @@ def attention_to_conv(
         size: (H, W) of the grid whose central query (H // 2, W // 2) is read. P depends on it, as the softmax is over
             the pixels that exist. Default: max_size x max_size for a `LearnedAttention`; for the others 33 x 33, or
             more if the kernel needs it.
-        padding_mode: how that Conv2d goes on beyond the border. A sharp head whose pixel does not exist looks at the
-            nearest one that does, and ``replicate`` is exactly this. It is the nearest to what trained layers compute,
-            too: docs/swap.md has the measurement beside ``zeros``.
+        padding_mode: what that Conv2d sees beyond the border. A sharp head whose pixel does not exist looks at the
+            nearest one that does, which is ``replicate``. On real images it comes nearest to trained layers of all
+            kinds: in the first three layers of the quadratic model the relative error at 5 x 5 is 0.01 to 0.06, with
+            ``zeros`` 0.24 to 0.59, and 0.42 to 1.1 where the taps that exist share the whole weight (notebook 07).
     """
     if not isinstance(layer, (QuadraticAttention, LearnedAttention)):
         raise TypeError(
