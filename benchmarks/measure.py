@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
+from attnconv.attention.precision import Computation, choose, computing
 from attnconv.config import ModelConfig, TrainConfig
 from attnconv.cost import cost
 from attnconv.models import build_model
-from attnconv.precision import Computation, choose, computing
 from attnconv.training import build_optimizers
 
 FORMS = ("separable", "dense", "full covariance", "content", "conv 3x3", "value projection")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 from tabulate import tabulate
 
-from attnconv.claims import scoreboard
-from attnconv.results import PAPER_TABLE, REPRODUCTION_2021
+from attnconv.analysis.claims import scoreboard
+from attnconv.analysis.results import PAPER_TABLE, REPRODUCTION_2021
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = {"evening": ROOT / "outputs" / "evening", "quick": ROOT / "docs" / "quick"}

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attnconv.batch.workspace import REPOSITORY
 from attnconv.explorer.assets import script, style
-from attnconv.workspace import REPOSITORY
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

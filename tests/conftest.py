@@ -12,8 +12,8 @@ import nbformat
 import pytest
 from hypothesis import strategies as st
 
+from attnconv.batch.plan import plan, read_notebook
 from attnconv.config import load_profile
-from attnconv.plan import plan, read_notebook
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core, each with one thread

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnconv.claims import PAPER_CLAIMS, Claim, Claims, read_claims, scoreboard
+from attnconv.analysis.claims import PAPER_CLAIMS, Claim, Claims, read_claims, scoreboard
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnconv import config
-from attnconv.cli import changes
+from attnconv.batch.cli import changes
 from attnconv.config import PRESETS, ConfigError, ModelConfig, Profile, TrainConfig, from_dict, load_profile, scaled
 
 HUGE = 10**5000

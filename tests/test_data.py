@@ -32,8 +32,8 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, FashionMNIST
 from torchvision.transforms.v2 import functional as tv
 
-from attnconv import data, forms
-from attnconv.data import CIFAR10_CLASSES, SPLITS, DataError, MissingData, content_key, find_data, load_data
+from attnconv.training import data, forms
+from attnconv.training.data import CIFAR10_CLASSES, SPLITS, DataError, MissingData, content_key, find_data, load_data
 
 # Writers: each puts four arrays on disk, named as in `data.ARRAYS`, and gives the path of what it wrote ------------
 

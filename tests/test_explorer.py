@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from attnconv import heads
+from attnconv.analysis import heads
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 from attnconv.config import ModelConfig, TrainConfig
-from attnconv.data import load_data
 from attnconv.equivalence import attention_to_conv, convert
 from attnconv.explorer import ExplorerError, edited, explore, quantize, read_image
 from attnconv.models import build_model, predict
-from attnconv.runs import Run
 from attnconv.training import train
+from attnconv.training.data import load_data
+from attnconv.training.runs import Run
 from node import in_node, needs_node, run_tests
 
 SMALL = dict(image_size=(28, 28), image_channels=1, downsampling=4, layers=2, heads=3, hidden=8, mlp=8, dropout=0.0)

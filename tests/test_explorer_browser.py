@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
+from attnconv.batch.workspace import REPOSITORY, open_workspace
 from attnconv.config import ModelConfig
-from attnconv.data import load_data
 from attnconv.explorer import Explorer, explore, pack
 from attnconv.models import build_model
-from attnconv.runs import Run
-from attnconv.workspace import REPOSITORY, open_workspace
+from attnconv.training.data import load_data
+from attnconv.training.runs import Run
 from browser import PHONE, Shown, as_widget, jupyterlab, needs_browser, run_all
 
 pytestmark = needs_browser

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import attnconv.reproduce as runner
-from attnconv import cli, fresh
+import attnconv.batch.run as runner
+from attnconv.batch import cli, fresh
+from attnconv.batch.run import reproduce
 from attnconv.config import load_profile
-from attnconv.reproduce import reproduce
 from conftest import PER_RUN, Toys, damaged, planned, put_run, write
 
 
@@ -69,10 +69,10 @@ def record(toys: Toys, library: Path, monkeypatch):
     """A folder in which everything is up to date, and what would be done again: a function without arguments."""
     monkeypatch.setattr(runner, "said", functools.cache(runner.said))  # git and others are asked once
     toys.profile(PROFILE)
-    toys.add("01_theory", "import attnconv.workspace")
+    toys.add("01_theory", "import attnconv.batch.workspace")
     toys.add("03_train", "from attnconv.training import train; 'resnet18'", parameters=PER_RUN, per_run=True)
     toys.add("04_heads", "from attnconv import figures", needs=["03:quadratic"])
-    toys.add("06_all", "import attnconv.results, attnconv.workspace", needs=["03"])
+    toys.add("06_all", "import attnconv.analysis.results, attnconv.batch.workspace", needs=["03"])
     toys.add("08_explore", "import attnconv.explorer", needs=["03:quadratic"], makes=["explorer.html"])
     toys.add("09_costs", "from attnconv.cost import cost\ncost('quadratic')")
     for name in ("quadratic", "learned"):
@@ -163,7 +163,7 @@ def test_the_profile_counts_but_for_its_description(toys: Toys, record, old: str
 
 def test_versions_notebooks_parameters_and_data_count(toys: Toys, record, library: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("attnconv.data.content_key", lambda source: "other")
+        patch.setattr("attnconv.training.data.content_key", lambda source: "other")
         assert record() == ALL
     with monkeypatch.context() as patch:
         patch.setattr(fresh, "installed", lambda: "others")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.special import entr
 
-from attnconv import heads
+from attnconv.analysis import heads
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 
 H, W, QUERY = 7, 10, (3, 5)

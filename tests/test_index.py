@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from attnconv import pages
-from attnconv.claims import PAPER_CLAIMS, Claims
-from attnconv.pages import RECORD, export_html, write_page
+from attnconv.analysis.claims import PAPER_CLAIMS, Claims
+from attnconv.batch import pages
+from attnconv.batch.pages import RECORD, export_html, write_page
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))

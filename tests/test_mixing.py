@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnconv import mixing
-from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention, mixing
 
 KINDS = ["isotropic", "learned", "full", "content"]
 GRIDS = [(9, 10), (13, 8), (1, 12), (7, 1), (1, 1)]

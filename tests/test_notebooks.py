@@ -10,10 +10,10 @@ import nbformat
 import pytest
 from PIL import Image
 
+from attnconv.batch.run import reproduce
+from attnconv.batch.workspace import open_workspace
 from attnconv.config import load_profile
-from attnconv.reproduce import reproduce
-from attnconv.runs import find_runs
-from attnconv.workspace import open_workspace
+from attnconv.training.runs import find_runs
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"

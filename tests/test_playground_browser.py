@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from attnconv.batch.pages import write_page
 from attnconv.config import ModelConfig
 from attnconv.explorer import Playground, explore
 from attnconv.models import build_model
-from attnconv.pages import write_page
 from browser import SETTLED, Shown, as_widget, needs_browser, opened, playwright
 
 pytestmark = needs_browser

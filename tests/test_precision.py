@@ -6,9 +6,8 @@ import sys
 import pytest
 import torch
 
-from attnconv import precision
-from attnconv.attention import QuadraticAttention
-from attnconv.precision import Computation, choose, computing
+from attnconv.attention import QuadraticAttention, precision
+from attnconv.attention.precision import Computation, choose, computing
 
 CPU = torch.device("cpu")
 
@@ -63,6 +62,7 @@ def test_float32_by_any_library_is_float32():
 
 def test_the_choice_is_the_same_in_every_process():
     """A choice that wavered would change the bits of a run: a resumed one, or one that is made again."""
-    code = "import torch; from attnconv.precision import choose; print(repr(choose(torch.device('cpu'), 'auto')))"
+    code = "import torch; from attnconv.attention.precision import choose; "
+    code += "print(repr(choose(torch.device('cpu'), 'auto')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == repr(choose(CPU, "auto"))

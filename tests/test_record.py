@@ -12,7 +12,7 @@ import nbformat
 import pytest
 
 from attnconv.config import load_profile
-from attnconv.runs import find_runs
+from attnconv.training.runs import find_runs
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "outputs" / "evening"

@@ -13,13 +13,13 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import attnconv.reproduce as runner
-from attnconv import cli
+import attnconv.batch.run as runner
+from attnconv.batch import cli
+from attnconv.batch.plan import select, with_needs
+from attnconv.batch.run import reproduce
 from attnconv.config import ConfigError
-from attnconv.data import DataError
-from attnconv.plan import select, with_needs
-from attnconv.reproduce import reproduce
-from attnconv.runs import RunError, held, locked
+from attnconv.training.data import DataError
+from attnconv.training.runs import RunError, held, locked
 from conftest import PER_RUN, Toys, planned, put_run, write
 
 
@@ -242,7 +242,7 @@ def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: 
     sleep = "import os, subprocess, time; helper = subprocess.Popen(['sleep', '60'])"
     toys.add("02_long", sleep, "open('PIDS', 'w').write(f'{os.getpid()} {helper.pid} '); time.sleep(60)")
     call = f"reproduce('toy', notebooks=Path({str(toys.notebooks)!r}), output={str(toys.output)!r})"
-    code = f"import sys; from pathlib import Path; from attnconv.reproduce import reproduce; sys.exit({call})"
+    code = f"import sys; from pathlib import Path; from attnconv.batch.run import reproduce; sys.exit({call})"
     runner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pids = toys.notebooks / "PIDS"
     until = time.time() + 60

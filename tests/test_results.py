@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnconv import results
+from attnconv.analysis import results
+from attnconv.batch.workspace import Workspace
 from attnconv.config import PRESETS, ModelConfig, Profile, replace
-from attnconv.runs import Run
-from attnconv.workspace import Workspace
+from attnconv.training.runs import Run
 
 
 def run(preset: str, accuracy: float, data: str = "cifar10", form: str = "", seconds: float = 60, **changes) -> Run:

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from attnconv import doctor
-from attnconv.runs import identity, write_record
+from attnconv.batch import doctor
+from attnconv.training.runs import identity, write_record
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -114,7 +114,7 @@ def test_the_doctor_says_what_is_missing_and_never_fails_itself(capsys, monkeypa
     versions = {"numpy": "1.0", "torch": "2.5.1"}
     monkeypatch.setattr(doctor.metadata, "version", lambda name: versions.get(name, "999"))
     monkeypatch.setitem(sys.modules, "torchvision", None)  # it does not import
-    monkeypatch.setitem(sys.modules, "attnconv.reproduce", None)
+    monkeypatch.setitem(sys.modules, "attnconv.batch.run", None)
     file = tmp_path / "fashion-mnist-sample" / "fashion-mnist-sample.npz"
     file.parent.mkdir()
     file.write_bytes(b"garbage")

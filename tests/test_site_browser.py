@@ -10,8 +10,8 @@ import nbformat
 import pytest
 from PIL import Image
 
-from attnconv.claims import PAPER_CLAIMS, Claims
-from attnconv.pages import export_html, write_page
+from attnconv.analysis.claims import PAPER_CLAIMS, Claims
+from attnconv.batch.pages import export_html, write_page
 from browser import needs_browser, playwright
 
 pytestmark = needs_browser
@@ -58,7 +58,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         nbformat.write(nbformat.v4.new_notebook(cells=[text, code]), output / "notebooks" / f"{name}.ipynb")
         export_html(output / "notebooks" / f"{name}.ipynb", output / "notebooks" / pages[name], pages)
     with pytest.MonkeyPatch.context() as alone:
-        alone.setattr("attnconv.pages.RECORD", output / "no record beside it")
+        alone.setattr("attnconv.batch.pages.RECORD", output / "no record beside it")
         return write_page(output)
 
 

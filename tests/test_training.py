@@ -27,17 +27,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnconv import checkpoints, heads, machine, runs, training
+from attnconv.analysis import heads
+from attnconv.attention.precision import Computation
+from attnconv.batch.workspace import PROFILES
 from attnconv.config import ConfigError, ModelConfig, TrainConfig, load_profile, replace
-from attnconv.data import DataError, load_data, normalize
 from attnconv.equivalence import swap
-from attnconv.machine import Team
 from attnconv.models import build_model
-from attnconv.optimizers import encoding_parameters, position_parameters
-from attnconv.precision import Computation
-from attnconv.runs import Run, RunError, find_runs, identity, locked, writing
-from attnconv.training import Trainer, TrainingError, build_optimizers, evaluate, load_run, lr_factor, train
-from attnconv.workspace import PROFILES
+from attnconv.training import (
+    Trainer,
+    TrainingError,
+    build_optimizers,
+    checkpoints,
+    evaluate,
+    load_run,
+    lr_factor,
+    machine,
+    runs,
+    train,
+)
+from attnconv.training import loop as training
+from attnconv.training.data import DataError, load_data, normalize
+from attnconv.training.machine import Team
+from attnconv.training.optimizers import encoding_parameters, position_parameters
+from attnconv.training.runs import Run, RunError, find_runs, identity, locked, writing
 from conftest import damaged
 
 MODEL = ModelConfig(downsampling=4, layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=4)
@@ -237,7 +249,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(run, data, tm
 
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["pytest", "hypothesis.strategies", "torch._dynamo", "attnconv.plan", "attnconv.training"])
+PRELOADED = ["pytest", "hypothesis.strategies", "torch._dynamo", "attnconv.batch.plan", "attnconv.training.loop"]
+FORKS.set_forkserver_preload(PRELOADED)
 """So a process of `start` need not import them."""
 
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 from matplotlib.animation import FuncAnimation
 
-from attnconv import results, workspace
+from attnconv.analysis import results
+from attnconv.analysis.heads import AVERAGED, measure_attention
+from attnconv.batch import workspace
+from attnconv.batch.workspace import REPOSITORY, open_workspace, output_folder
 from attnconv.config import Profile, replace
-from attnconv.data import ARRAYS, MissingData, normalize
-from attnconv.heads import AVERAGED, measure_attention
 from attnconv.training import load_run
-from attnconv.workspace import REPOSITORY, open_workspace, output_folder
+from attnconv.training.data import ARRAYS, MissingData, normalize
 
 
 @pytest.fixture(scope="module")

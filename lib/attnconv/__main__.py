@@ -2,6 +2,6 @@
 
 import sys
 
-from attnconv.cli import main
+from attnconv.batch.cli import main
 
 sys.exit(main())

@@ -226,10 +226,10 @@ class TrainConfig(Config):
     """Preset whose finished run (same seed) gives the first weights."""
     prune: bool = True  # whether the degenerate heads of that run are dropped first
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """``auto``: bfloat16 autocast where the device has it built in (`attnconv.precision`), float32 elsewhere."""
+    """``auto``: bfloat16 autocast where the device has it built in (`attention.precision`), float32 elsewhere."""
     compile: bool | Literal["reduce-overhead", "max-autotune"] | None = None
     """``torch.compile`` the network, in that mode if one is named (both use CUDA graphs); None: on CUDA, and where
-    it pays on a CPU (`attnconv.machine.to_be_compiled`)."""
+    it pays on a CPU (`attnconv.training.machine.to_be_compiled`)."""
     checkpoint_seconds: NotNegative = 60.0
     """A checkpoint is written after an epoch, and inside it when this much time has passed since the last one."""
 
@@ -331,7 +331,7 @@ class Profile(Config):
 
     name: str
     description: str = ""
-    data: str = "embedded"  # ``embedded``, ``cifar10``, ``fashion-mnist``, or a path (see `attnconv.data.load_data`)
+    data: str = "embedded"  # ``embedded``, ``cifar10``, ``fashion-mnist``, or a path (`training.data.load_data`)
     recorded: bool = False
     """Its runs are kept in the repository and stand in for training, with any copy of the data or with none."""
     train_images: Count | None = None  # use only that many training images, balanced by class; None uses all

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+from attnconv.attention.precision import choose, computing
 from attnconv.config import ModelConfig
-from attnconv.data import Dataset, batches
-from attnconv.precision import choose, computing
+from attnconv.training.data import Dataset, batches
 
 
 class Convolution(nn.Module):

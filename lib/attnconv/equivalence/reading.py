@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
+from attnconv.attention.mixing import scores
 from attnconv.equivalence.surgery import TapAttention, times
 from attnconv.equivalence.theorem import tap_shifts
-from attnconv.mixing import scores
 
 INTERIOR = 33
 """Side of the grid at whose central query a quadratic layer is read: it has all shifts of the paper's 16x16 grid."""

@@ -24,9 +24,9 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 
 from attnconv.attention import QuadraticAttention
+from attnconv.attention.mixing import in_torch_func, mix_separable
+from attnconv.attention.precision import choose, computing
 from attnconv.equivalence.theorem import ALPHA, tap_shifts, value_matrices
-from attnconv.mixing import in_torch_func, mix_separable
-from attnconv.precision import choose, computing
 
 MIXED = 2**22
 """Mixed values (images x queries x heads x channels) to hold at a time, if one image has no more: 16 MiB in float32."""

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention
+from attnconv.attention.precision import choose, computing
 from attnconv.config import replace
 from attnconv.equivalence.reading import attention_to_conv
 from attnconv.equivalence.theorem import tap_shifts
 from attnconv.models import AttentionNet, Convolution
-from attnconv.precision import choose, computing
 
 RIDGE = 1e-6
 """Of a least-squares fit, as a share of the mean square of what the taps see: it decides only where that is silent."""

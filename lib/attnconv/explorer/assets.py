@@ -15,7 +15,7 @@ from typing import Any
 import anywidget
 import matplotlib.pyplot as plt
 
-from attnconv.runs import writing
+from attnconv.training.runs import writing
 
 FRONT = Path(__file__).with_name("front")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from attnconv.data import STATISTICS, DataError, Dataset, balanced, find_data, load_data
+from attnconv.training.data import STATISTICS, DataError, Dataset, balanced, find_data, load_data
 
 if TYPE_CHECKING:
     from attnconv.explorer.sides import Side

@@ -21,9 +21,9 @@ from PIL import Image
 from torch import nn
 
 from attnconv import figures
-from attnconv.data import load_data
 from attnconv.equivalence import conv_to_attention
 from attnconv.explorer import assets
+from attnconv.training.data import load_data
 
 TITLE = "A convolution is attention with one head per tap"
 SOBEL = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnconv import heads
+from attnconv.analysis import heads
 from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
 from attnconv.equivalence import TapAttention, attention_to_conv
 from attnconv.explorer.arrays import array, padded, quantize
 from attnconv.explorer.images import ExplorerError
 from attnconv.models import AttentionNet, predict
-from attnconv.runs import Run
+from attnconv.training.runs import Run
 
 AVERAGE_FLOOR = 1e-6
 """Averaged probabilities travel as logarithms, and none below this share of the row's largest is told from it."""

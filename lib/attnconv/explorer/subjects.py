@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
-from attnconv.checkpoints import load_run
 from attnconv.equivalence import TapAttention
 from attnconv.explorer.images import ExplorerError
 from attnconv.explorer.sides import Side
 from attnconv.models import AttentionNet, predict
-from attnconv.runs import Run
+from attnconv.training.checkpoints import load_run
+from attnconv.training.runs import Run
 
 ATTENTION = (QuadraticAttention, LearnedAttention, ContentAttention)
 DRAWN = 33

@@ -30,13 +30,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnconv import figures
-from attnconv.data import normalize
 from attnconv.explorer import assets
 from attnconv.explorer.arrays import array, pack, padded
 from attnconv.explorer.images import FILE_LIMIT, STRIP, ExplorerError, pool_of, read_image, size_of
 from attnconv.explorer.sides import SIGMAS, Side, run_title
 from attnconv.explorer.subjects import side_of
-from attnconv.runs import Run, find_runs
+from attnconv.training.data import normalize
+from attnconv.training.runs import Run, find_runs
 
 _Shown = tuple[NDArray[np.uint8], str, int | None]
 """An image (H, W, C), its title, its class."""

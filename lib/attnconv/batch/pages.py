@@ -24,11 +24,11 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
 
-from attnconv.claims import Claim, read_claims, scoreboard
+from attnconv.analysis.claims import Claim, read_claims, scoreboard
+from attnconv.batch.plan import title_of
+from attnconv.batch.workspace import REPOSITORY
 from attnconv.config import PRESETS
-from attnconv.plan import title_of
-from attnconv.runs import LIMIT, Run, find_runs, read_json, writing
-from attnconv.workspace import REPOSITORY
+from attnconv.training.runs import LIMIT, Run, find_runs, read_json, writing
 
 RECORD = REPOSITORY / "outputs" / "evening"
 """The record that is committed: its verdicts stand beside those of every other output folder."""

@@ -19,10 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, QuadraticAttention
+from attnconv.attention.mixing import scores
 from attnconv.config import replace
-from attnconv.data import Dataset, normalize
-from attnconv.mixing import scores
 from attnconv.models import AttentionNet
+from attnconv.training.data import Dataset, normalize
 
 Query = tuple[int, int]
 """A query pixel: (row, column)."""

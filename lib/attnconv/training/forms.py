@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from attnconv.runs import bounded, read_arrays, read_small, writing
+from attnconv.training.runs import bounded, read_arrays, read_small, writing
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_IMAGES = (50_000, 10_000)  # by these counts a copy that names no classes is recognised

@@ -2,7 +2,7 @@
 
 A data set is read once into four tensors, moved whole to the device, and stays uint8. What happens per batch
 (shuffling, pad-and-crop, flips, normalisation) is a few tensor operations there: no worker processes, no Python per
-image, no wait for the GPU. How each form is recognised and read is in `attnconv.forms`.
+image, no wait for the GPU. How each form is recognised and read is in `attnconv.training.forms`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnconv import forms
-from attnconv.forms import ARRAYS, CIFAR10_CLASSES, SPLITS, DataError, Source, content_of, reading_data
+from attnconv.training import forms
+from attnconv.training.forms import ARRAYS, CIFAR10_CLASSES, SPLITS, DataError, Source, content_of, reading_data
 
-REPOSITORY_DATA = Path(__file__).resolve().parents[2] / "data"
+REPOSITORY_DATA = Path(__file__).resolve().parents[3] / "data"
 FASHION_MNIST_CLASSES = tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(","))
 # What `content_key` gives for the published idx files and for the embedded sample.
 FASHION_MNIST_KEY = "92a2f8c9d7f6975fcb68208016759210b9be46eca0aaa8511930a5aa944b63b3"
@@ -282,7 +282,7 @@ def _download(name: str, missing: MissingData) -> None:
 
 
 def load_data(source: str | Path = "embedded", *, progress: bool = True) -> Dataset:
-    """The data set ``embedded``, ``cifar10``, ``fashion-mnist``, or whatever a path holds (see `attnconv.forms.FORMS`).
+    """The data set ``embedded``, ``cifar10``, ``fashion-mnist``, or whatever a path holds (see `forms.FORMS`).
 
     The two full sets are downloaded when they are not found. Encoded images are decoded once; the pixels are cached
     in the folder for data, under the key of the source's content. ``progress=False``, or ATTNCONV_QUIET=1, shows no

@@ -15,11 +15,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attnconv.attention import ContentAttention
-from attnconv.data import Dataset, normalize
+from attnconv.attention.precision import choose, computing
 from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
 from attnconv.models import AttentionNet, Convolution, build_model
-from attnconv.precision import choose, computing
-from attnconv.runs import Run
+from attnconv.training.data import Dataset, normalize
+from attnconv.training.runs import Run
 
 SIZES = (1, 3, 5, 7, 9)
 """Sides of the kernels."""

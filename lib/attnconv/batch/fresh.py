@@ -22,12 +22,12 @@ from typing import Any
 
 import nbformat
 
+from attnconv.batch.plan import Job
+from attnconv.batch.workspace import REPOSITORY
 from attnconv.config import Profile
-from attnconv.plan import Job
-from attnconv.runs import read_json
-from attnconv.workspace import REPOSITORY
+from attnconv.training.runs import read_json
 
-LIBRARY = Path(__file__).parent
+LIBRARY = Path(__file__).parents[1]
 
 
 def digest(value: Any) -> str:

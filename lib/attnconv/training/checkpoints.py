@@ -16,10 +16,10 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from attnconv.machine import best_device
+from attnconv.attention.precision import Computation
 from attnconv.models import build_model
-from attnconv.precision import Computation
-from attnconv.runs import Run, RunError, reading, writing
+from attnconv.training.machine import best_device
+from attnconv.training.runs import Run, RunError, reading, writing
 
 if TYPE_CHECKING:
     from attnconv.training import Trainer

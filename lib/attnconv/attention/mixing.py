@@ -23,15 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-
-if TYPE_CHECKING:
-    from attnconv.attention import PositionalAttention
 
 SMALL_GRID = 64
 """Up to this many pixels P over all of them is one product that is as fast as two short ones."""
@@ -46,7 +43,22 @@ STORED = 2**26
 """Entries of the P of images (content) that are stored for the backward pass: 256 MiB in float32."""
 
 
-def attend_by_position(layer: PositionalAttention, x: Tensor) -> Tensor:
+class Positional(Protocol):
+    """What a layer must have whose P has no batch axis (`attnconv.attention.PositionalAttention`)."""
+
+    heads: int
+    mixing: str
+    dropout: float
+    training: bool
+    separable: bool
+    value: nn.Linear
+
+    def probabilities(self, height: int, width: int) -> Tensor: ...
+    def axis_probabilities(self, length: int, axis: int) -> Tensor: ...
+    def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]: ...
+
+
+def attend_by_position(layer: Positional, x: Tensor) -> Tensor:
     """Forward pass of a layer whose P has no batch axis: (B, H, W, C) -> (B, H, W, D), by the table above."""
     height, width = x.shape[1:3]
     dropout = layer.dropout if layer.training else 0.0

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnconv.claims import Claims
+from attnconv.analysis.claims import Claims
 from attnconv.config import ConfigError, ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
-from attnconv.runs import Run, find_runs, identity, writing
+from attnconv.training.runs import Run, find_runs, identity, writing
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.animation import Animation
     from matplotlib.figure import Figure
 
-    from attnconv.data import Dataset
+    from attnconv.training.data import Dataset
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 PROFILES = REPOSITORY / "notebooks" / "profiles"
 NAMED_DATA = ("embedded", "cifar10", "fashion-mnist")
 """Data sets known by name; anything else is a path."""
@@ -42,13 +42,13 @@ class Workspace:
 
     profile: Profile
     source: str
-    """Where the data comes from (see `attnconv.data.load_data`)."""
+    """Where the data comes from (see `attnconv.training.data.load_data`)."""
     folder: Path
 
     @cached_property
     def data(self) -> Dataset:
         """The data set, cut to the profile's size; loaded on first use, and downloaded where it is not here."""
-        from attnconv.data import load_data
+        from attnconv.training.data import load_data
 
         if self.strip:
             return load_data(self.strip)
@@ -57,7 +57,7 @@ class Workspace:
     @cached_property
     def strip(self) -> Path | None:
         """Images that are kept with recorded runs, an npz file, where they must stand in for a missing data set."""
-        from attnconv.data import MissingData, find_data
+        from attnconv.training.data import MissingData, find_data
 
         file = self.folder / "strip.npz"
         if file.is_file():
@@ -89,8 +89,8 @@ class Workspace:
         ``recorded``, a run that was kept stands in for training, from whichever copy of the data it was made.
         ``fresh`` asks for a run of this very data instead. ``kept_in``: the folder of run folders.
         """
-        from attnconv.data import MissingData
         from attnconv.training import train
+        from attnconv.training.data import MissingData
 
         changes = dict(model_changes=model_changes, train_changes=train_changes)
         model, recipe = self.configs(name, seed, **changes)
@@ -120,8 +120,8 @@ class Workspace:
         """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder, or measured now."""
         file = run.path / "attention.npz"
         if not file.is_file():
-            from attnconv.checkpoints import load_run
-            from attnconv.heads import measure_attention
+            from attnconv.analysis.heads import measure_attention
+            from attnconv.training.checkpoints import load_run
 
             model, _ = load_run(run.path)
             with writing(file) as temporary:
@@ -132,8 +132,8 @@ class Workspace:
         """What a run loses by convolutions in place of its layers (`swaps.measure_swaps`): as kept, or measured now."""
         file = run.path / "swaps.npz"
         if not file.is_file():
-            from attnconv.checkpoints import load_run
-            from attnconv.swaps import measure_swaps, untrained
+            from attnconv.analysis.swaps import measure_swaps, untrained
+            from attnconv.training.checkpoints import load_run
 
             model, _ = load_run(run.path)
             with writing(file) as temporary:
@@ -199,7 +199,7 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
         return absolute(output)
     own = not data or data == profile.data
     if not own and profile.data == "cifar10" and data not in NAMED_DATA:
-        from attnconv.data import may_be_cifar10  # imports torch, which takes a second
+        from attnconv.training.data import may_be_cifar10  # imports torch, which takes a second
 
         own = may_be_cifar10(data)
     if own:

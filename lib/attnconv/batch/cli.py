@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _reproduce(**options: Any) -> int:
-    from attnconv.reproduce import reproduce  # imports papermill, which takes a second
+    from attnconv.batch.run import reproduce  # imports papermill, which takes a second
 
     return reproduce(**options)
 
@@ -73,8 +73,8 @@ def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _train(preset: str, profile: str, seed: int | None, words: list[str], **options: Any) -> int:
+    from attnconv.batch.workspace import open_workspace
     from attnconv.config import scaled
-    from attnconv.workspace import open_workspace
 
     model, train = changes(words)
     given = {name: options.pop(name) for name in ("epochs", "batch_size")}
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets a '?', not a traceback
     try:
         if arguments == ["doctor"]:  # before anything is imported that may be missing
-            from attnconv.doctor import doctor
+            from attnconv.batch.doctor import doctor
 
             return doctor()
         options = vars(parser().parse_args(arguments))

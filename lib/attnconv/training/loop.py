@@ -10,9 +10,9 @@ Without its bookkeeping, the loop is this:
 All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and dropout. A run that
 was stopped and resumed therefore ends with the same bits, on a CPU, as one that was never stopped.
 
-In this order: the paper's learning rate (`attnconv.optimizers` has the optimizers), the step and the loop (`Trainer`),
-its checkpoints, and `train`. A trained model is judged by `attnconv.models.evaluate`, and loaded again by
-`attnconv.checkpoints.load_run`. Under torchrun the same loop runs in every process (`attnconv.machine.Team`).
+In this order: the paper's learning rate (`optimizers` has the optimizers), the step and the loop (`Trainer`), its
+checkpoints, and `train`. A trained model is judged by `attnconv.models.evaluate`, and loaded again by
+`checkpoints.load_run`. Under torchrun the same loop runs in every process (`machine.Team`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from attnconv import heads
-from attnconv.checkpoints import load_run, packed_weights, read_state, write_state
+from attnconv.analysis import heads
+from attnconv.attention.precision import choose, computing
 from attnconv.config import ModelConfig, TrainConfig, for_images, to_dict
-from attnconv.data import Dataset, batches, epoch_plan, normalize
 from attnconv.equivalence.swapping import READ_ON, swap
-from attnconv.machine import (
+from attnconv.models import build_model, evaluate
+from attnconv.training.checkpoints import load_run, packed_weights, read_state, write_state
+from attnconv.training.data import Dataset, batches, epoch_plan, normalize
+from attnconv.training.machine import (
     Team,
     best_device,
     compiled,
@@ -48,10 +50,8 @@ from attnconv.machine import (
     signals_to_stop,
     to_be_compiled,
 )
-from attnconv.models import build_model, evaluate
-from attnconv.optimizers import build_optimizers, own_rates
-from attnconv.precision import choose, computing
-from attnconv.runs import Run, RunError, identity, locked, write_record, writing
+from attnconv.training.optimizers import build_optimizers, own_rates
+from attnconv.training.runs import Run, RunError, identity, locked, write_record, writing
 
 
 class TrainingError(RuntimeError):

@@ -34,14 +34,14 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from attnconv import __version__
+from attnconv.batch.fresh import changed, file_hash, inputs, results
+from attnconv.batch.pages import export_html, write_page
+from attnconv.batch.plan import Job, plan, read_notebook, select, with_needs
+from attnconv.batch.workspace import NAMED_DATA, REPOSITORY, absolute, output_folder
 from attnconv.config import ConfigError, Profile, load_profile
-from attnconv.fresh import changed, file_hash, inputs, results
-from attnconv.pages import export_html, write_page
-from attnconv.plan import Job, plan, read_notebook, select, with_needs
-from attnconv.runs import RunError, held, locked, read_json, said, writing
-from attnconv.workspace import NAMED_DATA, REPOSITORY, absolute, output_folder
+from attnconv.training.runs import RunError, held, locked, read_json, said, writing
 
-LIBRARY = Path(__file__).parent
+LIBRARY = Path(__file__).parents[1]
 
 
 # ---- this machine -------------------------------------------------------------------------------------------------
@@ -110,7 +110,11 @@ class Batch:
         """A job's inputs now. The data's hash is missing as long as the data is to be downloaded."""
         about = self.manifest["data"]
         if "sha256" not in about:
-            from attnconv.data import MissingData, content_key, find_data  # imports torch, which takes a second
+            from attnconv.training.data import (  # imports torch, which takes a second
+                MissingData,
+                content_key,
+                find_data,
+            )
 
             with contextlib.suppress(MissingData):
                 source = find_data(self.data)
@@ -335,7 +339,7 @@ def reproduce(
         folder = folder.with_name(f"{folder.name}-retrained")
     data = data or profile.data
     if data not in NAMED_DATA or data == "embedded":  # the others may still be downloaded
-        from attnconv.data import find_data
+        from attnconv.training.data import find_data
 
         find_data(data)
     data = data if data in NAMED_DATA else str(absolute(data))

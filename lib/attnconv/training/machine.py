@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from attnconv.precision import Computation
-from attnconv.runs import said
+from attnconv.attention.precision import Computation
+from attnconv.training.runs import said
 
 
 def best_device() -> torch.device:

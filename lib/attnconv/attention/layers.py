@@ -7,8 +7,8 @@ non-linearity between them, so each head has one matrix W^h:
 
 The layers differ in their scores only: `QuadraticAttention` and `LearnedAttention` look at positions,
 `ContentAttention` at what the pixels hold too. `probabilities` is P; forward, figures and widgets all use it, or an
-equal form from `attnconv.mixing` that never builds it. Shape letters, here and in the notebooks: B images, H x W
-pixels, N = H W, C and D channels in and out, h heads; q is a query pixel, k a key pixel and k - q their shift.
+equal form from `mixing` that never builds it. Shape letters, here and in the notebooks: B images, H x W pixels,
+N = H W, C and D channels in and out, h heads; q is a query pixel, k a key pixel and k - q their shift.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnconv.mixing import attend_by_position, attend_content, scores
+from attnconv.attention.mixing import attend_by_position, attend_content, scores
 
 Mixing = Literal["auto", "dense", "separable"]
 
@@ -168,7 +168,7 @@ class ContentAttention(nn.Module):
 
     r_shift joins a row embedding (its first half) and a column embedding (its second half), shared by the heads. P
     depends on the images: it has a leading batch axis, and does not factor. ``mixing="dense"`` computes the output
-    through `probabilities`, ``"auto"`` the same by one of the forms of `attnconv.mixing`.
+    through `probabilities`, ``"auto"`` the same by one of the forms of `attnconv.attention.mixing`.
     """
 
     def __init__(

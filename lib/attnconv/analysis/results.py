@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnconv.analysis.heads import in_former_places
 from attnconv.config import PRESETS, ModelConfig, Profile, TrainConfig, config_hash, replace
 from attnconv.cost import cost
-from attnconv.heads import in_former_places
-from attnconv.runs import JPEG_COPY, Run
+from attnconv.training.runs import JPEG_COPY, Run
 
 CIFAR10_IMAGES = 50_000
 """Training images of CIFAR-10, all of which the paper uses."""

@@ -13,7 +13,7 @@ import yaml
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
-from attnconv.runs import read_json, writing
+from attnconv.training.runs import read_json, writing
 
 VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
 

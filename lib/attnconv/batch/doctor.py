@@ -5,7 +5,7 @@ import tomllib
 from importlib import import_module, metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def package(line: str) -> str:
@@ -21,7 +21,7 @@ def package(line: str) -> str:
 
 def gpu() -> str:
     """GPUs, if torch can use them."""
-    names = import_module("attnconv.reproduce").device()["gpu"]
+    names = import_module("attnconv.batch.run").device()["gpu"]
     if names and not import_module("torch").cuda.is_available():
         raise ValueError(f"{', '.join(names)}: this torch cannot use it; install one built for its driver")
     return ", ".join(names) or "none: only the paper profile needs one"
@@ -29,7 +29,7 @@ def gpu() -> str:
 
 def data(name: str) -> str:
     """Where a data set is, once all of it was read. The embedded one must be there, byte for byte."""
-    sources = import_module("attnconv.data")
+    sources = import_module("attnconv.training.data")
     try:
         found = sources.find_data(name)
         sources.content_key(found)
@@ -42,7 +42,7 @@ def data(name: str) -> str:
 
 def run(folder: Path) -> str:
     """How far a run is."""
-    found = import_module("attnconv.runs").Run(folder)
+    found = import_module("attnconv.training.runs").Run(folder)
     epochs = f"{len(found.metrics)} of {found.train.epochs} epochs, can be resumed"
     return f"finished, {found.test_accuracy:.1%} test accuracy" if found.finished else epochs
 

@@ -1,0 +1,1 @@
+"""What trained networks do: heads in numbers, layers swapped, tables of results, and claims with their verdicts."""
