@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -15,7 +14,6 @@ import signal
 import socket
 import sys
 import time
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -446,7 +444,7 @@ def test_arrays_of_another_shape_are_named(run, attention, copy):
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "heads.npz", "predictions.npz", "attention.npz"])
-def test_of_a_run_folder_only_regular_files_of_some_size_are_read(run, copy, monkeypatch, name):
+def test_of_a_run_folder_only_regular_files_are_read(run, copy, name):
     def refused(why: str) -> None:
         with pytest.raises(RunError, match=f"{name} is damaged .*{why}"):
             Run(copy).check()
@@ -461,34 +459,6 @@ def test_of_a_run_folder_only_regular_files_of_some_size_are_read(run, copy, mon
         refused("it is missing")
         np.savez(file, **{part: values for part, values in run.heads.items() if part != "parameter_centre"})
         refused("it has no parameter_centre")
-    with file.open("wb") as sparse:
-        sparse.truncate(runs.LIMIT + 1)
-    refused("bytes, no more than")
-    if name.endswith(".npz"):
-        np.savez_compressed(file, centre=np.zeros(10_000))
-        monkeypatch.setattr(runs, "LIMIT", 10_000)
-        refused("it has 80,128 bytes, no more than 10,000")
-
-
-def test_a_packed_checkpoint_is_refused(data, tmp_path, monkeypatch):
-    """A few bytes of it could be unpacked to any number."""
-    interrupted(monkeypatch, 4, MODEL, RECIPE, data, tmp_path)
-    file = tmp_path / "checkpoint" / "state.pt"
-    whole = zipfile.ZipFile(io.BytesIO(file.read_bytes()))
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name in whole.namelist():
-            packed.writestr(name, whole.read(name))
-    with pytest.raises(RunError, match="state.pt is damaged .*packed"):
-        train(MODEL, RECIPE, data, tmp_path, preset="quadratic", progress=False)
-
-
-def test_weights_of_another_model_are_refused_before_it_is_built(copy, monkeypatch):
-    put_config(copy, "model", hidden=2**12)  # would take gigabytes
-    built = []
-    monkeypatch.setattr(checkpoints, "build_model", lambda config: built.append(build_model(config)) or built[-1])
-    with pytest.raises(RunError, match="model.safetensors is damaged .*not those of the model in config.json"):
-        load_run(copy)
-    assert {p.device.type for model in built for p in model.parameters()} == {"meta"}
 
 
 def test_a_damaged_checkpoint_is_named_or_resumes_to_the_same_bits(run, data, tmp_path, monkeypatch):
@@ -524,20 +494,6 @@ def test_a_finished_run_whose_weights_are_damaged_is_trained_again(run, data, co
         assert_same_run(run, train(MODEL, RECIPE, data, copy, preset="quadratic"))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("classes", ["a", "b"], "data.classes has 2 values, its model 10"),
-        ("mean", [], "data.mean has 0 values, its model 1"),
-        ("std", [0.0], "data.std.0 is 0.0"),
-    ],
-)
-def test_the_parts_of_a_config_must_fit(copy, name, value, message):
-    put_config(copy, "data", **{name: value})
-    with pytest.raises(RunError, match=f"config.json is damaged .*{message}"):
-        Run(copy).check()
-
-
 def put_config(folder: Path, part: str, **changes: object) -> None:
     """Write a config.json as if the run had been made with these changes to a part of it."""
     config = json.loads((folder / "config.json").read_text())
@@ -555,12 +511,13 @@ def put_weights(folder: Path, weights: dict[str, torch.Tensor]) -> None:
     (folder / "model.safetensors").write_bytes(content)
 
 
-def test_weights_must_be_finite_and_those_of_the_model(copy):
-    weights = load_run(copy)[0].state_dict()
-    for change, why in ((torch.Tensor.long, "not those of the model"), (lambda v: v / 0, "not all finite")):
-        put_weights(copy, {name: change(value) for name, value in weights.items()})
-        with pytest.raises(RunError, match=f"model.safetensors is damaged .*{why}"):
-            load_run(copy)
+def test_weights_must_be_those_of_the_model_and_numbers_numbers(copy):
+    put_config(copy, "model", hidden=16)
+    with pytest.raises(RunError, match="model.safetensors is damaged .*size mismatch"):
+        load_run(copy)
+    put_config(copy, "data", std=[0.0])
+    with pytest.raises(RunError, match="config.json is damaged .*data.std.0: Input should be greater than 0"):
+        Run(copy).check()
 
 
 # The recipe
@@ -571,7 +528,7 @@ def test_a_diverging_run_stops_and_says_where(data, tmp_path):
     said = r"loss is (nan|inf) at epoch 1, step \d+ of 4 \(learning rate 1e\+30\).*state.pt"
     with pytest.raises(TrainingError, match=said):
         train(MODEL, recipe, data, tmp_path)
-    state = torch.load(tmp_path / "checkpoint" / "state.pt", weights_only=True)
+    state = checkpoints.read_state(tmp_path / "checkpoint" / "state.pt")
     assert math.isfinite(state["sums"][0].item())
 
 

@@ -28,7 +28,7 @@ from attnconv.analysis.claims import Claim, read_claims, scoreboard
 from attnconv.batch.plan import title_of
 from attnconv.batch.workspace import REPOSITORY
 from attnconv.config import PRESETS
-from attnconv.training.runs import LIMIT, Run, find_runs, read_json, writing
+from attnconv.training.runs import Run, find_runs, read_json, writing
 
 RECORD = REPOSITORY / "outputs" / "evening"
 """The record that is committed: its verdicts stand beside those of every other output folder."""
@@ -122,7 +122,7 @@ def write_page(output: Path) -> Path:
     sections: dict[str, dict[str, Any]] = {}
     table_1: list[list[str]] = []
     for file in sorted(output.glob("*/[0-9][0-9][-_]*")):
-        if not (file.is_file() and file.name.isprintable() and file.stat().st_size <= LIMIT):
+        if not (file.is_file() and file.name.isprintable()):
             continue  # of no notebook
         empty = dict(title="", notebooks=[], tables=[], pictures=[], claims=[])
         section = sections.setdefault(file.name[:2], empty)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from attnconv.training.runs import bounded, read_arrays, read_small, writing
+from attnconv.training.runs import writing
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_IMAGES = (50_000, 10_000)  # by these counts a copy that names no classes is recognised
@@ -281,3 +281,27 @@ def reading_data(place: object) -> Iterator[None]:
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"{place} cannot be read ({why}). Copy it again, replace it or remove it.") from error
+
+
+def read_small(file: Path, limit: int | None = None) -> bytes:
+    """A file's bytes. `ValueError` where it is no regular file, which might never end, or larger than the limit."""
+    if not file.is_file():
+        raise ValueError("it is no regular file" if file.exists() else "it is missing")
+    bounded(file.stat().st_size, limit)
+    return file.read_bytes()
+
+
+def read_arrays(file: Path, limit: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an npz file, none of them unpickled. `ValueError` as above, also by the size when unpacked."""
+    with np.load(io.BytesIO(read_small(file, limit)), allow_pickle=False) as arrays:
+        members = arrays.zip.infolist()
+        if len(members) > 99:
+            raise ValueError(f"it holds {len(members)} arrays, no more than 99 are read")
+        bounded(sum(member.file_size for member in members), limit)
+        return dict(arrays)
+
+
+def bounded(size: int, limit: int | None = None) -> None:
+    """`ValueError` for more bytes than the limit, which is `LIMIT` unless another is given."""
+    if size > (limit or LIMIT):
+        raise ValueError(f"it has {size:,} bytes, no more than {limit or LIMIT:,} are read")

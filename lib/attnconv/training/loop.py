@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
 import shutil
 import threading
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +36,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from attnconv.analysis import heads
-from attnconv.attention.precision import choose, computing
+from attnconv.attention.precision import Computation, choose, computing
 from attnconv.config import ModelConfig, TrainConfig, for_images, to_dict
 from attnconv.equivalence.swapping import READ_ON, swap
 from attnconv.models import build_model, evaluate
@@ -239,14 +241,39 @@ class Trainer:
         """Write everything that resuming needs, whole or not at all; never the state of a run that diverged."""
         self.refuse_non_finite()
         if self.team.leads:
-            write_state(self.checkpoint, self)
+            write_state(self.checkpoint, self.state())
             self.record()
             self.saved = time.monotonic()
+
+    def state(self) -> dict[str, Any]:
+        """All that changes while it trains."""
+        cuda = self.device.type == "cuda"
+        return dict(
+            model=self.model.state_dict(),
+            optimizer=[optimizer.state_dict() for optimizer in self.optimizers],
+            place=(self.epoch, self.step, self.seconds),
+            sums=self.sums,
+            metrics=json.dumps(self.metrics),
+            geometry={name: torch.from_numpy(np.stack(values)) for name, values in self.geometry.items()},
+            computation=asdict(self.computation),
+            rng=torch.get_rng_state(),
+            cuda_rng=torch.cuda.get_rng_state(self.device) if cuda else None,
+        )
 
     def resume(self) -> None:
         """Take the state of the last checkpoint, if there is one."""
         if self.checkpoint.is_file():
-            read_state(self.checkpoint, self)
+            state = read_state(self.checkpoint)
+            self.model.load_state_dict(state["model"])
+            for optimizer, own in zip(self.optimizers, state["optimizer"], strict=True):
+                optimizer.load_state_dict(own)
+            self.epoch, self.step, self.seconds = state["place"]
+            self.sums, self.metrics = state["sums"].to(self.device), json.loads(state["metrics"])
+            self.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
+            self.computation = Computation(**state["computation"])  # this machine might choose another
+            torch.set_rng_state(state["rng"])
+            if state["cuda_rng"] is not None and self.device.type == "cuda":
+                torch.cuda.set_rng_state(state["cuda_rng"], self.device)
         self.team.any(False)  # nobody goes on, and may write a checkpoint, while another still reads this one
 
     def record(self) -> None:

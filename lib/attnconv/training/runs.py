@@ -10,9 +10,7 @@ no more of the data, so they can be made again where the data set is missing. No
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import io
 import json
 import os
 import subprocess
@@ -23,19 +21,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from attnconv.config import PRESETS, ModelConfig, Positive, TrainConfig, config_hash, from_dict, shown
-
-LIMIT = 2**28
-"""Bytes that are read of one file of a run folder, packed or unpacked, besides the weights: far more than runs have."""
+from attnconv.config import PRESETS, ModelConfig, Positive, TrainConfig, config_hash
 
 JPEG_COPY = "JPEG copy of CIFAR-10"
 """JPEG changes pixels, so an accuracy on such a copy is not quite one on CIFAR-10 itself."""
+Json = TypeVar("Json", dict, list)
 
 
 class RunError(ValueError):
@@ -48,10 +45,13 @@ def identity(model: ModelConfig | dict, train: TrainConfig | dict, data_key: str
     return config_hash(model, recipe, data_key, start)
 
 
-class _Data(TypedDict):
-    """A run's data set: what those who read run folders need of it."""
+class _Read(BaseModel):
+    """What is read of a run folder: values of these types. Names that are not here are kept as they are."""
 
-    __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class _Data(_Read):
     name: str
     form: str
     key: str
@@ -62,25 +62,22 @@ class _Data(TypedDict):
     std: list[Positive]
 
 
-class _Config(TypedDict):
+class _Config(_Read):
     """config.json."""
 
-    __pydantic_config__ = ConfigDict(extra="allow", strict=True)
     preset: str
     hash: str
-    model: dict[str, Any]
-    train: dict[str, Any]
+    model: ModelConfig
+    train: TrainConfig
     data: _Data
-    sessions: NotRequired[list[dict[str, Any]]]
-    weights: NotRequired[str]  # hex sha256 of model.safetensors, once the run is finished
-    metrics: str  # of metrics.jsonl
-    checksum: str  # of what above says how the run was made
+    weights: str | None = None  # hex sha256 of model.safetensors, once the run is finished
+    metrics: str  # that of metrics.jsonl
+    checksum: str  # that of what says above how the run was made
 
 
-class _Epoch(TypedDict):
+class _Epoch(_Read):
     """A line of metrics.jsonl."""
 
-    __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     epoch: int
     train_loss: float
     train_accuracy: Annotated[float, Field(ge=0, le=1)]
@@ -89,13 +86,15 @@ class _Epoch(TypedDict):
     lr: float
 
 
-_CONFIG, _METRICS = TypeAdapter(_Config), TypeAdapter(list[_Epoch])
+_EPOCHS = TypeAdapter(list[_Epoch])
 
 
 @contextlib.contextmanager
 def reading(file: Path) -> Iterator[None]:
     """Whatever goes wrong while a file of a run folder is read becomes one `RunError` that names it."""
     try:
+        if not file.is_file():  # a pipe might never end
+            raise ValueError("it is no regular file" if file.exists() else "it is missing")
         yield
     except RunError:
         raise
@@ -103,45 +102,20 @@ def reading(file: Path) -> Iterator[None]:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if isinstance(error, ValidationError):
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "its content"
-            why = f"{place} is missing" if first["type"] == "missing" else f"{place} is {shown(first['input'])}"
+            why = f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}"
         folder = file.parent.parent if file.parent.name == "checkpoint" else file.parent
         raise RunError(f"{file} is damaged ({why}); bring it back, or remove {folder} and train again.") from error
 
 
-def read_small(file: Path, limit: int | None = None) -> bytes:
-    """A file's bytes. `ValueError` where it is no regular file, which might never end, or larger than the limit."""
-    if not file.is_file():
-        raise ValueError("it is no regular file" if file.exists() else "it is missing")
-    bounded(file.stat().st_size, limit)
-    return file.read_bytes()
-
-
-def read_arrays(file: Path, limit: int | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, none of them unpickled. `ValueError` as above, also by the size when unpacked."""
-    with np.load(io.BytesIO(read_small(file, limit)), allow_pickle=False) as arrays:
-        members = arrays.zip.infolist()
-        if len(members) > 99:
-            raise ValueError(f"it holds {len(members)} arrays, no more than 99 are read")
-        bounded(sum(member.file_size for member in members), limit)
-        return dict(arrays)
-
-
-def bounded(size: int, limit: int | None = None) -> None:
-    """`ValueError` for more bytes than the limit, which is `LIMIT` unless another is given."""
-    if size > (limit or LIMIT):
-        raise ValueError(f"it has {size:,} bytes, no more than {limit or LIMIT:,} are read")
-
-
-def read_json(file: Path, kind: type) -> Any:
+def read_json(file: Path, kind: type[Json]) -> Json:
     """What a file holds; empty where it is missing, damaged or something else."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        if isinstance(value := json.loads(read_small(file)), kind):
+        if file.is_file() and isinstance(value := json.loads(file.read_bytes()), kind):
             return value
     return kind()
 
 
-def write_record(folder: Path, config: dict[str, Any], metrics: list[dict], heads: dict[str, list[np.ndarray]]) -> None:
+def write_record(folder: Path, config: dict[str, Any], metrics: list[dict], heads: dict[str, list[NDArray]]) -> None:
     """Write what others read of a run under way: config.json, metrics.jsonl and, where there are heads, heads.npz."""
     lines = "".join(json.dumps(line) + "\n" for line in metrics).encode()
     sums = {"checksum": _checksum(config), "metrics": hashlib.sha256(lines).hexdigest()}
@@ -167,19 +141,32 @@ class Run:
     path: Path
 
     @cached_property
-    def config(self) -> dict[str, Any]:
-        """``config.json``: preset, hash, model, train, data, environment, and the checksum of the weights."""
-        if not (self.path / "config.json").exists():
+    def _parsed(self) -> _Config:
+        if not (file := self.path / "config.json").exists():
             raise RunError(
                 f"{self.path} is no run folder: it has no config.json. Name another, or train into an empty one."
             )
-        with reading(self.path / "config.json"):
-            found = _CONFIG.validate_python(json.loads(read_small(self.path / "config.json")))
+        with reading(file):
+            found = json.loads(file.read_bytes())
+            parsed = _Config.model_validate(found)
             named = identity(found["model"], found["train"], found["data"]["key"])
             named = found["hash"] if found["train"].get("start_from") else named  # that run is no part of config.json
             if found["hash"] != named or found["checksum"] != _checksum(found):
                 raise ValueError("it is not what was written")
-            return found
+            return parsed
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """``config.json``: preset, hash, model, train, data, environment, and the checksum of the weights."""
+        return self._parsed.model_dump(mode="json")
+
+    @property
+    def model(self) -> ModelConfig:
+        return self._parsed.model
+
+    @property
+    def train(self) -> TrainConfig:
+        return self._parsed.train
 
     @property
     def preset(self) -> str:
@@ -195,20 +182,6 @@ class Run:
         """The data set's name in texts. A copy of CIFAR-10 that JPEG has changed is called one."""
         data = self.config["data"]
         return JPEG_COPY if data["name"] == "cifar10" and "JPEG" in data["form"] else data["name"]
-
-    @cached_property
-    def model(self) -> ModelConfig:
-        with reading(self.path / "config.json"):
-            model, data = from_dict(ModelConfig, self.config["model"]), self.config["data"]
-            sizes = {"classes": model.classes, "mean": model.image_channels, "std": model.image_channels}
-            if wrong := [name for name, size in sizes.items() if len(data[name]) != size]:
-                raise ValueError(f"data.{wrong[0]} has {len(data[wrong[0]])} values, its model {sizes[wrong[0]]}")
-            return model
-
-    @cached_property
-    def train(self) -> TrainConfig:
-        with reading(self.path / "config.json"):
-            return from_dict(TrainConfig, self.config["train"])
 
     @property
     def finished(self) -> bool:
@@ -237,8 +210,9 @@ class Run:
         if not weights and not file.exists():
             return []
         with reading(file):
-            content = read_small(file)
-            lines = _METRICS.validate_python([json.loads(line) for line in content.splitlines()])
+            content = file.read_bytes()
+            lines = [json.loads(line) for line in content.splitlines()]
+            _EPOCHS.validate_python(lines)
             if weights and self.config["metrics"] != hashlib.sha256(content).hexdigest():
                 raise ValueError("it is not what was written")  # while a run is under way the two may differ
             wanted = self.config["train"]["epochs"] if weights else len(lines)
@@ -254,7 +228,7 @@ class Run:
         return self.metrics[-1]["test_accuracy"]
 
     @cached_property
-    def heads(self) -> dict[str, np.ndarray]:
+    def heads(self) -> dict[str, NDArray]:
         """Head geometry before training and after every epoch: each (epochs + 1, layers, heads, ...), see `heads`."""
         inner = dict.fromkeys(("mass", "entropy", "reach"), ()) | dict.fromkeys(("centre", "parameter_centre"), (2,))
         inner |= dict.fromkeys(("covariance", "precision"), (2, 2))
@@ -263,21 +237,21 @@ class Run:
         return {name: values for name, values in found.items() if name in shapes}
 
     @cached_property
-    def right(self) -> np.ndarray | None:
+    def right(self) -> NDArray | None:
         """Whether the trained network is right about each test image, in the data's order: (N,); None if not kept."""
         shape = (self.config["data"]["test_images"],)
         kept = self._arrays("predictions.npz", {"predicted": shape, "label": shape})
         return kept["predicted"] == kept["label"] if kept else None
 
     @cached_property
-    def right_at_start(self) -> np.ndarray | None:
+    def right_at_start(self) -> NDArray | None:
         """The same before its first step, where it goes on from another run and this was kept."""
         shape = (self.config["data"]["test_images"],)
         kept = self._arrays("predictions.npz", {"label": shape})
         return kept["start"] == kept["label"] if "start" in kept else None
 
     @cached_property
-    def attention(self) -> dict[str, np.ndarray]:
+    def attention(self) -> dict[str, NDArray]:
         """What its heads attend to after training, as `heads.measure_attention` found it; empty if not asked yet."""
         shapes = {"queries": (2,), "mean": (*self._heads, *self.model.grid), "agreement": self._heads}
         arrays = self._arrays("attention.npz", shapes)
@@ -287,7 +261,7 @@ class Run:
         return arrays
 
     @cached_property
-    def swaps(self) -> dict[str, np.ndarray]:
+    def swaps(self) -> dict[str, NDArray]:
         """What it loses by convolutions in place of its layers, as `swaps.measure_swaps` found it; empty if not asked.
 
         Answers are bool, an image each (n): ``alone`` and ``up_to`` (L, S, n), ``fitted``, ``shuffled``, ``whole`` (n).
@@ -302,13 +276,14 @@ class Run:
         """Layers, and heads of the layer with most."""
         return self.model.layers, max(self.model.heads_per_layer)
 
-    def _arrays(self, name: str, shapes: dict[str, tuple[int, ...]], needed: bool = False) -> dict[str, np.ndarray]:
+    def _arrays(self, name: str, shapes: dict[str, tuple[int, ...]], needed: bool = False) -> dict[str, NDArray]:
         """The arrays of an npz file, these among them, whose shapes end like this; empty without a file."""
         file = self.path / name
         if not needed and not file.exists():
             return {}
         with reading(file):
-            found = read_arrays(file)
+            with np.load(file, allow_pickle=False) as arrays:
+                found = dict(arrays)
             if missing := shapes.keys() - found.keys():
                 raise ValueError(f"it has no {', '.join(sorted(missing))}")
             for part, shape in shapes.items():
@@ -370,17 +345,18 @@ def writing(path: Path) -> Iterator[Path]:
 def held(folder: Path, *, wait: bool) -> Iterator[None]:
     """Hold a folder for this process. Another one there is waited for or, if not ``wait``, a `RunError`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not wait:
-                raise RunError(
-                    f"Another process is at work in {folder}; wait for it, or choose another folder."
-                ) from None
-            print(f"Another process is at work in {folder}: waiting for it.", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if not wait:
+            raise RunError(f"Another process is at work in {folder}; wait for it, or choose another folder.") from None
+        print(f"Another process is at work in {folder}: waiting for it.", file=sys.stderr, flush=True)
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
