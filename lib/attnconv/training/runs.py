@@ -160,11 +160,11 @@ class Run:
         """``config.json``: preset, hash, model, train, data, environment, and the checksum of the weights."""
         return self._parsed.model_dump(mode="json")
 
-    @property
+    @cached_property
     def model(self) -> ModelConfig:
         return self._parsed.model
 
-    @property
+    @cached_property
     def train(self) -> TrainConfig:
         return self._parsed.train
 
