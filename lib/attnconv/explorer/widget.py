@@ -263,8 +263,8 @@ class Explorer(assets.Widget):
         """
         tree = dict(sides=self.sides, choices=self.choices, average=[], gallery=[], state=dict(self.state))
         tree["image"] = self._look([self._shown], bits=8)[0]
-        places = {tuple(map(int, at.split("."))): change for at, change in self.state.get("edits", {}).items()}
-        changed = [dict(layer=layer, head=head, **change) for (layer, head), change in places.items()]
+        places = [(map(int, at.split(".")), change) for at, change in self.state.get("edits", {}).items()]
+        changed = [dict(zip(("layer", "head"), place, strict=False)) | change for place, change in places]
         if changed:
             inputs = self._inputs([self._shown[0]])
             tree["edited"] = dict(self._sides[0].look(inputs, changed, bits=8)[0], heads=changed)
