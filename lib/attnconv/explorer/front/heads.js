@@ -73,7 +73,8 @@ export const project = (query, from, to) => query.map((q, i) => Math.min(to[i] -
  * and "layer" to {kernel}, where a convolution of that size is in the layer's place. */
 export class Model {
   constructor(side) {
-    Object.assign(this, { name: side.name, title: side.title, heads: side.heads, encoding: side.encoding, grid: side.grid, swaps: side.swaps });
+    const { name, title, heads, encoding, grid, swaps } = side; // swaps: whether a layer may become a convolution
+    Object.assign(this, { name, title, heads, encoding, grid, swaps });
     [this.height, this.width] = side.grid;
     this.pixels = this.height * this.width;
     this.most = Math.max(...side.heads); // arrays are padded to this many heads a layer
@@ -327,7 +328,7 @@ export function readLayer(model, layer, part, average) {
 }
 
 /** Whether a kernel of that size lies around the middle of a grid. */
-const fitting = ({ height, width }, size) => size % 2 === 1 && size > 0 && size >> 1 <= Math.min(height, width) - 1 >> 1;
+const fitting = ({ height, width }, size) => size > 0 && size % 2 === 1 && size <= Math.min(height, width);
 
 /** Sizes of the kernels that can be read at the middle of a grid. */
 export const kernelSizes = (grid) => SIZES.filter((size) => fitting(grid, size));

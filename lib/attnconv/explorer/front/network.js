@@ -109,8 +109,8 @@ export class Network {
     this.start = linear(pixels, embed, embed.weight.length / this.hidden);
   }
 
-  /** Class probabilities with these changes: {"layer.head": {centre, sigma, off}, "layer": {kernel}}. `replaced` gives a
-   * layer's output instead of its attention: {layer, output}. */
+  /** Class probabilities with these changes: {"layer.head": {centre, sigma, off}, "layer": {kernel}}. `replaced` gives
+   * a layer's output instead of its attention: {layer, output}. */
   predict(edits, replaced = null) {
     const logits = this.logits(edits, replaced);
     return Array.from(softmax(logits, logits));
@@ -126,7 +126,8 @@ export class Network {
   inputOf(layer, edits, replaced = null) {
     let x = this.start, same = true;
     for (let l = 0; l < layer; l++) {
-      const key = JSON.stringify(Object.entries(edits).filter(([place]) => parseInt(place, 10) === l).sort()), own = replaced && replaced.layer === l;
+      const key = JSON.stringify(Object.entries(edits).filter(([place]) => parseInt(place, 10) === l).sort());
+      const own = replaced && replaced.layer === l;
       same &&= !own && this.kept[l] && this.kept[l].key === key;
       if (!same) {
         const output = this.block(l, x, own ? replaced.output : this.attend(l, x, edits));
@@ -231,19 +232,27 @@ export class Network {
 
   /** What a layer and one of its heads do to the image: `Side.examine` says what the numbers are. */
   examine(layer, head, size, edits) {
-    const { hidden, heads } = this, count = heads.heads[layer], x = this.inputOf(layer, edits);
+    const { hidden, heads } = this, stride = heads.heads[layer] * hidden, x = this.inputOf(layer, edits);
+    const norm = (all, q) => normOf(all.subarray(q * hidden, (q + 1) * hidden));
+    const norms = (all) => Array.from({ length: heads.pixels }, (_, q) => norm(all, q));
     heads.edits = edits;
-    const kernel = heads.kernelAt(layer), reach = (kernel || size) >> 1, norms = (values) => Array.from({ length: heads.pixels }, (_, q) => normOf(values.subarray(q * hidden, (q + 1) * hidden)));
-    const mixed = [this.attended(layer, x, edits), heads.content ? null : this.convolved(layer, x, kernel || size, edits)];
-    const [attention, convolution] = mixed.map((one) => one && this.project(layer, one, false)), whole = kernel ? convolution : attention;
-    const own = this.project(layer, mixed[kernel ? 1 : 0].map((value, i) => (Math.floor((i % (count * hidden)) / hidden) === head ? value : 0)), false);
+    const kernel = heads.kernelAt(layer), side = kernel || size; // a convolution that is there already has its own size
+    const mixed = [this.attended(layer, x, edits), heads.content ? null : this.convolved(layer, x, side, edits)];
+    const [attention, convolution] = mixed.map((one) => one && this.project(layer, one, false));
+    const whole = kernel ? convolution : attention, ofHead = (i) => Math.floor((i % stride) / hidden) === head;
+    const own = this.project(layer, mixed[kernel ? 1 : 0].map((value, i) => (ofHead(i) ? value : 0)), false);
     const share = own.reduce((sum, value, i) => sum + value * whole[i], 0) / (normOf(whole) ** 2 || 1);
     const without = this.predict({ ...edits, [`${layer}.${head}`]: { ...edits[`${layer}.${head}`], off: true } });
     const seen = { kernel: null, head: { output: norms(own), share, probabilities: without } };
     if (convolution) {
-      const pair = [convolution.map((value, i) => value - attention[i]), attention], ratio = ([part, all]) => normOf(part) / (normOf(all) || 1), { bias } = this.weights.blocks[layer].value;
-      const replaced = convolution.map((value, i) => value + bias[i % hidden]);
-      seen.kernel = { error: ratio(pair), inside: ratio(pair.map((values) => this.interior(values, reach))), outputs: [attention, convolution].map(norms), probabilities: this.predict(edits, { layer, output: replaced }) };
+      const apart = convolution.map((value, i) => value - attention[i]), { bias } = this.weights.blocks[layer].value;
+      const ratio = ([part, all]) => normOf(part) / (normOf(all) || 1);
+      seen.kernel = {
+        error: ratio([apart, attention]),
+        inside: ratio([apart, attention].map((values) => this.interior(values, side >> 1))),
+        outputs: [attention, convolution].map(norms),
+        probabilities: this.predict(edits, { layer, output: convolution.map((value, i) => value + bias[i % hidden]) }),
+      };
     }
     return seen;
   }

@@ -24,6 +24,8 @@ export const GLOSSARY = {
   "learned σ": "The parameter of a Gaussian head: its standard deviation on an endless plane. The pixels are whole, so a head with σ = 0.2 has no measured spread at all.",
   rings: "A solid ring holds half of a Gaussian head's attention, a dotted one 90%. Of other heads the rings show the measured spread, as if they were Gaussian.",
   kernel: "W(Δ), the sum over heads of P(Δ) times the head's matrix W. Its cells show the norm of W(Δ), from the middle of the picture.",
+  "as a convolution": "The kernel takes the place of the layer's attention as it was read; nothing is trained. "
+    + "Beyond the picture's border it sees the nearest pixel.",
   share: "The part of the layer's output that points its way: the scalar product with it, over its square. All heads' shares add up to 100%.",
   "✓": "The image's own class.",
 };
