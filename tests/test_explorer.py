@@ -54,6 +54,7 @@ def runs(data, tmp_path_factory) -> dict[str, Run]:
     recipe = TrainConfig(epochs=2, batch_size=30, optimizer="adamw", lr=1e-3, augment=False)
     made = {k: ModelConfig(**(SMALL | KINDS[k])) for k in ("quadratic", "content")}
     made["resnet"] = ModelConfig(kind="resnet", resnet_width=2)
+    made["swapped"] = ModelConfig(**(SMALL | KINDS["quadratic"] | dict(kernels=(3,))))
     return {k: train(config, recipe, data, folder / k, preset=k) for k, config in made.items()}
 
 
@@ -428,6 +429,8 @@ def test_any_network_with_heads_is_explored(tmp_path) -> None:
         shares.append(seen["head"]["share"])
         assert seen["head"]["shape"] == [10, 12] and len(seen["head"]["output"]) == 120
     assert sum(shares) == pytest.approx(1, abs=1e-3)
+    swapped = [dict(layer=0, kernel=3)]
+    assert "only a layer of an AttentionNet" in notice(explorer, kind="heads", edits=swapped) and "swaps" not in side
     assert 0 < seen["kernel"]["error"] < 0.3
     assert "weights" not in tree_of(explorer.export_html(tmp_path / "page.html").read_text())["sides"][0]
     assert explorer.figure().axes
@@ -456,6 +459,7 @@ def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
         (ContentAttention(3, 3, 4, max_size=9, key_size=4), "content can be explored in an AttentionNet only"),
         (mixed, "Gaussian and learned heads"),
         (sequences, "layers for sequences"),
+        (swap(model_of("quadratic"), {2: 3}), "Layer 2 of this network is a convolution"),
         (7, "An object of type int cannot be explored"),
     ):
         with pytest.raises(ExplorerError, match=words) as refused:
@@ -465,7 +469,7 @@ def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
 
 def test_a_run_brings_its_path_and_its_neighbours(runs, data) -> None:
     explorer = explore(runs["quadratic"], images=data)
-    assert [run["name"] for run in explorer.choices["runs"]] == ["quadratic", "content"]  # no ResNet
+    assert [run["name"] for run in explorer.choices["runs"]] == ["quadratic", "content"]  # with heads in every layer
     assert explorer.sides[0]["path"]["epochs"] == 3
     last = np.frombuffer(explorer.sides[0]["path"]["centres"]["data"], np.float32).reshape(3, 2, 3, 2)[-1]
     now = np.frombuffer(explorer.sides[0]["centres"]["data"], np.float32).reshape(2, 3, 2)
@@ -596,6 +600,8 @@ def test_senseless_edits_are_refused_and_nothing_is_left(edit: dict, words: str,
     explorer = explore(model_of("quadratic"), images=data)
     answer = predict(explorer._sides[0].model, explorer._inputs([explorer._shown[0]]))
     assert words in notice(explorer, kind="heads", edits=[dict(layer=0, head=1, off=True), edit])
+    content = explore(model_of("content"), images=data)
+    assert "not look at content" in notice(content, kind="heads", edits=[dict(layer=0, kernel=3)])
     assert torch.equal(answer, predict(explorer._sides[0].model, explorer._inputs([explorer._shown[0]])))
 
 

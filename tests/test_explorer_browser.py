@@ -574,11 +574,15 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
     names = seen.root.locator(".ax-tabs button")
     assert [names.nth(i).get_attribute("aria-label") for i in (0, 1)] == ["Layer 1", "Layer 2, now a 3 × 3 convolution"]
 
+    assert seen.get("x.panels[0].card.pictures().flat().length") == 4  # in a saved picture, too
+
     # In a link, and on another image; step by step back.
     other = show(file, seen.page.evaluate("location.hash.slice(1)"))
     other.studied()
     assert other.state()["edits"] == seen.state()["edits"] and other.get("x.saysNow()") == seen.get("x.saysNow()")
     assert other.root.locator(".ax-swap").get_by_role("checkbox").is_checked()
+    other.wait("x.rightBoth().seen === 20")
+    assert other.root.locator(".ax-counted").inner_text() == seen.root.locator(".ax-counted").inner_text()
     other.press("Random image")
     other.studied()
     assert other.get("x.saysNow()") == pytest.approx(python_says(explorer, other), abs=1e-2)

@@ -122,6 +122,7 @@ class Explorer(assets.Widget):
             return {}
         shape = [getattr(run.model, name) for name in ("image_size", "image_channels", "classes")]
         beside = [r for r in find_runs(run.path.parent) if r.model.kind != "resnet"]
+        beside = [r for r in beside if not any(r.model.kernel_per_layer)]
         fits = [r for r in beside if [r.model.image_size, r.model.image_channels, r.model.classes] == shape]
         return {r.path.name: r for r in fits} | {run.path.name: run}
 

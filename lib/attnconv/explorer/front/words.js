@@ -6,7 +6,9 @@ export const PAPER = "https://arxiv.org/abs/1911.03584";
 export const TOUR = [
   [".ax-view", "One pixel asks.", "The framed pixel of the image is the query. Move it. Every small map shows where one attention head looks from there: a row for each layer, a column for each head.", { view: "maps", kernel: true, head: 0 }],
   [".ax-grid", "A head looks at one shift.", "A sharp head looks at a single pixel, always at the same shift from the query, wherever the query is. Such a head is one tap of a convolution kernel. The word in its corner says what it is.", { view: "maps" }],
-  [".ax-layer", "Nine taps are a kernel.", "Here are all heads of one layer around the query, and beside them the kernel that they make together. If every tap of the frame has a head, this layer is a convolution.", { kernel: true, whole: false }],
+  [".ax-layer", "Nine taps are a kernel.", "Here are all heads of one layer around the query, and beside them the kernel "
+    + "that they make together. If every tap of the frame has a head, this layer is a convolution. Tick the box below: "
+    + "that kernel takes the layer's place, and the right answers are counted.", { kernel: true, whole: false }],
   [".ax-centres", "Take a head off its tap.", "Drag a dot, or the small square on its ring. The kernel follows at once, and the prediction too. Undo brings the head back.", {}],
   [".ax-detail", "What is it good for?", "The chosen head, large: what it adds to its layer's output, and what the model says without it. Try the deeper layers: which of them are still a small kernel?", {}],
 ];
