@@ -100,6 +100,20 @@ test("kinds of heads, and heads that share a tap", () => {
   assert.deepEqual(kindText(read.heads[1])[0], "same tap as head 1");
 });
 
+test("a layer is a convolution where one fits, of the trained model only", () => {
+  const model = gaussian([1, -2], [4, 0, 0, 4]);
+  for (const [kernel, there] of [[3, 3], [5, 5], [7, null], [4, null], [-1, null], ["x", null], [undefined, null]]) {
+    model.edits = { 0: { kernel }, "0.0": { off: true } };
+    assert.equal(model.kernelAt(0), there);
+  }
+  model.edits = { 0: { kernel: 3 } };
+  assert.equal(model.kernelAt(1), null);
+  model.epoch = 0;
+  assert.equal(model.kernelAt(0), null);
+  assert.equal(Object.assign(gaussian([0, 0], [1, 0, 0, 1]), { content: true, edits: model.edits }).kernelAt(0), null);
+  assert.deepEqual(kernelSizes({ height: 16, width: 16 }), [1, 3, 5, 7, 9]);
+});
+
 test("heads go to the nearest free places", () => {
   assert.deepEqual(nearestPlaces([[0, 0], [0, 0.1], [5, 5]], [[0, 0], [0, 1]]), [[0, 0], [1, 1]]);
   assert.deepEqual(nearestPlaces([[0, 0]], [[0, 1], [0, 0]]), [[0, 1]]); // one place each

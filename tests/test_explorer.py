@@ -6,6 +6,7 @@ import base64
 import copy
 import gzip
 import io
+import itertools
 import json
 import re
 import struct
@@ -20,7 +21,7 @@ from PIL import Image
 from attnconv.analysis import heads
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 from attnconv.config import ModelConfig, TrainConfig
-from attnconv.equivalence import attention_to_conv, convert
+from attnconv.equivalence import attention_to_conv, convert, swap
 from attnconv.explorer import ExplorerError, edited, explore, quantize, read_image
 from attnconv.models import build_model, predict
 from attnconv.training import train
@@ -53,6 +54,7 @@ def runs(data, tmp_path_factory) -> dict[str, Run]:
     recipe = TrainConfig(epochs=2, batch_size=30, optimizer="adamw", lr=1e-3, augment=False)
     made = {k: ModelConfig(**(SMALL | KINDS[k])) for k in ("quadratic", "content")}
     made["resnet"] = ModelConfig(kind="resnet", resnet_width=2)
+    made["swapped"] = ModelConfig(**(SMALL | KINDS["quadratic"] | dict(kernels=(3,))))
     return {k: train(config, recipe, data, folder / k, preset=k) for k, config in made.items()}
 
 
@@ -199,6 +201,20 @@ EDITS = [
 ]
 
 
+def network_of(explorer, shown) -> dict:
+    """What a page's worker needs: the model with its weights, and images."""
+    side, normal = explorer._sides[0], dict(mean=list(explorer._pool.mean), std=list(explorer._pool.std))
+    weighted = side.arrays | dict(weights=side.weights)
+    return dict(side=weighted, normal=normal, images=[one[0].tobytes() for one in shown])
+
+
+def kept(edits: list[dict]) -> dict:
+    """Changes as a page keeps them, by layer or layer and head."""
+    places = [".".join(str(edit[name]) for name in ("layer", "head") if name in edit) for edit in edits]
+    changes = [{name: edit[name] for name in edit.keys() - {"layer", "head"}} for edit in edits]
+    return dict(zip(places, changes, strict=True))
+
+
 @needs_node
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_browser_predicts_what_python_does(kind: str, data) -> None:
@@ -209,9 +225,7 @@ def test_the_browser_predicts_what_python_does(kind: str, data) -> None:
     explorer = explore(model, images=data)
     side, shown = explorer._sides[0], [explorer._from_pool(index) for index in range(4)]
     edits = [edit for edit in EDITS if kind in ("quadratic", "full") or edit.get("off")]
-    tree = dict(side=side.arrays | dict(weights=side.weights), images=[one[0].tobytes() for one in shown])
-    tree |= dict(normal=dict(mean=list(data.mean), std=list(data.std)))
-    tree |= dict(edits={f"{e['layer']}.{e['head']}": {k: e[k] for k in e.keys() - {"layer", "head"}} for e in edits})
+    tree = network_of(explorer, shown) | dict(edits=kept(edits))
     code = """
         const net = new network.Network(tree.side, tree.normal);
         const out = tree.images.map((values) => {
@@ -239,6 +253,44 @@ def test_the_browser_predicts_what_python_does(kind: str, data) -> None:
             assert answer["seen"]["kernel"]["inside"] == pytest.approx(seen["kernel"]["inside"], abs=1e-2)
             replaced = seen["kernel"]["probabilities"]
             np.testing.assert_allclose(answer["seen"]["kernel"]["probabilities"], replaced, atol=1e-2)
+            for got, expected in zip(answer["seen"]["kernel"]["outputs"], seen["kernel"]["outputs"], strict=True):
+                np.testing.assert_allclose(got, expected, rtol=0.02, atol=1e-3)
+
+
+@needs_node
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("kind", ["quadratic", "full", "learned"])
+def test_a_layer_is_swapped_in_the_browser_as_in_python(kind: str, size: int, data) -> None:
+    """Logits with one layer, and two, as convolutions, read from the layers with their heads as they are changed."""
+    model = model_of(kind, hidden=16, mlp=12, layers=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half())  # as a page holds them: what is left are roundings of sums
+        model.classifier.weight *= 16
+    explorer = explore(model, images=data)
+    shown = [explorer._from_pool(index) for index in range(3)]
+    changed = [edit for edit in EDITS if kind != "learned" or edit.get("off")]
+    places = [{}, {1: size}, {1: size, 0: 3}, {}]
+    asked_for = [changed + [dict(layer=layer, kernel=side) for layer, side in place.items()] for place in places]
+    code = """
+        const net = new network.Network(tree.side, tree.normal);
+        const out = tree.images.map((values) => {
+            net.setImage({ height: 28, width: 28, channels: 1, values });
+            return tree.edits.map((edits) => net.logits(edits));
+        });"""
+    tree = network_of(explorer, shown) | dict(edits=[kept(edits) for edits in asked_for])
+    images = explorer._inputs([one[0] for one in shown])
+    expected = []
+    with edited(model, changed):
+        for place in places:
+            expected.append(predict(swap(model, {layer + 1: side for layer, side in place.items()}), images))
+    np.testing.assert_allclose(in_node(code, tree), torch.stack(expected, dim=1), atol=1e-3)
+    for edits, logits in zip(asked_for, expected, strict=True):
+        with edited(model, edits[::-1]):  # in any order
+            torch.testing.assert_close(predict(model, images), logits)
+        answer = [one["probabilities"] for one in explorer._sides[0].look(images, edits)]
+        np.testing.assert_allclose(answer, logits.softmax(-1), rtol=1e-4, atol=1e-6)
+    assert all((a - b).abs().max() > 0.1 for a, b in itertools.combinations(expected[:3], 2))
 
 
 # --- images -------------------------------------------------------------------------------------------------------
@@ -377,6 +429,8 @@ def test_any_network_with_heads_is_explored(tmp_path) -> None:
         shares.append(seen["head"]["share"])
         assert seen["head"]["shape"] == [10, 12] and len(seen["head"]["output"]) == 120
     assert sum(shares) == pytest.approx(1, abs=1e-3)
+    swapped = [dict(layer=0, kernel=3)]
+    assert "only a layer of an AttentionNet" in notice(explorer, kind="heads", edits=swapped) and "swaps" not in side
     assert 0 < seen["kernel"]["error"] < 0.3
     assert "weights" not in tree_of(explorer.export_html(tmp_path / "page.html").read_text())["sides"][0]
     assert explorer.figure().axes
@@ -405,6 +459,7 @@ def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
         (ContentAttention(3, 3, 4, max_size=9, key_size=4), "content can be explored in an AttentionNet only"),
         (mixed, "Gaussian and learned heads"),
         (sequences, "layers for sequences"),
+        (swap(model_of("quadratic"), {2: 3}), "Layer 2 of this network is a convolution"),
         (7, "An object of type int cannot be explored"),
     ):
         with pytest.raises(ExplorerError, match=words) as refused:
@@ -414,7 +469,7 @@ def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
 
 def test_a_run_brings_its_path_and_its_neighbours(runs, data) -> None:
     explorer = explore(runs["quadratic"], images=data)
-    assert [run["name"] for run in explorer.choices["runs"]] == ["quadratic", "content"]  # no ResNet
+    assert [run["name"] for run in explorer.choices["runs"]] == ["quadratic", "content"]  # with heads in every layer
     assert explorer.sides[0]["path"]["epochs"] == 3
     last = np.frombuffer(explorer.sides[0]["path"]["centres"]["data"], np.float32).reshape(3, 2, 3, 2)[-1]
     now = np.frombuffer(explorer.sides[0]["centres"]["data"], np.float32).reshape(2, 3, 2)
@@ -479,6 +534,18 @@ def test_a_layer_and_its_heads_are_examined(kind: str, data) -> None:
             with layer.register_forward_hook(lambda *_: replaced):
                 told = predict(model, image).softmax(-1)[0]
             np.testing.assert_allclose(seen["kernel"]["probabilities"], told, rtol=1e-3)
+            for told, output in zip(seen["kernel"]["outputs"], (layer(x), replaced), strict=True):
+                norms = (output - layer.value.bias)[0].norm(dim=-1)
+                np.testing.assert_allclose(told, norms.flatten(), rtol=1e-3)
+
+            # The same where the convolution is in the layer's place already; a head is what it makes of that.
+            there = question | dict(edits=[*question["edits"], dict(layer=1, kernel=3)], size=5)
+            ((now, _),) = asked(explorer, **there, head=2)
+            assert all(now["kernel"][name] == seen["kernel"][name] for name in ("error", "inside", "outputs"))
+            assert now["kernel"]["probabilities"] == explorer._sides[0].look(image, there["edits"])[0]["probabilities"]
+            with edited(model, [dict(layer=1, head=2, off=True)]):
+                own = replaced - attention_to_conv(layer, 3, 7)[0](x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+            np.testing.assert_allclose(now["head"]["output"], own[0].norm(dim=-1).flatten(), rtol=1e-3, atol=1e-5)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -487,7 +554,7 @@ def test_right_answers_are_counted(data) -> None:
     explorer = explore(model, images=data)
     assert explorer.choices["labelled"] == 40
     edits = [dict(layer=0, head=h, off=True) for h in range(3)]
-    for changes in ([], edits):
+    for changes in ([], edits, [dict(layer=1, kernel=3)]):
         counted = []
         for part in (0, 25):
             ((answer, _),) = asked(explorer, kind="right", edits=changes, key="k", to=part + 25, **{"from": part})
@@ -523,12 +590,18 @@ def test_an_edit_sets_centre_and_sigma(kind: str) -> None:
         (dict(layer=0, head=0, sigma=float("nan")), "sigma"),
         (dict(layer=0, head=0, sigma=0), "sigma"),
         (dict(layer=0, head=0, centre=[0, float("inf")]), "centre"),
+        (dict(layer=2, kernel=3), "no layer 2"),
+        (dict(layer=1, kernel=4), "side 4 does not fit: it must be an odd number, at most 7"),
+        (dict(layer=1, kernel=9), "side 9"),
+        (dict(layer=1, kernel="3"), "side '3'"),
     ],
 )
 def test_senseless_edits_are_refused_and_nothing_is_left(edit: dict, words: str, data) -> None:
     explorer = explore(model_of("quadratic"), images=data)
     answer = predict(explorer._sides[0].model, explorer._inputs([explorer._shown[0]]))
     assert words in notice(explorer, kind="heads", edits=[dict(layer=0, head=1, off=True), edit])
+    content = explore(model_of("content"), images=data)
+    assert "not look at content" in notice(content, kind="heads", edits=[dict(layer=0, kernel=3)])
     assert torch.equal(answer, predict(explorer._sides[0].model, explorer._inputs([explorer._shown[0]])))
 
 
@@ -586,10 +659,13 @@ def test_the_page_is_of_the_view_as_it_is(kind: str, runs, data) -> None:
     explorer = explore(runs[kind], images=data)
     assert "edited" not in tree_of(explorer.page())
     edit = dict(layer=1, head=2, off=True)
-    ((_, (page,)),) = asked(explorer, kind="export", state=dict(head=2, edits={"1.2": dict(off=True)}))
+    edits, places = [edit], {"1.2": dict(off=True)}
+    if kind == "quadratic":
+        edits, places = [dict(layer=0, kernel=3), edit], {"0": dict(kernel=3)} | places
+    ((_, (page,)),) = asked(explorer, kind="export", state=dict(head=2, edits=places))
     tree = tree_of(page.decode())
-    assert tree["state"]["head"] == 2 and tree["edited"]["heads"] == [edit]
-    asked(explorer, kind="heads", edits=[edit])
+    assert tree["state"]["head"] == 2 and tree["edited"]["heads"] == edits
+    asked(explorer, kind="heads", edits=edits)
     np.testing.assert_allclose(tree["edited"]["probabilities"], explorer.edited["probabilities"], rtol=1e-5)
     assert ("maps" in tree["edited"]) == (kind == "content")
     asked(explorer, kind="run", name="quadratic")  # another model: its heads are not changed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import gzip
 import io
 import json
@@ -16,8 +17,9 @@ from PIL import Image
 
 from attnconv.batch.workspace import REPOSITORY, open_workspace
 from attnconv.config import ModelConfig
-from attnconv.explorer import Explorer, explore, pack
-from attnconv.models import build_model
+from attnconv.equivalence import swap
+from attnconv.explorer import Explorer, edited, explore, pack
+from attnconv.models import build_model, predict
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
 from browser import PHONE, Shown, as_widget, jupyterlab, needs_browser, run_all
@@ -26,9 +28,9 @@ pytestmark = needs_browser
 
 
 def changed_heads(state: dict) -> list[dict]:
-    """The heads that the page's state holds as changed, as `edited` takes them."""
-    places = {tuple(map(int, at.split("."))): change for at, change in state["edits"].items()}
-    return [dict(layer=layer, head=head, **change) for (layer, head), change in places.items()]
+    """The heads and layers that the page's state holds as changed, as `edited` takes them."""
+    places = [(map(int, at.split(".")), change) for at, change in state["edits"].items()]
+    return [dict(zip(("layer", "head"), place, strict=False)) | change for place, change in places]
 
 
 @pytest.fixture(scope="module")
@@ -246,8 +248,17 @@ def test_the_explorer_in_jupyterlab(lab, browser, show, tmp_path):
     seen.wait("x.host.edited.heads?.length === 1")
     seen.studied()
     assert "share of the layer's output" in seen.root.locator(".ax-does").first.inner_text()
-    assert "its output is" in seen.root.locator(".ax-reading").first.inner_text()
+    assert "its output is" in seen.root.locator(".ax-swap").inner_text()
     assert "test images:" in seen.root.locator(".ax-answer").first.inner_text()
+
+    # The layer as a convolution, which is read from the heads as they are dragged.
+    seen.root.get_by_label("this layer as a convolution").check()
+    seen.wait("x.host.edited.heads?.length === 2")
+    seen.studied()
+    seen.wait("x.rightBoth().seen === x.rightBoth().of")
+    assert "convolution in this place" in seen.root.locator(".ax-swap").inner_text()
+    assert seen.state()["edits"]["1"] == dict(kernel=3) and np.ptp(seen.pixels("response")) > 50
+    seen.press("Undo")
     seen.press("Undo")
 
     # Changed heads stay on another image, and after a file that is refused.
@@ -320,7 +331,8 @@ def test_an_exported_content_model(runs, show, tmp_path):
         seen.choose(field, value)
         assert changed(before, seen.pixels()), (field, value)
     seen.studied()
-    assert "no convolution" in seen.root.locator(".ax-layer").inner_text()
+    assert "no convolution" in seen.root.locator(".ax-swap").inner_text()
+    assert seen.root.get_by_label("this layer as a convolution").is_disabled()
 
 
 def test_touch_moves_the_query_and_the_page_is_labelled(runs, show, tmp_path):
@@ -427,6 +439,8 @@ def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
         clear = "node => node.getContext ? node.getContext('2d').clearRect(0, 0, 999, 999) : node.textContent = '?'"
         assert seen.root.evaluate(clearing, [part, clear]) != before, part
 
+    switch = seen.root.locator(".ax-swap")
+    assert "needs Python" in switch.inner_text() and switch.get_by_role("checkbox").is_disabled()
     seen.slide("centre row", 2)
     assert "needs Python" in answer.inner_text() and "→" not in answer.inner_text()
     seen.press("Reset all")
@@ -490,11 +504,11 @@ def test_a_layer_is_a_kernel(grid, show):
     seen.studied()
     expected = explorer._sides[0].examine(explorer._inputs([explorer._shown[0]]), [], 0, 0, 3)
     assert seen.get("x.seen.kernel.error") == pytest.approx(expected["kernel"]["error"], abs=1e-2)
-    reading = card.locator(".ax-reading")
-    assert f"its output is {round(100 * expected['kernel']['error'])}% off" in reading.inner_text()
+    reading, swapped = card.locator(".ax-reading"), card.locator(".ax-swap")
+    assert "its output is <0.01% off" in swapped.inner_text()  # its heads are taps, at the borders too
     assert seen.get("x.seen.head.share") == pytest.approx(expected["head"]["share"], abs=1e-2)
     assert seen.get("x.seen.kernel.inside") == pytest.approx(expected["kernel"]["inside"], abs=1e-2)
-    assert "away from the borders" in reading.inner_text()
+    assert "away from the borders" in swapped.inner_text() and "white noise" in reading.inner_text()
     share = seen.root.locator(".ax-does p").first
     assert "share of the layer's output" in share.inner_text() and np.ptp(seen.pixels("output")) > 50
 
@@ -507,6 +521,84 @@ def test_a_layer_is_a_kernel(grid, show):
     card.get_by_label("Size of the kernel").select_option("1")
     seen.idle()
     assert changed(before, seen.pixels("kernel")) and reading.inner_text() != text
+
+
+def test_a_layer_as_a_convolution(grid, show, tmp_path):
+    """Prediction, right answers and pictures are those of Python's `swap`; undone, reset, kept in a link."""
+    model, pixels = copy.deepcopy(grid[0]._sides[0].model), grid[0]._pool.images
+    images = grid[0]._inputs(pixels)
+    with torch.no_grad():
+        model.classifier.weight *= 3
+        model.classifier.bias -= predict(model, images).mean(0)  # it tells these images apart,
+    labels = predict(model, images).argmax(-1)
+    labels[::4] = 0  # and is right about most of them
+    explorer = explore(model, images=pixels, labels=labels.numpy(), mean=grid[0]._pool.mean, std=grid[0]._pool.std)
+    file, shown = explorer.export_html(tmp_path / "page.html"), images[:1]
+    seen = show(file)
+    seen.choose("Layer", "2")
+    seen.drag_head(7, 0.4, 0.6)
+    seen.root.get_by_label("head on").uncheck()
+    seen.studied()
+    answer, card = seen.root.locator(".ax-predictions").inner_text(), seen.root.locator(".ax-swap")
+    heads = changed_heads(seen.state())
+    switch, sizes = card.get_by_role("checkbox", name="this layer as a convolution"), card.get_by_role("combobox")
+    assert not switch.is_checked() and sizes.locator("option").all_inner_texts() == [f"{n} × {n}" for n in (1, 3, 5, 7)]
+    switch.press("Space")
+    for size in (5, 3):
+        sizes.select_option(str(size))
+        seen.studied()
+        seen.wait("x.rightBoth().seen === 20")
+        assert changed_heads(seen.state()) == [dict(layer=1, kernel=size), *heads]
+        with edited(model, heads):
+            swapped = swap(model, {2: size})
+            right, attention = ((predict(n, images).argmax(-1) == labels).sum() for n in (swapped, model))
+            x = model.layer_inputs(shown)[1]
+            pair = model.attention_layers[1](x), swapped.attention_layers[1](x)
+            outputs = torch.stack([(one - model.attention_layers[1].value.bias)[0].norm(dim=-1) for one in pair])
+        assert seen.get("x.saysNow()") == pytest.approx(predict(swapped, shown).softmax(-1)[0].numpy(), abs=1e-2)
+        told = f"As a {size} × {size} convolution in this place: {right} of 20 test images right; with attention"
+        assert f"{told} {attention}." in card.inner_text() and right != attention
+        np.testing.assert_allclose(seen.get("x.seen.kernel.outputs"), outputs.flatten(1).detach(), rtol=0.02, atol=1e-2)
+        off = ((pair[1] - pair[0]).norm() / (pair[0] - model.attention_layers[1].value.bias).norm()).item()
+        assert seen.get("x.seen.kernel.error") == pytest.approx(off, abs=1e-2)
+
+    # Both pictures have one scale: the same number, the same colour.
+    pictures = [seen.canvas(card.locator("canvas").nth(i)) for i in (0, 1)]
+    side = pictures[0].shape[0]
+    cells = [round((cell + 0.5) * side / 7) for cell in range(7)]
+    found = np.array([picture[np.ix_(cells, cells)].reshape(-1, 3) for picture in pictures])
+    ramp, told = np.array(seen.get("[...x.colours.ramp]")).reshape(256, 3), np.array(seen.get("x.seen.kernel.outputs"))
+    level = np.rint(255 * (told - told.min()) / np.ptp(told)).astype(int)
+    assert abs(found - ramp[level]).max() <= 2
+    assert "now a 3 × 3 convolution" in seen.root.locator(".ax-layer h4").inner_text()
+    names = seen.root.locator(".ax-tabs button")
+    assert [names.nth(i).get_attribute("aria-label") for i in (0, 1)] == ["Layer 1", "Layer 2, now a 3 × 3 convolution"]
+
+    assert seen.get("x.panels[0].card.pictures().flat().length") == 4  # in a saved picture, too
+
+    # In a link, and on another image; step by step back.
+    other = show(file, seen.page.evaluate("location.hash.slice(1)"))
+    other.studied()
+    assert other.state()["edits"] == seen.state()["edits"] and other.get("x.saysNow()") == seen.get("x.saysNow()")
+    assert other.root.locator(".ax-swap").get_by_role("checkbox").is_checked()
+    other.wait("x.rightBoth().seen === 20")
+    assert other.root.locator(".ax-counted").inner_text() == seen.root.locator(".ax-counted").inner_text()
+    other.press("Random image")
+    other.studied()
+    assert other.get("x.saysNow()") == pytest.approx(python_says(explorer, other), abs=1e-2)
+    other.press("Reset all")
+    assert not other.root.locator(".ax-swap").get_by_role("checkbox").is_checked()
+    for size in ("5", "3"):
+        seen.press("Undo")
+        assert sizes.input_value() == size and switch.is_checked()
+    seen.press("Undo")
+    assert not switch.is_checked() and seen.root.locator(".ax-predictions").inner_text() == answer
+    switch.check()
+    seen.choose("Layer", "1")
+    assert not switch.is_checked()
+    seen.choose("Layer", "2")
+    switch.uncheck()
+    assert changed_heads(seen.state()) == heads
 
 
 def test_it_opens_on_the_best_kernel_near_the_query(show, tmp_path):
@@ -620,6 +712,8 @@ def test_a_page_predicts_for_an_image_of_the_reader(grid, show, tmp_path):
 
 def test_a_finger_drags_a_head(grid, show):
     seen = show(grid[1], **PHONE)
+    seen.root.get_by_label("this layer as a convolution").check()
+    seen.studied()
     (x, y), cell = seen.head(8), seen.get("x.panels[0].card.plot.side / (2 * x.panels[0].card.range)")
     assert cell > 22  # heads on neighbouring shifts are a finger apart
     session = seen.page.context.new_cdp_session(seen.page)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from attnconv.analysis import heads
 from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
@@ -71,6 +72,7 @@ class Side:
         )
         if self.whole:
             side["downsampling"] = self.model.config.downsampling
+            side["swaps"] = not self.content
         if not self.content:
             side["gram"] = array(_grams(self.layers))
         if self.encoding == "quadratic":
@@ -109,9 +111,9 @@ class Side:
     def look(
         self, images: Tensor, edits: Sequence[dict] = (), bits: int = 16, maps: bool = True
     ) -> list[dict[str, Any]]:
-        """For each image (B, C, H, W): class probabilities and, with content, scores; with some heads changed."""
+        """For each image (B, C, H, W): class probabilities and, with content, scores; with some changes (`edited`)."""
         maps = maps and self.content
-        with edited(self.layers, edits):
+        with self._edited(edits):
             seen = [dict(probabilities=answer) for answer in self._probabilities(images)]
             for one, image in zip(seen, images[:, None] if maps else (), strict=maps):
                 parts = [layer.score_parts(x) for layer, x in zip(self.layers, self._inputs(image), strict=True)]
@@ -132,22 +134,24 @@ class Side:
 
     @torch.no_grad()
     def examine(self, image: Tensor, edits: Sequence[dict], layer: int, head: int, size: int | None) -> dict[str, Any]:
-        """What one layer and one of its heads do to an image (1, C, H, W), some heads being changed.
+        """What one layer and one of its heads do to an image (1, C, H, W), with some changes (`edited`).
 
         Returns:
             ``kernel``: the layer against the size x size convolution that `attention_to_conv` reads from it; ``error``
             is |attention - convolution| / |attention - bias| on this image, ``inside`` the same where no tap leaves
-            the image, and ``probabilities`` are the model's with the convolution in the layer's place. None with
-            content: there is no such kernel.
+            the image; ``outputs`` the norms (H, W) of both at every pixel, without the bias; and ``probabilities`` are
+            the model's with the convolution in the layer's place. None with content: there is no such kernel.
             ``head``: its ``output``, the norm (H, W) of sum_k P(q, k) X_k W^h at every pixel q; its ``share`` of the
             layer's output y, <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it.
+            Where a convolution already is in the layer's place, its size is taken, and the head is that of it.
         """
         attention, _ = head_of(self.layers, dict(layer=layer, head=head))
-        with edited(self.layers, edits):
+        size = next((edit["kernel"] for edit in edits if edit.get("kernel") and edit.get("layer") == layer), size)
+        with self._edited(edits):
             x, y = self._through(attention, image)
             if x is None:
                 return dict(kernel=None, head=None)
-            with edited(self.layers, [dict(layer=layer, head=head, off=True)]):
+            with self._edited([dict(layer=layer, head=head, off=True)]):
                 own = y - attention(x)
                 without = self._probabilities(image)[0]
             first = isinstance(attention, TapAttention)  # channels first
@@ -155,18 +159,23 @@ class Side:
             whole = y - bias
             kernel = None
             if size and not self.content:
-                replaced = _convolution(attention, size, self.grid)(x)
+                replaced, attended = _convolution(attention, size, self.grid)(x), attention.forward(x)
                 with attention.register_forward_hook(lambda *_: replaced):
                     kernel = dict(probabilities=self._probabilities(image)[0])
-                apart, reach = y - replaced, size // 2
-                kernel["error"] = _ratio(apart, whole)
+                apart, of, reach = attended - replaced, attended - bias, size // 2
+                kernel["error"] = _ratio(apart, of)
                 if not first:  # the others' borders are padded
                     inside = slice(reach, -reach or None)  # pixels at least so far from every border
-                    kernel["inside"] = _ratio(apart[:, inside, inside], whole[:, inside, inside])
+                    kernel["inside"] = _ratio(apart[:, inside, inside], of[:, inside, inside])
+                norms = ((one - bias)[0].norm(dim=0 if first else -1) for one in (attended, replaced))
+                kernel["outputs"] = [norm.flatten().tolist() for norm in norms]
         share = (own * whole).sum() / whole.square().sum().clamp_min(1e-12)
         output = own[0].norm(dim=0 if first else -1)
         told = dict(output=output.flatten().tolist(), shape=list(output.shape), share=share.item())
         return dict(kernel=kernel, head=told | dict(probabilities=without))
+
+    def _edited(self, edits: Sequence[dict]) -> contextlib.AbstractContextManager[None]:
+        return edited(self.model if self.whole else self.layers, edits)
 
     def _through(self, layer: torch.nn.Module, image: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """What a layer is given for an image, and what it answers; None if it is not used."""
@@ -220,28 +229,53 @@ def _logarithm(p: Tensor) -> NDArray:
 
 @contextlib.contextmanager
 def edited(model: AttentionNet | Sequence[torch.nn.Module], edits: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """The model with some heads changed, inside a ``with`` block; its parameters are put back afterwards.
+    """The model with some changes, inside a ``with`` block; all is put back afterwards.
 
-    Its attention layers will do, too.
+    Its attention layers will do, too, where heads alone are changed.
 
-    An edit names a ``layer`` and a ``head`` (from 0) and any of: ``off`` (true: the head adds nothing), and for
-    Gaussian heads ``centre`` (row, column; pixels) and ``sigma``, the standard deviation det(Sigma)^(1/4) in pixels:
-    a full covariance keeps its shape and is scaled.
+    An edit of a head names a ``layer`` and a ``head`` (from 0) and any of: ``off`` (true: the head adds nothing), and
+    for Gaussian heads ``centre`` (row, column; pixels) and ``sigma``, the standard deviation det(Sigma)^(1/4) in
+    pixels: a full covariance keeps its shape and is scaled.
+
+    An edit of a ``layer`` with a ``kernel`` puts the convolution of that side in its place, as
+    `attnconv.equivalence.swap` does. It is read from the layer with its heads as they are changed.
 
     Raises:
-        ExplorerError: there is no such head, or a value that is no finite number in range.
+        ExplorerError: there is no such head, a value that is no finite number in range, or no such convolution.
     """
     layers = model.attention_layers if isinstance(model, AttentionNet) else model
     saved = [(parameter, parameter.detach().clone()) for layer in layers for parameter in layer.parameters()]
+    places = contextlib.ExitStack()
     try:
         with torch.no_grad():
             for edit in edits:
-                _edit(*head_of(layers, edit), edit)
+                if edit.get("kernel") is None:
+                    _edit(*head_of(layers, edit), edit)
+                else:
+                    places.enter_context(_swapped(model, edit))
         yield
     finally:
+        places.close()
         with torch.no_grad():
             for parameter, values in saved:
                 parameter.copy_(values)
+
+
+def _swapped(model: AttentionNet | Sequence[torch.nn.Module], edit: dict[str, Any]) -> RemovableHandle:
+    """Put a convolution in a layer's place, until what is returned is closed."""
+    layers = model.attention_layers if isinstance(model, AttentionNet) else model
+    layer, size = layer_of(layers, edit), edit["kernel"]
+    if not isinstance(model, AttentionNet) or not isinstance(layer, PositionalAttention):
+        raise ExplorerError(
+            f"Layer {edit['layer'] + 1} cannot be a convolution here: only a layer of an AttentionNet can that does "
+            "not look at content."
+        )
+    grid = model.config.grid
+    sizes = range(1, 2 * ((min(grid) - 1) // 2) + 2, 2)
+    if size not in sizes:
+        raise ExplorerError(f"A kernel of side {size!r} does not fit: it must be an odd number, at most {sizes[-1]}.")
+    # Read anew whenever it computes: its heads may be changed after this.
+    return layer.register_forward_hook(lambda layer, inputs, _: _convolution(layer, size, grid)(*inputs))
 
 
 def _edit(layer: torch.nn.Module, head: int, edit: dict[str, Any]) -> None:
@@ -281,12 +315,18 @@ def _convolution(layer: PositionalAttention, size: int, grid: tuple[int, int]) -
 
 def head_of(layers: Sequence[torch.nn.Module], edit: dict[str, Any]) -> tuple[Any, int]:
     """The layer that an edit names, and the head's number in it."""
-    layer, head = edit.get("layer"), edit.get("head")
-    if not isinstance(layer, int) or not 0 <= layer < len(layers):
-        raise ExplorerError(f"There is no layer {layer!r}: the model has {len(layers)}.")
-    if not isinstance(head, int) or not 0 <= head < layers[layer].heads:
-        raise ExplorerError(f"Layer {layer + 1} has no head {head!r}: it has {layers[layer].heads}.")
-    return layers[layer], head
+    layer, head = layer_of(layers, edit), edit.get("head")
+    if not isinstance(head, int) or not 0 <= head < layer.heads:
+        raise ExplorerError(f"Layer {edit['layer'] + 1} has no head {head!r}: it has {layer.heads}.")
+    return layer, head
+
+
+def layer_of(layers: Sequence[torch.nn.Module], edit: dict[str, Any]) -> Any:
+    """The layer that an edit names."""
+    number = edit.get("layer")
+    if not isinstance(number, int) or not 0 <= number < len(layers):
+        raise ExplorerError(f"There is no layer {number!r}: the model has {len(layers)}.")
+    return layers[number]
 
 
 def _number(value: Any, name: str, low: float, high: float) -> float:

@@ -53,6 +53,12 @@ def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None
         )
     if isinstance(subject, AttentionNet):
         config = subject.config
+        if any(config.kernel_per_layer):
+            first = next(number for number, kernel in enumerate(config.kernel_per_layer, 1) if kernel)
+            raise ExplorerError(
+                f"Layer {first} of this network is a convolution, which has no heads: explore the network that "
+                "it was swapped in, and switch the layer there."
+            )
         encoding = "content" if config.kind == "learned_content" else config.kind
         shape = (config.grid, tuple(config.image_size), config.image_channels, config.classes)
         side = Side(subject, run, tuple(subject.attention_layers), encoding, *shape, title=title)

@@ -122,6 +122,7 @@ class Explorer(assets.Widget):
             return {}
         shape = [getattr(run.model, name) for name in ("image_size", "image_channels", "classes")]
         beside = [r for r in find_runs(run.path.parent) if r.model.kind != "resnet"]
+        beside = [r for r in beside if not any(r.model.kernel_per_layer)]
         fits = [r for r in beside if [r.model.image_size, r.model.image_channels, r.model.classes] == shape]
         return {r.path.name: r for r in fits} | {run.path.name: run}
 
@@ -263,8 +264,8 @@ class Explorer(assets.Widget):
         """
         tree = dict(sides=self.sides, choices=self.choices, average=[], gallery=[], state=dict(self.state))
         tree["image"] = self._look([self._shown], bits=8)[0]
-        places = {tuple(map(int, at.split("."))): change for at, change in self.state.get("edits", {}).items()}
-        changed = [dict(layer=layer, head=head, **change) for (layer, head), change in places.items()]
+        places = [(map(int, at.split(".")), change) for at, change in self.state.get("edits", {}).items()]
+        changed = [dict(zip(("layer", "head"), place, strict=False)) | change for place, change in places]
         if changed:
             inputs = self._inputs([self._shown[0]])
             tree["edited"] = dict(self._sides[0].look(inputs, changed, bits=8)[0], heads=changed)

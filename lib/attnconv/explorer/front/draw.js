@@ -1,7 +1,7 @@
 // How the explorer draws: colours, brightness, numbers as text, the grid of whole shifts.
 
 import { clamp } from "./maths.js";
-import { rgb } from "./page.js";
+import { canvasOf, rgb } from "./page.js";
 
 export const QUERY = "#D55E00"; // as in the library's figures
 
@@ -32,6 +32,16 @@ export function brightness(values, logits, largest, out) {
   for (let k = 0; k < values.length; k++)
     out[k] = 255 * (logits ? clamp((values[k] - bottom) / range, 0, 1) : Math.sqrt(clamp(values[k] / scale, 0, 1)));
   return out;
+}
+
+/** Values at every pixel of a grid, coloured from `low` to `high`, on a canvas whose longer side is `side`. */
+export function drawField(canvas, values, [height, width], side, [low, high], { ramp: table }) {
+  const cell = side / Math.max(height, width), pen = canvasOf(canvas, width * cell, height * cell);
+  values.forEach((value, at) => {
+    const from = 3 * Math.round((255 * (value - low)) / (high - low || 1));
+    pen.fillStyle = `rgb(${table[from]},${table[from + 1]},${table[from + 2]})`;
+    pen.fillRect((at % width) * cell, Math.floor(at / width) * cell, cell + 0.5, cell + 0.5);
+  });
 }
 
 export const signed = (value, digits = 2) => (value.toFixed(digits) < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);

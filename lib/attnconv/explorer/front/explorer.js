@@ -366,6 +366,12 @@ export class Explorer extends Live {
     this.setEdits(edits);
   }
 
+  /** Put the convolution of that size in the chosen layer's place; null: its attention again. */
+  setKernel(size) {
+    this.remember(null);
+    this.setEdits(size ? { ...this.state.edits, [this.state.layer]: { kernel: size } } : this.withAttention());
+  }
+
   /** Change all heads of the chosen layer in one step: `change` gets a list of what is changed of each. */
   editLayer(change) {
     const { state } = this, { layer } = state, model = this.models[0];
@@ -481,6 +487,22 @@ export class Explorer extends Live {
     return { ...state.edits, [place]: { ...state.edits[place], off: true } };
   }
 
+  /** The changes without the convolution in the chosen layer's place. */
+  withAttention() {
+    const { [this.state.layer]: _, ...others } = this.state.edits;
+    return others;
+  }
+
+  /** Right answers with the convolution in the chosen layer's place and with its attention, on the images on which both
+   * are known by now: {right, attention, seen, of}; null where there is nothing to count. */
+  rightBoth() {
+    const { labelled = 0 } = this.host.choices, both = [this.state.edits, this.withAttention()];
+    const found = both.map((edits) => this.strip.get(JSON.stringify(edits)) || []);
+    const seen = Math.min(...found.map(({ length }) => length));
+    const [right, attention] = found.map((all) => all.slice(0, seen).filter(Boolean).length);
+    return labelled && this.host.predicts ? { right, attention, seen, of: labelled } : null;
+  }
+
   /** What takes a while, and is asked for only when the reader rests. */
   study() {
     this.look();
@@ -490,10 +512,16 @@ export class Explorer extends Live {
   measure() {
     const { host, state, models: [model] } = this, { labelled = 0 } = host.choices;
     if (!labelled || !host.predicts || this.pending.size || model.epoch !== null) return;
-    const wanted = [...(Object.keys(state.edits).length ? [{}, state.edits] : []), ...(this.wantsHead === this.headKey() ? [{}, state.edits, this.withoutHead()] : [])];
-    const edits = wanted.find((one) => (this.strip.get(JSON.stringify(one)) || []).length < labelled);
+    const wanted = [
+      ...(Object.keys(state.edits).length ? [{}, state.edits] : []),
+      ...(model.kernelAt(state.layer) ? [this.withAttention()] : []),
+      ...(this.wantsHead === this.headKey() ? [{}, state.edits, this.withoutHead()] : []),
+    ];
+    const counted = (one) => (this.strip.get(JSON.stringify(one)) || []).length;
+    const open = wanted.filter((one) => counted(one) < labelled);
+    const [edits] = open.sort((a, b) => counted(a) - counted(b)); // what is compared grows together
     if (!edits) return;
-    const from = (this.strip.get(JSON.stringify(edits)) || []).length;
+    const from = counted(edits);
     const question = JSON.stringify([this.models[0].name, edits, from]);
     if (question === this.counted) return; // it failed: asking again would not help
     this.counted = question;
@@ -644,7 +672,7 @@ export class Explorer extends Live {
     // Columns of rows of canvases, each column with its title.
     const columns = [[this.caption.textContent, [[this.image], [answer(this.panels[0])]]], ...this.panels.map((panel, i) => [panel.title.textContent, [
       [panel.grid],
-      ...(panel.card.root.hidden ? [] : [[panel.card.centres, ...(panel.card.kernelBox.hidden ? [] : [panel.card.kernel])]]),
+      ...(panel.card.root.hidden ? [] : panel.card.pictures()),
       [...(panel.zoomBox.hidden ? [] : [panel.zoom]), this.written([panel.headTitle.textContent, ...numbers(panel)]), ...(panel.trackBox.hidden ? [] : [panel.track])],
       i ? [answer(panel)] : [],
     ]])];

@@ -69,10 +69,12 @@ export function rescaled(precision, old, sigma) {
 /** The same place on another grid: the pixel that holds the query's middle. */
 export const project = (query, from, to) => query.map((q, i) => Math.min(to[i] - 1, Math.floor(((q + 0.5) * to[i]) / from[i])));
 
-/** One model: gives the logits and the map of any head at any query. `edits` maps "layer.head" to {centre, sigma, off}. */
+/** One model: gives the logits and the map of any head at any query. `edits` maps "layer.head" to {centre, sigma, off},
+ * and "layer" to {kernel}, where a convolution of that size is in the layer's place. */
 export class Model {
   constructor(side) {
-    Object.assign(this, { name: side.name, title: side.title, heads: side.heads, encoding: side.encoding, grid: side.grid });
+    const { name, title, heads, encoding, grid, swaps } = side; // swaps: whether a layer may become a convolution
+    Object.assign(this, { name, title, heads, encoding, grid, swaps });
     [this.height, this.width] = side.grid;
     this.pixels = this.height * this.width;
     this.most = Math.max(...side.heads); // arrays are padded to this many heads a layer
@@ -130,6 +132,12 @@ export class Model {
   isOff(layer, head) {
     const edit = this.edits[`${layer}.${head}`];
     return Boolean(edit && edit.off && this.epoch === null);
+  }
+
+  /** The size of the convolution that the reader put in a layer's place, or null. */
+  kernelAt(layer) {
+    const size = this.edits[layer]?.kernel;
+    return !this.content && this.epoch === null && fitting(this, size) ? size : null;
   }
 
   /** Logits of one head at query (i, j) over all key pixels; `part` and `average` matter with content only. */
@@ -261,7 +269,7 @@ const whole = (value) => (Math.abs(value % 1) === 0.5 ? 2 * Math.round(value / 2
 const LEAST = 0.5; // of a head's attention on one pixel: then it is a tap (`TAP_MASS` of attnconv.heads)
 const UNIFORM = 0.95; // of the largest possible entropy
 const LONG = 3; // times as long as wide
-const SIZES = [1, 3, 5, 7]; // of the kernels that can be read
+const SIZES = [1, 3, 5, 7, 9]; // of the kernels that can be read
 
 export const KINDS = {
   tap: "one tap of a kernel: more than half of its attention is on one pixel, always at the same shift from the query",
@@ -319,8 +327,11 @@ export function readLayer(model, layer, part, average) {
   return { heads, maps, size, covered: size ? coveredTaps(heads, size) : 0 };
 }
 
+/** Whether a kernel of that size lies around the middle of a grid. */
+const fitting = ({ height, width }, size) => size > 0 && size % 2 === 1 && size <= Math.min(height, width);
+
 /** Sizes of the kernels that can be read at the middle of a grid. */
-export const kernelSizes = ({ height, width }) => SIZES.filter((size) => size >> 1 <= Math.min(height, width) - 1 >> 1);
+export const kernelSizes = (grid) => SIZES.filter((size) => fitting(grid, size));
 
 /** The kernel in a layer's maps (from the middle), as `attention_to_conv` of attnconv.equivalence reads it.
  *

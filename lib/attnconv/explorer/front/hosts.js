@@ -91,7 +91,8 @@ export function pageHost(data, ask = null, place = window) {
   let told = () => {}, last = 0, serial = 0;
   const pixels = ({ shape: [height, width, channels], data: values }) => ({ height, width, channels, values });
   const shown = () => ({ ...pixels(host.image.pixels), serial });
-  const edits = (list) => Object.fromEntries(list.map(({ layer, head, ...edit }) => [`${layer}.${head}`, edit]));
+  const key = (layer, head) => (head === undefined ? `${layer}` : `${layer}.${head}`);
+  const edits = (list) => Object.fromEntries(list.map(({ layer, head, ...edit }) => [key(layer, head), edit]));
   const show = (image) => {
     [host.image, host.edited] = [image, {}];
     serial++;

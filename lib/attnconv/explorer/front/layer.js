@@ -1,7 +1,7 @@
 // One layer: its heads around the query, which can be dragged, and beside them the kernel that they make.
 
 import { drawHeads, headAt } from "./centres.js";
-import { percent, shiftText } from "./draw.js";
+import { drawField, percent, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp, tapShifts } from "./maths.js";
 import { ARROWS, button, canvasOf, element, luminance, pixelRatio } from "./page.js";
@@ -10,7 +10,12 @@ import { GLOSSARY } from "./words.js";
 const SIDE = 272; // px, of both pictures
 const SHARP = 0.2; // px, the sigma of a head that was hardened: 99.999% of its attention is on one pixel
 
+const SMALL = 130; // px, of what the layer answers: two of them are as wide as a picture above
+
 const CLOSE = 0.75; // of the whole field: only a smaller part of it is worth a picture of its own
+
+const UNTRAINED = "The kernel takes the layer's place as it is; nothing is trained.";
+const CONTENT = "A layer that looks at content is no convolution: where it looks changes with the image.";
 
 /** "8 of 9 taps of a 3 × 3 kernel" */
 export const tapsText = ({ size, covered }) => `${covered} of ${size * size} taps of a ${size} × ${size} kernel`;
@@ -37,7 +42,8 @@ export class LayerCard {
     this.field = button("", () => explorer.set({ whole: !explorer.state.whole }));
     this.centres = element("canvas", { className: "ax-centres", tabIndex: 0, role: "application" });
     this.kernel = element("canvas", { className: "ax-kernel", role: "img" });
-    this.sizes = element("select", { "aria-label": "Size of the kernel", onchange: () => { this.size = Number(this.sizes.value); explorer.later(); explorer.look(); } });
+    const resize = () => this.resize(Number(this.sizes.value));
+    this.sizes = element("select", { "aria-label": "Size of the kernel", onchange: resize });
     this.reading = element("p", { className: "ax-reading" });
     this.tap = element("p", { className: "ax-note" });
     this.snap = element("input", { type: "checkbox", checked: false });
@@ -46,12 +52,46 @@ export class LayerCard {
       this.toGrid = button("Make it a grid", () => this.makeGrid(), "Every head takes a tap of the kernel, the nearest ones first, and looks at one pixel"),
       this.hard = button("Harden all", () => this.harden(), "Every head looks at one pixel: sigma becomes 0.2 px"),
       this.solo = button("Solo", () => this.playSolo(), "Only the chosen head; again: all heads"));
-    this.kernelBox = element("figure", { className: "ax-small" }, this.kernel, element("figcaption", { title: GLOSSARY.kernel }, element("label", {}, "kernel ", this.sizes), ", norm of each tap"));
+    this.kernelText = element("figcaption", { title: GLOSSARY.kernel });
+    this.kernelBox = element("figure", { className: "ax-small" }, this.kernel, this.kernelText);
     this.noKernel = element("p", { className: "ax-note" });
+    this.swapBox = panel.index ? null : this.makeSwap();
     this.root = element("div", { className: "ax-layer" }, element("div", { className: "ax-headline" }, this.title, this.line, this.field),
       element("figure", { className: "ax-small" }, this.centres, this.rings = element("figcaption")), this.kernelBox,
-      element("div", { className: "ax-column" }, this.noKernel, this.reading, this.tap, this.actions));
+      element("div", { className: "ax-column" }, this.noKernel, this.reading, this.tap, this.actions), this.swapBox);
+    if (panel.index) this.kernelText.append(this.sizes, " kernel, norm of each tap");
     this.listen();
+  }
+
+  /** The switch that puts the kernel in the layer's place, what the layer answers without it and with it, and how often
+   * the model is right then. */
+  makeSwap() {
+    const { explorer } = this, name = "this layer as a convolution";
+    const turn = () => explorer.setKernel(this.swap.checked ? this.size : null);
+    this.swap = element("input", { type: "checkbox", "aria-label": name, onchange: turn });
+    this.swapName = element("span");
+    this.swapSize = element("span", {}, " a ", this.sizes, " convolution");
+    this.counted = element("p", { className: "ax-counted" });
+    this.off = element("p");
+    this.responses = ["with attention", "as a convolution"].map((words) => {
+      const canvas = element("canvas", { className: "ax-response", role: "img" });
+      return { words, canvas, box: element("div", {}, canvas, words) };
+    });
+    const boxes = this.responses.map(({ box }) => box), label = element("label", {}, this.swap, this.swapName);
+    const caption = element("figcaption", { textContent: "how strong its output is; the same scale for both" });
+    this.responseBox = element("figure", { className: "ax-small ax-responses" }, ...boxes, caption);
+    return element("div", { className: "ax-swap" },
+      element("div", { title: GLOSSARY["as a convolution"] }, label, this.swapSize),
+      this.responseBox, element("div", {}, this.counted, this.off));
+  }
+
+  /** Another size of the kernel; also of the convolution in the layer's place, if there is one. */
+  resize(size) {
+    const { explorer, panel, layer } = this, swapped = panel.model.kernelAt(layer);
+    this.size = size;
+    if (swapped) return explorer.setKernel(size);
+    explorer.later();
+    explorer.look();
   }
 
   listen() {
@@ -165,6 +205,7 @@ export class LayerCard {
     const { panel, explorer, layer } = this, { model } = panel, { state, colours } = explorer;
     this.root.hidden = !model.heads[layer];
     if (this.root.hidden) return;
+    this.tellSwap();
     this.rings.textContent = model.encoding === "quadratic" ? "heads around the query; rings hold 50% and 90%" : "heads around the query; rings: their spread";
     this.rings.title = GLOSSARY.rings;
     // Where the heads of positional models look from the middle does not depend on the query: hovering changes nothing.
@@ -177,7 +218,8 @@ export class LayerCard {
     if (model.encoding === "quadratic" && this.drawn && drawn.every((value, i) => value === this.drawn[i])) return;
     this.drawn = drawn;
     const read = panel.read(layer), kernel = model.gram !== undefined && !model.film, side = Math.min(SIDE, this.wide || SIDE);
-    this.title.textContent = `Layer ${layer + 1}`;
+    const swapped = model.kernelAt(layer);
+    this.title.textContent = `Layer ${layer + 1}${swapped ? `, now a ${swapped} × ${swapped} convolution` : ""}`;
     this.line.textContent = read.size && !model.film && !model.content ? tapsText(read) : "";
     this.line.title = "Taps of the kernel that have a head: more than half of its attention is on that pixel.";
     const pen = canvasOf(this.centres, side, side);
@@ -186,8 +228,8 @@ export class LayerCard {
       colours, colourOf: (head) => explorer.colourOf(head), chosen: state.head, lit: explorer.lit, trails: panel.trails(layer), draggable: this.canDrag(), kernel: this.range < panel.range ? read.size : 0,
     });
     this.centres.setAttribute("aria-label", `Layer ${layer + 1}: ${read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`).join(", ")}.` + (this.canDrag() ? " Arrow keys move the chosen head, with Shift by whole shifts." : ""));
-    this.noKernel.hidden = kernel && !model.film;
-    this.noKernel.textContent = model.film ? "Of earlier epochs only centres and spreads are recorded." : "A layer that looks at content is no convolution: where it looks changes with the image.";
+    this.noKernel.hidden = kernel || !model.film && !panel.index; // then the switch says it
+    this.noKernel.textContent = model.film ? "Of earlier epochs only centres and spreads are recorded." : CONTENT;
     this.kernelBox.hidden = this.reading.hidden = this.tap.hidden = !kernel;
     if (this.actions) this.actions.hidden = !this.canDrag();
     if (this.actions) this.solo.setAttribute("aria-pressed", String(this.shapes.every(({ faint }, i) => faint === (i !== state.head)) && this.shapes.length > 1));
@@ -195,8 +237,11 @@ export class LayerCard {
   }
 
   drawKernel(read) {
-    const { panel, explorer, layer } = this, { model } = panel, { colours } = explorer, sizes = kernelSizes(model);
+    const { panel, explorer, layer } = this, { model } = panel, { colours } = explorer, own = model.kernelAt(layer);
+    const sizes = [...new Set([...kernelSizes(model), ...(own ? [own] : [])])];
+    this.size = own || this.size;
     if (!sizes.includes(this.size)) this.size = sizes.includes(read.size) ? read.size : sizes.at(-1) < 3 ? 1 : 3;
+    if (!panel.index) this.kernelText.textContent = `${this.size} × ${this.size} kernel, norm of each tap`;
     if (this.sizes.length !== sizes.length) this.sizes.replaceChildren(...sizes.map((size) => element("option", { value: size, textContent: `${size} × ${size}` })));
     if (this.sizes.value !== String(this.size)) this.sizes.value = this.size;
     const window = Math.max(Math.min(this.size + 2, sizes.at(-1)), this.size), key = `${this.size}`;
@@ -238,11 +283,12 @@ export class LayerCard {
 
   /** The reading in sentences. */
   tell(read) {
-    const { size, outside, error } = this.inside, { explorer, layer, panel } = this, on = outside.filter((_, head) => !panel.model.isOff(layer, head));
-    const held = 1 - on.reduce((a, b) => a + b, 0) / Math.max(1, on.length), seen = explorer.seenOf(panel);
-    const text = `A ${size} × ${size} kernel holds ${percent(held)} of the heads' attention; ${percent(Math.max(1 - held, 0))} lies outside. ` + (seen && seen.kernel
-      ? `That convolution in this layer's place: on this image its output is ${percent(seen.kernel.error)} off${seen.kernel.inside === undefined ? "" : `, away from the borders ${percent(seen.kernel.inside)}`}.${explorer.says("The model then says", seen.kernel.probabilities)}`
-      : `As a convolution it would be ${percent(error)} off on white noise.`);
+    const { size, outside, error } = this.inside, { model } = this.panel;
+    const on = outside.filter((_, head) => !model.isOff(this.layer, head));
+    const held = 1 - on.reduce((a, b) => a + b, 0) / Math.max(1, on.length);
+    const text = `A ${size} × ${size} kernel holds ${percent(held)} of the heads' attention; `
+      + `${percent(Math.max(1 - held, 0))} lies outside. `
+      + `As a convolution the layer would be ${percent(error)} off on white noise.`;
     if (this.reading.textContent !== text) this.reading.textContent = text;
     const [row, column] = this.hovered || [0, 0], at = (row + (this.window >> 1)) * this.window + column + (this.window >> 1);
     const total = this.around.parts.reduce((sum, part) => sum + part[at], 0);
@@ -251,6 +297,66 @@ export class LayerCard {
       : "Numbers: each tap's norm, as a share of the largest. Coloured bars: the heads that make it.";
     if (this.tap.textContent !== words) this.tap.textContent = words;
     this.kernel.setAttribute("aria-label", `${read.size ? tapsText(read) : ""}. ${text} Middle: the query.`);
+  }
+
+  /** Why no convolution can be put in the layer's place here; empty if it can. */
+  refusal() {
+    const { panel: { model }, explorer: { host } } = this;
+    if (model.content) return CONTENT;
+    if (!model.swaps) return "Only a layer of this library's own networks can be swapped here.";
+    return host.predicts ? "" : "This page does not hold the model's weights: that needs Python.";
+  }
+
+  /** The switch, and what is known by now of the convolution in the layer's place. */
+  tellSwap() {
+    const { panel, explorer, swapBox } = this, { model } = panel, refusal = this.refusal();
+    if (!swapBox) return;
+    swapBox.hidden = model.epoch !== null;
+    if (swapBox.hidden) return;
+    const size = model.kernelAt(this.layer), looked = explorer.seenOf(panel), seen = looked?.kernel;
+    this.swap.checked = size !== null;
+    this.swap.disabled = refusal !== "";
+    this.swapName.textContent = ` this layer as${model.content ? " a convolution" : ""}`;
+    this.swapSize.hidden = model.content;
+    this.responseBox.hidden = model.content || !explorer.host.predicts;
+    const told = refusal || (size ? this.countText(size) : UNTRAINED);
+    if (this.counted.textContent !== told) this.counted.textContent = told;
+    this.counted.classList.toggle("ax-note", !size);
+    const off = seen ? this.offText(seen, size) : "";
+    if (this.off.textContent !== off) this.off.textContent = off;
+    this.responseBox.classList.toggle("ax-stale", !seen); // the former pictures stay until the new ones are there
+    const outputs = seen ? seen.outputs : [[], []], all = outputs.flat(), range = [Math.min(...all), Math.max(...all)];
+    this.responses.forEach(({ words, canvas }, i) => {
+      const shape = looked?.head?.shape || model.grid;
+      if (seen || !canvas.style.width) drawField(canvas, outputs[i], shape, SMALL, range, explorer.colours);
+      canvas.setAttribute("aria-label", `The layer's output ${words}, its norm at every pixel. ${off}`);
+    });
+  }
+
+  /** How often the model is right with this convolution, beside that with attention. */
+  countText(size) {
+    const both = this.explorer.rightBoth(), name = `As a ${size} × ${size} convolution in this place:`;
+    if (!both) return "";
+    if (!both.seen) return `${name} counting the right answers …`;
+    const of = both.seen < both.of ? "right so far" : "test images right";
+    return `${name} ${both.right} of ${both.seen} ${of}; with attention ${both.attention}.`;
+  }
+
+  /** How far the convolution is off on this image, and what it changes unless it is in place already. */
+  offText({ error, inside, probabilities }, size) {
+    const middle = inside === undefined ? "" : `, away from the borders ${percent(inside)}`;
+    const says = size ? "" : this.explorer.says("The model then says", probabilities);
+    return `On this image its output is ${percent(error)} off${middle}.${says}`;
+  }
+
+  /** The rows of canvases that a saved picture shows. */
+  pictures() {
+    const { swapBox, responseBox } = this, shown = swapBox && !swapBox.hidden && !responseBox.hidden;
+    const known = shown && this.explorer.seenOf(this.panel)?.kernel;
+    return [
+      [this.centres, ...(this.kernelBox.hidden ? [] : [this.kernel])],
+      known ? this.responses.map(({ canvas }) => canvas) : [],
+    ];
   }
 
   tellTap(event) {

@@ -2,7 +2,7 @@
 // The definitions are Python's (attnconv.models, attnconv.explorer.sides); weights are in half precision.
 
 import { Model, middleOf } from "./heads.js";
-import { softmax } from "./maths.js";
+import { clamp, softmax } from "./maths.js";
 
 const NOTHING = 1e-9; // probabilities below it are passed over
 
@@ -109,20 +109,25 @@ export class Network {
     this.start = linear(pixels, embed, embed.weight.length / this.hidden);
   }
 
-  /** Class probabilities, some heads being changed: {"layer.head": {centre, sigma, off}}. `replaced` gives a layer's
-   * output instead of its attention: {layer, output}. */
+  /** Class probabilities with these changes: {"layer.head": {centre, sigma, off}, "layer": {kernel}}. `replaced` gives
+   * a layer's output instead of its attention: {layer, output}. */
   predict(edits, replaced = null) {
+    const logits = this.logits(edits, replaced);
+    return Array.from(softmax(logits, logits));
+  }
+
+  logits(edits, replaced = null) {
     const { blocks, classifier } = this.weights, x = this.inputOf(blocks.length, edits, replaced), mean = new Float32Array(this.hidden);
     for (let i = 0; i < x.length; i++) mean[i % this.hidden] += x[i] / this.heads.pixels;
-    const logits = linear(mean, classifier, this.hidden);
-    return Array.from(softmax(logits, logits));
+    return linear(mean, classifier, this.hidden);
   }
 
   /** What a layer sees. What does not change from question to question is kept. */
   inputOf(layer, edits, replaced = null) {
     let x = this.start, same = true;
     for (let l = 0; l < layer; l++) {
-      const key = JSON.stringify(Object.entries(edits).filter(([place]) => place.startsWith(`${l}.`)).sort()), own = replaced && replaced.layer === l;
+      const key = JSON.stringify(Object.entries(edits).filter(([place]) => parseInt(place, 10) === l).sort());
+      const own = replaced && replaced.layer === l;
       same &&= !own && this.kept[l] && this.kept[l].key === key;
       if (!same) {
         const output = this.block(l, x, own ? replaced.output : this.attend(l, x, edits));
@@ -150,8 +155,16 @@ export class Network {
     return linear(mixed, bias ? value : { weight: value.weight }, this.heads.heads[layer] * this.hidden);
   }
 
-  /** sum_k P_h(q, k) X_k for every pixel q and head h: (pixels x heads channels). */
+  /** What each head adds up for every pixel, (pixels x heads channels): by attention, or as the convolution that the
+   * reader put in its place. */
   mixed(layer, x, edits) {
+    this.heads.edits = edits;
+    const size = this.heads.kernelAt(layer);
+    return size ? this.convolved(layer, x, size, edits) : this.attended(layer, x, edits);
+  }
+
+  /** sum_k P_h(q, k) X_k for every pixel q and head h. */
+  attended(layer, x, edits) {
     const { heads, hidden } = this, count = heads.heads[layer], out = new Float32Array(heads.pixels * count * hidden);
     heads.edits = edits;
     if (heads.content) heads.setExact(layer, this.scores(layer, x));
@@ -219,17 +232,27 @@ export class Network {
 
   /** What a layer and one of its heads do to the image: `Side.examine` says what the numbers are. */
   examine(layer, head, size, edits) {
-    const { hidden, heads: { pixels } } = this, count = this.heads.heads[layer], x = this.inputOf(layer, edits);
-    const mixed = this.mixed(layer, x, edits), whole = this.project(layer, mixed, false), total = normOf(whole) ** 2 || 1;
-    const own = this.project(layer, mixed.map((value, i) => (Math.floor((i % (count * hidden)) / hidden) === head ? value : 0)), false);
-    const output = Array.from({ length: pixels }, (_, q) => normOf(own.subarray(q * hidden, (q + 1) * hidden)));
-    const share = own.reduce((sum, value, i) => sum + value * whole[i], 0) / total;
+    const { hidden, heads } = this, stride = heads.heads[layer] * hidden, x = this.inputOf(layer, edits);
+    const norm = (all, q) => normOf(all.subarray(q * hidden, (q + 1) * hidden));
+    const norms = (all) => Array.from({ length: heads.pixels }, (_, q) => norm(all, q));
+    heads.edits = edits;
+    const kernel = heads.kernelAt(layer), side = kernel || size; // a convolution that is there already has its own size
+    const mixed = [this.attended(layer, x, edits), heads.content ? null : this.convolved(layer, x, side, edits)];
+    const [attention, convolution] = mixed.map((one) => one && this.project(layer, one, false));
+    const whole = kernel ? convolution : attention, ofHead = (i) => Math.floor((i % stride) / hidden) === head;
+    const own = this.project(layer, mixed[kernel ? 1 : 0].map((value, i) => (ofHead(i) ? value : 0)), false);
+    const share = own.reduce((sum, value, i) => sum + value * whole[i], 0) / (normOf(whole) ** 2 || 1);
     const without = this.predict({ ...edits, [`${layer}.${head}`]: { ...edits[`${layer}.${head}`], off: true } });
-    const seen = { kernel: null, head: { output, share, probabilities: without } };
-    if (!this.heads.content) {
-      const near = this.convolved(layer, x, size, edits), apart = this.project(layer, near.map((value, i) => value - mixed[i]), false);
-      const inside = ([part, all]) => normOf(part) / (normOf(all) || 1);
-      seen.kernel = { error: normOf(apart) / Math.sqrt(total), inside: inside([apart, whole].map((values) => this.interior(values, size >> 1))), probabilities: this.predict(edits, { layer, output: this.project(layer, near) }) };
+    const seen = { kernel: null, head: { output: norms(own), share, probabilities: without } };
+    if (convolution) {
+      const apart = convolution.map((value, i) => value - attention[i]), { bias } = this.weights.blocks[layer].value;
+      const ratio = ([part, all]) => normOf(part) / (normOf(all) || 1);
+      seen.kernel = {
+        error: ratio([apart, attention]),
+        inside: ratio([apart, attention].map((values) => this.interior(values, side >> 1))),
+        outputs: [attention, convolution].map(norms),
+        probabilities: this.predict(edits, { layer, output: convolution.map((value, i) => value + bias[i % hidden]) }),
+      };
     }
     return seen;
   }
@@ -243,7 +266,7 @@ export class Network {
     });
   }
 
-  /** The same as `mixed` for the layer's size x size convolution, with zeros around the image. */
+  /** The same as `attended` for the layer's size x size convolution; beyond the border it sees the nearest pixel. */
   convolved(layer, x, size, edits) {
     const { heads, hidden } = this, { height, width, pixels } = heads, count = heads.heads[layer], stride = count * hidden, reach = size >> 1;
     const out = new Float32Array(pixels * stride), middle = middleOf(heads), map = new Float32Array(pixels);
@@ -255,11 +278,11 @@ export class Network {
         for (let c = -reach; c <= reach; c++) {
           const p = map[(middle[0] + r) * width + middle[1] + c];
           if (p < NOTHING) continue;
-          for (let row = Math.max(0, -r); row < Math.min(height, height - r); row++)
-            for (let column = Math.max(0, -c); column < Math.min(width, width - c); column++) {
-              const to = (row * width + column) * stride + head * hidden, from = ((row + r) * width + column + c) * hidden;
-              for (let i = 0; i < hidden; i++) out[to + i] += p * x[from + i];
-            }
+          for (let q = 0; q < pixels; q++) {
+            const row = clamp(Math.floor(q / width) + r, 0, height - 1), column = clamp((q % width) + c, 0, width - 1);
+            const to = q * stride + head * hidden, from = (row * width + column) * hidden;
+            for (let i = 0; i < hidden; i++) out[to + i] += p * x[from + i];
+          }
         }
     }
     return out;

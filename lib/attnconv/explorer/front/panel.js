@@ -1,7 +1,7 @@
 // One model's part of the page: its grid of heads, and the chosen head large.
 
 import { drawHeads, headAt, spots } from "./centres.js";
-import { QUERY, brightness, percent, pixelGrid, shiftText, signed } from "./draw.js";
+import { QUERY, brightness, drawField, percent, pixelGrid, shiftText, signed } from "./draw.js";
 import { covarianceOf, describe, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
 import { clamp } from "./maths.js";
@@ -105,7 +105,8 @@ export class Panel {
     this.box = { left, top, gap, wide, tall, down, columns, ratio, notes, narrow };
     this.tabs.hidden = !this.explorer.narrow || centres;
     if (this.tabs.childElementCount !== model.heads.length)
-      this.tabs.replaceChildren(...model.heads.map((_, layer) => element("button", { type: "button", textContent: `L${layer + 1}`, "aria-label": `Layer ${layer + 1}`, onclick: () => this.explorer.setLayer(layer) })));
+      this.tabs.replaceChildren(
+        ...model.heads.map((_, layer) => button(`L${layer + 1}`, () => this.explorer.setLayer(layer))));
     const [w, h] = [left + columns * (wide + gap) + notes, top + rows * down];
     this.card.wide = width - 4;
     if (this.grid.width !== w * ratio || this.grid.height !== h * ratio) {
@@ -274,9 +275,18 @@ export class Panel {
     });
   }
 
-  /** Of how many taps of a kernel a layer has heads, at the end of its row. */
+  /** Of how many taps of a kernel a layer has heads, or that a convolution is in its place: at the end of its row. */
   drawNote(x, y, layer) {
     const { context, explorer: { colours } } = this, { size, covered } = this.read(layer);
+    const kernel = this.model.kernelAt(layer);
+    if (kernel) {
+      context.fillStyle = colours.text;
+      context.font = `bold 11px ${colours.font}`;
+      context.fillText(`now a ${kernel} × ${kernel}`, x, y - 3);
+      context.fillText("convolution", x, y + 11);
+      context.font = `11px ${colours.font}`;
+      return;
+    }
     if (!size || this.model.content) return;
     context.fillStyle = covered >= 0.75 * size * size ? colours.text : colours.faint;
     context.fillText(`${covered} of ${size * size} taps`, x, y - 3);
@@ -433,13 +443,7 @@ export class Panel {
     this.drawStrip();
     if (this.doesBox.hidden) return;
     const { output, share, probabilities, shape: [height, width] = [model.height, model.width] } = seen.head, side = 120;
-    const wide = width >= height ? side : (side * width) / height, tall = (wide * height) / width;
-    const pen = canvasOf(this.output, wide, tall), [cellX, cellY] = [wide / width, tall / height], top = Math.max(...output) || 1;
-    output.forEach((value, at) => {
-      const from = 3 * Math.round((255 * value) / top);
-      pen.fillStyle = `rgb(${colours.ramp[from]},${colours.ramp[from + 1]},${colours.ramp[from + 2]})`;
-      pen.fillRect((at % width) * cellX, Math.floor(at / width) * cellY, cellX + 0.5, cellY + 0.5);
-    });
+    drawField(this.output, output, [height, width], side, [0, Math.max(...output)], colours);
     const before = explorer.rightWith(explorer.state.edits), after = explorer.rightWith(explorer.withoutHead());
     const counted = after && after.seen ? ` On test images: ${rightText(before)} right with it, ${rightText(after)} without.` : "";
     const text = `Its share of the layer's output: ${share < 0 ? "−" : ""}${percent(Math.abs(share))}.${explorer.says("Without it the model says", probabilities)}${counted}`;
@@ -534,7 +538,12 @@ export class Panel {
     this.drawGrid(waits);
     if (waits) return;
     this.card.draw();
-    [...this.tabs.children].forEach((tab, layer) => tab.setAttribute("aria-pressed", String(layer === this.explorer.state.layer)));
+    [...this.tabs.children].forEach((tab, layer) => {
+      const kernel = this.model.kernelAt(layer);
+      tab.setAttribute("aria-pressed", String(layer === this.explorer.state.layer));
+      tab.setAttribute("aria-label", `Layer ${layer + 1}${kernel ? `, now a ${kernel} × ${kernel} convolution` : ""}`);
+      tab.classList.toggle("ax-swapped", kernel !== null);
+    });
     this.drawDetail();
   }
 }
