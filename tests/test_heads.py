@@ -215,17 +215,6 @@ def test_an_even_kernel_is_taken_wherever_the_query_is(first):
     assert found[0].all() and found[1].sum() < 5
 
 
-def test_pruned_heads_return_to_their_former_places():
-    before = np.random.default_rng(0).normal(size=(2, 4, 2))
-    left = np.full((2, 3, 2), np.nan)
-    left[0], left[1, :2] = before[0, [0, 2, 3]], before[1, [1, 2]]
-    values = np.array([[10.0, 12, 13], [21, 22, np.nan]])
-    back = heads.in_former_places(values, left, before)
-    np.testing.assert_array_equal(back, [[10, np.nan, 12, 13], [np.nan, 21, 22, np.nan]])
-    with pytest.raises(ValueError, match="Head 2 of layer 1"):
-        heads.in_former_places(values, left[:, [0, 0, 1]], before)
-
-
 def test_trend_is_the_rank_correlation_with_depth():
     rising = np.arange(6.0).reshape(3, 2)
     assert heads.trend(rising)[0] > 0.9 and heads.trend(-rising)[0] < -0.9

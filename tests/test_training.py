@@ -25,7 +25,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnconv.analysis import heads
+from attnconv.analysis import heads, results
 from attnconv.attention.precision import Computation
 from attnconv.batch.workspace import PROFILES
 from attnconv.config import ConfigError, ModelConfig, TrainConfig, load_profile, replace
@@ -576,7 +576,11 @@ def test_pruning_starts_from_a_run_and_drops_its_degenerate_heads(data, tmp_path
     first = Run(first.path)
     recipe = replace(RECIPE, {"epochs": 1, "start_from": "quadratic_full"})
     run = train(full, recipe, data, tmp_path / "pruned", preset="quadratic_pruned", start=first)
-    assert run.model.heads == (2, 3)
+    assert run.model.heads == (2, 3) and run.config["kept"] == [[0, 2], [0, 1, 2]]
+    before, placed = results.before_pruning(run, [run, first])
+    assert before is first and np.isnan(placed["centre"][0, 1]).all()
+    np.testing.assert_array_equal(placed["centre"][0, [0, 2]], run.heads["centre"][-1, 0, :2])
+    assert results.before_pruning(run, [run])[0] is None
     assert load_run(run.path)[0].attention_layers[0].centres.shape == (2, 2)
     assert run.heads["centre"].shape == (2, 2, 3, 2) and np.isnan(run.heads["centre"][:, 0, 2]).all()
     dropped = heads.pruned(load_run(first.path)[0])

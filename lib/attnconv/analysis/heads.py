@@ -240,11 +240,16 @@ def prune(layer: QuadraticAttention) -> QuadraticAttention:
 
 
 def pruned(network: AttentionNet) -> AttentionNet:
-    """The network itself, with every layer pruned."""
+    """The network itself, with every layer pruned. Its ``kept`` has the numbers of the heads that stay, by layer."""
+    network.kept = []
     for block in network.blocks:
-        if isinstance(block.attention, QuadraticAttention):
-            block.attention = prune(block.attention)
-    network.config = replace(network.config, {"heads": tuple(layer.heads for layer in network.attention_layers)})
+        layer = block.attention
+        if isinstance(layer, QuadraticAttention):
+            network.kept.append(np.flatnonzero(~degenerate(layer)).tolist())
+            block.attention = prune(layer)
+        else:
+            network.kept.append(list(range(layer.heads)))
+    network.config = replace(network.config, {"heads": tuple(map(len, network.kept))})
     return network
 
 
@@ -270,29 +275,6 @@ def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArra
     placed = np.stack(placed)
     best = placed.sum((-2, -1)).argmax(0)[None, ..., None, None]
     return np.take_along_axis(placed, best, axis=0)[0]
-
-
-def in_former_places(values: ArrayLike, centres: ArrayLike, before: ArrayLike) -> NDArray:
-    """Values (L, k, ...) of a pruned network's heads at the places (L, h, ...) they had before, NaN at those dropped.
-
-    Pruning numbers the heads anew. They are found by their ``centres`` (L, k, 2) at the first step after it, which are
-    some of those ``before`` (L, h, 2), in their order.
-
-    Raises:
-        ValueError: a centre is not among those before.
-    """
-    values, centres, before = np.asarray(values), np.asarray(centres), np.asarray(before)
-    result = np.full((*before.shape[:2], *values.shape[2:]), np.nan, values.dtype)
-    for layer, (left, whole) in enumerate(zip(centres, before, strict=True)):
-        place = 0
-        for head in np.flatnonzero(np.isfinite(left).all(-1)):
-            same = np.flatnonzero((whole[place:] == left[head]).all(-1))
-            if not len(same):
-                raise ValueError(f"Head {head + 1} of layer {layer + 1} has a centre that no head had before.")
-            place += same[0]
-            result[layer, place] = values[layer, head]
-            place += 1
-    return result
 
 
 def overlap(maps: ArrayLike) -> NDArray:

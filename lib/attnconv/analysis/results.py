@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnconv.analysis.heads import in_former_places
 from attnconv.config import PRESETS, ModelConfig, Profile, TrainConfig, config_hash, replace
 from attnconv.cost import cost
 from attnconv.training.runs import JPEG_COPY, Run
@@ -183,19 +181,20 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
     return holds, f"{a:.1f}% against {b:.1f}%, {how} {error:.1f}"
 
 
-def pruned_from(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str, np.ndarray]]:
-    """The run among ``runs`` whose heads this one was pruned from, and its head geometry at their former places.
+def before_pruning(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str, np.ndarray]]:
+    """The run among ``runs`` whose heads this one was pruned from, and its heads at the places they had there.
 
-    None, and the geometry as it is, where no run has the centres that this one started with.
+    Arrays as the last of `Run.heads`, NaN at heads that were dropped. None, and heads as they are, without that run.
     """
-    start = run.heads["parameter_centre"][0]
-    for whole in runs:
-        if whole is run or whole.preset != run.train.start_from:
-            continue
-        before = whole.heads["parameter_centre"][-1]
-        with contextlib.suppress(ValueError):
-            return whole, {name: in_former_places(values[-1], start, before) for name, values in run.heads.items()}
-    return None, {name: values[-1] for name, values in run.heads.items()}
+    start = next((one for one in runs if one.config["hash"] == run.config.get("start")), None)
+    heads = {name: values[-1] for name, values in run.heads.items()}
+    if start is None:
+        return None, heads
+    placed = {name: np.full_like(start.heads[name][-1], np.nan) for name in heads}
+    for layer, kept in enumerate(run.config["kept"]):
+        for name, values in heads.items():
+            placed[name][layer, kept] = values[layer, : len(kept)]
+    return start, placed
 
 
 def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:

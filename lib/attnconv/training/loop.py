@@ -371,5 +371,7 @@ def train(
         before = Run(folder).config.get("sessions", []) if (folder / "config.json").is_file() else []
         trainer.about = dict(preset=preset, hash=name, model=to_dict(model.config), train=to_dict(train_config))
         trainer.about |= dict(data=data.about(), environment=here, sessions=[*before, here])
+        if start:
+            trainer.about |= dict(start=start.config["hash"], kept=getattr(model, "kept", None))
         trainer.fit()
     return Run(folder)
