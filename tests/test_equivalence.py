@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.nn.utils import prune
 
 from attnconv import equivalence
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+from attnconv.cost import PeakMemory
 from attnconv.equivalence import TapAttention, attention_to_conv, conv_to_attention, convert, missed_mass
 
 MODES = ["zeros", "reflect", "replicate", "circular"]
@@ -590,3 +592,47 @@ def test_errors_of_the_report_are_expectations_over_white_noise(kind):
         )
     assert report.relative_error == pytest.approx((lost / whole).item(), rel=0.03)
     assert report.error == pytest.approx(lost.item() / 2, rel=0.03)  # a pixel's norm is sqrt(4) in root mean square
+
+
+def test_threads_share_a_converted_network():
+    """Images of different sizes at once: each thread gets the answers to its own."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_attention(conv).eval()
+    images = [torch.randn(1, 2, 5 + n, 12 - n) for n in range(8)]
+    with torch.no_grad():
+        right = [conv(x) for x in images]
+
+        def ask(n):
+            places = [(n + i) % 8 for i in range(250)]
+            return sum(not torch.allclose(layer(images[place]), right[place], atol=1e-5) for place in places)
+
+        def under_no_grad(n):
+            with torch.no_grad():
+                return ask(n)
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(under_no_grad, range(8))) == 0
+    assert len(layer._kept) <= 8
+
+
+def test_a_long_signal_takes_memory_that_is_linear_in_its_length():
+    conv = nn.Conv1d(2, 3, 9, padding=4)
+    layer = conv_to_attention(conv)
+    x = torch.randn(1, 2, 200_000)
+    with torch.no_grad(), PeakMemory() as memory:
+        y = layer(x)
+    torch.testing.assert_close(y, conv(x), rtol=0, atol=1e-5)
+    assert memory.peak < 100 * x.nbytes
+
+
+@pytest.mark.parametrize("centre", [0.0, 0.3, 0.5, -7.4, 40.0])
+@pytest.mark.parametrize("alpha", [3.0, 20.0, 60.0, 800.0])
+def test_pixels_are_picked_where_and_only_where_the_softmax_is_one_hot(centre, alpha):
+    layer = conv_to_attention(nn.Conv2d(1, 1, 3, padding=1), alpha)
+    with torch.no_grad():
+        layer.centres[:, 1] += centre
+        p = layer.axis_probabilities(9, 1)  # (h, R, W')
+        picked = layer._one_hot(9, 1)
+    assert (picked is not None) == bool((p.max(-1).values == 1).all())
+    assert picked is None or torch.equal(p.argmax(-1).T, picked)

@@ -32,6 +32,10 @@ MIXED = 2**22
 """Mixed values (images x queries x heads x channels) to hold at a time, if one image has no more: 16 MiB in float32."""
 
 
+KEPT = 8
+"""Image sizes for which a layer keeps the pixels that its heads see."""
+
+
 class TapAttention(QuadraticAttention):
     """Quadratic attention with one head per kernel tap, in the place of a `Conv2d` or `Conv1d` (Theorem 1).
 
@@ -82,7 +86,7 @@ class TapAttention(QuadraticAttention):
         weight.data = values.unflatten(1, (self.heads, -1)).transpose(1, 2).view(weight.shape)
         self.weight, self.bias = weight, bias
         self.train(conv.training)
-        self._kept: tuple | None = None  # see `_selected`
+        self._kept: dict[tuple, tuple[Tensor, Tensor | slice | None]] = {}  # see `_selected`
 
     @property
     def value(self) -> SimpleNamespace:
@@ -158,22 +162,39 @@ class TapAttention(QuadraticAttention):
     def _selected(self, height: int, width: int) -> Tensor | slice | None:
         """The pixel that each head sees at each query (Q R h,), a slice if that is every pixel in order.
 
-        None where P is not one-hot. Kept from call to call until the size, the stride, a centre or a spread changes.
+        None where P is not one-hot. Kept for the last sizes, until the stride, a centre or a spread changes. Threads
+        may share a layer: what is returned was found for these arguments, whatever another thread keeps meanwhile.
         """
         key = (height, width, self.stride, self.centres.device)
         positions = torch.cat([self.centres.detach().flatten(), self.spreads.detach()])
-        if self._kept is None or self._kept[0] != key or not torch.equal(self._kept[1], positions):
+        kept = self._kept.get(key)
+        if kept is None or not torch.equal(kept[0], positions):
             with torch.inference_mode(False), torch.no_grad():
-                found = [self.axis_probabilities(n, axis).max(-1) for axis, n in ((0, height), (1, width))]
-                pixels = None
-                if all(bool((p == 1).all()) for p, _ in found):
-                    rows, columns = (keys.T for _, keys in found)  # (Q, h), (R, h)
-                    total = [self._padded(n, axis) for axis, n in ((0, height), (1, width))]
+                rows, columns = (self._one_hot(length, axis) for axis, length in ((0, height), (1, width)))
+                pixels: Tensor | slice | None = None
+                if rows is not None and columns is not None:
+                    total = [self._padded(length, axis) for axis, length in ((0, height), (1, width))]
                     pixels = (rows[:, None] * total[1] + columns).flatten()
-                    every = torch.arange(math.prod(total), device=pixels.device)
-                    pixels = slice(None) if torch.equal(pixels, every) else pixels
-                self._kept = (key, positions, pixels)
-        return self._kept[2]
+                    if len(pixels) == math.prod(total) and bool((pixels.diff() == 1).all()):
+                        pixels = slice(None)
+            kept = positions, pixels
+            self._kept = dict([*self._kept.items(), (key, kept)][-KEPT:])
+        return kept[1]
+
+    def _one_hot(self, length: int, axis: int) -> Tensor | None:
+        """The key that each head sees along an axis at each query (Q, h); None where attention is not one-hot.
+
+        It is the key nearest to the query plus the centre, if the next nearest has no weight beside it: memory is
+        linear in the length, as no softmax is made.
+        """
+        last = self._padded(length, axis) - 1
+        place = self.queries(length, axis)[:, None] + self.centres[:, axis].double()  # (Q, h)
+        nearest = place.round().clamp(0, last)
+        beside = torch.where(place >= nearest, nearest + 1, nearest - 1)  # the next nearest, where it exists
+        beside = torch.where((beside < 0) | (beside > last), 2 * nearest - beside, beside)
+        gap = 0.5 * self.spreads.double().square() * ((beside - place).square() - (nearest - place).square())
+        certain = (torch.exp(-gap) < torch.finfo(self.centres.dtype).eps / 8).all() if last else True
+        return nearest.long() if certain else None
 
     def _project(self, mixed: Tensor) -> Tensor:
         """Each head's value matrix and their sum: (B, Q R, h C) -> (B, Q R, D)."""
