@@ -153,7 +153,7 @@ def test_heads_may_differ_between_layers_down_to_none():
 
 
 def test_down_sampling_must_divide_the_image():
-    with pytest.raises(ConfigError, match="downsampling = 4 does not divide.*30x30"):
+    with pytest.raises(ConfigError, match="downsampling = 4 must divide.*30x30"):
         build_model(ModelConfig(image_size=(30, 30), downsampling=4))
 
 

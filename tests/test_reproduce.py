@@ -95,7 +95,7 @@ def test_other_mistakes_are_refused(toys: Toys, tmp_path: Path) -> None:
     refused(toys, "--jobs 0", at_once=0)
     refused(toys, "There is no file or folder", DataError, data=str(tmp_path / "nowhere"))
     toys.profile("train: {epoch: 3}\n")
-    refused(toys, "Did you mean 'epochs'")
+    refused(toys, "toy.yaml: TrainConfig.epoch = 3")
     toys.profile("runs: [quadratic]\n")
     path.write_text("{")
     refused(toys, "not a readable notebook")
@@ -108,7 +108,7 @@ def test_other_mistakes_are_refused(toys: Toys, tmp_path: Path) -> None:
         ("reproduce --profile smoke --only 99", "no notebook '99'"),
         ("reproduce --profile smoke --output file", "/file"),
         ("train quadratic --profile smoke --output file", "/file"),
-        ("train quadratc", "Did you mean 'quadratic'"),
+        ("train quadratc", "no preset 'quadratc'. There are resnet18, quadratic,"),
         ("train quadratic --epochs 0", "TrainConfig.epochs = 0"),
         ("train quadratic --set head=3", "known name"),
         ("train quadratic_pruned --profile smoke --set validation=200 --output out", "200 validation images cannot be"),
@@ -132,7 +132,7 @@ def test_too_little_memory_is_said_in_one_line(error, monkeypatch, capsys) -> No
 
 
 def test_changes_go_to_the_configuration_that_has_them() -> None:
-    assert cli.changes(["heads=16", "lr=0.1", "augment=no"]) == ({"heads": 16}, {"lr": 0.1, "augment": False})
+    assert cli.changes(["heads=16", "lr=0.1", "augment=false"]) == ({"heads": 16}, {"lr": 0.1, "augment": False})
 
 
 # Real executions

@@ -42,8 +42,6 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--seed", type=int, help="default: the profile's first")
     train.add_argument("--output", metavar="DIR", help="the run folder goes to DIR/runs (default: outputs/<profile>)")
     train.add_argument("--epochs", type=int, metavar="N")
-    batch = "SGD's learning rates follow in proportion (the paper's: 0.1 at 100)"
-    train.add_argument("--batch-size", type=int, metavar="N", help=batch)
     other = "any other value of ModelConfig or TrainConfig; may be repeated"
     train.add_argument("--set", dest="words", action="append", default=[], metavar="NAME=VALUE", help=other)
     train.set_defaults(call=_train)
@@ -66,22 +64,19 @@ def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     known = [*ModelConfig.model_fields, *TrainConfig.model_fields]
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or name not in known:
+        if not (equals and value.strip()) or name not in known:
             raise ConfigError(f"--set {word}: not NAME=VALUE with a known name. Names: {', '.join(sorted(known))}.")
-        (model if name in ModelConfig.model_fields else train)[name] = read_yaml(value, repr(word))
+        (model if name in ModelConfig.model_fields else train)[name] = read_yaml(value)
     return model, train
 
 
-def _train(preset: str, profile: str, seed: int | None, words: list[str], **options: Any) -> int:
+def _train(preset: str, profile: str, seed: int | None, epochs: int | None, words: list[str], **options: Any) -> int:
     from attnconv.batch.workspace import open_workspace
-    from attnconv.config import scaled
 
     model, train = changes(words)
-    given = {name: options.pop(name) for name in ("epochs", "batch_size")}
-    train |= {name: value for name, value in given.items() if value is not None}
+    if epochs is not None:
+        train["epochs"] = epochs
     work = open_workspace(profile, **options)
-    if given["batch_size"] is not None:
-        train = scaled(work.profile.configs(preset)[1], given["batch_size"]) | train
     _, recipe = work.profile.configs(preset, seed, model, train)  # a wrong value costs no time
     work.data.check_hold_out(recipe.validation)
     try:

@@ -1,40 +1,48 @@
-"""Images: CIFAR-10 in any of its usual forms, Fashion-MNIST, the embedded sample; and batches made on the device.
+"""Images: CIFAR-10, Fashion-MNIST, the embedded sample or your own; and batches made on the device.
 
-A data set is read once into four tensors, moved whole to the device, and stays uint8. What happens per batch
-(shuffling, pad-and-crop, flips, normalisation) is a few tensor operations there: no worker processes, no Python per
-image, no wait for the GPU. How each form is recognised and read is in `attnconv.training.forms`.
+A data set is read once into four tensors, moved whole to the device, and stays uint8. What happens to a batch is a few
+tensor operations there: no worker processes, no Python per image, no wait for the GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
+import shutil
 import socket
 import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
+from tqdm.auto import tqdm
 
-from attnconv.training import forms
-from attnconv.training.forms import ARRAYS, CIFAR10_CLASSES, SPLITS, DataError, Source, content_of, reading_data
+from attnconv.training.runs import writing
 
 REPOSITORY_DATA = Path(__file__).resolve().parents[3] / "data"
-FASHION_MNIST_CLASSES = tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(","))
-# What `content_key` gives for the published idx files and for the embedded sample.
-FASHION_MNIST_KEY = "92a2f8c9d7f6975fcb68208016759210b9be46eca0aaa8511930a5aa944b63b3"
-SAMPLE_KEY = "fa086e380daed098d0cf73df9491c262ba86da6dffb89c77ea244fda824b92e4"
+SPLITS = ("train", "test")
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_IMAGES = (50_000, 10_000)  # Parquet files do not name their classes: these counts tell CIFAR-10
 # Mean and standard deviation per channel, pixels in [0, 1]: the original code's for CIFAR-10, else the usual ones.
-STATISTICS = {"cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))}
-STATISTICS |= dict.fromkeys(("fashion-mnist", "fashion-mnist-sample"), ((0.2860,), (0.3530,)))
-
+STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    **dict.fromkeys(("fashion-mnist", "fashion-mnist-sample"), ((0.2860,), (0.3530,))),
+}
 PAD = 4  # pixels of black around an image before it is cropped to its size again
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the message names the file, the row where there is one, and the remedy."""
 
 
 class MissingData(DataError):
@@ -65,34 +73,31 @@ class Dataset:
     def image_channels(self) -> int:
         return self.train_images.shape[3]
 
-    def about(self) -> dict:
+    def about(self) -> dict[str, Any]:
         """What a run's config.json says of its data."""
-        about = dict(name=self.name, form=self.form, key=self.key, classes=list(self.classes))
-        about |= dict(train_images=len(self.train_labels), test_images=len(self.test_labels))
-        return about | dict(mean=list(self.mean), std=list(self.std))
+        sizes = {"train_images": len(self.train_labels), "test_images": len(self.test_labels)}
+        about = {"name": self.name, "form": self.form, "key": self.key, "classes": list(self.classes)}
+        return about | sizes | {"mean": list(self.mean), "std": list(self.std)}
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on that device."""
-        return replace(self, **{name: getattr(self, name).to(device) for name in ARRAYS})
+        moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in ARRAYS}
+        return replace(self, **moved)
 
     def first(self, train: int | None, test: int | None) -> Dataset:
         """This many images of each split: the first ones of each class, equally many of each where that is possible.
-
-        Their order is kept. None, or a number larger than the split, keeps the whole split.
-        """
+        Their order is kept. None, or a number larger than the split, keeps the whole split."""
         train = None if train is None or train >= len(self.train_labels) else train
         test = None if test is None or test >= len(self.test_labels) else test
         if train is None and test is None:
             return self
         kept = {"train": balanced(self.train_labels, train), "test": balanced(self.test_labels, test)}
-        arrays = {name: getattr(self, name)[kept[name.split("_")[0]]] for name in ARRAYS}
+        arrays: dict[str, Any] = {name: getattr(self, name)[kept[name.split("_")[0]]] for name in ARRAYS}
         return replace(self, key=_digest(self.key, "first", train, test).hex(), **arrays)
 
     def hold_out(self, n: int, seed: int) -> tuple[Dataset, Tensor, Tensor]:
         """The data without n training images, and those n for validation: images (n, H, W, C) and labels (n,).
-
-        The seed draws them, equally many of each class where that is possible. The test split is untouched.
-        """
+        The seed draws them, equally many of each class where that is possible. The test split is untouched."""
         self.check_hold_out(n)
         images, labels = self.train_images, self.train_labels
         shuffled = torch.randperm(len(labels), generator=_generator("hold out", seed)).to(labels.device)
@@ -127,15 +132,9 @@ def _generator(*parts: object) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(_digest(*parts)[:4], "little"))
 
 
-# Batches ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The order of one epoch's n images, and the crop and flip of each: position i is image ``order[i]``.
-
-    ``rows``, ``columns`` and ``flips`` are None without augmentation.
-    """
+    """The order of one epoch's n images; with augmentation also the crop and flip of image ``order[i]``, at i."""
 
     order: Tensor  # int64 (n,), a permutation
     rows: Tensor | None = None  # int64 (n,): where the crop starts in the padded image, 0 to 8; 4 is the middle
@@ -145,9 +144,7 @@ class Plan:
 
 def epoch_plan(n: int, *, seed: int, epoch: int, augment: bool, device: torch.device | str = "cpu") -> Plan:
     """The plan of one epoch for n images: a function of its arguments only, so that a resumed run repeats it exactly.
-
-    Drawn on the CPU, so the same on every device; no global generator is touched.
-    """
+    Drawn on the CPU, so the same on every device; no global generator is touched."""
     generator = _generator("epoch", seed, epoch)
     order = torch.randperm(n, generator=generator)
     if not augment:
@@ -158,10 +155,8 @@ def epoch_plan(n: int, *, seed: int, epoch: int, augment: bool, device: torch.de
 
 
 def augment(images: Tensor, rows: Tensor, columns: Tensor, flips: Tensor) -> Tensor:
-    """Pad (B, H, W, C) with black, crop each image to (H, W) at its own row and column (0 to 2 PAD), then mirror it.
-
-    The same as torchvision's RandomCrop(padding=PAD) and RandomHorizontalFlip, in one gather for the whole batch.
-    """
+    """Pad (B, H, W, C) with black, crop each image to (H, W) at its own row and column (0 to 2 PAD), then mirror it:
+    torchvision's RandomCrop(padding=PAD) and RandomHorizontalFlip, in one gather for the whole batch."""
     batch, height, width, _ = images.shape
     device = images.device
     padded = F.pad(images, (0, 0, PAD, PAD, PAD, PAD))
@@ -182,68 +177,81 @@ def batches(
     images: Tensor, labels: Tensor, plan: Plan | None, batch_size: int, mean: tuple, std: tuple, start: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Normalised images (B, C, H, W) and labels (B,) of one epoch, from step ``start`` on; the last may be smaller.
-
-    Without a plan: all images in their own order, as for evaluation. Everything stays on the device of ``images``,
-    and Python never waits for it.
-    """
-    mean, std = (torch.tensor(values, device=images.device) for values in (mean, std))
+    Without a plan all are in their own order. All stays on the device of ``images``, and Python never waits for it."""
+    statistics = [torch.tensor(values, device=images.device) for values in (mean, std)]
     for first in range(start * batch_size, len(labels), batch_size):
         part = slice(first, first + batch_size)
-        if plan is None:
-            x, y = images[part], labels[part]
-        else:
-            x, y = images[plan.order[part]], labels[plan.order[part]]
-            if plan.flips is not None:
-                x = augment(x, plan.rows[part], plan.columns[part], plan.flips[part])
-        yield normalize(x, mean, std), y
+        which = part if plan is None else plan.order[part]
+        x, y = images[which], labels[which]
+        if plan and plan.rows is not None and plan.columns is not None and plan.flips is not None:
+            x = augment(x, plan.rows[part], plan.columns[part], plan.flips[part])
+        yield normalize(x, *statistics), y
 
 
-# Finding and reading -------------------------------------------------------------------------------------------
+EMBEDDED, NPZ, PARQUET, FOLDERS = "embedded sample", "npz", "Parquet", "image folders"
+BATCHES, ARCHIVE, IDX = "cifar-10-batches-py", "cifar-10-python.tar.gz", "idx files"  # as torchvision has them
+LAYOUTS = (  # of a folder: a form, and its files of both splits
+    (BATCHES, "data_batch_*", "test_batch"),
+    (IDX, "raw/train-*-ubyte", "raw/t10k-*-ubyte"),
+    (PARQUET, "train*.parquet", "test*.parquet"),
+    (FOLDERS, "train/*/*", "test/*/*"),
+)
+FORMS = f"""Name embedded, cifar10, fashion-mnist, or the path of {BATCHES}, of torchvision's FashionMNIST, or of a \
+folder with train*.parquet and test*.parquet (columns img, label) or with images in train/<class>/ and test/<class>/."""
+PUBLISHED = {  # the keys of what has one content only
+    EMBEDDED: "fa086e380daed098d0cf73df9491c262ba86da6dffb89c77ea244fda824b92e4",
+    IDX: "92a2f8c9d7f6975fcb68208016759210b9be46eca0aaa8511930a5aa944b63b3",
+}
+
+
+class Source(NamedTuple):
+    """A data set on disk. An npz file holds both splits, and is listed under train."""
+
+    name: str
+    form: str
+    path: Path  # the folder that holds the files, or the one file
+    train: tuple[Path, ...]
+    test: tuple[Path, ...] = ()
 
 
 def find_data(source: str | Path = "embedded") -> Source:
     """Find ``embedded``, ``cifar10``, ``fashion-mnist`` or what lies at a path; nothing is decoded or downloaded.
-
-    Raises `MissingData` when a named set is not here, `DataError` for a path that does not exist or is not recognised.
-    """
-    root = _data_folder()
-    also = sorted({*root.glob("cifar10*")} - {*root.glob("cifar100*")})
+    Raises `MissingData` where a named set is not here, `DataError` where a path holds none."""
+    root, name, sample = _data_folder(), str(source), "fashion-mnist-sample/fashion-mnist-sample.npz"
     named = {
-        "embedded": [folder / "fashion-mnist-sample" for folder in (root, REPOSITORY_DATA)],
-        "cifar10": [root / forms.BATCHES, root / forms.ARCHIVE, *also],
-        "fashion-mnist": [root / "FashionMNIST", root / "fashion-mnist", Path("/usr/share/datasets/fashion-mnist")],
+        "embedded": [root / sample, REPOSITORY_DATA / sample],
+        "cifar10": [root / BATCHES, root / "cifar10"],
+        "fashion-mnist": [root / "FashionMNIST"],
     }
-    places = named.get(str(source), [Path(os.path.expanduser(source)).absolute()])
     with reading_data(source):
-        for path in filter(Path.exists, places):
-            found = forms.recognise(path)
-            if source == "embedded":
-                return replace(found, form=forms.EMBEDDED)
-            return replace(found, name=source) if source in named else found
-    tried = ", ".join(map(str, places))
-    if source in named:
-        remedy = " In a clone, 'git checkout data' restores it." if source == "embedded" else ""
-        raise MissingData(f"{source} is not on this machine: looked for {tried}.{remedy}")
-    raise DataError(f"There is no file or folder {tried!r}. Name one that exists, or one of {', '.join(named)}.")
+        for path in (places := named.get(name) or [Path(source).expanduser().absolute()]):
+            if path.suffix == ".npz" and path.is_file():
+                return Source(path.stem, EMBEDDED if name == "embedded" else NPZ, path, (path,))
+            for form, *patterns in LAYOUTS:
+                files = [sorted(f for f in path.glob(p) if f.is_file() and f.name[0] != ".") for p in patterns]
+                if all(files):
+                    called = "fashion-mnist" if form == IDX else name if name in named else path.name
+                    return Source(called, form, path, *map(tuple, files))
+    if name in named:
+        remedy = " In a clone, 'git checkout data' restores it." if name == "embedded" else ""
+        raise MissingData(f"{name} is not on this machine: looked for {', '.join(map(str, places))}.{remedy}")
+    raise DataError(f"There is no data set that can be read at {places[0]}. {FORMS}")
 
 
 def _data_folder() -> Path:
     """Where downloads and caches go: $ATTNCONV_DATA, or else the repository's ``data``."""
-    return Path(os.path.expanduser(os.environ.get("ATTNCONV_DATA") or REPOSITORY_DATA)).absolute()
+    return Path(os.environ.get("ATTNCONV_DATA") or REPOSITORY_DATA).expanduser().absolute()
 
 
 def may_be_cifar10(path: str) -> bool:
     """Whether CIFAR-10 lies at a path, as far as can be told before its images are read."""
-    from pyarrow import BufferReader
     from pyarrow.parquet import read_metadata
 
     with contextlib.suppress(DataError), reading_data(path):
-        source = find_data(path)
-        if source.form != forms.PARQUET:
-            return source.form in (forms.BATCHES, forms.ARCHIVE) or source.name == "cifar10"
-        # Such files do not say what they are, but how many images they hold.
-        splits = [[read_metadata(BufferReader(content_of(file))) for file in getattr(source, s)] for s in SPLITS]
-        return tuple(sum(part.num_rows for part in split) for split in splits) == forms.CIFAR10_IMAGES
+        found = find_data(path)
+        if found.form == PARQUET:
+            return sum(read_metadata(file).num_rows for file in (*found.train, *found.test)) == sum(CIFAR10_IMAGES)
+        return found.form == BATCHES
     return False
 
 
@@ -252,43 +260,47 @@ def content_key(source: Source) -> str:
     digest = hashlib.sha256(source.form.encode())
     for split in SPLITS:
         for file in getattr(source, split):
-            content = content_of(file)
-            where = f"{split} {file.parent.name}" if source.form == forms.FOLDERS else split
+            with reading_data(file):
+                content = file.read_bytes()
+            where = f"{split} {file.parent.name}" if source.form == FOLDERS else split
             digest.update(f"\0{where}\0{len(content)}\0".encode(errors="surrogateescape"))
             digest.update(content)
-    if source.form == forms.EMBEDDED and digest.hexdigest() != SAMPLE_KEY:
-        raise DataError(f"{source.path}: checksum mismatch, the file is damaged. Restore it with 'git checkout data'.")
-    return digest.hexdigest()
+    key = digest.hexdigest()
+    if key != PUBLISHED.get(source.form, key):
+        remedy = "'git checkout data' restores it" if source.form == EMBEDDED else "remove it to download it again"
+        raise DataError(f"{source.path}: checksum mismatch, it is not what was published; {remedy}.")
+    return key
 
 
 def _download(name: str, missing: MissingData) -> None:
-    """Let torchvision fetch and verify a data set; only a complete one is moved to where it is looked for."""
+    """Let torchvision fetch and verify a data set, or unpack an archive that is here. Only a complete one is kept."""
     from torchvision.datasets import CIFAR10, FashionMNIST
 
-    kind, folder = (CIFAR10, forms.BATCHES) if name == "cifar10" else (FashionMNIST, "FashionMNIST")
+    kind, folder = (CIFAR10, BATCHES) if name == "cifar10" else (FashionMNIST, "FashionMNIST")
     root, patience = _data_folder(), socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)  # seconds without a byte; torchvision would wait for ever
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as temporary:
+            if (root / ARCHIVE).is_file():
+                shutil.copy(root / ARCHIVE, temporary)
             kind(temporary, download=True)
             if not (root / folder).exists():  # else another process was faster
                 os.rename(Path(temporary, folder), root / folder)
     except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
         remedy = f"Bring its published files to {root / folder} yourself, or use 'embedded', which needs no download."
-        raise MissingData(f"{missing} The download failed ({type(error).__name__}: {error}). {remedy}") from error
+        raise MissingData(f"{missing} The download failed ({why}). {remedy}") from error
     finally:
         socket.setdefaulttimeout(patience)
 
 
 def load_data(source: str | Path = "embedded", *, progress: bool = True) -> Dataset:
-    """The data set ``embedded``, ``cifar10``, ``fashion-mnist``, or whatever a path holds (see `forms.FORMS`).
+    """The data set ``embedded``, ``cifar10``, ``fashion-mnist``, or what lies at a path (see `FORMS`).
 
-    The two full sets are downloaded when they are not found. Encoded images are decoded once; the pixels are cached
-    in the folder for data, under the key of the source's content. ``progress=False``, or ATTNCONV_QUIET=1, shows no
-    bar. Raises `DataError` naming file, row and remedy.
+    The two full sets are downloaded where they are missing. Pixels of encoded images are cached in the folder for data.
+    ``progress=False``, or ATTNCONV_QUIET=1, shows no bar. Raises `DataError` naming file, row and remedy.
     """
-    progress = progress and os.environ.get("ATTNCONV_QUIET") != "1"
     try:
         found = find_data(source)
     except MissingData as missing:
@@ -296,25 +308,99 @@ def load_data(source: str | Path = "embedded", *, progress: bool = True) -> Data
             raise
         _download(str(source), missing)
         found = find_data(source)
-    key = content_key(found)
+    key, name = content_key(found), found.name
     with reading_data(found.path):
-        content = forms.read(found, _data_folder() / "cache" / f"{key}.npz", progress)
-
-    images, name = content["train_images"], found.name
-    if content["classes"] == CIFAR10_CLASSES and images.shape[1:] == (32, 32, 3):
+        arrays = _read(found, key, progress and os.environ.get("ATTNCONV_QUIET") != "1")
+        tensors: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in ARRAYS}
+        for part, values in tensors.items():  # gray images get the one channel that they may lack
+            tensors[part] = values.reshape(*values.shape[:3], -1) if "images" in part else values.long()
+        classes, form = tuple(map(str, arrays["classes"])), str(arrays.get("form", found.form))
+    images = tensors["train_images"]
+    if classes == CIFAR10_CLASSES and images.shape[1:] == (32, 32, 3):
         name = "cifar10"
-    elif key == FASHION_MNIST_KEY:
-        name, content["classes"] = "fashion-mnist", FASHION_MNIST_CLASSES
-    elif name in ("cifar10", "fashion-mnist"):
-        what = f"images {tuple(images.shape)}, classes {', '.join(content['classes'][:10])}"
-        raise DataError(f"{found.path} is not {name} as published: {what}. Rename it, and give its path as the source.")
-    if beside := sorted(path.name for path in found.path.glob("val*")):
-        warnings.warn(f"{found.path}: {', '.join(beside)} is not read, only train and test are.", stacklevel=2)
-    for split in SPLITS:
-        if absent := set(range(len(content["classes"]))) - set(content[f"{split}_labels"].tolist()):
-            names = ", ".join(content["classes"][i] for i in sorted(absent)[:10])
-            warnings.warn(f"{found.path}: {len(absent)} classes have no {split} images: {names}.", stacklevel=2)
+    elif name == "cifar10":
+        raise DataError(f"{found.path} is not CIFAR-10 as published. Rename it, and give its path as the source.")
     channels = [images[..., c].numpy() for c in range(images.shape[3])]
     measured = tuple(c.mean().item() / 255 for c in channels), tuple(c.std().item() / 255 or 1.0 for c in channels)
     mean, std = STATISTICS.get(name, measured)
-    return Dataset(name=name, key=key, mean=mean, std=std, **content)
+    return Dataset(name=name, form=form, key=key, classes=classes, mean=mean, std=std, **tensors)
+
+
+def _read(source: Source, key: str, progress: bool) -> dict[str, Any]:
+    """The `ARRAYS` of a source, its classes and, where it is not the source's, its form."""
+    if source.form in (NPZ, EMBEDDED):
+        with np.load(source.path) as arrays:
+            return dict(arrays)
+    if source.form in (BATCHES, IDX):  # torchvision unpickles CIFAR-10 only if all its checksums are right
+        from torchvision.datasets import CIFAR10, FashionMNIST
+
+        kind = CIFAR10 if source.form == BATCHES else FashionMNIST
+        train, test = (kind(source.path.parent, train=split == "train") for split in SPLITS)
+        values = map(np.asarray, (train.data, train.targets, test.data, test.targets))
+        return dict(zip(ARRAYS, values, strict=True)) | {"classes": train.classes}
+    cache = _data_folder() / "cache" / f"{key}.npz"
+    with contextlib.suppress(Exception), np.load(cache) as arrays:  # missing or damaged: it is made again
+        return dict(arrays)
+    decoded = _decoded(source, progress)
+    with contextlib.suppress(OSError), writing(cache) as temporary:
+        np.savez(temporary, **decoded)
+    return decoded
+
+
+def _decoded(source: Source, progress: bool) -> dict[str, Any]:
+    """What `_read` gives, of image folders and Parquet files. Images must be of one size, and all gray or all RGB."""
+    rows = {split: _rows(source, split) for split in SPLITS}
+    classes, others = (sorted({label for *_, label in part}) for part in rows.values())
+    if classes != others:
+        raise DataError(f"{source.path}: the classes are {classes} in train, {others} in test. Give both the same.")
+    arrays: dict[str, Any] = {"form": source.form}
+    for split, part in rows.items():
+        images: list[np.ndarray] = []
+        for place, content, _ in tqdm(part, f"Reading {split}", unit=" images", disable=not progress, leave=False):
+            with reading_data(place):
+                images.append(_pixels(content))
+                if images[-1].shape != (first := arrays.get("train_images", images)[0].shape):
+                    raise ValueError(f"it is {images[-1].shape}, the first image {first}; make all alike")
+        arrays[f"{split}_images"] = np.array(images)
+        arrays[f"{split}_labels"] = np.array([classes.index(label) for *_, label in part])
+    if rows["train"][0][1].startswith(b"\xff\xd8"):
+        arrays["form"] += ", JPEG images"
+    counts = tuple(map(len, rows.values()))
+    if classes == [*range(10)] and counts == CIFAR10_IMAGES and arrays["train_images"].shape[1:] == (32, 32, 3):
+        classes = [*CIFAR10_CLASSES]
+    return arrays | {"classes": classes}
+
+
+def _rows(source: Source, split: str) -> list[tuple[str, bytes, Any]]:
+    """The place, the encoded image and the label of each image of a split."""
+    from pyarrow.parquet import read_table
+
+    files = getattr(source, split)
+    if source.form == FOLDERS:
+        return [(str(file), file.read_bytes(), file.parent.name) for file in files]
+    table = read_table([*files]).to_pydict()
+    images, labels = table.get("img", table.get("image")), table.get("label", table.get("labels"))
+    if not images or not labels:
+        raise DataError(f"{files[0]} has columns {[*table]}. Needed are img or image, label or labels, and rows.")
+    encoded = [image["bytes"] if isinstance(image, dict) else image for image in images]
+    return [(f"{source.path}, {split} row {row}", encoded[row], label) for row, label in enumerate(labels)]
+
+
+def _pixels(content: bytes) -> np.ndarray:
+    """uint8 (H, W, 1) or (H, W, 3) of an encoded image. Palettes become RGB, an alpha channel is dropped."""
+    with Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "BMP", "PPM", "WEBP")) as image:
+        if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
+            raise ValueError(f"its pixels are of kind {image.mode}; save it as 8-bit gray or RGB")
+        return np.atleast_3d(np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
+
+
+@contextlib.contextmanager
+def reading_data(place: object) -> Iterator[None]:
+    """Whatever a library raises on a damaged or foreign file becomes one `DataError` that names the place."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{place} cannot be read ({why}). Copy it again, replace it or remove it.") from error
