@@ -46,9 +46,6 @@ def write(target: Path, **content: Any) -> None:
         temporary.write_text(page, encoding="utf-8", errors="replace")  # names of files may be no UTF-8
 
 
-# ---- executed notebooks -------------------------------------------------------------------------------------------
-
-
 class _WithMathML(IPythonRenderer):
     """Markdown whose formulas a browser shows by itself."""
 
@@ -88,9 +85,6 @@ def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = 
         light=Markup(HtmlFormatter(style="default").get_style_defs(".highlight")),
         dark=Markup(HtmlFormatter(style="github-dark").get_style_defs(".highlight")),
     )
-
-
-# ---- the index ----------------------------------------------------------------------------------------------------
 
 
 def write_page(output: Path) -> Path:

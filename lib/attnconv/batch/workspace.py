@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnconv.analysis.claims import Claims
-from attnconv.config import ConfigError, ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
+from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
 from attnconv.training.runs import Run, find_runs, identity, writing
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Workspace:
         latex = frame.to_latex(index=False, float_format="%.8g", na_rep="---", escape=True)
         markdown = known.to_markdown(index=False, floatfmt=".8g", missingval="—") + "\n"
         for suffix, text in ((".md", markdown), (".csv", frame.to_csv(index=False)), (".tex", latex)):
-            self._write(f"tables/{name}{suffix}", lambda file, text=text: file.write_text(text))
+            self._write(f"tables/{name}{suffix}", partial(Path.write_text, data=text))
 
     def _write(self, name: str, write: Callable[[Path], object]) -> None:
         with writing(self.results / name) as temporary:
@@ -212,8 +212,5 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
 
 
 def absolute(path: str | Path) -> Path:
-    """A path from the root, links and ~ resolved; `ConfigError` where that cannot be."""
-    try:
-        return Path(path).expanduser().resolve()
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, no such user
-        raise ConfigError(f"{path} cannot be resolved ({error}). Name another.") from error
+    """A path from the root, with links and ~ resolved as far as that is possible."""
+    return Path(os.path.realpath(os.path.expanduser(path)))
