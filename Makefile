@@ -1,5 +1,6 @@
 # make reproduce   run every notebook and leave figures, tables and executed notebooks in outputs/<profile>
 #                  PROFILE=smoke|quick|evening|paper  DATA=/path/to/images  ONLY="03 04"  JOBS=1  FORCE=1  RETRAIN=1  OUTPUT=/path
+#                  DRY=1 only says what would be done, and why, and what is missing
 # make paper       the same at the paper's size (for a GPU)
 # make lab         JupyterLab on the notebooks
 # make explore     the interactive head explorer
@@ -7,7 +8,6 @@
 # make lint        style of code and notebooks only
 # make bench       what attention costs on this machine, in time and memory (outputs/bench, ten minutes), ResNet-50 as attention
 #                  too; and how fast the explorer is, where there is chromium
-# make doctor      what this machine has, which data and runs there are, and what is missing
 # make lock        bring requirements.lock in line with pyproject.toml; UPGRADE=1 takes the newest versions that fit together
 # make clean       remove the environment and caches; outputs and data stay
 #
@@ -25,7 +25,7 @@ LEFT_OUT = $(if $(findstring system-site-packages,$(VENV_FLAGS)),^(torch|torchvi
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce paper lab explore test lint bench doctor lock clean flags
+.PHONY: help reproduce paper lab explore test lint bench lock clean flags
 export PROFILE JOBS DATA OUTPUT ONLY
 
 help:
@@ -34,8 +34,8 @@ help:
 # The user's words reach the shell as variables, so that no character in them means anything to it.
 reproduce: $(READY)
 	@$(RUN) attnconv reproduce --profile "$$PROFILE" $${JOBS:+--jobs "$$JOBS"} $${DATA:+--data "$$DATA"} \
-		$${OUTPUT:+--output "$$OUTPUT"} $${ONLY:+--only $$ONLY} \
-		$(if $(filter-out 0,$(FORCE)),--force) $(if $(filter-out 0,$(RETRAIN)),--retrain)
+		$${OUTPUT:+--output "$$OUTPUT"} $${ONLY:+--only="$$ONLY"} \
+		$(if $(filter-out 0,$(FORCE)),--force) $(if $(filter-out 0,$(RETRAIN)),--retrain) $(if $(filter-out 0,$(DRY)),--dry)
 
 paper: PROFILE := paper
 paper: reproduce
@@ -60,9 +60,6 @@ bench: $(READY)
 	@if { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; \
 	then $(VENV)/bin/python benchmarks/explorer.py; \
 	else echo "The explorer is not timed: there is no chromium on this machine (apt-get install chromium)."; fi
-
-doctor: $(READY)
-	@$(RUN) attnconv doctor
 
 lock: $(READY)
 	$(RUN) pip install --quiet uv

@@ -38,6 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 PARAMETERS = "profile = 'toy'\ndata = 'embedded'\noutput = '.'\n"
 PER_RUN = PARAMETERS + "preset = 'quadratic'\nseed = 0\n"
+RESULT = """import os, pathlib
+file = pathlib.Path(os.environ['ATTNCONV_RESULTS'], NAME)
+file.parent.mkdir(parents=True, exist_ok=True)
+file.write_text(TEXT)"""
+"""A cell that leaves a result, as `Workspace.save_figure` does."""
 
 
 class Toys:
@@ -71,6 +76,10 @@ class Toys:
         return lines
 
 
+def result(name: str, text: str = "x") -> str:
+    return RESULT.replace("NAME", repr(name)).replace("TEXT", repr(text))
+
+
 def planned(toys: Toys) -> dict:
     profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
     return plan(map(read_notebook, sorted(toys.notebooks.glob("*.ipynb"))), profile, {"profile": "toy"})
@@ -81,8 +90,8 @@ def write(file: Path, content: str | bytes) -> None:
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def put_run(toys: Toys, preset: str, seed: int = 0, name: str = "0", finished: bool = True) -> Path:
-    folder = toys.output / "runs" / f"{preset}-seed{seed}-{name}"
+def put_run(toys: Toys, preset: str, seed: int = 0, name: str = "0", finished: bool = True, kind: str = "runs") -> Path:
+    folder = toys.output / kind / f"{preset}-seed{seed}-{name}"
     write(folder / "config.json", json.dumps({"preset": preset, "train": {"seed": seed}}))
     write(folder / "metrics.jsonl", "1")
     write(folder / "heads.npz", "2")

@@ -35,11 +35,11 @@ def library(tmp_path: Path, monkeypatch) -> Path:
 
 def a_batch(toys: Toys, jobs: dict | None = None) -> runner.Batch:
     profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
-    return runner.Batch(jobs or planned(toys), profile, "embedded", toys.output, set(), 1)
+    return runner.Batch(jobs or planned(toys), profile, "embedded", toys.output, set(), 1, {})
 
 
 def to_do(batch: runner.Batch) -> set[str]:
-    return short(name for name, job in batch.jobs.items() if batch.reasons(job, batch.inputs(job)))
+    return short(name for name, job in batch.jobs.items() if batch.reason(job, batch.inputs(job)))
 
 
 def short(names: Iterable[str]) -> set[str]:
@@ -47,7 +47,7 @@ def short(names: Iterable[str]) -> set[str]:
     return {re.sub(r"_[a-z]+(-([a-z]+)-seed0)?", lambda m: f":{m[2]}" if m[2] else "", name) for name in names}
 
 
-ALL = {"01", "03:quadratic", "03:learned", "04", "06", "08", "09"}
+ALL = {"01", "03:quadratic", "03:learned", "04", "06", "08", "09", "10"}
 MADE_OR_READ = {
     "explorer.html": {"08"},
     "figures/03-curve-learned-seed0.png": {"03:learned"},
@@ -57,6 +57,7 @@ MADE_OR_READ = {
     "notebooks/04_heads.html": {"04"},
     "runs/learned-seed0-0/attention.npz": {"03:learned", "06"},
     "runs/quadratic-seed0-0/model.safetensors": {"03:quadratic", "04", "06", "08"},
+    "study/learned-seed0-0/heads.npz": {"10"},
 }
 """Some outputs, and what is done again when one of them is no longer the same."""
 
@@ -73,10 +74,12 @@ def record(toys: Toys, library: Path, monkeypatch):
     toys.add("03_train", "from attnconv.training import train; 'resnet18'", parameters=PER_RUN, per_run=True)
     toys.add("04_heads", "from attnconv import figures", needs=["03:quadratic"])
     toys.add("06_all", "import attnconv.analysis.results, attnconv.batch.workspace", needs=["03"])
-    toys.add("08_explore", "import attnconv.explorer", needs=["03:quadratic"], makes=["explorer.html"])
+    toys.add("08_explore", "import attnconv.explorer", needs=["03:quadratic"])
     toys.add("09_costs", "from attnconv.cost import cost\ncost('quadratic')")
+    toys.add("10_study", reads=["study/learned/*"])
     for name in ("quadratic", "learned"):
         put_run(toys, name)
+        put_run(toys, name, kind="study")
         write(toys.output / "figures" / f"03-curve-{name}-seed0.png", name)
     write(toys.output / "runs" / "learned-seed0-0" / "attention.npz", "4")
     write(toys.output / "figures" / "04-a.png", "a")
@@ -85,9 +88,12 @@ def record(toys: Toys, library: Path, monkeypatch):
 
     first = a_batch(toys)
     for name, job in first.jobs.items():
-        for suffix in (".ipynb", ".html"):
-            write(toys.output / "notebooks" / f"{name}{suffix}", name)
-        entry = {"status": "done", "made_from": first.inputs(job), "made": fresh.results(job, toys.output)}
+        made = [f"notebooks/{name}{suffix}" for suffix in (".ipynb", ".html")]
+        for file in made:
+            write(toys.output / file, name)
+        made += [file for file, jobs in MADE_OR_READ.items() if jobs == short([name])]
+        made = {file: fresh.file_hash(toys.output / file) for file in made if not file.startswith("study/")}
+        entry = {"status": "done", "made_from": first.inputs(job), "made": made}
         first.manifest["notebooks"][name] = entry
     write(toys.output / "manifest.json", json.dumps(first.manifest))
 
@@ -99,7 +105,7 @@ def test_any_damage_to_an_output_repeats_what_made_or_reads_it(toys: Toys, recor
     batch = a_batch(toys)
     users: dict[str, set[str]] = {}
     for job, entry in batch.manifest["notebooks"].items():
-        for name in [*entry["made"], *(name for name in entry["made_from"] if name.startswith("runs/"))]:
+        for name in [*entry["made"], *(name for name in entry["made_from"] if name.startswith(("runs/", "study/")))]:
             users.setdefault(name, set()).update(short([job]))
     assert {name: users[name] for name in MADE_OR_READ} == MADE_OR_READ
 
@@ -135,7 +141,7 @@ def test_any_damage_to_the_manifest_is_a_repeat_and_never_an_error(toys: Toys, r
         batch = a_batch(toys, jobs)
         batch.manifest["data"] |= {"sha256": whole["01_theory"]["made_from"]["the data"]}
         for name, job in jobs.items():
-            repeated = batch.reasons(job, batch.inputs(job))
+            repeated = batch.reason(job, batch.inputs(job))
             assert repeated or batch.manifest["notebooks"][name]["made_from"] == whole[name]["made_from"]
         batch._save()  # and the next run can read it
         assert json.loads(file.read_bytes())["notebooks"].keys() == batch.manifest["notebooks"].keys()
@@ -210,6 +216,16 @@ def test_of_runs_beside_only_finished_ones_of_a_wanted_kind_count(toys: Toys, re
     config = toys.output / "runs" / "quadratic-seed7-0" / "config.json"
     config.write_text("[" * 100_000)  # of a damaged run nobody knows who reads it
     assert record() == {"03:quadratic", "03:learned", "04", "06", "08"}
+
+
+def test_short_runs_are_inputs_of_who_reads_them_but_for_one_that_joins(toys: Toys, record) -> None:
+    joined = put_run(toys, "learned", seed=1, kind="study")
+    assert record() == set()
+    for file in [*joined.iterdir(), *(toys.output / "study" / "quadratic-seed0-0").iterdir()]:
+        file.unlink()
+    assert record() == set()
+    (toys.output / "study" / "learned-seed0-0" / "model.safetensors").unlink()
+    assert record() == {"10"}
 
 
 def test_a_damaged_manifest_means_that_nothing_is_done(toys: Toys, record) -> None:

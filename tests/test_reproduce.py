@@ -15,12 +15,12 @@ import pytest
 
 import attnconv.batch.run as runner
 from attnconv.batch import cli
-from attnconv.batch.plan import select, with_needs
+from attnconv.batch.plan import select
 from attnconv.batch.run import reproduce
 from attnconv.config import ConfigError
 from attnconv.training.data import DataError
-from attnconv.training.runs import RunError, held, locked
-from conftest import PER_RUN, Toys, planned, put_run, write
+from attnconv.training.runs import RunError, held
+from conftest import PER_RUN, Toys, planned, put_run, result, write
 
 
 def run(toys: Toys, **options) -> int:
@@ -50,8 +50,9 @@ def test_a_per_run_notebook_is_planned_once_per_preset_and_seed_after_what_it_st
     )
     assert jobs["03_train-quadratic_pruned-seed3"].needs == ("03_train-quadratic_full-seed3",)
     assert set(jobs["04_heads"].needs) == {"03_train-quadratic_full-seed0", "03_train-quadratic_full-seed3"}
-    assert jobs["04_heads"].reads == {("quadratic_full", None), ("learned", None)}
-    assert ("quadratic_full", 3) in jobs["03_train-quadratic_pruned-seed3"].reads
+    assert jobs["04_heads"].reads == {"runs/quadratic_full/*", "runs/learned/*"}
+    assert jobs["03_train-quadratic_pruned-seed3"].reads_run("runs", "quadratic_full", 3)
+    assert not jobs["03_train-quadratic_pruned-seed3"].reads_run("runs", "quadratic_full", 0)
     assert jobs["03_train-quadratic_full-seed3"].parameters == {"profile": "toy", "preset": "quadratic_full", "seed": 3}
 
 
@@ -60,14 +61,15 @@ def test_only_picks_notebooks_or_single_runs_and_brings_what_they_need(toys: Toy
     toys.add("03_train", parameters=PER_RUN, per_run=True)
     toys.add("04_heads", needs=["03:quadratic"])
     jobs = planned(toys)
-    assert select(jobs, ["3:learned"]) == {"03_train-learned-seed0"}
-    assert list(with_needs(jobs, select(jobs, ["4"]))) == ["03_train-quadratic-seed0", "04_heads"]
+    assert select(jobs, ["3:learned"]) == {"03_train-learned-seed0": True}
+    both = [("03_train-quadratic-seed0", False), ("04_heads", True)]
+    assert list(select(jobs, ["4"]).items()) == both  # whether it was asked for, or is needed
     with pytest.raises(ConfigError, match=r"no notebook '09'.*02, 03, 04, 03:quadratic, 03:learned"):
         select(jobs, ["09"])
 
 
 @pytest.mark.parametrize(
-    ("needs", "message"), [(["07"], "needs notebook 07, which is not there"), (["05"], "in a circle: 04.*05")]
+    ("needs", "message"), [(["07"], "needs notebook 07, which is not there"), (["05"], "in a circle: .*04_a, 05_b")]
 )
 def test_impossible_needs_are_refused(toys: Toys, needs: list[str], message: str) -> None:
     toys.add("04_a", needs=needs)
@@ -150,11 +152,8 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     facts = "import os, sys; print(sys.executable, os.getcwd(), os.environ['OMP_NUM_THREADS'], 'MPLBACKEND is',"
     toys.add("02_theory", facts + " os.environ.get('MPLBACKEND'))")
-    figure = (
-        "import pathlib; p = pathlib.Path(output, 'figures'); p.mkdir(exist_ok=True); (p / '04-f.png').write_text('x')"
-    )
     toys.add("03_train", "print(preset, seed)", parameters=PER_RUN, per_run=True)
-    toys.add("04_heads", figure, needs=["03:quadratic"])
+    toys.add("04_heads", result("figures/04-f.png"), needs=["03:quadratic"])
     train, threads = "03_train-quadratic-seed0", max(1, runner.cores() // 2)
 
     assert run(toys, at_once=2) == 0
@@ -187,7 +186,7 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     assert run(toys, only=["02"], force=True) == 0
     assert toys.executed() == ["02"]
     assert copy.read_bytes() == before  # no time of day, no random id, no address
-    assert not list((toys.output / "notebooks").glob(".running*"))
+    assert not (toys.output / ".running").exists()
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -203,8 +202,6 @@ def test_nothing_runs_beside_a_notebook_that_measures_time(toys: Toys, alone: bo
     assert run(toys, at_once=2) == 0
     beside = [(toys.output / "tables" / f"{name}-b").read_text() for name in ("02", "03")]
     assert (beside == ["02", "03"]) if alone else ("02 03" in beside)
-    made = {"tables/02-a", "tables/02-b", "notebooks/02_theory.ipynb", "notebooks/02_theory.html"}
-    assert manifest(toys)["notebooks"]["02_theory"]["made"].keys() == made
 
 
 def test_a_failure_is_shown_kept_and_stops_only_what_needs_it(toys: Toys, capsys: pytest.CaptureFixture) -> None:
@@ -216,14 +213,14 @@ def test_a_failure_is_shown_kept_and_stops_only_what_needs_it(toys: Toys, capsys
     assert toys.executed() == ["02", "05"]
     out = capsys.readouterr().out
     assert "fine / 0  # here it goes wrong" in out and "ZeroDivisionError: division by zero" in out
+    assert "\x1b" not in out
     assert "needs 02 wrong, which failed" in out and "needs 03 needs it, which did not run" in out
     assert status(toys) == {"02_wrong": "failed", "05_fine": "done"}
-    copy = (toys.output / "notebooks" / "02_wrong.ipynb").read_text()
-    assert "ZeroDivisionError" in copy
+    assert "ZeroDivisionError" in (toys.output / "failed" / "02_wrong.ipynb").read_text()
 
     toys.add("02_wrong", "import os, signal", "os.kill(os.getpid(), signal.SIGKILL)")
     assert run(toys, only=["02"]) == 1
-    assert "The kernel died" in capsys.readouterr().out
+    assert "Kernel died, perhaps for lack of memory" in capsys.readouterr().out
 
 
 def alive(pid: int) -> bool:
@@ -239,7 +236,8 @@ def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: 
     (toys.output / "notebooks").mkdir(parents=True)
     earlier = toys.output / "notebooks" / "02_long.ipynb"
     earlier.write_text("an earlier success")
-    sleep = "import os, subprocess, time; helper = subprocess.Popen(['sleep', '60'])"
+    write(toys.output / "figures" / "02-a.png", "an earlier success")
+    sleep = "import subprocess, time; helper = subprocess.Popen(['sleep', '60'])\n" + result("figures/02-a.png", "new")
     toys.add("02_long", sleep, "open('PIDS', 'w').write(f'{os.getpid()} {helper.pid} '); time.sleep(60)")
     call = f"reproduce('toy', notebooks=Path({str(toys.notebooks)!r}), output={str(toys.output)!r})"
     code = f"import sys; from pathlib import Path; from attnconv.batch.run import reproduce; sys.exit({call})"
@@ -258,11 +256,11 @@ def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: 
     if number == signal.SIGKILL:
         os.kill(running.pop(), signal.SIGKILL)  # what a notebook started is not a kernel: nobody is left to end it
     assert not any(map(alive, running))
-    assert earlier.read_text() == "an earlier success"
+    assert earlier.read_text() == (toys.output / "figures" / "02-a.png").read_text() == "an earlier success"
     if number != signal.SIGKILL:
         assert runner.returncode == 130
         assert "run the same command again" in out
-        assert not list(earlier.parent.glob(".running*"))
+        assert not (toys.output / ".running").exists()
         assert status(toys) == {}
 
 
@@ -281,13 +279,83 @@ def test_two_runs_into_one_folder_are_refused_and_an_ignored_signal_stays_ignore
 
 
 def test_leftovers_of_killed_runs_are_removed_but_not_where_a_model_is_trained(toys: Toys) -> None:
-    half = ["notebooks/.running-02_a.ipynb", "figures/.04-a-abcdef_1.png", ".manifest-abcdefgh.json"]
-    half += [f"{kind}/a/.heads-abcdefgh.npz" for kind in ("runs", "study")] + ["runs/a/checkpoint/.state-abcdefgh.pt"]
-    kept = ["figures/04-a.png", "runs/a/.lock", "runs/b/.heads-abcdefgh.npz", "notebooks/02_a.ipynb", ".gitignore"]
+    half = [".running/02_a/results/figures/02-a.png", ".manifest-abcdefgh.json"]
+    kept = ["figures/04-a.png", "runs/b/.heads-abcdefgh.npz", "notebooks/02_a.ipynb", ".gitignore", ".lock"]
     for name in [*half, *kept]:
         write(toys.output / name, "")
-    with locked(toys.output / "runs" / "b"):
-        write(toys.output / "runs/b/.heads-abcdefgh.npz", "")
-        runner.remove_leftovers(toys.output)
+    runner.remove_leftovers(toys.output)
     assert not [name for name in half if (toys.output / name).exists()]
     assert all((toys.output / name).exists() for name in kept)
+
+
+def test_results_move_into_place_together_and_what_is_no_longer_made_goes(toys: Toys) -> None:
+    def content() -> dict[str, str]:
+        files = [file for file in toys.output.glob("*/*") if file.parent.name in ("figures", "tables")]
+        return {file.name: file.read_text() for file in files}
+
+    toys.add("02_a", result("figures/02-a.png"), result("figures/02-b.png"), result("tables/02-a.csv"))
+    assert run(toys) == 0
+    copies = [toys.output / "notebooks" / f"02_a{suffix}" for suffix in (".ipynb", ".html")]
+    before = [copy.read_text() for copy in copies]
+    write(toys.output / "figures" / "02-mine.png", "of a reader")
+
+    toys.add("02_a", result("figures/02-a.png", "new"), "1 / 0")
+    assert run(toys) == 1
+    assert content() == {"02-a.png": "x", "02-b.png": "x", "02-a.csv": "x", "02-mine.png": "of a reader"}
+    assert [copy.read_text() for copy in copies] == before
+
+    toys.add("02_a", result("figures/02-a.png", "new"))
+    assert run(toys) == 0
+    assert content() == {"02-a.png": "new", "02-mine.png": "of a reader"}
+    assert not (toys.output / "failed" / "02_a.ipynb").exists()
+    assert {"figures/02-a.png", "notebooks/02_a.ipynb"} < manifest(toys)["notebooks"]["02_a"]["made"].keys()
+
+
+def test_start_up_files_of_the_user_do_not_run_in_kernels(toys: Toys, tmp_path: Path, monkeypatch) -> None:
+    write(tmp_path / "profile_default" / "startup" / "mine.py", "mine = 1")
+    write(tmp_path / "profile_default" / "ipython_config.py", "c.InteractiveShellApp.exec_lines = ['mine = 1']")
+    write(tmp_path / "mine.py", "mine = 1")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONSTARTUP", str(tmp_path / "mine.py"))
+    toys.add("02_a", "assert 'mine' not in globals()")
+    assert run(toys) == 0
+
+
+# A dry run
+
+
+def test_a_dry_run_says_what_would_be_done_and_why_and_writes_nothing(toys: Toys, capsys, monkeypatch) -> None:
+    def said(**options) -> str:
+        before = {file: file.stat().st_mtime_ns for file in toys.output.parent.rglob("*")}
+        capsys.readouterr()
+        assert run(toys, dry=True, **options) == 0
+        assert {file: file.stat().st_mtime_ns for file in toys.output.parent.rglob("*")} == before
+        return capsys.readouterr().out
+
+    toys.add("02_theory", result("figures/02-a.png"))
+    toys.add("03_needs_it", needs=["02"])
+    assert said().count("(not done yet)") == 2
+    assert run(toys) == 0
+    assert said().count("up to date") == 2 and "0 to do. Nothing was run." in said()
+    (toys.output / "figures" / "02-a.png").write_text("damaged")
+    assert "to do       02 theory   (changed: figures/02-a.png)" in said()
+    assert "to do       03 needs it   (if it changes with 02 theory)" in said()
+    toys.add("03_needs_it", "1", needs=["02"])
+    assert "03 needs it   (changed: the notebook)" in said() and "1 to do" in said(only=["02"])
+    assert "02 theory   (forced)" in said(force=True)
+
+    monkeypatch.setattr(runner, "version_of", lambda name: {"torch": "2.5.1", "pandas": None}.get(name, "999"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(runner, "gpus", list)
+    missing = [line for line in said().splitlines() if line.startswith("Missing: ")]
+    assert len(missing) == 4 and "package torch>=2.9; here is 2.5.1" in said() and "here is none" in said()
+    assert "Missing: C++ compiler (g++)" in said() and "Missing: GPU" in said()
+
+
+def test_a_dry_run_without_the_data_set_says_so(toys: Toys, tmp_path: Path, capsys, monkeypatch) -> None:
+    toys.add("02_theory")
+    monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path / "no data"))
+    assert run(toys, dry=True, data="cifar10") == 2 and not toys.output.exists()
+    assert "Missing: data set cifar10." in capsys.readouterr().out
+    write(toys.output / "strip.npz", "stands in for it")
+    assert run(toys, dry=True, data="cifar10") == 0

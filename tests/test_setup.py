@@ -1,8 +1,7 @@
-"""The lists of dependencies stay in step, `make` passes on what it is told, and the doctor always answers."""
+"""The lists of dependencies stay in step, `make` passes on what it is told."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 import subprocess
 import sys
@@ -13,8 +12,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from attnconv.batch import doctor
-from attnconv.training.runs import identity, write_record
+from attnconv.batch import cli
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -57,7 +55,7 @@ def arguments(*words: str, **environment: str) -> list[str]:
     return re.findall(r"\[(.*?)\]", make("RUN=printf [%s]", *words, **environment), re.DOTALL)
 
 
-@pytest.mark.parametrize("target", ["reproduce", "paper", "test", "lint", "lab", "explore", "bench", "doctor", "lock"])
+@pytest.mark.parametrize("target", ["reproduce", "paper", "test", "lint", "lab", "explore", "bench", "lock"])
 def test_every_target_sets_up_first(target: str, tmp_path) -> None:
     said = make("--dry-run", f"VENV={tmp_path / 'venv'}", target)
     assert "-m venv" in said and "--editable '.[test]'" in said
@@ -74,8 +72,18 @@ def test_a_machine_keeps_its_own_torch_when_asked(flags: str, own: bool, tmp_pat
 
 def test_make_passes_what_the_user_asks_for() -> None:
     assert arguments("reproduce") == ["attnconv", "reproduce", "--profile", "quick"]
-    asked = arguments("reproduce", "DATA=fol der/o'brien;\"x", "JOBS=2", "ONLY=03 04", "FORCE=1", "RETRAIN=0")
-    assert asked[4:] == ["--jobs", "2", "--data", "fol der/o'brien;\"x", "--only", "03", "04", "--force"]
+    asked = arguments("reproduce", "DATA=fol der/o'brien;\"x", "JOBS=2", "FORCE=1", "RETRAIN=0", "DRY=1")
+    assert asked[4:] == ["--jobs", "2", "--data", "fol der/o'brien;\"x", "--force", "--dry"]
+
+
+@pytest.mark.parametrize("words", ["03 04", "*", "01 --force", "--force", "--force 01", "$HOME `id` 'a"])
+def test_only_is_words_to_which_neither_the_shell_nor_the_command_gives_a_meaning(words: str, monkeypatch) -> None:
+    *others, only = arguments("reproduce", ONLY=words)
+    assert others == ["attnconv", "reproduce", "--profile", "quick"] and only == f"--only={words}"
+    asked = {}
+    monkeypatch.setattr("attnconv.batch.run.reproduce", lambda **options: asked.update(options) or 0)
+    assert cli.main(["reproduce", only]) == 0
+    assert asked["only"] == words.split() and not asked["force"]
 
 
 @pytest.mark.parametrize("target", ["paper", "reproduce"])
@@ -103,53 +111,9 @@ def test_a_missing_python_is_said_with_a_remedy(tmp_path) -> None:
     assert "Install Python 3.11 or newer" in said
 
 
-def test_the_doctor_finds_nothing_wrong_here(capsys: pytest.CaptureFixture) -> None:
-    assert doctor.doctor() == 0, capsys.readouterr().out
-    out = capsys.readouterr().out
-    for word in ("torch>=", "GPU", "disk", "data: embedded", "All is well."):
-        assert word in out
-
-
-def test_the_doctor_says_what_is_missing_and_never_fails_itself(capsys, monkeypatch, tmp_path: Path) -> None:
-    versions = {"numpy": "1.0", "torch": "2.5.1"}
-    monkeypatch.setattr(doctor.metadata, "version", lambda name: versions.get(name, "999"))
-    monkeypatch.setitem(sys.modules, "torchvision", None)  # it does not import
-    monkeypatch.setitem(sys.modules, "attnconv.batch.run", None)
-    file = tmp_path / "fashion-mnist-sample" / "fashion-mnist-sample.npz"
-    file.parent.mkdir()
-    file.write_bytes(b"garbage")
-    monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path))
-    assert doctor.doctor() == 1
-    out = capsys.readouterr().out
-    assert re.search(r"!!  numpy>=\S+ +ValueError: 1.0, but needed is numpy>=", out)
-    assert re.search(r"!!  torch>=2.9 +.*2.5.1", out) and re.search(r"!!  torchvision>=\S+ +ModuleNotFoundError", out)
-    assert re.search(r"!!  data: embedded .*git checkout data", out) and "!!  GPU" in out
-    assert "5 to put right" in out and "make clean" in out
-
-
-def test_the_doctor_answers_where_nothing_at_all_is_installed() -> None:
-    command = [sys.executable, "-S", "-m", "attnconv", "doctor"]  # -S: no site-packages
-    done = subprocess.run(command, cwd=ROOT / "lib", capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
-    assert done.returncode == 1 and not done.stderr and "!!  torch" in done.stdout
-    done = subprocess.run([*command[:-1], "train", "quadratic"], cwd=ROOT / "lib", capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "attnconv doctor" in done.stderr
-
-
-def test_the_doctor_says_how_far_runs_are(tmp_path: Path, monkeypatch, capsys) -> None:
-    data = dict(name="n", form="f", key="k", classes=[], train_images=1, test_images=1, mean=[], std=[])
-    config = dict(preset="quadratic", hash=identity({}, {"epochs": 3}, "k"), model={}, train={"epochs": 3}, data=data)
-    config |= dict(weights=hashlib.sha256(b"weights").hexdigest())
-    epoch = dict(train_loss=1.0, train_accuracy=0.5, test_loss=1.0, test_accuracy=0.843, lr=0.1)
-    for name, epochs in (("a", 3), ("b", 1), ("c", 1)):
-        folder = tmp_path / "outputs" / "quick" / "runs" / name
-        write_record(folder, config, [{"epoch": i + 1, **epoch} for i in range(epochs)], {})
-        if name == "a":
-            (folder / "model.safetensors").write_bytes(b"weights")
-        if name == "c":
-            (folder / "config.json").write_text("{")
-    (tmp_path / "pyproject.toml").write_text("project.dependencies = []\n")
-    monkeypatch.setattr(doctor, "ROOT", tmp_path)
-    assert doctor.doctor() == 1
-    out = capsys.readouterr().out
-    assert "run: quick/a         finished, 84.3% test accuracy" in out
-    assert "run: quick/b         1 of 3 epochs, can be resumed" in out and "!!  run: quick/c" in out
+def test_a_missing_package_is_said_with_a_remedy(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "papermill", None)
+    monkeypatch.delitem(sys.modules, "attnconv.batch.run", raising=False)
+    assert cli.main(["reproduce"]) == 2
+    error = capsys.readouterr().err
+    assert "papermill" in error and "make clean" in error and error.count("\n") == 1

@@ -139,8 +139,10 @@ def test_tables_are_read_on_the_phone_too(page: playwright.Page, site: Path) -> 
     for cell in (claim, verdict):  # on the screen without moving it sideways
         box = cell.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"]
-    numbers = page.locator("#table-1 ~ .scroll").first.locator("td.number")
-    assert numbers.count() == 8 and numbers.first.evaluate("e => getComputedStyle(e).textAlign") == "right"
+    page.locator("nav a", has_text="Table 1").click()  # which unfolds it
+    page.locator("[id='06-table1'] th").first.wait_for(state="visible")
+    numbers = page.locator("[id='06-table1'] td.number")
+    assert numbers.count() == 11 and numbers.first.evaluate("e => getComputedStyle(e).textAlign") == "right"
 
 
 def test_executed_notebooks_are_pages_with_formulas_that_lead_on_and_back(page: playwright.Page, site: Path) -> None:

@@ -1,4 +1,4 @@
-"""The ``attnconv`` command: reproduce, train, doctor."""
+"""The ``attnconv`` command: reproduce, train."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--output", metavar="DIR", help="where results go (default: outputs/<profile>)")
     again = "train every model again, into outputs/<profile>-retrained; what is there stays"
     run.add_argument("--retrain", action="store_true", help=again)
+    run.add_argument("--dry", action="store_true", help="say what would be done, and why, and what is missing")
     run.set_defaults(call=_reproduce)
 
     train = commands.add_parser("train", help="train one model of the paper, or resume it; no notebook")
@@ -45,22 +46,21 @@ def parser() -> argparse.ArgumentParser:
     other = "any other value of ModelConfig or TrainConfig; may be repeated"
     train.add_argument("--set", dest="words", action="append", default=[], metavar="NAME=VALUE", help=other)
     train.set_defaults(call=_train)
-
-    commands.add_parser("doctor", help="what this machine has, which data and runs there are, what is missing")
     return top
 
 
-def _reproduce(**options: Any) -> int:
+def _reproduce(only: list[str], **options: Any) -> int:
     from attnconv.batch.run import reproduce  # imports papermill, which takes a second
 
-    return reproduce(**options)
+    return reproduce(only=" ".join(only).split(), **options)  # make hands over all of them as one
 
 
 def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """``NAME=VALUE`` words as changes to `ModelConfig` and to `TrainConfig`."""
     from attnconv.config import ConfigError, ModelConfig, TrainConfig, read_yaml
 
-    model, train = {}, {}
+    model: dict[str, Any] = {}
+    train: dict[str, Any] = {}
     known = [*ModelConfig.model_fields, *TrainConfig.model_fields]
     for word in words:
         name, equals, value = word.partition("=")
@@ -74,8 +74,7 @@ def _train(preset: str, profile: str, seed: int | None, epochs: int | None, word
     from attnconv.batch.workspace import open_workspace
 
     model, train = changes(words)
-    if epochs is not None:
-        train["epochs"] = epochs
+    train |= {} if epochs is None else {"epochs": epochs}
     work = open_workspace(profile, **options)
     _, recipe = work.profile.configs(preset, seed, model, train)  # a wrong value costs no time
     work.data.check_hold_out(recipe.validation)
@@ -91,34 +90,32 @@ def _train(preset: str, profile: str, seed: int | None, epochs: int | None, word
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; an error that the library explains is one message and exit status 2, no traceback."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets a '?', not a traceback
     try:
-        if arguments == ["doctor"]:  # before anything is imported that may be missing
-            from attnconv.batch.doctor import doctor
-
-            return doctor()
         options = vars(parser().parse_args(arguments))
         return options.pop("call")(**options)
-    except ImportError as error:
-        print(f"attnconv: {error}. 'attnconv doctor' says what is missing.", file=sys.stderr)
-        return 2
-    except (ValueError, RuntimeError, MemoryError) as error:
-        if not type(error).__module__.startswith("attnconv."):
-            if not isinstance(error, MemoryError) and "memory" not in str(error):  # torch's are RuntimeErrors
-                raise
-            error = f"There is not enough memory ({str(error)[:200]}). Choose a smaller model, batch or data set."
-        print(f"attnconv: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of the output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:
-        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+    except (ImportError, ValueError, RuntimeError, MemoryError, OSError) as error:
+        if not (said := explained(error)):
             raise
-        print(f"attnconv: {error}. Check that path, its permissions and the disk's space.", file=sys.stderr)
+        print(f"attnconv: {said}", file=sys.stderr)
         return 2
+
+
+def explained(error: Exception) -> str:
+    """A message with a remedy; empty for an error that is a mistake of this library."""
+    if type(error).__module__.startswith("attnconv."):
+        return str(error)
+    if isinstance(error, ImportError):
+        return f"{error}. 'make clean', then the same command, installs all packages."
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):  # torch's
+        return f"There is not enough memory ({str(error)[:200]}). Choose a smaller model, batch or data set."
+    if isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)):
+        return f"{error}. Check that path, its permissions and the disk's space."
+    return ""

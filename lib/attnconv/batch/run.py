@@ -1,27 +1,28 @@
 """The batch run: notebooks through papermill, each in a kernel of its own.
 
 `plan` says what there is to do, `fresh` what is up to date, `pages` shows what came out. No torch is imported here.
+A notebook writes into a folder of its own, and its results move into place together when it is done. Run folders stay
+where they are: training resumes in them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import graphlib
 import json
 import os
 import platform
 import re
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
-from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from datetime import datetime
-from importlib import metadata
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +30,19 @@ import nbformat
 import papermill
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
-from papermill.exceptions import PapermillExecutionError
-from tabulate import tabulate
-from tqdm import tqdm
+from jupyter_client.provisioning import LocalProvisioner
+from packaging.requirements import Requirement
 
 from attnconv import __version__
-from attnconv.batch.fresh import changed, file_hash, inputs, results
+from attnconv.batch.fresh import LIBRARY, changed, file_hash, inputs, version_of
 from attnconv.batch.pages import export_html, write_page
-from attnconv.batch.plan import Job, plan, read_notebook, select, with_needs
+from attnconv.batch.plan import Job, plan, read_notebook, select
 from attnconv.batch.workspace import NAMED_DATA, REPOSITORY, absolute, output_folder
 from attnconv.config import ConfigError, Profile, load_profile
-from attnconv.training.runs import RunError, held, locked, read_json, said, writing
+from attnconv.training.runs import held, read_json, said, writing
 
-LIBRARY = Path(__file__).parents[1]
-
-
-# ---- this machine -------------------------------------------------------------------------------------------------
+Inputs = dict[str, str | None]
+"""Hashes by name."""
 
 
 def cores() -> int:
@@ -52,22 +50,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def device() -> dict[str, Any]:
-    """The machine, in words, without importing torch."""
-    model, memory = platform.processor() or platform.machine(), None
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-        model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1]
-    gpus = said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or ""
-    return {"cpu": model, "cores": cores(), "memory_gib": memory, "gpu": gpus.splitlines()}
+def gpus() -> list[str]:
+    """Names of this machine's NVIDIA GPUs, without importing torch."""
+    return (said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines()
 
 
-def shown(path: Path) -> str:
-    """A path as short as it can be said from here."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-# ---- the batch run ------------------------------------------------------------------------------------------------
+def missing() -> Iterator[str]:
+    """What this machine lacks, a line each: packages, a C++ compiler, a GPU."""
+    for line in tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]:
+        wanted = Requirement(line)
+        version = version_of(wanted.name)
+        if version is None or not wanted.specifier.contains(version, prereleases=True):
+            yield f"package {line}; here is {version or 'none'}. 'make clean', then the same command, installs it."
+    if not shutil.which(os.environ.get("CXX", "g++")):
+        yield "C++ compiler (g++). Long trainings on a CPU are not compiled: the same, a little slower."
+    if not gpus():
+        yield "GPU. Only the paper profile needs one."
 
 
 @dataclass
@@ -79,61 +77,72 @@ class Batch:
     data: str
     output: Path
     force: set[str]
+    """Names of jobs that are done again though they are up to date."""
     at_once: int
-    pages: Mapping[str, str] = field(default_factory=dict)
+    pages: Mapping[str, str]
+    """The page of each notebook, by the notebook's name."""
 
     def __post_init__(self) -> None:
         self.status: dict[str, str] = {}
         self.kernels: dict[str, int] = {}
         self.stopped = False
-        self.left = {name: job.notebook.cells for name, job in self.jobs.items()}
-        terminal = sys.stdout.isatty() and sys.stderr.isatty()
-        self.bar = tqdm(total=sum(self.left.values()), unit=" cells", disable=not terminal, dynamic_ncols=True)
         before = read_json(self.output / "manifest.json", dict).get("notebooks")
-        before = before if isinstance(before, dict) else {}
+        entries = before.items() if isinstance(before, dict) else ()
         dirty = said("git", "status", "--porcelain")
-        self.manifest = {
+        versions = {"attnconv": __version__, "python": platform.python_version()}
+        self.manifest: dict[str, Any] = {
             "profile": self.profile.name,
             "commit": said("git", "rev-parse", "HEAD"),
             "dirty": None if dirty is None else bool(dirty),
-            "versions": {"attnconv": __version__, "python": platform.python_version()}
-            | {name: metadata.version(name) for name in ("torch", "torchvision", "numpy", "matplotlib")},
-            "device": device(),
+            "versions": versions | {name: version_of(name) for name in ("torch", "torchvision", "numpy", "matplotlib")},
+            "device": {"cpu": platform.processor() or platform.machine(), "cores": cores(), "gpu": gpus()},
             "seeds": list(self.profile.seeds),
             "data": {"asked": self.data if self.data in NAMED_DATA else Path(self.data).name},
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "seconds": 0.0,
-            "notebooks": {name: entry for name, entry in before.items() if isinstance(entry, dict)},
+            "notebooks": {name: entry for name, entry in entries if isinstance(entry, dict)},
         }
 
-    def inputs(self, job: Job) -> dict[str, Any]:
+    def inputs(self, job: Job) -> Inputs:
         """A job's inputs now. The data's hash is missing as long as the data is to be downloaded."""
         about = self.manifest["data"]
         if "sha256" not in about:
-            from attnconv.training.data import (  # imports torch, which takes a second
-                MissingData,
-                content_key,
-                find_data,
-            )
+            from attnconv.training.data import MissingData, content_key, find_data  # imports torch: a second
 
             with contextlib.suppress(MissingData):
                 source = find_data(self.data)
                 about |= {"name": source.name, "form": source.form, "sha256": content_key(source)}
         return inputs(job, self.profile, about.get("sha256"), self.output)
 
-    def reasons(self, job: Job, now: dict[str, Any]) -> list[str]:
+    def reason(self, job: Job, now: Inputs) -> str:
         """Why a job is to be done; empty when it is up to date."""
         entry = self.manifest["notebooks"].get(job.name, {})
         before, made = entry.get("made_from"), entry.get("made")
         if job.name in self.force:
-            return ["--force"]
+            return "forced"
         if entry.get("status") != "done" or not isinstance(before, dict) or not isinstance(made, dict):
-            return ["not done yet"]
-        return changed(before, now) + [name for name in made if file_hash(self.output / name) != made[name]]
+            return "not done yet"
+        names = changed(before, now) + [name for name in made if file_hash(self.output / name) != made[name]]
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        return f"changed: {', '.join(names[:2])}{more}" if names else ""
+
+    def dry(self) -> int:
+        """Say what a run would do and what is missing, and write nothing; the exit status, 2 without the data set."""
+        again: set[str] = set()
+        for job in self.jobs.values():
+            reason = self.reason(job, self.inputs(job))
+            if not reason and (first := [self.jobs[need].title for need in job.needs if need in again]):
+                reason = f"if it changes with {'; '.join(first)}"
+            again |= {job.name} if reason else set()
+            self._say(job, "to do" if reason else "up to date", reason)
+        lacks = list(missing())
+        no_data = again and "sha256" not in self.manifest["data"] and not (self.output / "strip.npz").is_file()
+        if no_data:
+            lacks.append(f"data set {self.data}. It is downloaded when it is first used, or bring it: --data PATH.")
+        print("\n".join([*(f"Missing: {line}" for line in lacks), f"{len(again)} to do. Nothing was run."]))
+        return 2 if no_data else 0
 
     def run(self) -> int:
         """Run all; the exit status."""
-        started = time.time()
         try:
             with ThreadPoolExecutor(self.at_once) as pool:
                 try:
@@ -145,96 +154,87 @@ class Batch:
                     raise
         finally:
             remove_leftovers(self.output)
-            self.bar.close()
-            self.manifest["seconds"] = round(time.time() - started, 1)
             self._save()
         return 0 if set(self.status.values()) <= {"done", "up to date"} else 1
 
     def _run(self, pool: ThreadPoolExecutor) -> None:
-        order = graphlib.TopologicalSorter({name: job.needs for name, job in self.jobs.items()})
-        order.prepare()
-        ready: list[str] = []
-        under_way: dict[Future, str] = {}
-        while order.is_active():
-            ready = sorted([*ready, *order.get_ready()], key=list(self.jobs).index)
-            if name := next((name for name in ready if self._has_room(name, under_way.values())), None):
-                ready.remove(name)
-                if future := self._begin(self.jobs[name], pool):
-                    under_way[future] = name
-                else:
-                    order.done(name)
+        waiting, under_way = list(self.jobs.values()), dict[Future, Job]()
+        while waiting or under_way:
+            ready = [job for job in waiting if self.status.keys() >= {*job.needs}]
+            if job := next((job for job in ready if self._has_room(job, list(under_way.values()))), None):
+                waiting.remove(job)
+                if now := self._begin(job):
+                    under_way[pool.submit(self._execute, job, now)] = job
                 continue
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                name = under_way.pop(future)
-                self._finish(self.jobs[name], *future.result())
-                order.done(name)
+                self._finish(under_way.pop(future), *future.result())
 
-    def _has_room(self, name: str, others: Iterable[str]) -> bool:
-        beside = [self.jobs[other] for other in others]
-        if any(job.notebook.alone for job in [self.jobs[name], *beside]):
+    def _has_room(self, job: Job, beside: list[Job]) -> bool:
+        if any(one.notebook.alone for one in [job, *beside]):
             return not beside
         return len(beside) < self.at_once
 
-    def _begin(self, job: Job, pool: ThreadPoolExecutor) -> Future | None:
-        """Start a job, unless it is up to date or cannot run."""
-        broken = [need for need in job.needs if self.status[need] in ("failed", "not run")]
-        if broken:
+    def _begin(self, job: Job) -> Inputs:
+        """The inputs of a job that is to be done now; empty where it is up to date or cannot run."""
+        if broken := [need for need in job.needs if self.status[need] in ("failed", "not run")]:
             words = [f"{self.jobs[n].title}, which {self.status[n].replace('not', 'did not')}" for n in broken]
-            return self._settle(job, "not run", f"needs {'; '.join(words)}")
+            self._settle(job, "not run", f"needs {'; '.join(words)}")
+            return {}
         now = self.inputs(job)
-        if not (reasons := self.reasons(job, now)):
-            return self._settle(job, "up to date")
-        self._say(job, "start", f"{reasons[0]}{f' and {len(reasons) - 1} more' if len(reasons) > 1 else ''}")
-        return pool.submit(self._execute, job, now)
+        if reason := self.reason(job, now):
+            self._say(job, "start", reason)
+            return now
+        self._settle(job, "up to date")
+        return {}
 
     def _settle(self, job: Job, status: str, note: str = "") -> None:
         self.status[job.name] = status
-        self.bar.total -= self.left[job.name]
-        self.bar.refresh()
         self._say(job, status, note)
 
     def _say(self, job: Job, status: str, note: str) -> None:
         place = list(self.jobs).index(job.name) + 1
-        self.bar.set_postfix_str(", ".join(name[:2] for name in self.kernels), refresh=False)
-        tqdm.write(f"{place:>3}/{len(self.jobs)} {status:<11} {job.title}{f'   ({note})' if note else ''}")
-        sys.stdout.flush()
+        print(f"{place:>3}/{len(self.jobs)} {status:<11} {job.title}{f'   ({note})' if note else ''}", flush=True)
 
-    def _finish(self, job: Job, before: dict[str, Any], started: float, failure: list[str]) -> None:
-        """Record a job that has ended."""
-        copy = self._copy(job)
-        with contextlib.suppress(FileNotFoundError):
-            without_notes(self._copy(job, ".running-"))
-            os.replace(self._copy(job, ".running-"), copy)
-        entry = {
-            "status": "failed" if failure else "done",
-            "started": datetime.fromtimestamp(started).astimezone().isoformat(timespec="seconds"),
-            "seconds": round(time.time() - started, 1),
-            "commit": self.manifest["commit"],
-            "parameters": {name: value for name, value in job.parameters.items() if name not in ("output", "data")},
-        }
-        if not failure:
+    def _finish(self, job: Job, before: Inputs, started: float, failure: list[str]) -> None:
+        """Move what a job made into place, and record it. Of a failed one the notebook is kept, in failed/."""
+        kept, earlier = self.output / "failed" / f"{job.name}.ipynb", self.manifest["notebooks"].get(job.name, {})
+        entry = {"status": "failed" if failure else "done", "commit": self.manifest["commit"]}
+        entry |= {"seconds": round(time.time() - started, 1), "made": earlier.get("made")}
+        if failure:
+            with contextlib.suppress(FileNotFoundError):
+                kept.parent.mkdir(exist_ok=True)
+                os.replace(self._stage(job) / "notebooks" / kept.name, kept)
+        else:
+            kept.unlink(missing_ok=True)
+            entry["made"] = move_into_place(self._stage(job), self.output, earlier.get("made"))
             # What was there at the start counts as it was then; runs and data that the notebook itself brought, as now.
-            known = {name: value for name, value in before.items() if value is not None}
-            entry |= {"made_from": self.inputs(job) | known, "made": results(job, self.output)}
+            entry["made_from"] = self.inputs(job) | {name: value for name, value in before.items() if value}
         self.manifest["notebooks"][job.name] = entry
         self._save()
-        self._settle(job, entry["status"], tqdm.format_interval(entry["seconds"]))
+        self._settle(job, entry["status"], str(timedelta(seconds=round(entry["seconds"]))))
         if failure:
-            kept = [f"the notebook as far as it came: {shown(copy)}"] if copy.is_file() else []
-            tqdm.write("\n".join(f"      {line}" for line in [*failure, *kept]))
+            failure += [f"The notebook as far as it came: {kept}"] if kept.is_file() else []
+            print("\n".join(f"      {line}" for line in failure), flush=True)
 
-    def _copy(self, job: Job, prefix: str = "") -> Path:
-        return self.output / "notebooks" / f"{prefix}{job.name}.ipynb"
+    def _stage(self, job: Job) -> Path:
+        """Where a job's results are until it is done."""
+        return self.output / ".running" / job.name / "results"
 
-    def _execute(self, job: Job, before: dict[str, Any]) -> tuple[dict[str, Any], float, list[str]]:
+    def _execute(self, job: Job, before: Inputs) -> tuple[Inputs, float, list[str]]:
         """Run a notebook: its inputs and the time at the start, and lines that say what went wrong, or none."""
-        started, failure = time.time(), []
+        started, failure, batch = time.time(), list[str](), self
+        copy = self._stage(job) / "notebooks" / f"{job.name}.ipynb"
         log = tempfile.TemporaryFile("w+", errors="replace")  # what a kernel says before or after its notebook
-        batch = self
-        environment = {**os.environ, "ATTNCONV_QUIET": "1", "ATTNCONV_STATIC": "1"}
-        environment["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LIBRARY.parent), os.environ.get("PYTHONPATH")]))
-        environment.pop("MPLBACKEND", None)  # the kernel shows figures in the notebook
+        environment = os.environ | {
+            "ATTNCONV_QUIET": "1",
+            "ATTNCONV_STATIC": "1",
+            "ATTNCONV_RESULTS": str(self._stage(job)),
+            "IPYTHONDIR": str(self._stage(job).with_name("ipython")),  # without the user's start-up files
+            "PYTHONSTARTUP": "",
+            "MPLBACKEND": "",  # the kernel shows figures in the notebook
+            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(LIBRARY.parent), os.environ.get("PYTHONPATH")])),
+        }
         if self.at_once > 1 and not job.notebook.alone:
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // self.at_once)))
 
@@ -249,42 +249,31 @@ class Batch:
                 command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
                 return KernelSpec(argv=command, display_name="Python 3", language="python")
 
-            async def start_kernel(self, **options: Any) -> None:
+            async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]  # theirs is async, too
                 await super().start_kernel(**options | {"env": environment, "stdout": log, "stderr": log})
-                batch.kernels[job.name] = self.provisioner.pid
+                if isinstance(self.provisioner, LocalProvisioner) and self.provisioner.pid:
+                    batch.kernels[job.name] = self.provisioner.pid
                 if batch.stopped:
                     batch._end_kernel(job.name)
 
-        def count(**_: Any) -> None:
-            self.left[job.name] -= 1
-            self.bar.update()
-
-        def plain(path: Path) -> str:
-            return str(path).replace("{", "{{").replace("}", "}}")  # papermill formats paths
-
         try:
+            copy.parent.mkdir(parents=True)
             papermill.execute_notebook(
-                plain(job.notebook.path),
-                plain(self._copy(job, ".running-")),
+                *(str(path).replace("{", "{{").replace("}", "}}") for path in (job.notebook.path, copy)),  # it formats
                 parameters=job.parameters,
-                kernel_name="python3",
-                language="python",
-                progress_bar=False,
-                start_timeout=120,
-                iopub_timeout=60,
                 kernel_manager_class=Kernel,
                 resources={"metadata": {"path": str(job.notebook.path.parent)}},
-                on_cell_executed=count,
+                **dict(kernel_name="python3", language="python", start_timeout=120, iopub_timeout=60),
+                progress_bar=False,
             )
-            export_html(self._copy(job, ".running-"), self._copy(job).with_suffix(".html"), self.pages)
-        except PapermillExecutionError as error:
-            failure = _last("the cell", error.source, 6)
-            failure += _last("the error", "\n".join(error.traceback) or f"{error.ename}: {error.evalue}", 14)
+            without_notes(copy)
+            export_html(copy, copy.with_suffix(".html"), self.pages)
         except Exception as error:
             log.seek(0)
-            died = type(error).__name__ == "DeadKernelError"
-            words = "The kernel died, perhaps for lack of memory." if died else f"{type(error).__name__}: {error}"
-            failure = _last("the error", f"{log.read()[-2000:]}\n{words}", 14)
+            memory = ", perhaps for lack of memory" if type(error).__name__ == "DeadKernelError" else ""
+            text = f"{log.read()[-2000:]}\n{type(error).__name__}: {error}{memory}"
+            lines = re.sub(r"\x1b\[[0-9;]*m", "", text).strip("\n").splitlines()  # without colours
+            failure = ["The error's last lines:", *(f"  | {line}" for line in lines[-20:])]
         finally:
             self._end_kernel(job.name)
             log.close()
@@ -300,21 +289,6 @@ class Batch:
         with writing(self.output / "manifest.json") as temporary:
             temporary.write_text(json.dumps(self.manifest, indent=1) + "\n")
 
-    def summary(self) -> str:
-        """What was done, and where it is."""
-        entries = self.manifest["notebooks"]
-        ended = {name: status in ("done", "failed") for name, status in self.status.items()}
-        times = [entries[name]["seconds"] if ended[name] else None for name in self.jobs]
-        rows = zip([job.title for job in self.jobs.values()], map(self.status.get, self.jobs), times, strict=True)
-        text = ["", tabulate(rows, headers=("notebook", "status", "seconds")), ""]
-        text += [f"in all {tqdm.format_interval(self.manifest['seconds'])}, record: {shown(self.output)}/manifest.json"]
-        return "\n".join([*text, f"figures, tables and claims on one page: {shown(write_page(self.output))}"])
-
-
-def _last(what: str, text: str, lines: int) -> list[str]:
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text).strip("\n")  # without colours
-    return [f"{what}'s last lines:", *(f"  | {line}" for line in text.splitlines()[-lines:])]
-
 
 def reproduce(
     profile_name: str = "quick",
@@ -325,12 +299,16 @@ def reproduce(
     at_once: int | None = None,
     output: str | Path | None = None,
     retrain: bool = False,
+    dry: bool = False,
     notebooks: Path = REPOSITORY / "notebooks",
 ) -> int:
-    """Run a folder's notebooks in one of its ``profiles``; the exit status. See ``attnconv reproduce -h``."""
+    """Run a folder's notebooks in one of its ``profiles``; the exit status. See ``attnconv reproduce -h``.
+
+    Raises `ConfigError`, `DataError` or `RunError` where nothing can begin.
+    """
     if at_once is None:
         # Small models train faster side by side, each on one core, than one after the other on all.
-        at_once = 1 if device()["gpu"] else min(4, cores())
+        at_once = 1 if gpus() else min(4, cores())
     if at_once < 1:
         raise ConfigError(f"--jobs {at_once} must be at least 1.")
     profile = load_profile(notebooks / "profiles" / f"{profile_name}.yaml")
@@ -348,42 +326,53 @@ def reproduce(
         raise ConfigError(f"There are no notebooks in {notebooks}; run from a clone of the repository.")
     given = {"profile": profile.name, "data": data, "output": os.path.relpath(folder, notebooks.resolve())}
     jobs = plan(map(read_notebook, paths), profile, given)
-    chosen = select(jobs, only) if only else set(jobs)
-    wanted = with_needs(jobs, chosen)
+    wanted = select(jobs, only or {path.name[:2] for path in paths})
+    forced = {name for name, asked in wanted.items() if asked and force}
     pages: dict[str, str] = {}
     for name, job in jobs.items():
         pages.setdefault(job.notebook.path.stem, f"{name}.html")
-
-    (folder / "notebooks").mkdir(parents=True, exist_ok=True)
-    if threading.current_thread() is threading.main_thread():
+    if not dry and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):  # stop as Ctrl-C does; what nohup ignores stays ignored
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, signal.default_int_handler)
-    with held(folder, wait=False):
+    with contextlib.nullcontext() if dry else held(folder, wait=False):
+        batch = Batch({name: jobs[name] for name in wanted}, profile, data, folder, forced, at_once, pages)
+        print(f"The {profile.name} profile: {profile.description or 'no description'}")
+        print(f"{len(wanted)} jobs, data: {data}, output: {folder}", flush=True)
+        if dry:
+            return batch.dry()
         remove_leftovers(folder)
-        print(f"Reproducing in the {profile.name} profile: {profile.description or 'no description'}")
-        print(f"{len(wanted)} to run, data: {data}, output: {shown(folder)}", flush=True)
-        extra = [job.title for name, job in wanted.items() if name not in chosen]
-        if extra:
-            print(f"Needed first, where not up to date: {'; '.join(extra)}", flush=True)
-        batch = Batch(wanted, profile, data, folder, chosen if force else set(), at_once, pages)
         try:
             status = batch.run()
         except KeyboardInterrupt:
             done = sum(s in ("done", "up to date") for s in batch.status.values())
-            print(f"\nStopped, {done} of {len(wanted)} notebooks are done. To resume, run the same command again.")
+            print(f"\nStopped, {done} of {len(wanted)} jobs are done. To resume, run the same command again.")
             return 130
-        print(batch.summary(), flush=True)
+        print(f"All that was found, on one page: {write_page(folder)}", flush=True)
         return status
+
+
+def move_into_place(stage: Path, output: Path, before: Iterable[str] | None) -> Inputs:
+    """Move a job's results to where they belong; their hashes.
+
+    A figure or table that the job made ``before``, and no longer makes, is removed.
+    """
+    files = {file.relative_to(stage).as_posix(): file for file in sorted(stage.rglob("*")) if file.is_file()}
+    made = {name: file_hash(file) for name, file in files.items()}
+    for name, file in files.items():
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file, output / name)
+    for name in before if isinstance(before, dict) else ():
+        if re.fullmatch(r"(figures|tables)/[^/]+", name) and name not in made and file_hash(output / name):
+            (output / name).unlink()
+    return made
 
 
 def without_notes(notebook: Path) -> None:
     """Remove what names this machine's folders, its memory or the time of day: the same notebook gives the same copy.
 
-    The state of widgets goes, too: a copy shows their pictures, in 256 colours, a third of the size.
+    The state of widgets goes, too: a copy shows their pictures, a third of the size.
     """
-    from attnconv.figures.style import of_256_colours  # imports Matplotlib, which takes a second
-
     executed = nbformat.read(notebook, as_version=4)
     for part in (executed, *executed.cells):
         for name in ("papermill", "execution", "widgets"):
@@ -394,20 +383,11 @@ def without_notes(notebook: Path) -> None:
         for data in (output.get("data", {}) for output in cell.get("outputs", ())):
             if "text/plain" in data:
                 data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", ">", data["text/plain"])
-            if "image/png" in data:
-                data["image/png"] = b64encode(of_256_colours(b64decode(data["image/png"]))).decode()
     nbformat.write(executed, notebook)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed runs left half-written (see `runs.writing`), but nothing where a model is being trained."""
-    half = re.compile(r"\..+-[a-z0-9_]{8}(\.\w+)?|\.running-.+\.ipynb")
-    places = [folder, *(folder / name for name in ("notebooks", "figures", "tables"))]
-    kept = (folder / "runs", folder / "study")
-    places += [place for runs in kept for pattern in ("*/", "*/checkpoint/") for place in runs.glob(pattern)]
-    for place in places:
-        files = [file for file in place.glob(".*") if half.fullmatch(file.name) and file.is_file()]
-        run = next((p for p in (place, place.parent) if p.parent in kept), None)
-        with contextlib.suppress(RunError), locked(run, wait=False) if run and files else contextlib.nullcontext():
-            for file in files:
-                file.unlink(missing_ok=True)
+    """Remove what unfinished jobs wrote, and what a killed runner left half-written."""
+    shutil.rmtree(folder / ".running", ignore_errors=True)
+    for file in folder.glob(".*-????????.*"):  # see `runs.writing`
+        file.unlink(missing_ok=True)

@@ -11,15 +11,17 @@ import hashlib
 import itertools
 import json
 import os
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnconv.analysis.claims import Claims
-from attnconv.config import ConfigError, ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
+from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
 from attnconv.training.runs import Run, find_runs, identity, writing
 
 if TYPE_CHECKING:
@@ -45,6 +47,11 @@ class Workspace:
     """Where the data comes from (see `attnconv.training.data.load_data`)."""
     folder: Path
 
+    @property
+    def results(self) -> Path:
+        """Where figures, tables and pages are written: ``folder``, or what a batch run moves there at the end."""
+        return Path(os.environ.get("ATTNCONV_RESULTS") or self.folder)
+
     @cached_property
     def data(self) -> Dataset:
         """The data set, cut to the profile's size; loaded on first use, and downloaded where it is not here."""
@@ -56,22 +63,20 @@ class Workspace:
 
     @cached_property
     def strip(self) -> Path | None:
-        """Images that are kept with recorded runs, an npz file, where they must stand in for a missing data set."""
+        """Images that are kept with recorded runs, an npz file, where the data set is not here."""
         from attnconv.training.data import MissingData, find_data
 
         file = self.folder / "strip.npz"
-        if file.is_file():
-            try:
-                find_data(self.source)
-            except MissingData:
-                return file
+        try:
+            find_data(self.source)
+        except MissingData:
+            return file if file.is_file() else None
         return None
 
     def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
         """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
         model, train = self.profile.configs(name, seed, **changes)
-        data = self.data
-        return for_images(model, data.image_size, data.image_channels, len(data.classes)), train
+        return for_images(model, self.data.image_size, self.data.image_channels, len(self.data.classes)), train
 
     def run(
         self,
@@ -85,25 +90,24 @@ class Workspace:
     ) -> Run:
         """A preset's finished run: the one that is there, or else one trained (or resumed) now.
 
-        Every configuration has a folder of its own, so a run is never overwritten by another. Where the profile says
-        ``recorded``, a run that was kept stands in for training, from whichever copy of the data it was made.
-        ``fresh`` asks for a run of this very data instead. ``kept_in``: the folder of run folders.
+        Every configuration has a folder of its own in the folder ``kept_in``. Where the profile says ``recorded``, a
+        run that was kept stands in for training, whichever copy of the data it is of; not if ``fresh``. Raises
+        `MissingData` where a run must be trained and the data set is not here.
         """
         from attnconv.training import train
         from attnconv.training.data import MissingData
 
-        changes = dict(model_changes=model_changes, train_changes=train_changes)
-        model, recipe = self.configs(name, seed, **changes)
-        if self.profile.recorded and not fresh:
-            if kept := self._kept(name, model, recipe, kept_in, changed=any(changes.values())):
-                return kept
+        changed = bool(model_changes or train_changes)
+        model, recipe = self.configs(name, seed, model_changes=model_changes, train_changes=train_changes)
+        if self.profile.recorded and not fresh and (kept := self._kept(name, model, recipe, kept_in, changed=changed)):
+            return kept
         if self.strip:
             raise MissingData(
                 f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / kept_in}. To train it, "
                 f"say where the data set {self.source} is: --data PATH (make: DATA=PATH)."
             )
         start = self.run(recipe.start_from, recipe.seed, fresh=fresh) if recipe.start_from else None
-        digits = identity(model, recipe, self.data.key, start and start.config["hash"])
+        digits = identity(model, recipe, self.data.key, start.config["hash"] if start else None)
         folder = self.folder / kept_in / f"{name}-seed{recipe.seed}-{digits}"
         return train(model, recipe, self.data, folder, preset=name, start=start)
 
@@ -118,27 +122,25 @@ class Workspace:
 
     def attention(self, run: Run) -> dict[str, np.ndarray]:
         """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder, or measured now."""
-        file = run.path / "attention.npz"
-        if not file.is_file():
-            from attnconv.analysis.heads import measure_attention
-            from attnconv.training.checkpoints import load_run
+        from attnconv.analysis.heads import measure_attention
 
-            model, _ = load_run(run.path)
-            with writing(file) as temporary:
-                np.savez_compressed(temporary, **measure_attention(model, self.data))
-        return Run(run.path).attention
+        return self._measured(run, "attention", lambda model: measure_attention(model, self.data))
 
     def swaps(self, run: Run) -> dict[str, np.ndarray]:
         """What a run loses by convolutions in place of its layers (`swaps.measure_swaps`): as kept, or measured now."""
-        file = run.path / "swaps.npz"
-        if not file.is_file():
-            from attnconv.analysis.swaps import measure_swaps, untrained
-            from attnconv.training.checkpoints import load_run
+        from attnconv.analysis.swaps import measure_swaps, untrained
 
-            model, _ = load_run(run.path)
+        return self._measured(run, "swaps", lambda model: measure_swaps(model, untrained(run), self.data))
+
+    def _measured(self, run: Run, name: str, measure: Callable[[Any], dict[str, Any]]) -> dict[str, np.ndarray]:
+        from attnconv.training import load_run
+
+        file = run.path / f"{name}.npz"
+        if not file.is_file():
+            arrays = measure(load_run(run.path)[0])
             with writing(file) as temporary:
-                np.savez_compressed(temporary, **measure_swaps(model, untrained(run), self.data))
-        return Run(run.path).swaps
+                np.savez_compressed(temporary, **arrays)
+        return getattr(Run(run.path), name)
 
     def runs(self) -> list[Run]:
         """All finished runs in this workspace, those dropped in from elsewhere too."""
@@ -148,36 +150,33 @@ class Workspace:
         self, figure: Figure | Animation, name: str, caption: str, *runs: Run, frames_per_second: float = 10
     ) -> None:
         """Write figures/<name>.pdf and .png, or an animation as .gif; the index page shows caption and runs."""
-        from matplotlib.animation import Animation
+        from matplotlib.figure import Figure
 
         from attnconv.figures import save, save_animation
 
-        moving = isinstance(figure, Animation)
-        for suffix in (".gif",) if moving else (".pdf", ".png"):
-            with writing(self.folder / "figures" / f"{name}{suffix}") as temporary:
-                if moving:
-                    save_animation(figure, temporary, frames_per_second)
-                else:
-                    save(figure, temporary)
+        if isinstance(figure, Figure):
+            for suffix in (".pdf", ".png"):
+                self._write(f"figures/{name}{suffix}", partial(save, figure))
+        else:
+            self._write(f"figures/{name}.gif", lambda file: save_animation(figure, file, frames_per_second))
         note = {"caption": caption, "runs": [run.path.name for run in runs], "place": next(_described)}
-        with writing(self.folder / "figures" / f"{name}.json") as temporary:
-            temporary.write_text(json.dumps(note) + "\n")
+        self._write(f"figures/{name}.json", lambda file: file.write_text(json.dumps(note) + "\n"))
 
     def save_table(self, frame: pd.DataFrame, name: str) -> None:
         """Write tables/<name>.md, .csv and .tex, without the frame's index. The LaTeX wants the package booktabs."""
         known = frame.astype(object).where(frame.notna(), None)  # what is missing is a dash, not "nan"
-        forms = {
-            ".md": known.to_markdown(index=False, floatfmt=".8g", missingval="—") + "\n",
-            ".csv": frame.to_csv(index=False),
-            ".tex": frame.to_latex(index=False, float_format="%.8g", na_rep="---", escape=True),
-        }
-        for suffix, text in forms.items():
-            with writing(self.folder / "tables" / f"{name}{suffix}") as temporary:
-                temporary.write_text(text)
+        latex = frame.to_latex(index=False, float_format="%.8g", na_rep="---", escape=True)
+        markdown = known.to_markdown(index=False, floatfmt=".8g", missingval="—") + "\n"
+        for suffix, text in ((".md", markdown), (".csv", frame.to_csv(index=False)), (".tex", latex)):
+            self._write(f"tables/{name}{suffix}", partial(Path.write_text, data=text))
+
+    def _write(self, name: str, write: Callable[[Path], object]) -> None:
+        with writing(self.results / name) as temporary:
+            write(temporary)
 
     def claims(self, name: str) -> Claims:
         """A list to check claims in, and to save as tables/<name>.json."""
-        return Claims(self.folder / "tables" / f"{name}.json")
+        return Claims(self.results / "tables" / f"{name}.json")
 
 
 def open_workspace(profile: str = "quick", *, data: str | None = None, output: str | Path | None = None) -> Workspace:
@@ -197,22 +196,21 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
     """
     if output:
         return absolute(output)
-    own = not data or data == profile.data
-    if not own and profile.data == "cifar10" and data not in NAMED_DATA:
+    folder = REPOSITORY / "outputs" / profile.name
+    if not data or data == profile.data:
+        return folder
+    if data in NAMED_DATA:
+        return folder.with_name(f"{profile.name}-{data}")
+    if profile.data == "cifar10":
         from attnconv.training.data import may_be_cifar10  # imports torch, which takes a second
 
-        own = may_be_cifar10(data)
-    if own:
-        return REPOSITORY / "outputs" / profile.name
+        if may_be_cifar10(data):
+            return folder
     path = absolute(data)
-    word = "".join(c if c.isalnum() else "-" for c in path.name.lower()).strip("-")
-    digits = "" if data in NAMED_DATA else "-" + hashlib.sha256(os.fsencode(path)).hexdigest()[:4]
-    return REPOSITORY / "outputs" / f"{profile.name}-{word or 'data'}{digits}"
+    word = re.sub(r"[\W_]", "-", path.name.lower()).strip("-") or "data"
+    return folder.with_name(f"{profile.name}-{word}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:4]}")
 
 
 def absolute(path: str | Path) -> Path:
-    """A path from the root, links and ~ resolved; `ConfigError` where that cannot be."""
-    try:
-        return Path(path).expanduser().resolve()
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, no such user
-        raise ConfigError(f"{path} cannot be resolved ({error}). Name another.") from error
+    """A path from the root, with links and ~ resolved as far as that is possible."""
+    return Path(os.path.realpath(os.path.expanduser(path)))
