@@ -127,9 +127,14 @@ class Workspace:
         return self._measured(run, "attention", lambda model: measure_attention(model, self.data))
 
     def swaps(self, run: Run) -> dict[str, np.ndarray]:
-        """What a run loses by convolutions in place of its layers (`swaps.measure_swaps`): as kept, or measured now."""
+        """What a run loses by convolutions in place of its layers (`swaps.measure_swaps`): as kept, or measured now.
+
+        Empty where it was not kept and the data set is not here: the images of a record are too few to count answers.
+        """
         from attnconv.analysis.swaps import measure_swaps, untrained
 
+        if self.strip and not run.swaps:
+            return {}
         return self._measured(run, "swaps", lambda model: measure_swaps(model, untrained(run), self.data))
 
     def _measured(self, run: Run, name: str, measure: Callable[[Any], dict[str, Any]]) -> dict[str, np.ndarray]:
