@@ -226,6 +226,7 @@ class Profile(Config):
     recorded: bool = False  # its runs are in the repository: they stand in for training, with any copy of the data
     train_images: Count | None = None  # use only that many training images, balanced by class; None uses all
     test_images: Count | None = None
+    swap_images: Count | None = None  # test images that are answered with layers swapped (notebook 07)
     runs: Names = ("quadratic", "learned", "learned_content", "resnet18")  # what the batch run trains, in this order
     seeds: Seeds = (0,)
     model: dict[str, Any] = {}  # changes to every preset's `ModelConfig`

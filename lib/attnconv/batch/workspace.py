@@ -135,7 +135,8 @@ class Workspace:
 
         if self.strip and not run.swaps:
             return {}
-        return self._measured(run, "swaps", lambda model: measure_swaps(model, untrained(run), self.data))
+        some = self.data.first(None, self.profile.swap_images)
+        return self._measured(run, "swaps", lambda model: measure_swaps(model, untrained(run), some))
 
     def _measured(self, run: Run, name: str, measure: Callable[[Any], dict[str, Any]]) -> dict[str, np.ndarray]:
         from attnconv.training import load_run
