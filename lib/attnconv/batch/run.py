@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -378,12 +377,7 @@ def reproduce(
 
 
 def without_notes(notebook: Path) -> None:
-    """Remove what names this machine's folders, its memory or the time of day: the same notebook gives the same copy.
-
-    The state of widgets goes, too: a copy shows their pictures, in 256 colours, a third of the size.
-    """
-    from attnconv.figures.style import of_256_colours  # imports Matplotlib, which takes a second
-
+    """Remove what names this machine's folders, its memory or the time of day. The state of widgets goes, too."""
     executed = nbformat.read(notebook, as_version=4)
     for part in (executed, *executed.cells):
         for name in ("papermill", "execution", "widgets"):
@@ -394,8 +388,6 @@ def without_notes(notebook: Path) -> None:
         for data in (output.get("data", {}) for output in cell.get("outputs", ())):
             if "text/plain" in data:
                 data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", ">", data["text/plain"])
-            if "image/png" in data:
-                data["image/png"] = b64encode(of_256_colours(b64decode(data["image/png"]))).decode()
     nbformat.write(executed, notebook)
 
 
