@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -27,10 +28,11 @@ def _line(label: str, **look) -> Line2D:
     return Line2D([], [], label=label, **{"color": "0.4"} | look)
 
 
-def _one_panel(width: float, height: float) -> tuple[Figure, Axes]:
+def _one_panel(width: float, height: float, grid: Literal["x", "y"] | None = "y") -> tuple[Figure, Axes]:
     figure = style.new_figure(width, height)
     ax = figure.add_subplot()
-    ax.grid(axis="y")
+    if grid:
+        ax.grid(axis=grid)
     return figure, ax
 
 
@@ -189,7 +191,14 @@ def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) ->
         for layer, start, end in zip(range(1, len(before) + 1), before, after, strict=True):
             colour = PALETTE[2] if end < start else PALETTE[3]
             if abs(end - start) > 0.03 * most:
-                arrow: Look = {"arrowstyle": "-|>", "color": colour, "shrinkA": 2.5, "shrinkB": 0, "mutation_scale": 6}
+                arrow: Look = {
+                    "arrowstyle": "-|>",
+                    "color": colour,
+                    "shrinkA": 2.5,
+                    "shrinkB": 0,
+                    "lw": 1,
+                    "mutation_scale": 6,
+                }
                 ax.annotate("", (layer, end), (layer, start), arrowprops=arrow)
             ax.plot(layer, start, "o", color=colour, markerfacecolor="white", zorder=3, clip_on=False)
             ax.plot(layer, end, "o", color=colour, zorder=3, clip_on=False)
@@ -234,30 +243,27 @@ def coverage_grid(runs: pd.DataFrame) -> Figure:
     Marks are means over runs and bars run from the least to the most.
     """
     figure = style.new_figure(DOUBLE, 3.4)
-    factors = runs["factor"].unique()
-    widths = runs.groupby("factor", sort=False)["level"].nunique()
+    runs = runs.assign(percent=100 * runs["accuracy"])
+    factors, widths = runs["factor"].unique(), runs.groupby("factor", sort=False)["level"].nunique()
     axes = figure.subplots(2, len(factors), squeeze=False, sharex="col", sharey="row", width_ratios=widths)
-    first, second = seaborn.color_palette("flare", 2)
+    colours = seaborn.color_palette("flare", 2)
     for (taps, accuracy), factor in zip(axes.T, factors, strict=True):
         own = runs[runs["factor"] == factor]
-        levels = list(own["level"].unique())
-        for ax, name, unit in ((taps, "taps", 1), (accuracy, "accuracy", 100)):
-            for layer, colour, mark, aside in ((1, first, "o", -0.15), (2, second, "s", 0.15)):
-                if name == "accuracy":  # the same for both layers
-                    colour, mark, aside = PALETTE[0], "D", 0.0
-                seen = unit * own[own["layer"] == layer].groupby("level", sort=False)[name].agg(["mean", "min", "max"])
-                x = np.arange(len(levels)) + aside
-                ax.plot(x, seen["mean"], mark, color=colour, zorder=3)
-                ax.vlines(x, seen["min"], seen["max"], color=colour, linewidth=1, alpha=0.6)
+        look: Look = {"x": "level", "linestyle": "none", "errorbar": ("pi", 100), "err_kws": {"linewidth": 1}}
+        look |= {"markersize": 3.5, "markeredgewidth": 0, "legend": False}
+        seaborn.pointplot(own, y="taps", hue="layer", palette=colours, markers=["o", "s"], dodge=0.3, ax=taps, **look)
+        seaborn.pointplot(own, y="percent", color=PALETTE[0], markers="D", ax=accuracy, **look)
+        levels = own.groupby("level", sort=False)["chance"].first()
+        x = np.arange(len(levels))
+        taps.hlines(levels, x - 0.4, x + 0.4, color="0.4", linewidth=0.9, linestyle=DASHED)
+        taps.set(title=factor, xlabel="", ylabel="", ylim=(-0.3, 9.3), yticks=(0, 3, 6, 9))
+        accuracy.set_xticks(x, [level.replace(" ", "\n") for level in levels.index])
+        accuracy.set(xlim=(-0.5, len(x) - 0.5), xlabel="", ylabel="")
+        for ax in (taps, accuracy):
             ax.grid(axis="y")
-        for place, chance in enumerate(own.groupby("level", sort=False)["chance"].first()):
-            taps.hlines(chance, place - 0.4, place + 0.4, color="0.4", linewidth=0.9, linestyle=DASHED)
-        taps.set(title=factor, ylim=(-0.3, 9.3), yticks=(0, 3, 6, 9))
-        names = [level.replace(" ", "\n") for level in levels]
-        accuracy.set(xlim=(-0.5, len(names) - 0.5), xticks=range(len(names)), xticklabels=names)
     axes[0, 0].set_ylabel("Taps covered, of 9")
     axes[1, 0].set_ylabel("Test accuracy (%)")
-    handles = [_line("layer 1", color=first, marker="o"), _line("layer 2", color=second, marker="s")]
+    handles = [_line("layer 1", color=colours[0], marker="o"), _line("layer 2", color=colours[1], marker="s")]
     handles += [_line("accuracy", color=PALETTE[0], marker="D"), _line("taps by chance", linestyle=DASHED)]
     _legend_below(figure, handles, 4)
     return figure
@@ -330,7 +336,7 @@ def cost_growth(
     parts = [name.partition(", ")[::2] for name in curves]
     first, second = (list(dict.fromkeys(words)) for words in zip(*parts, strict=True))
     colours = dict(zip(first, PALETTE, strict=False))
-    marks = list(zip("osD^vP", ("-", DASHED, (0, (6, 1, 1, 1)), (0, (2, 1)), (0, (8, 1.5)), (0, (1, 1))), strict=True))
+    marks = list(zip("osD^vP", ("-", DASHED, "-.", (0, (2, 1)), (0, (8, 1.5)), (0, (6, 1, 1, 1))), strict=True))
     for (one, other), name, (sides, costs) in zip(parts, curves, curves.values(), strict=True):
         middle, *spread = np.reshape(costs, (len(sides), -1)).T
         mark, dashes = marks[second.index(other) if other else first.index(one)]
@@ -364,14 +370,11 @@ def _name_ends(ax: Axes) -> None:
 def stacked_costs(rows: Mapping[str, Mapping[str, float]], label: str) -> Figure:
     """A horizontal bar for each row, made of its parts in the given order; the sum is written at its end."""
     frame = pd.DataFrame(rows).fillna(0.0).T  # (rows, parts)
-    figure, ax = _one_panel(DOUBLE, max(1.5, 0.65 + 0.3 * len(frame)))
-    ax.grid(visible=False)
-    starts = frame.cumsum(axis=1) - frame
+    figure, ax = _one_panel(DOUBLE, max(1.5, 0.65 + 0.3 * len(frame)), grid=None)
+    totals, starts = frame.sum(axis=1), frame.cumsum(axis=1) - frame
     for part, colour in zip(frame, PALETTE, strict=False):
         bars = ax.barh(frame.index, frame[part], 0.62, left=starts[part], color=colour, label=str(part))
-    totals = frame.sum(axis=1)
-    texts = [f"{total:.3g}" if total < 100 else f"{total:,.0f}" for total in totals]
-    ax.bar_label(bars, texts, padding=3, fontsize=7)
+    ax.bar_label(bars, [_short(total) for total in totals], padding=3)
     ax.set(xlabel=label, xlim=(0, 1.12 * totals.max()))
     ax.invert_yaxis()
     if frame.shape[1] > 1:
@@ -382,23 +385,21 @@ def stacked_costs(rows: Mapping[str, Mapping[str, float]], label: str) -> Figure
 @styled
 def cost_ratios(costs: Mapping[str, tuple[float, float]]) -> Figure:
     """What the attention-only network costs, as a multiple of the CNN: ``{quantity: (CNN, attention)}``."""
-    names, y = list(costs), np.arange(len(costs))
     ratios = np.array([attention / cnn for cnn, attention in costs.values()])
-    figure, ax = _one_panel(DOUBLE, 0.24 * len(names) + 0.75)
-    ax.hlines(y, 1, ratios, color=style.MODELS["SA quadratic"], linewidth=1.6)
-    ax.plot(ratios, y, "o", color=style.MODELS["SA quadratic"], markersize=5, zorder=3)
-    ax.axvline(1, color="black", linewidth=1.2, zorder=2)
-    for place, ratio in enumerate(ratios):
-        text = f"{ratio:.3g}×" if ratio < 1000 else f"{ratio:,.0f}×"
-        ax.annotate(text, (max(ratio, 1), place), (6, 0), textcoords="offset points", va="center")
+    figure, ax = _one_panel(DOUBLE, 0.24 * len(costs) + 0.75, grid="x")
+    bars = ax.barh(list(costs), ratios - 1, 0.5, left=1, color=style.MODELS["SA quadratic"])
+    ax.bar_label(bars, [f"{_short(ratio)}×" for ratio in ratios], padding=3)
+    ax.axvline(1, color="black", linewidth=1.2)
     left, right = min(ratios.min(), 1) / 1.25, max(ratios.max(), 1)
-    ax.set(xscale="log", xlim=(left, right * (right / left) ** 0.1), ylim=(len(names) - 0.4, -0.6))
-    ax.set_yticks(y, names)
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if right / left < 1000 else (1,)))
-    ax.xaxis.set_major_formatter("{x:,.10g}")
-    ax.xaxis.minorticks_off()
+    ax.set(xscale="log", xlim=(left, right * (right / left) ** 0.1))
     ax.set_xlabel("Attention-only network, as a multiple of the CNN (black line)")
-    ax.grid(axis="x")
-    ax.grid(visible=False, axis="y")
-    ax.tick_params(axis="y", length=0)
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter("{x:,g}")
+    ax.xaxis.minorticks_off()
+    ax.invert_yaxis()
     return figure
+
+
+def _short(value: float) -> str:
+    """A number with three digits, or more if it is large."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
