@@ -60,16 +60,18 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
     lengths = sorted({seeds.shape[1] for seeds in percent.values()}, reverse=True)
     figure = style.new_figure(DOUBLE, max(2.1, 0.9 + 0.26 * len(order)))
     widths = [max(length / lengths[0], 0.22) * 2.2 for length in lengths]
-    *panels, last, paper = figure.subplots(1, len(lengths) + 2, width_ratios=[*widths, 1, 1])
+    widths += [1, 1] if published else [1]
+    axes = figure.subplots(1, len(widths), width_ratios=widths)
+    panels, dots = axes[: len(lengths)], axes[len(lengths) :]
     for title, colour in style.model_colours(curves).items():
         seeds, place = percent[title], order.index(title)
         ax, epochs = panels[lengths.index(seeds.shape[1])], 1 + np.arange(seeds.shape[1])
         ax.plot(epochs, np.nanmean(seeds, 0), color=colour, label=title, marker="o" if len(epochs) == 1 else None)
         ax.fill_between(epochs, np.nanmin(seeds, 0), np.nanmax(seeds, 0), color=colour, alpha=0.2, linewidth=0)
-        last.hlines(place, ends[title].min(), ends[title].max(), color=colour, linewidth=2, alpha=0.4)
-        _name_mark(last, ends[title].mean(), place, colour, title, fill=colour)
+        dots[0].hlines(place, ends[title].min(), ends[title].max(), color=colour, linewidth=2, alpha=0.4)
+        _name_mark(dots[0], ends[title].mean(), place, colour, title, fill=colour)
         if title in published:
-            _name_mark(paper, 100 * published[title], place, colour, title, fill="white")
+            _name_mark(dots[1], 100 * published[title], place, colour, title, fill="white")
     low, high = min(np.nanmin(v) for v in percent.values()), max(np.nanmax(v) for v in percent.values())
     for ax, length in zip(panels, lengths, strict=True):
         ax.set(title=f"{length} epoch{'s' * (length > 1)}", xlabel="Epoch", ylim=(low - 2, high + 2))
@@ -77,14 +79,12 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
         ax.tick_params(labelleft=ax is panels[0])
         ax.grid(axis="y")
     panels[0].set_ylabel("Test accuracy (%)")
-    for ax, title in ((last, "Last epoch (%)"), (paper, "Published (%)")):
+    for ax, title in zip(dots, ("Last epoch (%)", "Published (%)"), strict=False):
         ax.set(title=title, ylim=(-0.6, len(order) - 0.4), yticks=range(len(order)), yticklabels=[])
         ax.margins(x=0.25)
         ax.xaxis.set_major_locator(MaxNLocator(3, integer=True))
         ax.grid(axis="y")
-    last.set_yticklabels([textwrap.fill(title, 19) for title in order])
-    if not published:
-        paper.remove()
+    dots[0].set_yticklabels([textwrap.fill(title, 19) for title in order])
     return figure
 
 
@@ -186,24 +186,18 @@ def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) ->
     """
     figure, axes = style.panels(list(errors), 1.6, "Layer", "Relative error\nas a convolution")
     most = max(np.max(values) for pair in errors.values() for values in pair)
-    for ax, (before, after) in zip(axes, errors.values(), strict=True):
-        before, after = array(before, "errors (layers)"), array(after, "errors (layers)")
-        for layer, start, end in zip(range(1, len(before) + 1), before, after, strict=True):
+    for ax, pair in zip(axes, errors.values(), strict=True):
+        layers = range(1, np.size(pair[0]) + 1)
+        for layer, start, end in zip(layers, *(array(values, "errors (layers)") for values in pair), strict=True):
             colour = PALETTE[2] if end < start else PALETTE[3]
             if abs(end - start) > 0.03 * most:
-                arrow: Look = {
-                    "arrowstyle": "-|>",
-                    "color": colour,
-                    "shrinkA": 2.5,
-                    "shrinkB": 0,
-                    "lw": 1,
-                    "mutation_scale": 6,
-                }
+                arrow: Look = {"arrowstyle": "-|>", "color": colour, "lw": 1, "mutation_scale": 6}
+                arrow |= {"shrinkA": 2.5, "shrinkB": 0}
                 ax.annotate("", (layer, end), (layer, start), arrowprops=arrow)
             ax.plot(layer, start, "o", color=colour, markerfacecolor="white", zorder=3, clip_on=False)
             ax.plot(layer, end, "o", color=colour, zorder=3, clip_on=False)
         ax.axhline(1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1)
-        ax.set(xticks=range(1, len(before) + 1), xlim=(0.5, len(before) + 0.5), ylim=(0, max(1.1, 1.05 * most)))
+        ax.set(xticks=layers, xlim=(0.5, len(layers) + 0.5), ylim=(0, max(1.1, 1.05 * most)))
     mark: Look = {"linestyle": "none", "marker": "o"}
     handles = [_line("before training", markerfacecolor="white", **mark), _line("after", **mark)]
     handles += [_line("nearer to a convolution", color=PALETTE[2]), _line("farther from one", color=PALETTE[3])]
@@ -336,7 +330,7 @@ def cost_growth(
     parts = [name.partition(", ")[::2] for name in curves]
     first, second = (list(dict.fromkeys(words)) for words in zip(*parts, strict=True))
     colours = dict(zip(first, PALETTE, strict=False))
-    marks = list(zip("osD^vP", ("-", DASHED, "-.", (0, (2, 1)), (0, (8, 1.5)), (0, (6, 1, 1, 1))), strict=True))
+    marks = list(zip("osD^vP", ("-", DASHED, "-.", ":", (0, (8, 1.5)), (0, (6, 1, 1, 1))), strict=True))
     for (one, other), name, (sides, costs) in zip(parts, curves, curves.values(), strict=True):
         middle, *spread = np.reshape(costs, (len(sides), -1)).T
         mark, dashes = marks[second.index(other) if other else first.index(one)]
