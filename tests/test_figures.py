@@ -1,6 +1,9 @@
-"""Figures: what is drawn is asked for (positions, counts, labels), never pixels, but for what is cut off at an edge."""
+"""Figures: what is drawn, where, in which colour and under which name is held against the arrays. Never pixels, but for
+what is cut off at an edge.
 
-import io
+Panels are taken as they stand on the page, row by row, and legends by the look of their entries.
+"""
+
 import itertools
 import math
 import os
@@ -14,6 +17,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.font_manager import findfont
+from matplotlib.legend import Legend
 from matplotlib.patches import Ellipse, Rectangle
 from matplotlib.text import Text
 from PIL import Image
@@ -29,25 +33,78 @@ CENTRES = RNG.normal(0, 1.5, (LAYERS, HEADS, 2))
 HISTORY = CENTRES * np.linspace(2, 1, 5)[:, None, None, None]  # (epochs, layers, heads, 2)
 PRECISION = np.broadcast_to([[1.0, 0.3], [0.3, 0.25]], (LAYERS, HEADS, 2, 2)).copy()
 SHARES, IMAGES = RNG.random((LAYERS, HEADS)), RNG.normal(size=(3, 12, 10))
-CURVES = {"ResNet18": RNG.random((3, 8)), "SA learned": RNG.random((1, 8))}
-SEEDS = {"covered": np.array([[3, 4], [5, 8]]), "accuracy": np.array([0.6, 0.8]), "chance": 3.5}
-FACTORS = {"Start": {"wide": SEEDS, "close": SEEDS | {"chance": 4.5}}, "Rate": {"0.1": SEEDS}}
-LINES = {"a": ([0, 1], [1, 0.1]), "b": ([0, 1], [2, 0.2])}
+MAPS, PHOTO = RNG.dirichlet(np.full(35, 0.2), (LAYERS, HEADS)).reshape(LAYERS, HEADS, 5, 7), RNG.random((12, 10))
+PICTURES = RNG.integers(0, 255, (2, 3, 8, 8, 1), dtype=np.uint8)
+ACCURACIES = {"SA quadratic": [[0.2, 0.4]], "ResNet18": np.array([[0.1, 0.5, 0.9], [0.3, 0.7, 0.8]])}
+ERRORS = {"A": ([0.9, 0.1, 0.5], [0.2, 0.6, 0.5]), "B": ([1.0], [0.3])}
+RANKS = {"4 to 2": ([1, 2, 3], [0.5, 1e-7, 0], [0.7, 0, 0]), "other": ([1], [0.1], [0.2])}
+COSTS = {"dense, small": ([8, 16], [[2, 1, 3], [4, 3, 9]]), "dense, large": ([8, 16], [5, 7]), "conv": ([8], [1])}
+PARTS = {"x": {"p": 1.0, "q": 2.0}, "y": {"p": 4.0}}
+RATIOS = {"Parameters: 100 → 127": (100, 127), "Time: 0.5 s → 5 s": (0.5, 5.0)}
+LINES = {"Loss": {"a": ([0, 1], [1, 0.1]), "b": ([0, 1], [2, 0.2])}, "Error": {"a": ([0, 1], [3, 4])}}
 
 
-def some_maps(layers=LAYERS, heads=HEADS, height=5, width=7):
-    maps = np.random.default_rng(1).random((layers, heads, height, width)) ** 4
-    return maps / maps.sum((-2, -1), keepdims=True)
+def seeds_of_levels():
+    """Two factors, three levels, two seeds, two layers."""
+    names = itertools.product([("Start", "wide"), ("Start", "close"), ("Rate", "0.1")], (0, 1), (1, 2))
+    rows = [(*level, seed, layer, n % 9) for n, (level, seed, layer) in enumerate(names)]
+    frame = pd.DataFrame(rows, columns=["factor", "level", "seed", "layer", "taps"])
+    return frame.assign(accuracy=0.5 + 0.01 * frame["seed"] + 0.02 * (frame["level"] == "wide"), chance=3.5)
+
+
+def swapped(models=("A", "B"), depth=3, seeds=(0,)):
+    """A table as of `results.swap_table`, with an accuracy of its own for each row."""
+    rows = []
+    for (m, model), layers, layer, (how, kernel), seed in itertools.product(
+        enumerate(models), ("alone", "up to"), range(1, depth + 1), (("read", 1), ("read", 5), ("shuffled", 3)), seeds
+    ):
+        accuracy = 80 - 30 * m - 5 * layer + kernel + (layers == "alone") - 2 * (how == "shuffled") + 4 * seed
+        row = dict(model=model, layers=layers, layer=layer, how=how, kernel=kernel, seed=seed, accuracy=accuracy)
+        rows.append(row | {"whole": 90 - 30 * m})
+    return pd.DataFrame(rows)
+
+
+EVERYTHING = {
+    "accuracy_by_depth": lambda: figures.accuracy_by_depth(swapped(), 10),
+    "accuracy_curves": lambda: figures.accuracy_curves(ACCURACIES, {"SA quadratic": 0.95, "ResNet18": 0.93}),
+    "agreement": lambda: figures.agreement(IMAGES[0], IMAGES[0] + 1e-7),
+    "attention_grid": lambda: figures.attention_grid(MAPS),
+    "attention_on_image": lambda: figures.attention_on_image(
+        np.zeros((10, 14, 3), np.uint8), (1, 2), MAPS, caption="A"
+    ),
+    "content_share": lambda: figures.content_share(SHARES, SHARES / 2),
+    "cost_growth": lambda: figures.cost_growth(COSTS, {"dense, alone": ([8, 16], [1, 2]), "floor": ([8, 16], [1, 1])}),
+    "cost_ratios": lambda: figures.cost_ratios(RATIOS),
+    "coverage_grid": lambda: figures.coverage_grid(seeds_of_levels()),
+    "error_before_and_after": lambda: figures.error_before_and_after(ERRORS),
+    "gaussian_heads": lambda: figures.gaussian_heads(CENTRES, PRECISION, grid=(7, 7), paths=HISTORY),
+    "image_rows": lambda: figures.image_rows(PICTURES, ["a", "b", "c"], ["published", "trained on"]),
+    "kernel_grids": lambda: figures.kernel_grids({"3": (tap_shifts((3, 3)), (1, 1)), "centres": (CENTRES[0], (2, 2))}),
+    "lines": lambda: figures.lines(LINES, "x", "y", {"c": 2.5}, log=True),
+    "rank_curves": lambda: figures.rank_curves(RANKS),
+    "reach_over_training": lambda: figures.reach_over_training({"SA learned": RNG.random((5, LAYERS))}, (7, 7)),
+    "schema": figures.schema,
+    "signed_images": lambda: figures.signed_images(IMAGES[:2], ["In", "a", "b"], photo=PHOTO, query=(3, 4)),
+    "stacked_costs": lambda: figures.stacked_costs(PARTS, "GFLOP"),
+    "sum_of_heads": lambda: figures.sum_of_heads(np.eye(9).reshape(9, 3, 3), np.arange(9) - 4.0, RNG.random((9, 5, 5))),
+}
+"""Every figure function on ordinary arrays."""
+
+
+def on_the_page(axes):
+    """Axes row by row, each from left to right."""
+    return sorted(axes, key=lambda ax: (-round(ax.get_position().y1, 2), ax.get_position().x0))
 
 
 def panels(figure):
-    """Axes with a title, that is without colour bars."""
-    return [ax for ax in figure.axes if ax.get_title()]
+    """Axes as they stand on the page, without colour bars."""
+    figure.draw_without_rendering()
+    return on_the_page(ax for ax in figure.axes if not hasattr(ax, "_colorbar"))
 
 
 def shown(figure):
-    """Axes with an image, without colour bars."""
-    return [ax for ax in figure.axes if ax.images]
+    """Those with an image."""
+    return [ax for ax in panels(figure) if ax.images]
 
 
 def marks(ax):
@@ -59,36 +116,30 @@ def labelled(artists, label):
     return [artist for artist in artists if artist.get_label() == label]
 
 
+def look(line):
+    """What tells a line from others."""
+    return to_hex(line.get_color()), line.get_marker(), line.get_linestyle() if line.get_linewidth() else "None"
+
+
 def legend(figure):
-    """Labels of all legends."""
-    legends = figure.findobj(plt.matplotlib.legend.Legend)
-    return [text.get_text() for one in legends for text in one.get_texts()]
+    """Label -> its entry, of all legends."""
+    legends = figure.findobj(Legend)
+    return {t.get_text(): h for one in legends for t, h in zip(one.texts, one.legend_handles, strict=True)}
 
 
-MAPS, PHOTO = some_maps(), np.full((10, 14, 3), 99, np.uint8)
-EVERYTHING = {
-    "accuracy_curves": lambda: figures.accuracy_curves(CURVES, {"SA learned": 0.9}),
-    "agreement": lambda: figures.agreement(IMAGES[0], IMAGES[0]),
-    "attention_grid": lambda: figures.attention_grid(MAPS),
-    "attention_on_image": lambda: figures.attention_on_image(PHOTO, (1, 2), MAPS, caption="Ship"),
-    "content_share": lambda: figures.content_share(SHARES, SHARES / 2),
-    "cost_growth": lambda: figures.cost_growth({"a": ([8, 16], [[2, 1, 3], [4, 3, 9]])}, {"b": ([8, 16], [1, 1])}),
-    "cost_ratios": lambda: figures.cost_ratios({"Parameters: 100 → 127": (100, 127), "Time: 0.5 s → 5 s": (0.5, 5.0)}),
-    "coverage_grid": lambda: figures.coverage_grid(FACTORS),
-    "gaussian_heads": lambda: figures.gaussian_heads(CENTRES, PRECISION, grid=(7, 7), paths=HISTORY),
-    "image_rows": lambda: figures.image_rows([np.zeros((3, 8, 8, 1))], ["a", "b", "c"], ["published"]),
-    "accuracy_by_depth": lambda: figures.accuracy_by_depth(swapped(), 10),
-    "error_before_and_after": lambda: figures.error_before_and_after({"A": (RNG.random(LAYERS), RNG.random(LAYERS))}),
-    "kernel_grids": lambda: figures.kernel_grids({"3": (tap_shifts((3, 3)), (1, 1)), "centres": (CENTRES[0], (2, 2))}),
-    "lines": lambda: figures.lines({"": LINES}, "x", "y", {"c": 2.5}, log=True),
-    "rank_curves": lambda: figures.rank_curves({"4 to 2": ([1, 2, 3], [0.5, 1e-7, 0], [0.7, 0, 0])}),
-    "reach_over_training": lambda: figures.reach_over_training({"SA learned": RNG.random((5, LAYERS))}, (7, 7)),
-    "schema": figures.schema,
-    "signed_images": lambda: figures.signed_images(IMAGES[:2], ["In", "a", "b"], photo=abs(IMAGES[2]), query=(3, 4)),
-    "stacked_costs": lambda: figures.stacked_costs({"x": {"p": 1.0, "q": 2.0}, "y": {"p": 4.0}}, "GFLOP"),
-    "sum_of_heads": lambda: figures.sum_of_heads(np.eye(9).reshape(9, 3, 3), np.arange(9) - 4.0, RNG.random((9, 5, 5))),
-}
-"""Every figure function on ordinary arrays."""
+def colours(figure):
+    """Label -> colour of its entry, of all legends."""
+    entries = legend(figure).items()
+    return {name: to_hex(e.get_facecolor() if hasattr(e, "get_facecolor") else e.get_color()) for name, e in entries}
+
+
+def names(ticks):
+    return [label.get_text() for label in ticks]
+
+
+def axis_names(figure):
+    """Names of the horizontal and the vertical axis, panel by panel."""
+    return [(ax.get_xlabel(), ax.get_ylabel()) for ax in panels(figure)]
 
 
 # --- colours, style, files ----------------------------------------------------------------------------------------
@@ -96,7 +147,7 @@ EVERYTHING = {
 
 def test_everything_is_tried():
     own = {name for name, value in vars(figures).items() if getattr(value, "__wrapped__", None)}
-    assert own == {*EVERYTHING, "save", "centre_animation"}
+    assert own == {*EVERYTHING, "save", "centre_animation", "save_animation", "player"}
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
@@ -125,18 +176,24 @@ def test_heads_keep_their_colours_and_sixteen_are_told_apart():
 
 def test_models_keep_their_colours():
     titles = [preset.title for preset in PRESETS.values()]
-    colours = style.model_colours(titles)
-    assert len(set(colours.values())) == len(titles), "every preset has a colour of its own"
+    assert set(titles) <= set(style.MODELS), "every preset has a colour of its own"
     some = style.model_colours(["mine", "SA learned", "another"])
-    assert some["SA learned"] == colours["SA learned"]
+    assert some["SA learned"] == style.MODELS["SA learned"]
     assert some == style.model_colours(["another", "SA learned", "mine"])
-    rgb = [to_rgb(colour) for colour in style.model_colours([*titles, *(f"other {n}" for n in range(5))]).values()]
+    rgb = [to_rgb(colour) for colour in style.model_colours([*titles, *(f"other {n}" for n in range(4))]).values()]
     assert min(math.dist(a, b) for a, b in itertools.combinations(rgb, 2)) > 0.2
+
+
+def test_scales_run_from_white_to_black_and_from_blue_to_red():
+    white, dark = (style.MAP_COLOURS(end)[:3] for end in (0.0, 1.0))
+    assert min(white) == 1 and max(dark) < 0.2
+    (red, _, blue), middle, (red_above, _, blue_above) = (style.SIGNED_COLOURS(x)[:3] for x in (0.2, 0.5, 0.8))
+    assert blue > red and red_above > blue_above and min(middle) > 0.98
 
 
 def test_files_are_the_same_each_time_need_no_torch_and_embed_fonts(tmp_path):
     code = (
-        "import sys, numpy as np; from attnconv import cli, figures, reproduce;"
+        "import sys, numpy as np; from attnconv import figures;"
         "figure = figures.gaussian_heads(np.zeros((1, 2, 2)), np.ones((1, 2, 2, 2)), grid=(7, 7));"
         "figures.save(figure, sys.argv[1]); figures.save(figure, sys.argv[2]); sys.exit('torch' in sys.modules)"
     )
@@ -152,18 +209,6 @@ def test_files_are_the_same_each_time_need_no_torch_and_embed_fonts(tmp_path):
     with Image.open(one[1]) as image:
         assert image.info.keys() == {"dpi"}
     assert "mpl-data" in findfont("DejaVu Sans", fallback_to_default=False)
-    with pytest.raises(ValueError, match="must end in .pdf or .png"):
-        figures.save(figures.schema(), tmp_path / "three.svg")
-
-
-def test_256_colours_are_enough_for_ramps():
-    """A picture with all colours of both ramps and of grey: none moves by more than 5 of 255, so there are no bands."""
-    ramp = np.linspace(0, 1, 800)
-    rows = [colours(ramp)[:, :3] for colours in (style.MAP_COLOURS, style.SIGNED_COLOURS, plt.get_cmap("gray"))]
-    before, content = np.repeat(np.rint(255 * np.array(rows)).astype(np.uint8), 40, axis=0), io.BytesIO()
-    Image.fromarray(before).save(content, "PNG", dpi=(200, 200))
-    with Image.open(io.BytesIO(style.of_256_colours(content.getvalue()))) as image:
-        assert image.mode == "P" and np.abs(np.asarray(image.convert("RGB"), int) - before).max() <= 5
 
 
 # --- centres ------------------------------------------------------------------------------------------------------
@@ -172,27 +217,36 @@ def test_256_colours_are_enough_for_ramps():
 def test_gaussian_heads_are_drawn_where_they_are():
     precision = PRECISION.copy()
     precision[0, 0], precision[0, 1] = np.nan, [[1, 0], [0, 0]]
-    axes = panels(figures.gaussian_heads(CENTRES, precision, half_width=8.5, grid=GRID))
+    figure = figures.gaussian_heads(CENTRES, precision, half_width=8.5, grid=GRID)
+    axes = panels(figure)
     assert [ax.get_title() for ax in axes] == ["Layer 1", "Layer 2", "Layer 3"]
     assert len({(ax.get_xlim(), ax.get_ylim()) for ax in axes}) == 1, "equal axes"
     low, high = axes[0].get_ylim()
     assert low > high, "rows point down"
-    assert axes[0].get_ylabel() == "Row shift (pixels)" and axes[0].get_xlabel() == "Column shift (pixels)"
+    assert axis_names(figure) == [("Column shift (pixels)", "Row shift (pixels)" if not n else "") for n in range(3)]
     assert [p.get_bbox().bounds for p in labelled(axes[0].patches, "query pixel")] == [(-0.5, -0.5, 1, 1)]
-    for head, mark in marks(axes[1]).items():
-        np.testing.assert_allclose(mark.get_offsets()[0], CENTRES[1, head - 1, ::-1])
-        assert to_hex(mark.get_facecolor()[0]) == figures.head_colours(HEADS)[head - 1].lower()
+    entries = colours(figure)
+    for (layer, ax), (head, colour) in itertools.product(enumerate(axes), enumerate(figures.head_colours(HEADS), 1)):
+        mark = marks(ax)[head]
+        np.testing.assert_allclose(mark.get_offsets()[0], CENTRES[layer, head - 1, ::-1])
+        assert to_hex(mark.get_facecolor()[0]) == colour.lower() == entries[str(head)]
 
     strip, *others = [p for p in axes[0].patches if isinstance(p, Ellipse)]
     assert len(others) == 2 * 8 - 1, "nothing is drawn of the head that is no Gaussian"
     assert max(strip.get_width(), strip.get_height()) > 4 * low, "open at both ends"
     solid, dotted = [p for p in axes[1].patches if isinstance(p, Ellipse)][:2]
-    for ellipse, share in ((solid, 0.5), (dotted, 0.9)):
+    for ellipse, share, name in ((solid, 0.5, "50% of the mass"), (dotted, 0.9, "90%")):
         outline = ellipse.get_path().transformed(ellipse.get_patch_transform())
         away = outline.vertices[:-1:3, ::-1] - CENTRES[1, 0]  # between these are control points
         scores = np.einsum("ni,ij,nj->n", away, PRECISION[1, 0], away)
         np.testing.assert_allclose(scores, -2 * math.log(1 - share), rtol=1e-3)
-    assert solid.get_linestyle() in ("-", "solid") and dotted.get_linestyle() not in ("-", "solid")
+        drawn = ellipse.get_linestyle() in ("-", "solid")
+        assert drawn == (legend(figure)[name].get_linestyle() == "-") == (share == 0.5)
+
+
+def test_of_sixteen_heads_only_the_half_is_drawn():
+    figure = figures.gaussian_heads(np.zeros((1, 16, 2)), np.tile(np.eye(2), (1, 16, 1, 1)), grid=GRID)
+    assert len([p for p in figure.axes[0].patches if isinstance(p, Ellipse)]) == 16 and "90%" not in legend(figure)
 
 
 def test_flat_heads_look_flat():
@@ -243,18 +297,18 @@ def test_axes_end_where_shifts_end():
     assert panels(figures.gaussian_heads(far, half_width=2, grid=grid))[0].get_xlim() == (-2, 2)
 
 
-def test_small_panels_stand_row_by_row_and_number_their_ticks_where_they_have_windows_of_their_own():
-    layers, widths = [0, 1, 2, 0], [2, 2, 2, math.inf]
-    figure = figures.gaussian_heads(CENTRES[layers], half_width=widths, grid=(16, 16), titles=list("abcd"), columns=2)
-    figure.draw_without_rendering()
+def test_epochs_stand_in_rows_that_are_named_once():
+    steps = HISTORY[[0, 4]].reshape(-1, HEADS, 2)
+    figure = figures.gaussian_heads(steps, half_width=[2, 2, math.inf], grid=(16, 16), rows=["Epoch 0", "Epoch 4"])
     axes = panels(figure)
-    assert "".join(ax.get_title() for ax in axes) == "abcd"
-    assert [bool(ax.get_ylabel()) for ax in axes] == [True, False] * 2
-    (left, top), (right, same), (below, bottom), _ = np.round([ax.get_position().p0 for ax in axes], 6)
-    assert left == below < right and top == same > bottom
-    assert [ax.get_xlim() for ax in axes] == [(-2, 2)] * 3 + [(-8.95, 7.95)]
-    assert [ax.xaxis.get_tick_params()["labelbottom"] for ax in axes] == [False, True, True, True]
-    assert [ax.yaxis.get_tick_params()["labelleft"] for ax in axes] == [True, False, True, True]
+    for ax, centres in zip(axes, steps, strict=True):
+        np.testing.assert_allclose(marks(ax)[1].get_offsets()[0], np.clip(centres[0, ::-1], *ax.get_xlim()))
+    assert [ax.get_title() for ax in axes] == ["Layer 1", "Layer 2", "Layer 3", "", "", ""]
+    below, left = zip(*axis_names(figure), strict=True)
+    assert left == ("Epoch 0\nRow shift (pixels)", "", "", "Epoch 4\nRow shift (pixels)", "", "")
+    assert below == ("",) * 3 + ("Column shift (pixels)",) * 3
+    assert [ax.get_xlim() for ax in axes] == [(-2, 2), (-2, 2), (-8.95, 7.95)] * 2
+    assert [ax.yaxis.get_tick_params()["labelleft"] for ax in axes] == [True, False, True] * 2
 
 
 def test_panel_widths_show_all_heads_of_a_layer():
@@ -269,16 +323,17 @@ def test_paths_dropped_heads_and_covered_taps():
     dropped[1, 0] = 2, -1
     covered = np.zeros((LAYERS, 3, 3), bool)
     covered[0, 0, 2] = covered[0, 1, 1] = True
-    figure = figures.gaussian_heads(CENTRES, paths=HISTORY, dropped=dropped, covered=covered, half_width=9, grid=GRID)
+    figure = figures.gaussian_heads(CENTRES, grid=GRID, paths=HISTORY, dropped=dropped, covered=covered)
     axes = panels(figure)
-    ways = [line.get_xydata() for line in labelled(axes[2].lines, "before training")]
+    ways = np.stack([line.get_xydata() for line in labelled(axes[2].lines, "before training")])
     np.testing.assert_allclose(ways, HISTORY[:, 2].swapaxes(0, 1)[..., ::-1])
     ghosts = [labelled(ax.collections, "dropped")[0].get_offsets().compressed().tolist() for ax in axes]
     assert ghosts == [[], [-1, 2], []]
     taps = [[p.get_bbox().bounds[:2] for p in labelled(ax.patches, "tap covered")] for ax in axes]
     assert taps == [[(0.5, -1.5), (-0.5, -0.5)], [], []]  # up and right of the query, and the query
     assert [ax.get_title() for ax in axes] == [f"Layer {n}: {c} of 9 taps" for n, c in ((1, 2), (2, 0), (3, 0))]
-    assert {"before training", "dropped", "tap covered"} <= set(legend(figure))
+    tint = to_hex(labelled(axes[0].patches, "tap covered")[0].get_facecolor())
+    assert {"before training", "dropped"} <= set(legend(figure)) and colours(figure)["tap covered"] == tint
     with pytest.raises(ValueError, match="given for paths"):
         figures.gaussian_heads(CENTRES, paths=CENTRES, grid=GRID)
 
@@ -287,15 +342,16 @@ def test_centre_animation(tmp_path):
     history, precision = HISTORY[:3, :1, :2].copy(), np.broadcast_to(PRECISION, (5, *PRECISION.shape))[:3, :1, :2]
     history[2, 0, 0] = 9, 0  # beyond the panel
     animation = figures.centre_animation(history, precision, (7, 7))
-    figures.save_animation(animation, tmp_path / "centres.gif")
+    figures.save_animation(animation, tmp_path / "centres.gif", frames_per_second=5)
     with Image.open(tmp_path / "centres.gif") as image:
-        assert image.n_frames == 3
-    again = figures.centre_animation(history, precision, (7, 7))
-    assert figures.player(again) == (html := figures.player(animation)) and html.count("data:image/png") == 3
-    ax = panels(animation._fig)[0]
+        assert image.n_frames == 3 and image.info["duration"] == 200
+    html = figures.player(animation)
+    assert html.count("data:image/png") == 3 and "href" not in html and "fa-" not in html and "▶" in html
+    ax = animation._fig.axes[0]
     assert "beyond the panel" in legend(animation._fig)
     for frame in (2, 0):
         animation._draw_frame(frame)
+        assert animation._fig.get_suptitle() == f"Epoch {frame}"
         offsets = [mark.get_offsets()[0] for mark in marks(ax).values()]
         np.testing.assert_allclose(offsets, np.clip(history[frame, 0, :, ::-1], -3.95, 3.95))
         ellipses = [p.get_center() for p in ax.patches if isinstance(p, Ellipse)]
@@ -306,43 +362,55 @@ def test_kernel_grids_show_heads_and_the_queries_that_a_stride_leaves():
     kernels = {"all": ((3, 3), (1, 1)), "some": ((2, 2), (2, 3))}
     shifts = {title: (tap_shifts(size), stride) for title, (size, stride) in kernels.items()}
     figure = figures.kernel_grids(shifts)
-    others = [[p.get_bbox().bounds[:2] for p in labelled(ax.patches, "other queries")] for ax in figure.axes]
-    for ax, (centres, _) in zip(figure.axes, shifts.values(), strict=True):
+    others = [labelled(ax.patches, "other queries") for ax in panels(figure)]
+    for ax, (title, (centres, _)) in zip(panels(figure), shifts.items(), strict=True):
         (heads,) = labelled(ax.collections, "centre of a head")
         np.testing.assert_allclose(heads.get_offsets(), np.asarray(centres)[:, ::-1])
+        assert ax.get_title() == title and colours(figure)["centre of a head"] == to_hex(heads.get_facecolor()[0])
     assert [len(squares) for squares in others] == [9 * 9 - 1, 5 * 3 - 1]
-    assert all((x + 0.5) % 3 == 0 and (y + 0.5) % 2 == 0 for x, y in others[1])
+    assert all((p.get_x() + 0.5) % 3 == 0 and (p.get_y() + 0.5) % 2 == 0 for p in others[1])
+    assert colours(figure)["other queries"] == to_hex(others[0][0].get_facecolor())
 
 
 # --- maps ---------------------------------------------------------------------------------------------------------
 
 
+def colour_bar(figure):
+    (ax,) = [ax for ax in figure.axes if hasattr(ax, "_colorbar")]
+    return ax._colorbar
+
+
 def test_attention_grid():
-    maps = some_maps()
-    maps[1] /= 2
-    maps[2] *= 2  # so that one layer's scale is not all layers'
+    maps = MAPS * np.array([1, 0.5, 2])[:, None, None, None]  # so that one layer's scale is not all layers'
     order = np.stack([RNG.permutation(HEADS) for _ in range(LAYERS)])
     figure = figures.attention_grid(maps, (1, 2), order=order)
-    axes = shown(figure)
-    assert {(ax.images[0].norm.vmin, ax.images[0].norm.vmax) for ax in axes} == {(0, maps.max())}, "one scale"
+    axes, bar = shown(figure), colour_bar(figure)
     for (layer, place), ax in zip(np.ndindex(LAYERS, HEADS), axes, strict=True):
-        head = order[layer, place]
-        np.testing.assert_array_equal(ax.images[0].get_array(), maps[layer, head])
+        head, (image,) = order[layer, place], ax.images
+        np.testing.assert_array_equal(image.get_array(), maps[layer, head])
+        assert (image.norm.vmin, image.norm.vmax) == (0, maps.max()), "one scale"
+        assert image.cmap is bar.cmap is style.MAP_COLOURS and bar.norm is image.norm, "that of the colour bar"
         assert ax.get_title() == f"{head + 1}" and ax.get_ylim()[0] > ax.get_ylim()[1], "rows point down"
         assert [query.get_bbox().bounds for query in ax.patches] == [(1.5, 0.5, 1, 1)]
-    assert [t.get_text() for ax in axes for t in ax.texts] == ["Layer 1", "Layer 2", "Layer 3"]
-    ticks = [t.get_text() for t in figure.axes[-1].get_xticklabels()]
-    assert ticks[0] == "0" and ticks[-1] == f"{maps.max():.2g}"
-    figure = figures.attention_grid(some_maps(1, 2, 4, 12), [(0, 0), (3, 9)], names=[["a row", "a column"]])
+        assert ax.get_ylabel() == ("" if place else f"Layer {layer + 1}")
+    ticks = names(bar.ax.get_xticklabels())
+    assert ticks[0] == "0" and ticks[-1] == f"{maps.max():.2g}" and bar.ax.get_xlabel().startswith("Attention prob")
+    figure = figures.attention_grid(MAPS[:1, :2, :4], [(0, 0), (3, 5)], names=[["a row", "a column"]])
     assert [ax.get_title() for ax in shown(figure)] == ["a row", "a column"]
     frames = [query.get_bbox().bounds[:2] for ax in shown(figure) for query in ax.patches]
-    assert frames == [(-0.5, -0.5), (8.5, 2.5)], "a query for each head"
+    assert frames == [(-0.5, -0.5), (4.5, 2.5)], "a query for each head"
     box = shown(figure)[0].get_position()
-    assert box.height * figure.get_figheight() / (box.width * figure.get_figwidth()) == pytest.approx(4 / 12)
+    assert box.height * figure.get_figheight() / (box.width * figure.get_figwidth()) == pytest.approx(4 / 7)
+
+
+def test_columns_that_belong_together_stand_together():
+    first, second, third, fourth = (ax.get_position() for ax in shown(figures.attention_grid(MAPS[:1, :4], together=2)))
+    assert second.x0 - first.x1 == pytest.approx(fourth.x0 - third.x1)
+    assert second.x0 - first.x1 < third.x0 - second.x1
 
 
 def test_outside_the_image_is_hatched_and_missing_heads_are_left_out():
-    maps = some_maps()
+    maps = MAPS.copy()
     maps[..., :2, :], maps[1, 4:] = np.nan, np.nan
     axes = shown(figures.attention_grid(maps))
     assert len(axes) == 2 * HEADS + 4
@@ -351,14 +419,16 @@ def test_outside_the_image_is_hatched_and_missing_heads_are_left_out():
 
 def test_arrays_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"shape \(9, 5, 7\) was given for maps \(layers, heads, height, width\)"):
-        figures.attention_grid(some_maps()[0])
+        figures.attention_grid(MAPS[0])
 
 
 @pytest.mark.parametrize("shape", [(10, 14, 3), (10, 14, 1)])
 def test_attention_on_image(shape):
     image = (255 * RNG.random(shape)).astype(np.uint8)
-    *rest, picture = shown(figures.attention_on_image(image, (1, 2), some_maps(), caption="Ship", largest=0.75))
+    figure = figures.attention_on_image(image, (1, 2), MAPS, caption="Ship", largest=0.75)
+    *rest, picture = [ax for ax in figure.axes if ax.images]
     np.testing.assert_array_equal(np.squeeze(picture.images[0].get_array()), np.squeeze(image))
+    assert picture.get_position().x1 < min(ax.get_position().x0 for ax in rest)
     (query,) = picture.patches  # a pixel of the grid is 2 x 2 of the image's
     assert query.get_bbox().bounds == (3.5, 1.5, 2, 2)
     assert rest[0].images[0].norm.vmax == 0.75 and len(rest) == LAYERS * HEADS
@@ -366,39 +436,59 @@ def test_attention_on_image(shape):
 
 
 def test_names_stand_above_their_heads_and_leave_room():
-    maps = some_maps(3, 3)
+    maps = MAPS[:, :3].copy()
     maps[2, 2] = np.nan
-    names = [[f"Head {3 * row + column}\nreach\nentropy" for column in range(3)] for row in range(3)]
-    figure = figures.attention_grid(maps, names=names, titles=["Layer 4", "", ""])
-    axes = shown(figure)
-    assert [ax.get_title() for ax in axes] == list(itertools.chain(*names))[:8]
-    figure.draw_without_rendering()
+    notes = [[f"Head {3 * row + column}\nreach\nentropy" for column in range(3)] for row in range(3)]
+    axes = shown(figures.attention_grid(maps, names=notes, titles=["Layer 4", "", ""]))
+    assert [ax.get_title() for ax in axes] == list(itertools.chain(*notes))[:8]
+    assert [ax.get_ylabel() for ax in axes] == ["Layer 4"] + 7 * [""]
     lowest = min(ax.title.get_window_extent().y0 for ax in axes[:3])
     highest = max(ax.title.get_window_extent().y1 for ax in axes[3:6])
     assert highest < axes[0].get_window_extent().y0 < axes[0].get_window_extent().y1 < lowest
 
 
+def test_image_rows_are_named_and_in_order():
+    axes = shown(EVERYTHING["image_rows"]())
+    for ax, image in zip(axes, PICTURES.reshape(6, 8, 8), strict=True):
+        np.testing.assert_array_equal(np.squeeze(ax.images[0].get_array()), image)
+        assert ax.get_ylim()[0] > ax.get_ylim()[1] and ax.get_xlim()[0] < ax.get_xlim()[1]
+    assert [ax.get_title() for ax in axes] == ["a", "b", "c", "", "", ""]
+    assert [ax.get_ylabel() for ax in axes] == ["published", "", "", "trained on", "", ""]
+
+
 def test_signed_images_share_a_scale_that_is_white_at_zero():
     figure = EVERYTHING["signed_images"]()
-    *signed, photo = sorted((ax.images[0] for ax in shown(figure)), key=lambda image: image.get_clim()[0])
-    assert {image.get_clim() for image in signed} == {(-abs(IMAGES[:2]).max(), abs(IMAGES[:2]).max())}
-    np.testing.assert_allclose(signed[0].cmap(signed[0].norm(0.0)), 1, atol=0.01)
-    frames = [patch.get_bbox().bounds for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
+    axes, bar = shown(figure), colour_bar(figure)
+    photo, *signed = [ax.images[0] for ax in axes]
+    np.testing.assert_array_equal(photo.get_array(), PHOTO)
+    largest = abs(IMAGES[:2]).max()
+    for image, values in zip(signed, IMAGES[:2], strict=True):
+        np.testing.assert_array_equal(image.get_array(), values)
+        assert image.get_clim() == (-largest, largest) and image.cmap is bar.cmap is style.SIGNED_COLOURS
+    assert bar.norm is signed[0].norm and bar.ax.get_xlabel() == "Value"
+    assert [ax.get_title() for ax in axes] == ["In", "a", "b"]
+    frames = [patch.get_bbox().bounds for patch in axes[0].patches if isinstance(patch, Rectangle)]
     assert photo.get_clim() == (0, 1) and frames == [(2.5, 1.5, 3, 3), (3.5, 2.5, 1, 1)], "row 3, column 4, and around"
     for ax in shown(figures.signed_images(IMAGES[:2], "ab", query=(3, 4))):  # no photo: on every image
         assert [patch.get_bbox().bounds for patch in ax.patches] == frames
-    panels = shown(figures.signed_images([*IMAGES[:1], 1e-6 * IMAGES[1]], "ab"))
-    texts = [[t.get_text() for t in ax.texts] for ax in panels]
+    texts = [
+        [t.get_text() for t in ax.texts] for ax in shown(figures.signed_images([IMAGES[0], 1e-6 * IMAGES[1]], "ab"))
+    ]
     assert texts[0] == [] and texts[1][0].startswith("zero everywhere\n(at most"), "an empty panel says so"
-    assert shown(figures.signed_images([np.zeros((4, 4))], ["nothing"]))[0].images[0].get_clim() == (-1, 1)
+    nothing = shown(figures.signed_images([np.zeros((4, 4))], ["nothing"]))[0]
+    assert nothing.images[0].get_clim() == (-1, 1) and nothing.texts[0].get_text() == "zero everywhere"
 
 
 def test_sum_of_heads_ends_in_the_sum():
-    parts = RNG.normal(size=(9, 12, 10))
-    axes = shown(figures.sum_of_heads(np.eye(9).reshape(9, 3, 3), np.arange(9) - 4.0, parts))
-    np.testing.assert_allclose(axes[26].images[0].get_array(), parts.sum(0))
-    np.testing.assert_allclose(axes[17].images[0].get_array(), parts[8])
-    assert [ax.get_title() for ax in axes[12:15]] == ["× −1", "× 0", "× +1"]
+    parts, looks = RNG.normal(size=(9, 12, 10)), np.eye(9).reshape(9, 3, 3)
+    figure = figures.sum_of_heads(looks, np.arange(9) - 4.0, parts)
+    images = [ax.images[0].get_array() for ax in shown(figure)]
+    for rows, expected in ((images[:9], looks), (images[9:18], parts), (images[18:], parts.cumsum(0))):
+        np.testing.assert_allclose(rows, expected)
+    assert [ax.get_ylabel() for ax in shown(figure)[::9]] == ["Where the\nhead looks", "What it\nadds", "Sum so far"]
+    assert [ax.get_title() for ax in shown(figure)[:2]] == ["Head 1", "Head 2"]
+    assert [ax.get_title() for ax in shown(figure)[12:15]] == ["× −1", "× 0", "× +1"]
+    assert colour_bar(figure).norm is shown(figure)[9].images[0].norm is not shown(figure)[0].images[0].norm
 
 
 def test_schema_has_a_head_for_each_tap():
@@ -411,6 +501,8 @@ def test_schema_has_a_head_for_each_tap():
         for tap, (head,) in zip(labelled(ax.patches, "tap"), taps, strict=True):
             assert tap.get_facecolor() == head.get_facecolor()
             assert (tap.get_x() - first, tap.get_y() - first) == (head.get_x() - 1, head.get_y() - 1)
+    matrices = {text.get_text(): (text.get_position()[1], text.get_position()[0]) for text in kernel.texts[:9]}
+    assert matrices == {f"$W^{n + 1}$": (n // 3 + 0.5, n % 3 + 0.5) for n in range(9)}
     assert [p.get_bbox().bounds for p in labelled(output.patches, "sum")] == [(2, 2, 1, 1)]
 
 
@@ -418,171 +510,227 @@ def test_schema_has_a_head_for_each_tap():
 
 
 def test_accuracy_curves():
-    values = np.array([[0.1, 0.5, 0.9], [0.3, 0.7, np.nan]])
-    curves = {"SA quadratic": [[0.2, 0.4]], "ResNet18": values}
-    figure = figures.accuracy_curves(curves, {"SA quadratic": 0.95, "ResNet18": 0.95})
-    (ax,) = figure.axes
-    quadratic, resnet, level, other = ax.lines
-    np.testing.assert_allclose(resnet.get_ydata(), [20, 60, 90])
-    np.testing.assert_array_equal(quadratic.get_xdata(), [1, 2])
-    assert level.get_ydata()[0] == pytest.approx(95) and level.get_color() == quadratic.get_color()
-    assert level._unscaled_dash_pattern != other._unscaled_dash_pattern, "one does not hide the other"
-    assert ax.collections[1].get_paths()[0].get_extents().y0 == pytest.approx(10), "the band"
-    published = ["SA quadratic 95.0, published", "ResNet18 95.0, published"]
-    assert legend(figure) == [*published, "ResNet18 90.0", "SA quadratic 40.0"], "from the top down"
+    figure = EVERYTHING["accuracy_curves"]()
+    long, short, last, paper = panels(figure)
+    assert [ax.get_title() for ax in (long, short, last, paper)] == [
+        "3 epochs", "2 epochs", "Last epoch (%)", "Published (%)"
+    ]  # fmt: skip
+    assert axis_names(figure) == [("Epoch", "Test accuracy (%)"), ("Epoch", ""), ("", ""), ("", "")]
+    for ax, title, mean in ((long, "ResNet18", [20, 60, 85]), (short, "SA quadratic", [20, 40])):
+        (line,) = ax.lines
+        np.testing.assert_allclose(line.get_xydata(), [*enumerate(mean, 1)])
+        assert line.get_color() == style.MODELS[title] and ax.get_ylim() == long.get_ylim()
+    assert long.collections[0].get_paths()[0].get_extents().extents[[1, 3]] == pytest.approx([10, 90]), "the band"
+    assert names(last.get_yticklabels()) == ["SA quadratic", "ResNet18"], "the best at the top"
+    for ax, values in ((last, {"SA quadratic": 40, "ResNet18": 85}), (paper, {"SA quadratic": 95, "ResNet18": 93})):
+        for place, (title, value) in enumerate(values.items()):
+            (dot,) = labelled(ax.lines, title)
+            np.testing.assert_allclose(dot.get_xydata()[0], (value, place))
+            assert dot.get_color() == style.MODELS[title]
+            assert dot.get_markerfacecolor() == (dot.get_color() if ax is last else "white")
+            assert {text.get_text(): text.xy[1] for text in ax.texts}[f"{value:.1f}"] == place
     with pytest.raises(ValueError, match="given for SA quadratic"):
         figures.accuracy_curves({"SA quadratic": [0.1, 0.2]}, {})
-    figures.accuracy_curves({"SA quadratic, full covariance (hidden 32, 1 epoch)": [[0.1, 0.2]]}, {})
+    assert len(figures.accuracy_curves({"SA quadratic, (hidden 32, 1 epoch)": [[0.1]]}, {}).axes) == 2
 
 
-def test_reach_over_training_has_two_yardsticks():
-    reach = {"SA quadratic": np.ones((4, 3)), "SA learned": 2 * np.ones((6, 2))}
+def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
+    figure = EVERYTHING["lines"]()
+    for ax, (title, curves) in zip(panels(figure), LINES.items(), strict=True):
+        assert ax.get_title() == title and ax.get_yscale() == "log"
+        for name, (x, y) in curves.items():
+            (line,) = labelled(ax.lines, name)
+            np.testing.assert_allclose(line.get_xydata(), np.transpose([x, y]))
+            assert look(line) == look(legend(figure)[name])
+        (level,) = labelled(ax.lines, "c")
+        assert set(level.get_ydata()) == {2.5} and look(level) == look(legend(figure)["c"])
+    assert list(legend(figure)) == ["a", "b", "c"] and axis_names(figure) == [("x", "y"), ("x", "")]
+    assert panels(figure)[0].get_ylim() == panels(figure)[1].get_ylim() == pytest.approx((0.004, 8))
+    figure = figures.lines({"": {"a": ([0, 1], [4, 2]), "nowhere": ([1, 2], [np.nan, np.nan])}}, "x", "y", {"b": 1})
+    assert figure.axes[0].get_ylim()[0] == 0 and figure.axes[0].get_ylim()[1] >= 4
+    assert not legend(figures.lines({"": {"a": ([0], [1])}}, "x", "y"))
+    left, right = figures.lines(LINES, "x").axes  # no name: an axis of its own for each
+    assert left.get_ylim()[1] < 3 < right.get_ylim()[1]
+
+
+def test_reach_over_training_has_two_yardsticks_and_counts_layers_from_one():
+    reach = {"SA quadratic": RNG.random((4, 3)), "SA learned": RNG.random((6, 2))}
     figure = figures.reach_over_training(reach, (2, 2))  # the query sees itself, two neighbours and the diagonal
-    quadratic, learned = panels(figure)
-    assert (len(quadratic.lines), len(learned.lines)) == (3 + 2, 2 + 2) and quadratic.get_ylim() == learned.get_ylim()
-    assert quadratic.get_ylim()[0] == 0 and quadratic.get_ylim()[1] >= 2
-    assert [a.get_color() for a in quadratic.lines[:2]] == [a.get_color() for a in learned.lines[:2]]
-    levels = {line.get_label(): line.get_ydata()[0] for line in quadratic.lines[3:]}
-    assert levels == {"attention spread evenly": pytest.approx((2 + 2**0.5) / 4), "farthest pixel": 2**0.5}
-
-
-def test_coverage_grid_shows_every_seed_and_the_means():
-    figure = EVERYTHING["coverage_grid"]()
-    cells, rate, accuracy, _ = figure.axes
-    assert [ax.get_title() for ax in (cells, rate)] == ["Start", "Rate"]
-    assert [line.get_ydata().tolist() for line in cells.lines] == [[4, 4], [6, 6]], "means of layers 1 and 2"
-    points = np.concatenate([c.get_offsets() for c in cells.collections if len(c.get_offsets()) == 2])
-    assert sorted(points[:, 1]) == [3, 3, 4, 4, 5, 5, 8, 8]
-    assert accuracy.lines[0].get_ydata().tolist() == pytest.approx([70, 70])
-    assert [label.get_text() for label in accuracy.get_xticklabels()] == ["wide", "close"]
-    chance = [c.get_segments()[0] for c in cells.collections if hasattr(c, "get_segments")]
-    np.testing.assert_allclose(chance, [[[-0.4, 3.5], [0.4, 3.5]], [[0.6, 4.5], [1.4, 4.5]]])
-
-
-def swapped(models=("A", "B"), depth=3, seeds=(0,)):
-    """A table as of `results.swap_table`, with an accuracy of its own for each row."""
-    rows = []
-    for (m, model), layers, layer, (how, kernel), seed in itertools.product(
-        enumerate(models), ("alone", "up to"), range(1, depth + 1), (("read", 1), ("read", 5), ("shuffled", 3)), seeds
-    ):
-        accuracy = 80 - 30 * m - 5 * layer + kernel + (layers == "alone") - 2 * (how == "shuffled") + 4 * seed
-        row = dict(model=model, layers=layers, layer=layer, how=how, kernel=kernel, seed=seed, accuracy=accuracy)
-        rows.append(row | {"whole": 90 - 30 * m})
-    return pd.DataFrame(rows)
+    entries = legend(figure)
+    assert list(entries)[:3] == ["layer 1", "layer 2", "layer 3"]
+    for ax, (title, values) in zip(panels(figure), reach.items(), strict=True):
+        assert ax.get_title() == title and ax.get_ylim()[0] == 0
+        for layer, curve in enumerate(values.T, 1):
+            (line,) = labelled(ax.lines, f"layer {layer}")
+            np.testing.assert_allclose(line.get_xydata(), [*enumerate(curve)])
+            assert look(line) == look(entries[f"layer {layer}"])
+        for name, level in (("attention spread evenly", (2 + 2**0.5) / 4), ("farthest pixel", 2**0.5)):
+            (line,) = labelled(ax.lines, name)
+            assert line.get_ydata()[0] == pytest.approx(level) and look(line) == look(entries[name])
+    assert axis_names(figure) == [("Epoch", "Reach (pixels)"), ("Epoch", "")]
 
 
 @pytest.mark.parametrize("layers", ["up to", "alone"])
 def test_accuracy_by_depth_draws_each_kernel_in_each_model(layers):
     table = swapped()
     figure = figures.accuracy_by_depth(table, 10, layers)
-    assert [ax.get_title() for ax in figure.axes] == ["A", "B"]
-    names = [text.get_text() for text in figure.axes[0].get_xticklabels()]
-    assert names == (["1", "1–2", "1–3"] if layers == "up to" else ["1", "2", "3"])
-    colour = {line.get_label(): line.get_color() for line in figure.legends[0].get_lines()}
-    assert {*colour} == {"1 × 1", "5 × 5", "3 × 3, taps shuffled", "attention everywhere", "chance"}
-    for ax, model in zip(figure.axes, ("A", "B"), strict=True):
+    axes, entries = panels(figure), legend(figure)
+    assert [ax.get_title() for ax in axes] == ["A", "B"]
+    assert names(axes[0].get_xticklabels()) == (["1", "1–2", "1–3"] if layers == "up to" else ["1", "2", "3"])
+    below = "Layers that are convolutions" if layers == "up to" else "Layer that is a convolution"
+    assert axis_names(figure) == [(below, "Test accuracy (%)"), (below, "")]
+    assert {*entries} == {"1 × 1", "5 × 5", "3 × 3, taps shuffled", "attention everywhere", "chance"}
+    for ax, model in zip(axes, ("A", "B"), strict=True):
         for how, kernel, label in (("read", 1, "1 × 1"), ("read", 5, "5 × 5"), ("shuffled", 3, "3 × 3, taps shuffled")):
             own = table[(table["model"] == model) & (table["layers"] == layers)]
             own = own[(own["how"] == how) & (own["kernel"] == kernel)]
-            same = [one for one in ax.lines if to_rgb(one.get_color()) == to_rgb(colour[label])]
+            same = [one for one in ax.lines if to_hex(one.get_color()) == to_hex(entries[label].get_color())]
             (line,) = [one for one in same if len(one.get_xdata()) == 3 and one.get_linestyle() != "None"]
-            np.testing.assert_allclose(line.get_ydata(), own["accuracy"])
-            np.testing.assert_allclose(line.get_xdata(), [1, 2, 3])
-        levels = {line.get_color(): line.get_ydata()[0] for line in ax.lines if list(line.get_xdata()) == [0, 1]}
-        assert levels == {"black": {"A": 90, "B": 60}[model], "0.5": 10}
-    two = figures.accuracy_by_depth(swapped(seeds=(0, 1)), 10, layers)
-    means = next(ln for ln in two.axes[0].lines if to_rgb(ln.get_color()) == to_rgb(colour["1 × 1"]))
+            np.testing.assert_allclose(line.get_xydata(), np.transpose([[1, 2, 3], own["accuracy"]]))
+        for name, level in (("attention everywhere", {"A": 90, "B": 60}[model]), ("chance", 10)):
+            (line,) = [one for one in ax.lines if look(one) == look(entries[name]) and list(one.get_xdata()) == [0, 1]]
+            assert line.get_ydata()[0] == level
+    two = panels(figures.accuracy_by_depth(swapped(seeds=(0, 1)), 10, layers))[0]
+    means = next(ln for ln in two.lines if to_rgb(ln.get_color()) == to_rgb(entries["1 × 1"].get_color()))
     one = table[(table["model"] == "A") & (table["layers"] == layers) & (table["kernel"] == 1)]["accuracy"]
     np.testing.assert_allclose(means.get_ydata(), one + 2)  # the mean over seeds
 
 
 def test_error_before_and_after_points_from_the_start_to_the_end():
-    figure = figures.error_before_and_after({"A": ([0.9, 0.1, 0.5], [0.2, 0.6, 0.5]), "B": ([1.0], [0.3])})
-    ax = figure.axes[0]
-    hollow = [line for line in ax.lines if line.get_markerfacecolor() == "white"]
-    filled = [line for line in ax.lines if line.get_marker() == "o" and line not in hollow]
-    assert [line.get_ydata()[0] for line in hollow] == [0.9, 0.1, 0.5]
-    assert [line.get_ydata()[0] for line in filled] == [0.2, 0.6, 0.5]
-    arrows = {(a.xyann[1], a.xy[1]): a.arrow_patch.get_edgecolor() for a in ax.texts}
-    assert list(arrows) == [(0.9, 0.2), (0.1, 0.6)]  # none where nothing moved
-    entries = {line.get_label(): to_rgb(line.get_color()) for line in figure.legends[0].get_lines()}
-    assert [c[:3] for c in arrows.values()] == [entries["nearer to a convolution"], entries["farther from one"]]
-    assert figure.axes[1].get_title() == "B"
+    figure = EVERYTHING["error_before_and_after"]()
+    entries = legend(figure)
+    for ax, (title, (before, after)) in zip(panels(figure), ERRORS.items(), strict=True):
+        hollow = [line for line in ax.lines if line.get_markerfacecolor() == "white"]
+        filled = [line for line in ax.lines if line.get_marker() == "o" and line not in hollow]
+        np.testing.assert_allclose([line.get_xydata()[0] for line in hollow], [*enumerate(before, 1)])
+        np.testing.assert_allclose([line.get_xydata()[0] for line in filled], [*enumerate(after, 1)])
+        assert ax.get_title() == title and ax.get_xticks().tolist() == list(range(1, len(before) + 1))
+    ax = panels(figure)[0]
+    arrows = {(a.xyann[1], a.xy[1]): to_hex(a.arrow_patch.get_edgecolor()) for a in ax.texts}
+    ends = [to_hex(entries[name].get_color()) for name in ("nearer to a convolution", "farther from one")]
+    assert arrows == dict(zip([(0.9, 0.2), (0.1, 0.6)], ends, strict=True))  # none where nothing moved
+    faces = [to_hex(entries[name].get_markerfacecolor()) for name in ("before training", "after")]
+    assert faces[0] == "#ffffff" != faces[1]
+    assert axis_names(figure) == [("Layer", "Relative error\nas a convolution"), ("Layer", "")]
 
 
 def test_content_share_keeps_what_leaves_the_scale():
     shares = np.full((LAYERS, 16), 0.25)
     shares[1, 3], shares[2] = -0.5, np.nan
-    ax = figures.content_share(shares, np.full((LAYERS, 16), 0.1)).axes[0]
-    assert ax.get_ylim()[0] < -50 and ax.get_ylim()[1] == 100
+    figure = figures.content_share(shares, np.full((LAYERS, 16), 0.1))
+    ax, entries = figure.axes[0], legend(figure)
+    assert ax.get_ylim()[0] < -50 and ax.get_ylim()[1] == 100 and ax.get_xticks().tolist() == [1, 2, 3]
     (points,) = labelled(ax.collections, "a head")
     assert len(points.get_offsets().compressed().reshape(-1, 2)) == 32
-    (means,) = labelled(ax.collections, "mean of the layer")
-    np.testing.assert_allclose([segment[0, 1] for segment in means.get_segments() if len(segment)], [25, 25 - 75 / 16])
-    (first,) = labelled(ax.collections, "untrained mean")
-    np.testing.assert_allclose([segment[0, 1] for segment in first.get_segments()], [10] * LAYERS)
+    for name, heights in (("mean of the layer", [25, 25 - 75 / 16]), ("untrained mean", [10] * LAYERS)):
+        (bars,) = labelled(ax.collections, name)
+        np.testing.assert_allclose([segment[0, 1] for segment in bars.get_segments() if len(segment)], heights)
+        assert to_hex(entries[name].get_color()) == to_hex(bars.get_color()[0])
+    assert axis_names(figure) == [("Layer", "Share of the score's variance\nowed to content (%)")]
+
+
+def test_coverage_grid_shows_means_and_ranges_of_every_level():
+    figure, frame = EVERYTHING["coverage_grid"](), seeds_of_levels()
+    entries, (start, rate, *below) = legend(figure), panels(figure)
+    assert [ax.get_title() for ax in (start, rate)] == ["Start", "Rate"]
+    assert [left for _, left in axis_names(figure)] == ["Taps covered, of 9", "", "Test accuracy (%)", ""]
+    for factor, taps, accuracy in (("Start", start, below[0]), ("Rate", rate, below[1])):
+        own = frame[frame["factor"] == factor]
+        levels = list(own["level"].unique())
+        assert names(accuracy.get_xticklabels()) == levels
+        drawn = [
+            (taps, "layer 1", own[own["layer"] == 1], "taps", 1),
+            (taps, "layer 2", own[own["layer"] == 2], "taps", 1),
+        ]
+        for ax, name, rows, column, unit in [*drawn, (accuracy, "accuracy", own[own["layer"] == 1], "accuracy", 100)]:
+            marks = next(line for line in ax.lines if line.get_marker() == entries[name].get_marker())
+            assert to_hex(marks.get_color()) == to_hex(entries[name].get_color()) and marks.get_linestyle() == "None"
+            seeds = [unit * rows.loc[rows["level"] == level, column] for level in levels]
+            np.testing.assert_allclose(marks.get_ydata(), [values.mean() for values in seeds])
+            np.testing.assert_allclose(np.rint(marks.get_xdata()), range(len(levels)))
+            bars = [line.get_ydata().tolist() for line in ax.lines]
+            assert all([pytest.approx(values.min()), pytest.approx(values.max())] in bars for values in seeds)
+    (dashes,) = start.collections
+    np.testing.assert_allclose(dashes.get_segments(), [[[x, 3.5], [x + 0.8, 3.5]] for x in (-0.4, 0.6)])
+    assert to_hex(dashes.get_color()[0]) == to_hex(entries["taps by chance"].get_color())
 
 
 def test_rank_curves_match_dashed_to_solid():
-    curves = {"4 to 2": ([1, 2, 3], [0.5, 1e-7, 0], [0.7, 0, 0]), "other": ([1], [0.1], [0.2])}
-    figure = figures.rank_curves(curves)
-    best, plain, other, _ = figure.axes[0].lines
-    np.testing.assert_allclose(best.get_ydata(), [50, 0, 0])  # rounding is taken for zero
+    figure = EVERYTHING["rank_curves"]()
+    ax, entries = figure.axes[0], legend(figure)
+    best, plain, other, _ = ax.lines
+    np.testing.assert_allclose(best.get_xydata(), [(1, 50), (2, 0), (3, 0)])  # rounding is taken for zero
+    np.testing.assert_allclose(plain.get_ydata(), [70, 0, 0])
     assert plain.get_color() == best.get_color() != other.get_color() and plain.get_marker() == best.get_marker()
-    assert figure.axes[0].get_xticks().tolist() == [1, 2, 3]
-    assert plain.get_linestyle() == "--" and best.get_linestyle() == "-"
+    assert look(best) == look(entries["4 to 2"]) and look(other) == look(entries["other"])
+    dashes = [entries[name].get_linestyle() for name in ("$D_h$ largest singular values", "first $D_h$ channels")]
+    assert dashes == [best.get_linestyle(), plain.get_linestyle()] == ["-", "--"]
+    assert ax.get_xticks().tolist() == [1, 2, 3]
+    assert axis_names(figure) == [("Dimension of a head, $D_h$", "Output lost (%)")]
 
 
-def test_agreement_counts_all_logits_also_those_that_are_equal():
-    given = IMAGES[0].copy()
-    given[0, 0] += 1e-3
-    for other in (IMAGES[0], given):
-        left, right = figures.agreement(IMAGES[0], other).axes
-        assert len(left.lines[1].get_xdata()) == IMAGES[0].size
-        assert sum(bar.get_height() for bar in right.patches) == pytest.approx(100)
+def test_agreement_shows_attention_minus_cnn_over_the_cnn():
+    cnn = IMAGES[0].copy()
+    attention = cnn.copy()
+    rounding = np.finfo(np.float32).eps * abs(cnn).max()
+    attention[0, 0] += 3 * rounding
+    figure = figures.agreement(cnn, attention)
+    left, right = panels(figure)
+    expected = np.zeros(cnn.size)
+    expected[0] = 3
+    np.testing.assert_array_equal(left.lines[0].get_xdata(), cnn.ravel())
+    np.testing.assert_allclose(left.lines[0].get_ydata(), expected, atol=1e-6)
+    assert axis_names(figure) == [("Logit of the CNN", "Attention only − CNN\n(roundings)"), ("Logits (%)", "")]
+    bars = [bar for bar in right.containers[0] if bar.get_width()]
+    sizes = {round(bar.get_y() + bar.get_height() / 2): bar.get_width() for bar in bars}
+    assert sizes == pytest.approx({0: 100 - 100 / cnn.size, 3: 100 / cnn.size})
+    for ax in (left, right):
+        (band,) = labelled(ax.patches, "one rounding of the largest logit")
+        assert (band.get_y(), band.get_height()) == (-1, 2)
 
 
-def test_costs():
+def test_cost_growth_names_each_line_at_its_end():
+    figure = EVERYTHING["cost_growth"]()
+    (ax,) = figure.axes
+    for name, (sides, costs) in COSTS.items():
+        (line,) = labelled(ax.lines, name)
+        np.testing.assert_allclose(line.get_xydata(), np.transpose([sides, np.reshape(costs, (len(sides), -1))[:, 0]]))
+    ends = {text.get_text(): text.xy for text in ax.texts}
+    assert ends == {line.get_label(): tuple(line.get_xydata()[-1]) for line in ax.lines}
+    small, large, conv, bound, floor = ax.lines
+    assert small.get_color() == large.get_color() == bound.get_color() != conv.get_color() != floor.get_color()
+    assert len({(line.get_marker(), line.get_linestyle()) for line in (small, large)}) == 2
+    assert ax.get_xscale() == ax.get_yscale() == "log" and names(ax.get_xticklabels()) == ["8", "16"]
+    np.testing.assert_allclose([segment[:, 1] for segment in ax.collections[0].get_segments()], [[1, 3], [3, 9]])
+    assert axis_names(figure) == [("Side of the grid (pixels)", "Time (ms)")]
+    figure = figures.cost_growth({"a": ([8, 16], [[2, 1, 3], [9, 8, 9]]), "b": ([8, 16], [9, 9])}, slopes=(4, 3))
+    slopes = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines[2:]}
+    np.testing.assert_allclose([slopes["slope 4"], slopes["slope 3"]], [[2, 2 * 2**4], [9, 9 * 2**3]])
+    figure.draw_without_rendering()
+    boxes = sorted((text.get_window_extent() for text in figure.axes[0].texts), key=lambda box: box.y0)
+    assert all(lower.y1 <= upper.y0 + 0.5 for lower, upper in itertools.pairwise(boxes)), "equal ends, and yet apart"
+
+
+def test_stacked_costs_name_rows_and_parts():
+    figure = EVERYTHING["stacked_costs"]()
+    (ax,), found = figure.axes, {}
+    places = dict(zip(ax.get_yticks(), names(ax.get_yticklabels()), strict=True))
+    for bars in ax.containers:
+        assert colours(figure)[bars.get_label()] == to_hex(bars[0].get_facecolor())
+        for bar in bars:
+            row = found.setdefault(places[round(bar.get_y() + bar.get_height() / 2)], {})
+            assert bar.get_x() == pytest.approx(sum(row.values())), "on top of the others"
+            row |= {bars.get_label(): bar.get_width()} if bar.get_width() else {}
+    assert found == PARTS and ax.get_ylim()[0] > ax.get_ylim()[1], "the first row at the top"
+    assert names(ax.texts) == ["3", "4"] and ax.get_xlabel() == "GFLOP"
+
+
+def test_cost_ratios_are_attention_over_cnn():
     ax = EVERYTHING["cost_ratios"]().axes[0]
-    np.testing.assert_allclose(ax.lines[0].get_xdata(), [1.27, 10])
-    assert [text.get_text() for text in ax.texts] == ["1.27×", "10×"]
+    places = dict(zip(ax.get_yticks(), names(ax.get_yticklabels()), strict=True))
+    found = {places[bar.get_y() + bar.get_height() / 2]: bar.get_x() + bar.get_width() for bar in ax.containers[0]}
+    assert found == pytest.approx({name: given / cnn for name, (cnn, given) in RATIOS.items()})
+    assert list(places.values()) == list(RATIOS) and ax.get_ylim()[0] > ax.get_ylim()[1]
+    assert names(ax.texts) == ["1.27×", "10×"] and ax.get_xscale() == "log"
     cheaper = figures.cost_ratios({"Time": (2.0, 1.0)}).axes[0]
     assert cheaper.get_xlim()[0] < 0.5 < 1 < cheaper.get_xlim()[1]
-
-    assert [text.get_text() for text in EVERYTHING["stacked_costs"]().axes[0].texts] == ["3", "4"]
-
-    names = [f"{form}, {size}" for form in ("dense", "separable") for size in ("C = 64", "C = 400")]
-    figure = figures.cost_growth({name: ([8, 16], [1, 2]) for name in names})
-    looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines]
-    assert looks[0][0] == looks[1][0] != looks[2][0] and looks[0][1] == looks[2][1] != looks[1][1], "two by two"
-    ax = figure.axes[0]
-    assert [text.get_text() for text in ax.texts] == names, "at the lines' ends"
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in ax.texts]
-    assert all(lower.y1 <= upper.y0 + 0.5 for lower, upper in itertools.pairwise(boxes)), "equal ends, and yet apart"
-    ax = figures.cost_growth({"a": ([8, 16], [[2, 1, 3], [9, 8, 9]]), "b": ([8, 16], [1, 2])}, slopes=(4, 3)).axes[0]
-    assert len({line.get_linestyle() for line in ax.lines[:2]}) == 2 and ax.lines[2].get_label() == "slope 4"
-    np.testing.assert_allclose([line.get_ydata() for line in ax.lines[2:]], [[2, 2 * 2**4], [1, 2**3]])
-    ax = EVERYTHING["cost_growth"]().axes[0]
-    assert ax.get_xscale() == ax.get_yscale() == "log" and [t.get_text() for t in ax.get_xticklabels()] == ["8", "16"]
-    np.testing.assert_allclose([segment[:, 1] for segment in ax.collections[0].get_segments()], [[1, 3], [3, 9]])
-
-
-def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
-    ax = figures.lines({"": {"a": ([0, 1], [4, 2])}}, "x", "y", {"b": 1}).axes[0]
-    assert [line.get_ydata()[0] for line in ax.lines] == [4, 1] and ax.get_yscale() == "linear"
-    assert ax.get_ylim()[0] == 0 and ax.get_ylim()[1] >= 4
-    assert EVERYTHING["lines"]().axes[0].get_ylim() == pytest.approx((0.0025, 5))
-    assert legend(EVERYTHING["lines"]()) == ["a", "b", "c"]
-    assert not legend(figures.lines({"": {"a": ([0], [1])}}, "x", "y"))
-
-
-def test_panels_of_lines_share_an_axis_that_has_a_name():
-    accuracy = {"train": ([1, 2], [30, 60]), "test": ([1, 2], [20, 50]), "nowhere": ([1, 2], [np.nan, np.nan])}
-    panels = {"Loss": {"train": ([1, 2], [2, 1])}, "Accuracy": accuracy}
-    left, right = figures.lines(panels, "Epoch").axes
-    assert left.get_ylim()[1] < 3 < 60 <= right.get_ylim()[1]
-    assert left.lines[0].get_color() == right.lines[0].get_color()
-    figure = figures.lines(panels, "Epoch", "Value")
-    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim() and figure.axes[0].get_ylim()[1] >= 60
-    assert legend(figure) == ["train", "test", "nowhere"]

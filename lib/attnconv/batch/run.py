@@ -369,10 +369,7 @@ def move_into_place(stage: Path, output: Path, before: Iterable[str] | None) -> 
 
 
 def without_notes(notebook: Path) -> None:
-    """Remove what names this machine's folders, its memory or the time of day: the same notebook gives the same copy.
-
-    The state of widgets goes, too: a copy shows their pictures, a third of the size.
-    """
+    """Remove what names this machine's folders, its memory or the time of day. The state of widgets goes, too."""
     executed = nbformat.read(notebook, as_version=4)
     for part in (executed, *executed.cells):
         for name in ("papermill", "execution", "widgets"):

@@ -18,29 +18,20 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse, Rectangle
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
+from matplotlib.typing import MarkerType
 from numpy.typing import ArrayLike, NDArray
 
-from attnconv.figures.style import (
-    DOTTED,
-    DOUBLE,
-    PALETTE,
-    SINGLE,
-    array,
-    head_colours,
-    head_marker,
-    layer_titles,
-    new_figure,
-    rows_and_columns,
-    settle,
-    styled,
-)
+from attnconv.figures import style
+from attnconv.figures.style import DOTTED, DOUBLE, SINGLE, Look, array, head_colours, head_marker, styled
 
 _MARGIN = 0.45
 """Pixels shown beyond the shifts that exist: room for the image's frame, and none for a tick."""
+_SIZE = 22
+"""Area of a head's mark, in square points."""
 _COVERED, _OUTSIDE, _OTHER = "#CFE3F5", "0.88", "0.84"
 
 _HALF, _MOST, _FLAT = "50% of the mass", "90%", "flat: 50% do not fit in"
-_ENTRIES = {
+_ENTRIES: dict[str, Look] = {
     "query pixel": {"marker": "s", "color": "black", "markerfacecolor": "none", "markeredgewidth": 1.3},
     _HALF: {"linestyle": "-", "linewidth": 0.9},
     _MOST: {"linestyle": DOTTED, "linewidth": 0.9},
@@ -51,7 +42,7 @@ _ENTRIES = {
     "tap covered": {"marker": "s", "color": _COVERED, "markersize": 6},
     "outside the image": {"marker": "s", "color": _OUTSIDE, "markersize": 6},
     "other queries": {"marker": "s", "color": _OTHER, "markersize": 6},
-    "centre of a head": {"marker": "o", "color": PALETTE[0]},
+    "centre of a head": {"marker": "o", "color": style.PALETTE[0]},
 }
 """How the legend shows each kind of mark. What is drawn bears the kind's name, as its label or its group (gid)."""
 
@@ -65,35 +56,40 @@ def _image(grid: tuple[int, int]) -> NDArray:
 
 
 def _shift_panels(
-    titles: Sequence[str], half_width: ArrayLike, grid: tuple[int, int] | None = None, columns: int | None = None
+    titles: Sequence[str], half_width: ArrayLike, grid: tuple[int, int] | None = None, rows: Sequence[str] = ()
 ) -> tuple[Figure, NDArray, NDArray]:
-    """A figure with a panel over shifts for each title, and room for legends; its panels, and what they show.
+    """A figure with panels over shifts, and room for legends; its panels, and what they show.
 
-    At most three panels stand in a row, or as many small ones as ``columns`` says. They show shifts up to
-    ``half_width`` (one, or one for each), as far as shifts exist: (panels, rows and columns, low and high).
+    There is a panel for each title, at most three in a row. Or there are several ``rows``, by name, of small panels
+    with these titles. Panels show shifts up to ``half_width`` (one, or one for each title), as far as shifts exist:
+    (panels, rows and columns, low and high).
     """
-    widths = np.broadcast_to(half_width, len(titles))
+    down, across = (len(rows), len(titles)) if rows else style.rows_and_columns(len(titles))
+    widths = np.tile(np.broadcast_to(half_width, len(titles)), len(rows) or 1)
     views = np.multiply.outer(widths, [[-1.0, 1.0]] * 2)
     if grid:
         low, high = _image(grid).T
         views = np.clip(views, low[:, None] - _MARGIN, high[:, None] + _MARGIN)
-    small, columns = columns is not None, columns or rows_and_columns(len(titles))[1]
-    rows, widest = math.ceil(len(titles) / columns), (DOUBLE - 0.5) / columns
-    side = min(1.6, widest, 7 / rows) if small else {1: SINGLE - 0.6, 2: 2.6}.get(columns, widest)
-    figure = new_figure(np.clip(columns * side + 0.5, SINGLE, DOUBLE), rows * (side + 0.21) + 0.95)
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for ax in axes[len(titles) :]:
+    widest = (DOUBLE - 0.5) / across
+    side = min(1.6, widest) if rows else {1: SINGLE - 0.6, 2: 2.6}.get(across, widest)
+    figure = style.new_figure(
+        np.clip(across * side + 0.5, SINGLE, DOUBLE), down * (side + (0 if rows else 0.21)) + 0.95
+    )
+    axes = figure.subplots(down, across, squeeze=False).ravel()
+    for ax in axes[len(views) :]:
         ax.remove()
-    for place, (ax, title) in enumerate(zip(axes, titles, strict=False)):
-        _draw_shifts(ax, views[place], grid)
+    for place, (ax, view) in enumerate(zip(axes, views, strict=False)):
+        _draw_shifts(ax, view, grid)
         for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(MaxNLocator(5 if small else 9, integer=True, steps=[1, 2, 4, 10]))
-        lowest, first = place + columns >= len(titles), place % columns == 0
-        ax.tick_params(labelbottom=lowest or widths[place] != widths[place + columns])
+            axis.set_major_locator(MaxNLocator(5 if rows else 9, integer=True, steps=[1, 2, 4, 10]))
+        lowest, first = place + across >= len(views), place % across == 0
+        ax.tick_params(labelbottom=lowest or widths[place] != widths[place + across])
         ax.tick_params(labelleft=first or widths[place] != widths[place - 1])
-        ax.set(title=title, xlabel="Column shift (pixels)" if lowest else "")
-        ax.set_ylabel("Row shift (pixels)" if first else "")
-    return figure, axes[: len(titles)], views
+        ax.set_title(titles[place] if place < len(titles) else "")
+        ax.set_xlabel("Column shift (pixels)" if lowest else "")
+        name = f"{rows[place // across]}\n" if rows else ""
+        ax.set_ylabel(f"{name}Row shift (pixels)" if first else "")
+    return figure, axes[: len(views)], views
 
 
 def _draw_shifts(ax: Axes, view: NDArray, grid: tuple[int, int] | None) -> None:
@@ -101,38 +97,34 @@ def _draw_shifts(ax: Axes, view: NDArray, grid: tuple[int, int] | None) -> None:
     (top, bottom), (left, right) = view
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     ax.spines[:].set_visible(True)
-    for draw, (low, high), across in ((ax.hlines, *view), (ax.vlines, *view[::-1])):
-        borders = np.arange(math.ceil(low), math.floor(high) + 2) - 0.5
-        draw(borders, *across, color="0.9", linewidth=0.4, zorder=0.2)
+    for draw, (low, high), ends in ((ax.hlines, *view), (ax.vlines, *view[::-1])):
+        draw(np.arange(math.ceil(low), math.floor(high) + 2) - 0.5, *ends, color="0.9", linewidth=0.4, zorder=0.2)
     if grid:
         (top, bottom), (left, right) = _image(grid)
-        edge = {"facecolor": "white", "edgecolor": "0.35", "linewidth": 0.8, "zorder": 0.1}
-        ax.add_patch(Rectangle((left, top), right - left, bottom - top, label="image", **edge))
+        look: Look = {"facecolor": "white", "edgecolor": "0.35", "linewidth": 0.8, "zorder": 0.1}
+        ax.add_patch(Rectangle((left, top), right - left, bottom - top, label="image", **look))
         ax.set_facecolor(_OUTSIDE)
         if (np.abs(view) > np.abs(_image(grid))).any():
             ax.patch.set_label("outside the image")
-    frame = {"fill": False, "edgecolor": "black", "linewidth": 1.3, "zorder": 2}
-    ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, label="query pixel", **frame))
+    look = {"fill": False, "edgecolor": "black", "linewidth": 1.3, "zorder": 2}
+    ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, label="query pixel", **look))
 
 
 def _add_legends(figure: Figure, heads: int = 0) -> None:
     """Below the panels: the heads at the left, and what else was drawn at the right."""
     rows = 3 if figure.get_figwidth() > 1.2 * SINGLE else 5
-    plain = {"linestyle": "none", "markersize": 4.5, "color": "0.4"}
+    plain: Look = {"linestyle": "none", "markersize": 4.5, "color": "0.4"}
     white = plain | {"markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 5.5}
-    handles = [
-        Line2D([], [], label=f"{head + 1}", **white | {"color": colour, "marker": head_marker(head)})
-        for head, colour in enumerate(head_colours(heads))
-    ]
-    layers = len(figure.axes)
-    title = "Head" if layers == 1 else "Head (colours hold\nwithin a layer only)"
-    close = {"columnspacing": 0.8, "labelspacing": 0.3, "alignment": "left"}
+    close: Look = {"columnspacing": 0.8, "labelspacing": 0.3, "alignment": "left"}
     if heads:
+        looks = [{"color": colour, "marker": head_marker(head)} for head, colour in enumerate(head_colours(heads))]
+        handles = [Line2D([], [], label=f"{head + 1}", **white | look) for head, look in enumerate(looks)]
+        title = "Head" if len(figure.axes) == 1 else "Head (colours hold\nwithin a layer only)"
         figure.legend(handles=handles, ncols=math.ceil(heads / rows), title=title, loc="outside lower left", **close)
     drawn = {name for ax in figure.axes for one in ax.get_children() for name in (one.get_label(), one.get_gid())}
     handles = [Line2D([], [], label=name, **plain | look) for name, look in _ENTRIES.items() if name in drawn]
-    place = f"outside lower {'right' if heads else 'center'}"
-    figure.legend(handles=handles, ncols=math.ceil(len(handles) / (rows if heads else 1)), loc=place, **close)
+    close["loc"] = "outside lower right" if heads else "outside lower center"
+    figure.legend(handles=handles, ncols=math.ceil(len(handles) / (rows if heads else 1)), **close)
 
 
 # --- heads as marks -----------------------------------------------------------------------------------------------
@@ -150,64 +142,55 @@ def _petals(places: NDArray, near: float) -> NDArray:
     return radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], -1)
 
 
-def _is_flat(precision: NDArray, view: NDArray) -> bool:
-    """Whether the panel is too small for the ellipse that holds half of the Gaussian, even across."""
-    steepest = np.linalg.eigvalsh((precision + precision.T) / 2).max()
-    return 2 * math.log(2) / max(steepest, 1e-12) > (np.ptp(view, axis=1).min() / 2) ** 2
+def _ellipse(precision: NDArray, share: float) -> tuple[NDArray, float]:
+    """The ellipse that holds a share of a Gaussian with precision Sigma^{-1}: its half axes, and its angle in degrees.
 
-
-def _draw_ellipse(ax: Axes, centre: NDArray, precision: NDArray, share: float, view: NDArray, **look) -> Ellipse:
-    """The ellipse that holds a share of a Gaussian with precision Sigma^{-1}.
-
-    Half axes are sqrt(-2 log(1 - share)) / sqrt(eigenvalue). Those of flat directions are cut far outside the axes, so
-    that a head which smears over a line shows as two parallel lines.
+    Half axes are sqrt(-2 log(1 - share)) / sqrt(eigenvalue), the longer first, in pixels. Those of flat directions are
+    cut far outside of any panel, so that a head which smears over a line shows as two parallel lines.
     """
     values, vectors = np.linalg.eigh((precision + precision.T) / 2)
-    far = 100 * np.ptp(view)
-    width, height = 2 * math.sqrt(-2 * math.log1p(-share)) / np.sqrt(np.maximum(values, far**-2))
-    angle = math.degrees(math.atan2(*vectors[:, 0]))
-    look |= {"facecolor": "none", "linewidth": 0.9, "zorder": 3}
-    return ax.add_patch(Ellipse(centre[::-1], width, height, angle=angle, **look))
+    axes = np.sqrt(-2 * math.log1p(-share) / np.maximum(values, 1e-7))
+    return axes, math.degrees(math.atan2(*vectors[:, 0]))
 
 
-def _draw_mark(ax: Axes, head: int, centre: NDArray, moved: NDArray, view: NDArray, colour: str, flat: bool) -> Artist:
+def _draw_mark(ax: Axes, head: int, centre: NDArray, moved: NDArray, view: NDArray, flat: bool) -> Artist:
     """A head's mark at its centre, ``moved`` diameters aside; an arrow at the edge for a centre beyond the panel."""
-    size = 22
-    place = np.clip(centre, *view.T)
+    colour, place = head_colours(head + 1)[head], np.clip(centre, *view.T)
     (down, right), beyond = centre - place, bool((centre != place).any())
-    marker = (3, 0, math.degrees(math.atan2(-down, right)) - 90) if beyond else head_marker(head)
-    look = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5}
-    if flat:
-        look = {"facecolor": "white", "edgecolor": colour, "linewidth": 1.1}
-    look |= {"label": f"head {head + 1}", "gid": "beyond the panel" if beyond else _FLAT if flat else None}
-    inches = moved * math.sqrt(size) / 72
-    aside = ax.transData + ScaledTranslation(*inches, ax.get_figure(root=True).dpi_scale_trans)
-    size *= 2.5 if beyond else 1
-    return ax.scatter(*place[::-1, None], s=size, marker=marker, transform=aside, clip_on=False, zorder=5, **look)
+    marker: MarkerType = (3, 0, round(math.degrees(math.atan2(-down, right))) - 90) if beyond else head_marker(head)
+    look: Look = {"facecolor": "white" if flat else colour, "edgecolor": colour if flat else "white"}
+    look |= {"linewidth": 1.1 if flat else 0.5, "clip_on": False, "zorder": 5}
+    kind = "beyond the panel" if beyond else _FLAT if flat else None
+    x, y = moved * math.sqrt(_SIZE) / 72  # inches
+    look["transform"] = ax.transData + ScaledTranslation(x, y, ax.figure.dpi_scale_trans)
+    area = 2.5 * _SIZE if beyond else _SIZE
+    return ax.scatter(place[1], place[0], area, marker=marker, label=f"head {head + 1}", gid=kind, **look)
 
 
 def _draw_heads(
-    ax: Axes, centres: NDArray, view: NDArray, precision: NDArray | None, shares: Mapping[str, float]
+    ax: Axes, centres: NDArray, precision: NDArray, view: NDArray, shares: Mapping[str, float]
 ) -> list[Artist]:
-    """Marks of all heads (h, 2), hollow for flat ones; the others have an ellipse for each share of the mass."""
+    """Marks of all heads (h, 2), hollow for flat ones; the others have an ellipse for each share of the mass.
+
+    A head is flat if the panel is too small for the ellipse that holds half of it, even across.
+    """
     moved = _petals(np.clip(centres, *view.T), near=0.02 * np.ptp(view, axis=1).max())
-    drawn = []
+    drawn: list[Artist] = []
     for head, colour in enumerate(head_colours(len(centres))):
-        if not np.isfinite(centres[head]).all():
+        if np.isnan(centres[head]).any():
             continue
-        gaussian = precision is not None and np.isfinite(precision[head]).all()
-        flat = gaussian and _is_flat(precision[head], view)
-        drawn.append(_draw_mark(ax, head, centres[head], moved[head], view, colour, flat))
-        if gaussian and not flat:
-            for name, share in shares.items():
-                look = {"edgecolor": colour, "linestyle": _ENTRIES[name]["linestyle"], "label": name}
-                drawn.append(_draw_ellipse(ax, centres[head], precision[head], share, view, **look))
+        gaussian = np.isfinite(precision[head]).all()
+        flat = bool(gaussian and _ellipse(precision[head], 0.5)[0].min() > np.ptp(view, axis=1).min() / 2)
+        drawn.append(_draw_mark(ax, head, centres[head], moved[head], view, flat))
+        for name, share in shares.items() if gaussian and not flat else ():
+            (width, height), angle = _ellipse(precision[head], share)
+            look: Look = {"facecolor": "none", "edgecolor": colour, "linewidth": 0.9, "zorder": 3, "angle": angle}
+            look |= {"label": name, "linestyle": _ENTRIES[name]["linestyle"]}
+            drawn.append(ax.add_patch(Ellipse(tuple(centres[head, ::-1]), 2 * width, 2 * height, **look)))
     return drawn
 
 
 # --- figures 3 and 4 ----------------------------------------------------------------------------------------------
-
-
 def panel_widths(centres: ArrayLike) -> NDArray:
     """For each layer the smallest `half_width` that shows all its centres (..., layers, heads, 2): 2.5, 5 or whole."""
     shifts = np.moveaxis(np.abs(centres), -3, 0)  # (layers, ..., heads, 2)
@@ -218,47 +201,51 @@ def panel_widths(centres: ArrayLike) -> NDArray:
 @styled
 def gaussian_heads(
     centres: ArrayLike,
-    precision: ArrayLike | None = None,
+    precision: NDArray | None = None,
     *,
     grid: tuple[int, int],
     half_width: ArrayLike = math.inf,
-    titles: Sequence[str] | None = None,
-    columns: int | None = None,
+    titles: Sequence[str] = (),
+    rows: Sequence[str] = (),
     paths: ArrayLike | None = None,
-    dropped: ArrayLike | None = None,
-    covered: ArrayLike | None = None,
+    dropped: NDArray | None = None,
+    covered: NDArray | None = None,
 ) -> Figure:
     """The heads of all layers as Gaussians over shifts (figures 3, 4 and the appendix), a panel for each layer.
 
-    A solid ellipse holds 50% of a head's mass and a dotted one 90%; a singular head shows as a strip. The mark is
-    hollow where the head is flat: half of its mass does not fit into the panel. Marks that coincide stand side by side
-    around their place. An arrow at the edge stands for a centre beyond it.
+    A solid ellipse holds 50% of a head's mass and, up to ten heads, a dotted one 90%; a singular head shows as a strip.
+    The mark is hollow where the head is flat: half of its mass does not fit into the panel. Marks that coincide stand
+    side by side around their place. An arrow at the edge stands for a centre beyond it.
 
     Args:
-        centres: (layers, heads, 2), in pixels; NaN for heads that do not exist.
-        precision: (layers, heads, 2, 2), Sigma^{-1}; NaN, or None, where a head is not a Gaussian.
+        centres: (panels, heads, 2), in pixels; NaN for heads that do not exist.
+        precision: (panels, heads, 2, 2), Sigma^{-1}; NaN, or None, where a head is not a Gaussian.
         grid: height and width of the image in pixels. Panels end where the shifts from its central query end.
-        half_width: of the panels, in pixels, if they are to show less than that; one, or one for each (`panel_widths`).
+        half_width: of the panels, in pixels, if they are to show less than that; one, or one a layer (`panel_widths`).
         titles: of the layers.
-        columns: panels in a row, which are then small; None is at most three.
-        paths: (steps, layers, heads, 2), the centres' way here during training: faint, from a dot where it begins.
-        dropped: (layers, any, 2), centres of heads that were pruned: grey crosses.
-        covered: (layers, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted, and counted above.
+        rows: names of several rows of small panels, epochs for example, each with all layers.
+        paths: (steps, panels, heads, 2), the centres' way here during training: faint, from a dot where it begins.
+        dropped: (panels, any, 2), centres of heads that were pruned: grey crosses.
+        covered: (panels, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted, and counted above.
     """
-    centres = array(centres, "centres (layers, heads, 2)")
-    titles = titles or layer_titles(len(centres))
+    centres = array(centres, "centres (panels, heads, 2)")
+    titles = titles or style.layer_titles(len(centres) // (len(rows) or 1))
     if covered is not None:
-        titles = [f"{t}: {np.sum(c)} of {np.size(c)} taps" for t, c in zip(titles, covered, strict=True)]
-    figure, axes, views = _shift_panels(titles, half_width, grid, columns)
-    for layer, (ax, view, of_layer) in enumerate(zip(axes, views, centres, strict=True)):
-        _draw_heads(ax, of_layer, view, None if precision is None else precision[layer], {_HALF: 0.5, _MOST: 0.9})
-        if paths is not None:
-            _draw_paths(ax, array(paths, "paths (steps, layers, heads, 2)")[:, layer])
+        titles = [f"{t}: {c.sum()} of {c.size} taps" for t, c in zip(titles, covered, strict=True)]
+    if precision is None:
+        precision = np.full((*centres.shape, 2), np.nan)
+    shares = {_HALF: 0.5, _MOST: 0.9} if centres.shape[1] <= 10 else {_HALF: 0.5}
+    ways = None if paths is None else array(paths, "paths (steps, panels, heads, 2)")
+    figure, axes, views = _shift_panels(titles, half_width, grid, rows)
+    for panel, (ax, view, of_layer) in enumerate(zip(axes, views, centres, strict=True)):
+        _draw_heads(ax, of_layer, precision[panel], view, shares)
+        if ways is not None:
+            _draw_paths(ax, ways[:, panel])
         if dropped is not None:
-            ghosts = np.clip(dropped[layer], *view.T).T[::-1]
+            ghosts = np.clip(dropped[panel], *view.T).T[::-1]
             ax.scatter(*ghosts, s=18, marker="x", color="0.55", linewidth=0.9, clip_on=False, zorder=4, label="dropped")
         if covered is not None:
-            _draw_covered(ax, covered[layer])
+            _draw_covered(ax, covered[panel])
     _add_legends(figure, centres.shape[1])
     return figure
 
@@ -274,23 +261,27 @@ def _draw_paths(ax: Axes, paths: NDArray) -> None:
 def _draw_covered(ax: Axes, covered: NDArray) -> None:
     """Tint the covered taps of the k x k kernel (k, k), and outline the grid."""
     first = -(len(covered) // 2) - 0.5
-    look = {"facecolor": _COVERED, "edgecolor": "white", "linewidth": 0.6, "zorder": 0.4, "label": "tap covered"}
     for row, column in np.argwhere(covered):
-        ax.add_patch(Rectangle((first + column, first + row), 1, 1, **look))
+        _draw_square(ax, first + row, first + column, _COVERED, "tap covered")
     ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, edgecolor="0.5", linewidth=0.8, zorder=0.5))
+
+
+def _draw_square(ax: Axes, top: float, left: float, colour: str, label: str) -> None:
+    """Tint one pixel."""
+    look: Look = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.6, "zorder": 0.4}
+    ax.add_patch(Rectangle((left, top), 1, 1, label=label, **look))
 
 
 @styled
 def centre_animation(history: NDArray, precision: NDArray, grid: tuple[int, int]) -> FuncAnimation:
     """Every head's centre moving during training, a frame an epoch, a panel a layer (figure 3, animated).
 
-    ``history`` (epochs, layers, heads, 2), shifts in pixels, before training and after each epoch; ``grid`` as in
-    `gaussian_heads`; ``precision`` (epochs, layers, heads, 2, 2) gives the ellipse that
-    holds half of each Gaussian, NaN where there is none. `save_animation` writes a GIF; `player` gives one
-    with buttons.
+    ``history`` (epochs, layers, heads, 2), shifts in pixels, before training and after each epoch. ``precision``
+    (epochs, layers, heads, 2, 2) gives the ellipse that holds half of each Gaussian, NaN where there is none. ``grid``
+    as in `gaussian_heads`. `save_animation` writes a GIF; `player` gives one with buttons.
     """
     epochs, layers, heads, _ = history.shape
-    figure, axes, (view, *_) = _shift_panels(layer_titles(layers), math.inf, grid)
+    figure, axes, (view, *_) = _shift_panels(style.layer_titles(layers), math.inf, grid)
     heading = figure.suptitle("Epoch 0")
     drawn: list[Artist] = []
 
@@ -299,12 +290,12 @@ def centre_animation(history: NDArray, precision: NDArray, grid: tuple[int, int]
         while drawn:
             drawn.pop().remove()
         for layer, ax in enumerate(axes):
-            drawn.extend(_draw_heads(ax, history[epoch, layer], view, precision[epoch, layer], {_HALF: 0.5}))
+            drawn.extend(_draw_heads(ax, history[epoch, layer], precision[epoch, layer], view, {_HALF: 0.5}))
         return drawn
 
     draw(epochs - 1)  # what the last frame shows is in the legend
     _add_legends(figure, heads)
-    settle(figure)  # the panels must not move between frames
+    style.settle(figure)  # the panels must not move between frames
     return FuncAnimation(figure, draw, frames=epochs)
 
 
@@ -320,12 +311,12 @@ def kernel_grids(kernels: Mapping[str, tuple[ArrayLike, tuple[int, int]]]) -> Fi
     """
     figure, axes, (view, *_) = _shift_panels(list(kernels), 4.5)
     around = np.arange(-4, 5)
-    square = {"facecolor": _OTHER, "edgecolor": "white", "linewidth": 0.5, "zorder": 0.5, "label": "other queries"}
     for ax, (centres, (down, right)) in zip(axes, kernels.values(), strict=True):
         for row, column in itertools.product(around[around % down == 0], around[around % right == 0]):
             if row or column:
-                ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **square))
-        look = {"color": PALETTE[0], "edgecolor": "white", "linewidth": 0.5, "zorder": 5, "label": "centre of a head"}
-        ax.scatter(*np.clip(array(centres, "centres (heads, 2)"), *view.T).T[::-1], s=20, **look)
+                _draw_square(ax, row - 0.5, column - 0.5, _OTHER, "other queries")
+        look: Look = {"color": style.PALETTE[0], "edgecolor": "white", "linewidth": 0.5, "zorder": 5}
+        places = np.clip(array(centres, "centres (heads, 2)"), *view.T)
+        ax.scatter(places[:, 1], places[:, 0], s=20, label="centre of a head", **look)
     _add_legends(figure)
     return figure

@@ -11,29 +11,20 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.colors import Colormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from attnconv.figures.style import (
-    DOUBLE,
-    MAP_COLOURS,
-    PALETTE,
-    QUERY_COLOUR,
-    SIGNED_COLOURS,
-    SINGLE,
-    array,
-    head_colours,
-    layer_titles,
-    new_figure,
-    styled,
-)
+from attnconv.figures import style
+from attnconv.figures.style import DOUBLE, SINGLE, array, new_figure, styled
 
 _ABOVE, _FOOT = 0.17, 0.6
 """Inches above each row of maps, for a name, and at the foot of the figure, for a colour bar."""
+Scale = tuple[Normalize, Colormap]
+"""How values become colours."""
 
 
 # --- grids of maps ------------------------------------------------------------------------------------------------
@@ -43,68 +34,67 @@ def _map_axes(
     rows: int,
     columns: int,
     aspect: float,
-    *,
     left: float = 0.1,
     widest: float = 0.8,
-    beside: float = 0.05,
     above: float = _ABOVE,
     lowest: float = 0.0,
+    together: int = 1,
 ) -> tuple[Figure, NDArray]:
     """A figure and its grid of panels (rows, columns) above the room for a colour bar.
 
     ``aspect``: height over width of a panel. In inches: ``left``, room at the left of the grid; ``widest``, a panel's
-    longest side; ``beside`` and ``above``, room between panels; ``lowest``, the least height of the grid.
+    longest side; ``above``, room above each row; ``lowest``, the least height of the grid. ``together``: columns that
+    stand closer to each other than to the next ones.
     """
-    width = min(widest, widest / aspect, (DOUBLE - left - 0.1 + beside) / columns - beside)
-    height, across = width * aspect, columns * (width + beside) - beside
+    column = np.arange(columns)
+    gaps = 0.05 * column if together == 1 else 0.015 * column + 0.045 * (column // together)
+    width = min(widest, widest / aspect, (DOUBLE - left - 0.1 - gaps[-1]) / columns)
+    height, across = width * aspect, columns * width + gaps[-1]
     down = rows * (height + above)
     wide, tall = max(SINGLE, left + across + 0.1), max(down, lowest) + _FOOT
     left += (wide - left - across - 0.1) / 2
     figure = new_figure(wide, tall, layout=None)
-    place = {"left": left / wide, "right": (left + across) / wide, "top": 1 - above / tall, "bottom": 1 - down / tall}
-    figure.subplots_adjust(**place, wspace=beside / width, hspace=above / height)
-    axes = figure.subplots(rows, columns, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
-    for ax in axes.ravel():
+    axes = np.empty((rows, columns), dtype=object)
+    for row, place in np.ndindex(axes.shape):
+        corner = (left + place * width + gaps[place]) / wide, 1 - (row + 1) * (height + above) / tall
+        axes[row, place] = ax = figure.add_axes((*corner, width / wide, height / tall), xticks=[], yticks=[])
         ax.spines[:].set(visible=True, color="0.6", linewidth=0.4)
     return figure, axes
 
 
-def _bar(figure: Figure, scale: ScalarMappable, label: str, ticks: ArrayLike | None = None) -> None:
+def _bar(figure: Figure, scale: Scale, label: str, ticks: Sequence[float] | None = None) -> None:
     """A horizontal colour bar in the lowest half inch of the figure."""
+    norm, colours = scale
     width, height = figure.get_size_inches()
     ax = figure.add_axes((0.5 - 1.3 / width, 0.37 / height, 2.6 / width, 0.09 / height))
-    ticks = MaxNLocator(4, symmetric=True) if ticks is None else ticks
-    plain = FuncFormatter(lambda value, _: f"{value:.2g}".replace("-", "−"))
-    bar = figure.colorbar(scale, cax=ax, orientation="horizontal", ticks=ticks, format=plain, label=label)
+    places = ticks or MaxNLocator(4, symmetric=True)
+    bar = figure.colorbar(
+        ScalarMappable(norm, colours), cax=ax, orientation="horizontal", ticks=places, format="{x:.2g}", label=label
+    )
     bar.minorticks_off()
     bar.outline.set_linewidth(0.4)
 
 
-def probability_scale(largest: float) -> ScalarMappable:
-    """Probabilities from 0 to the largest; the scale is that of their square roots, which keeps faint heads visible."""
-    return ScalarMappable(PowerNorm(0.5, vmin=0, vmax=largest or 1.0), MAP_COLOURS)
-
-
-def draw_map(ax: Axes, values: NDArray, scale: ScalarMappable, query: Sequence[int]) -> None:
-    """One map in its frame, its query pixel framed."""
+def _draw(ax: Axes, image: NDArray, scale: Scale, query: ArrayLike | None = None) -> None:
+    """An image (H, W) in the colours of its scale; what is NaN is hatched. The query pixel of a map is framed."""
     ax.patch.set(facecolor="0.93", edgecolor="0.7", hatch="//////", linewidth=0)
-    ax.imshow(np.ma.masked_invalid(values), norm=scale.norm, cmap=scale.cmap, aspect="auto")
-    ax.set(xticks=[], yticks=[])
-    ax.spines[:].set(visible=True, color="0.6", linewidth=0.4)
-    pixel = ax.bbox.width * 72 / ax.get_figure(root=True).dpi / values.shape[1]  # in points
-    _frame_pixel(ax, query, linewidth=np.clip(0.15 * pixel, 0.4, 0.9))
+    norm, colours = scale
+    ax.imshow(np.ma.masked_invalid(image), colours, norm, aspect="auto")
+    if query is not None:
+        pixel = 72 * ax.get_window_extent().width / ax.figure.dpi / image.shape[1]  # in points
+        _frame_pixel(ax, query, linewidth=np.clip(0.15 * pixel, 0.4, 0.9))
 
 
-def _frame_pixel(ax: Axes, pixel: Sequence[float], size: tuple[float, float] = (1, 1), **look) -> None:
+def _frame_pixel(ax: Axes, pixel: ArrayLike, size: ArrayLike = (1, 1), **look) -> None:
     """Frame a pixel of that size (rows, columns), or any rectangle around that centre."""
-    corner = pixel[1] - size[1] / 2, pixel[0] - size[0] / 2
-    ax.add_patch(Rectangle(corner, size[1], size[0], **{"edgecolor": QUERY_COLOUR, "facecolor": "none"} | look))
+    (height, width), (row, column) = np.asarray(size), np.asarray(pixel)
+    look = {"edgecolor": style.QUERY_COLOUR, "facecolor": "none"} | look
+    ax.add_patch(Rectangle((column - width / 2, row - height / 2), width, height, **look))
 
 
-def _name_row(ax: Axes, name: str) -> None:
-    """Write a row's name at the left of its first panel."""
-    middle = {"xy": (-0.08, 0.5), "xycoords": "axes fraction", "ha": "right", "va": "center"}
-    ax.annotate(name, annotation_clip=False, **middle)
+def _probability_scale(largest: float) -> Scale:
+    """Probabilities from 0 to the largest; the scale is that of their square roots, which keeps faint heads visible."""
+    return PowerNorm(0.5, vmin=0, vmax=largest or 1.0), style.MAP_COLOURS
 
 
 @styled
@@ -116,6 +106,7 @@ def attention_grid(
     names: Sequence[Sequence[str]] | None = None,
     largest: float | None = None,
     room: tuple[float, float] = (0.0, 0.0),
+    together: int = 1,
 ) -> Figure:
     """Attention probabilities, a row a layer and a column a head (figures 5 to 7), on one scale.
 
@@ -131,27 +122,28 @@ def attention_grid(
         names: (layers, heads), written above the maps; None is the number of a head within its layer.
         largest: the probability that is black, for figures that are to be compared; None is the largest here.
         room: inches that are left free at the left of the grid, and its least height.
+        together: columns that belong together, such as one head at two queries.
     """
     maps = array(maps, "maps (layers, heads, height, width)")
     layers, heads, height, width = maps.shape
     queries = np.broadcast_to((height // 2, width // 2) if query is None else query, (heads, 2))
     order = np.broadcast_to(np.arange(heads) if order is None else order, (layers, heads))
-    titles, names = titles or layer_titles(layers), names or [[f"{head + 1}" for head in range(heads)]] * layers
+    titles, names = titles or style.layer_titles(layers), names or [[f"{head + 1}" for head in range(heads)]] * layers
     left = 0.18 + room[0] + 0.058 * max(map(len, titles))
     above = _ABOVE + 0.11 * max(name.count("\n") for row in names for name in row)
     widest = 0.8 if heads > 4 else 1.5
-    figure, axes = _map_axes(layers, heads, height / width, left=left, widest=widest, above=above, lowest=room[1])
-    scale = probability_scale(np.nanmax(maps) if largest is None else largest)
+    figure, axes = _map_axes(layers, heads, height / width, left, widest, above, room[1], together)
+    top = np.nanmax(maps) if largest is None else largest
+    scale = _probability_scale(top)
     for layer, title in enumerate(titles):
-        _name_row(axes[layer, 0], title)
+        axes[layer, 0].set_ylabel(title, rotation=0, ha="right", va="center")
         for ax, head in zip(axes[layer], order[layer], strict=True):
             if np.isnan(maps[layer, head]).all():
                 ax.set(frame_on=False)
                 continue
-            draw_map(ax, maps[layer, head], scale, queries[head])
+            _draw(ax, maps[layer, head], scale, queries[head])
             ax.set_title(names[layer][head], pad=2, fontsize=6.5)
-    ticks = scale.norm.vmax * np.array([0, 0.02, 0.1, 0.3, 0.6, 1])
-    _bar(figure, scale, "Attention probability (square-root scale)", ticks)
+    _bar(figure, scale, "Attention probability (square-root scale)", [top * t for t in (0, 0.02, 0.1, 0.3, 0.6, 1)])
     return figure
 
 
@@ -178,16 +170,16 @@ def attention_on_image(
     ax = figure.add_axes((*corner, side / wide, side * aspect / tall), xticks=[], yticks=[], frame_on=False)
     ax.imshow(image, cmap="gray", vmin=0, vmax=255, aspect="auto")
     pixel = np.divide(image.shape[:2], np.shape(maps)[2:])  # of the maps, in pixels of the image
-    look = {"linewidth": 1.2, "path_effects": [withStroke(linewidth=2.2, foreground="white")]}
-    _frame_pixel(ax, (np.array(query) + 0.5) * pixel - 0.5, pixel, **look)
+    edge = [withStroke(linewidth=2.2, foreground="white")]
+    _frame_pixel(ax, (np.array(query) + 0.5) * pixel - 0.5, pixel, linewidth=1.2, path_effects=edge)
     ax.set_xlabel(f"{caption}\nquery at row {query[0]}, column {query[1]}".strip(), loc="left")
     return figure
 
 
 @styled
-def image_rows(rows: Sequence[ArrayLike], names: Sequence[str], labels: Sequence[str]) -> Figure:
+def image_rows(rows: Sequence[NDArray], names: Sequence[str], labels: Sequence[str]) -> Figure:
     """Images in rows: each row (n, H, W, 1 or 3), uint8, has a label at its left; ``names`` (n,) stand above."""
-    columns = len(rows[0])
+    columns = len(names)
     figure = new_figure(DOUBLE, 0.25 + len(rows) * DOUBLE / (columns + 0.5))
     axes = figure.subplots(len(rows), columns, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
     for ax, image in zip(axes.ravel(), np.concatenate(rows), strict=True):
@@ -203,14 +195,10 @@ def image_rows(rows: Sequence[ArrayLike], names: Sequence[str], labels: Sequence
 # --- convolution as attention -------------------------------------------------------------------------------------
 
 
-def _signed_scale(images: Sequence[NDArray]) -> ScalarMappable:
+def _signed_scale(images: Sequence[NDArray]) -> Scale:
     """One scale for all signed images, symmetric around zero."""
     largest = max(np.abs(image).max() for image in images) or 1.0
-    return ScalarMappable(Normalize(-largest, largest), SIGNED_COLOURS)
-
-
-def _draw_signed(ax: Axes, image: NDArray, scale: ScalarMappable) -> None:
-    ax.imshow(image, cmap=scale.cmap, norm=scale.norm, aspect="auto")
+    return Normalize(-largest, largest), style.SIGNED_COLOURS
 
 
 @styled
@@ -228,21 +216,25 @@ def signed_images(
     ``photo`` (H, W): the input, in [0, 1], drawn first and in grey; ``query``: its row and column, framed together with
     the 3 x 3 pixels around it, on the photo or, without one, on every image.
     """
-    images = [array(image, "image (H, W)") for image in images]
-    scale = _signed_scale(images)
-    aspect = max(image.shape[0] / image.shape[1] for image in images)
-    figure, axes = _map_axes(1, len(titles), aspect, widest=1.9, beside=0.1, above=0.22)
+    signed = [array(image, "image (H, W)") for image in images]
+    scale = _signed_scale(signed)
+    largest = max(np.abs(image).max() for image in signed)
+    aspect = max(image.shape[0] / image.shape[1] for image in signed)
+    figure, axes = _map_axes(1, len(titles), aspect, widest=1.9, above=0.22)
     for ax, title in zip(axes[0], titles, strict=True):
         ax.set_title(title)
     if photo is not None:
         axes[0, 0].imshow(photo, cmap="gray", vmin=0, vmax=1, aspect="auto")
-    for ax in (axes[0] if photo is None else axes[0, :1]) if query else ():
-        _frame_pixel(ax, query, (3, 3), linewidth=1.3, path_effects=[withStroke(linewidth=2.8, foreground="white")])
-        _frame_pixel(ax, query, facecolor=QUERY_COLOUR, linewidth=0)
-    for ax, image in zip(axes[0, photo is not None :], images, strict=True):
-        _draw_signed(ax, image, scale)
-        if np.abs(image).max() < 0.01 * scale.norm.vmax:
-            note = f"zero everywhere\n(at most {np.abs(image).max():.0e})" if image.any() else "zero everywhere"
+    if query:
+        edge = [withStroke(linewidth=2.8, foreground="white")]
+        for ax in axes[0] if photo is None else axes[0, :1]:
+            _frame_pixel(ax, query, (3, 3), linewidth=1.3, path_effects=edge)
+            _frame_pixel(ax, query, facecolor=style.QUERY_COLOUR, linewidth=0)
+    for ax, image in zip(axes[0, photo is not None :], signed, strict=True):
+        _draw(ax, image, scale)
+        most = np.abs(image).max()
+        if most < 0.01 * largest or not largest:
+            note = f"zero everywhere\n(at most {most:.0e})" if most else "zero everywhere"
             ax.text(0.5, 0.5, note, transform=ax.transAxes, ha="center", va="center", color="0.35")
     _bar(figure, scale, label)
     return figure
@@ -257,16 +249,16 @@ def sum_of_heads(maps: ArrayLike, weights: Sequence[float], parts: ArrayLike) ->
     """
     maps, parts = (array(values, "maps or parts (heads, rows, columns)") for values in (maps, parts))
     sums = parts.cumsum(0)
-    probability, signed = probability_scale(maps.max()), _signed_scale([*parts, *sums])
+    probability, signed = _probability_scale(maps.max()), _signed_scale([parts, sums])
     figure, axes = _map_axes(3, len(maps), parts.shape[1] / parts.shape[2], left=0.72, above=0.2)
     for ax, name in zip(axes[:, 0], ("Where the\nhead looks", "What it\nadds", "Sum so far"), strict=True):
-        _name_row(ax, name)
+        ax.set_ylabel(name, rotation=0, ha="right", va="center")
     for head, (top, middle, bottom) in enumerate(axes.T):
-        draw_map(top, maps[head], probability, (maps.shape[1] // 2, maps.shape[2] // 2))
+        _draw(top, maps[head], probability, (maps.shape[1] // 2, maps.shape[2] // 2))
         top.set_title(f"Head {head + 1}", pad=2)
-        _draw_signed(middle, parts[head], signed)
+        _draw(middle, parts[head], signed)
         middle.set_title(f"× {weights[head]:+g}".replace("-", "−") if weights[head] else "× 0", pad=2)
-        _draw_signed(bottom, sums[head], signed)
+        _draw(bottom, sums[head], signed)
     _bar(figure, signed, "Value (white: zero)")
     return figure
 
@@ -285,7 +277,7 @@ def schema() -> Figure:
     _draw_pixels(image, patch, "Image $X$, query pixel $q$", query=(2, 2))
     _draw_pixels(kernel, np.ones((3, 3)), "Value matrices $W^h$:\nthe taps of a kernel")
     _draw_pixels(output, np.ones((5, 5)), "Output at $q$:\ntheir sum", query=(2, 2))
-    for head, colour in enumerate([*head_colours(8), PALETTE[9]]):  # the ninth is as grey as the pixels
+    for head, colour in enumerate([*style.head_colours(8), style.PALETTE[9]]):  # the ninth is as grey as the pixels
         row, column = divmod(head, 3)
         looks = figure.add_subplot(places[row, 1 + column])
         shift = f"({row - 1:+d}, {column - 1:+d})".replace("-", "−").replace("+0", "0")

@@ -1,45 +1,44 @@
-"""What all figures share: widths, colours, the style sheet, and how a figure becomes a file."""
+"""What all figures share: widths, colours, the style sheet, panels, and how a figure becomes a file."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import io
 import math
 import re
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.animation import Animation
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image
+from seaborn import color_palette
 
 SINGLE, DOUBLE = 3.5, 7.0
 """Widths of one and of two columns of a journal, in inches."""
+Look = dict[str, Any]
+"""How something is drawn, in Matplotlib's words."""
 FRAME_DPI = 110
 """Dots an inch of an animation, which is seen on screens only."""
-_FRAME = r"(?<=base64,)[^\"]+"
-"""A frame in the HTML of Matplotlib's player."""
 
 STYLE = Path(__file__).with_name("attnconv.mplstyle")
-_MAKO = ("#b7e6c5", "#82d8b0", "#50c6ad", "#3cb2ad", "#359baa", "#3485a5", "#3670a0", "#3b589a", "#414184", "#3c3162")
-MAP_COLOURS = LinearSegmentedColormap.from_list("maps", ["white", *_MAKO, "#312140", "#1f1220"])
-"""From white (no attention) to black: seaborn's mako_r. Copied, as importing seaborn takes a second."""
-_SIGNED = ["#053061", "#2166ac", "#6baed6", "white", "#f4906a", "#b2182b", "#67001f"]
-SIGNED_COLOURS = LinearSegmentedColormap.from_list("signed", _SIGNED)
+MAP_COLOURS = LinearSegmentedColormap.from_list("maps", ["white", *color_palette("mako_r", 12)])
+"""From white (no attention) to black."""
+SIGNED_COLOURS = LinearSegmentedColormap.from_list(
+    "signed", ["#053061", "#2166ac", "#6baed6", "white", "#f4906a", "#b2182b", "#67001f"]
+)
 """Blue below zero, white at zero, red above."""
 QUERY_COLOUR = "#D55E00"
 """The frame of the query pixel on maps and images; over plain grids of shifts its frame is black."""
 DASHED, DOTTED = (0, (4, 2)), (0, (1, 1.6))
 
 PALETTE = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#8C613C", "#56B4E9", "#FBAFE4", "#949494", "#ECE133")
-"""Ten colours that colour-blind readers tell apart (seaborn's, from Okabe and Ito)."""
+"""Ten colours that colour-blind readers tell apart: seaborn's, the faint ones last."""
 _SECOND = ("#332288", "#999933", "#CC6677", "#44AA99", "#882255", "#DDCC77", "#117733", "#AA4499", "#88CCEE", "#661100")
 """Ten more (Paul Tol's muted scheme), for heads from the eleventh on, which have another mark too."""
 _MARKERS = ("o", "s", "D", "^")
@@ -51,16 +50,15 @@ MODELS = {
     "SA quadratic, 16 heads": "#009E73",
     "SA learned": "#E69F00",
     "SA learned + content": "#D55E00",
+    "SA quadratic, full covariance, trained on": "#882255",
+    "SA quadratic, trained on": "#8C613C",
+    "SA quadratic, first layers swapped, trained on": "#332288",
 }
-_OTHER_MODELS = ("#882255", "#8C613C", "#332288", "#999933", "#949494", "#FBAFE4", "#ECE133")
+_OTHER_MODELS = ("#999933", "#949494", "#FBAFE4", "#ECE133")
 """For models of other titles: none looks like one above."""
-
-
-def ordered_colours(ramp: str, count: int) -> list:
-    """That many colours of one of seaborn's ramps, for things that have an order, such as layers."""
-    from seaborn import color_palette  # takes a second
-
-    return color_palette(ramp, count)
+_BUTTONS = {"minus": "−", "plus": "+", "fast-backward": "⏮", "step-backward": "◁", "play fa-flip-horizontal": "◀"}
+_BUTTONS |= {"pause": "⏸", "play": "▶", "step-forward": "▷", "fast-forward": "⏭"}
+"""What stands on the buttons of Matplotlib's player, by the name of the icon that it loads from the network."""
 
 
 def head_colours(heads: int) -> list[str]:
@@ -83,63 +81,31 @@ def model_colours(titles: Iterable[str]) -> dict[str, str]:
     return {t: MODELS[t] if t in MODELS else _OTHER_MODELS[others.index(t) % len(_OTHER_MODELS)] for t in titles}
 
 
-def styled(function: Callable) -> Callable:
-    """Run a function under the library's style, whatever the session has set."""
-
-    @functools.wraps(function)
-    def under_style(*args, **kwargs):
-        with plt.style.context(["default", STYLE]):
-            return function(*args, **kwargs)
-
-    return under_style
+styled = plt.style.context(["default", STYLE])
+"""Decorates a function that draws: it runs under the library's style, whatever the session has set."""
 
 
 @styled
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure to a .pdf or .png file: fonts embedded, and neither date nor version in it.
-
-    The same figure gives the same bytes. A .png has 256 colours, a third of the size.
-    """
-    path = Path(path)
-    if path.suffix not in (".pdf", ".png"):
-        raise ValueError(f"path = {path} must end in .pdf or .png.")
+    """Write a figure to a .pdf or .png file, fonts embedded. Without date and version, it is the same each time."""
+    pdf = Path(path).suffix == ".pdf"
     settle(figure)
-    if path.suffix == ".pdf":
-        figure.savefig(path, metadata=dict.fromkeys(("CreationDate", "ModDate", "Producer", "Creator")))
-        return
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    path.write_bytes(of_256_colours(content.getvalue()))
-
-
-def of_256_colours(png: bytes) -> bytes:
-    """With 256 colours, each close to its own: few of our figures' colours move by more than 10 of 255."""
-    picture, content = Image.open(io.BytesIO(png)), io.BytesIO()
-    few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
-    few.save(content, "PNG", dpi=picture.info.get("dpi"))
-    return content.getvalue()
-
-
-def save_animation(animation: Animation, path: str | Path, frames_per_second: float = 10) -> None:
-    """Write an animation to a .gif file."""
-    frames = re.findall(_FRAME, _drawn(animation, frames_per_second))
-    first, *others = [Image.open(io.BytesIO(b64decode(frame))).convert("RGB") for frame in frames]
-    first.save(path, save_all=True, append_images=others, duration=1000 / frames_per_second, loop=0)
-
-
-def player(animation: Animation, frames_per_second: float = 10) -> str:
-    """An animation as HTML, with buttons. The same one gives the same text: Matplotlib's random name is replaced."""
-    html = _drawn(animation, frames_per_second)
-    html = re.sub(_FRAME, lambda frame: b64encode(of_256_colours(b64decode(frame[0]))).decode(), html)
-    random = re.search(r'id="_anim_img([0-9a-f]{32})"', html)[1]
-    return html.replace(random, hashlib.sha256(html.replace(random, "").encode()).hexdigest()[:8])
+    figure.savefig(path, metadata=dict.fromkeys(("CreationDate", "Producer", "Creator") if pdf else ("Software",)))
 
 
 @styled
-def _drawn(animation: Animation, frames_per_second: float) -> str:
-    """Matplotlib's player, with every frame as a PNG. Matplotlib keeps it: the frames are drawn once."""
+def save_animation(animation: Animation, path: str | Path, frames_per_second: int = 10) -> None:
+    """Write an animation to a .gif file."""
+    animation.save(path, writer="pillow", fps=frames_per_second, dpi=FRAME_DPI)
+
+
+@styled
+def player(animation: Animation, frames_per_second: int = 10) -> str:
+    """An animation as HTML, with buttons. It loads nothing from the network."""
     with plt.rc_context({"savefig.dpi": FRAME_DPI}):
-        return animation.to_jshtml(frames_per_second, default_mode="once")
+        html = animation.to_jshtml(frames_per_second, default_mode="once")
+    html = re.sub(r'<link rel="stylesheet"[^>]*>', "", html)
+    return re.sub(r'<i class="fa fa-([^"]+)"></i>', lambda icon: _BUTTONS[icon[1]], html)
 
 
 def new_figure(width: float, height: float, layout: str | None = "constrained") -> Figure:
@@ -161,6 +127,21 @@ def rows_and_columns(panels: int) -> tuple[int, int]:
     """Rows and columns for that many panels, at most three in a row, filled evenly."""
     rows = math.ceil(panels / 3)
     return rows, math.ceil(panels / rows)
+
+
+def panels(titles: Sequence[str], height: float, xlabel: str, ylabel: str = "") -> tuple[Figure, list[Axes]]:
+    """A figure with a panel of that height, in inches, for each title. Panels share a vertical axis that has a name."""
+    rows, columns = rows_and_columns(len(titles))
+    figure = new_figure(SINGLE if columns == 1 else DOUBLE, rows * height + 0.5)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=bool(ylabel)).ravel()
+    for ax in axes[len(titles) :]:
+        ax.remove()
+    for place, (ax, title) in enumerate(zip(axes, titles, strict=False)):
+        ax.set_title(textwrap.fill(title, 36))
+        ax.set_xlabel(xlabel if place + columns >= len(titles) else "")
+        ax.set_ylabel(ylabel if place % columns == 0 else "")
+        ax.grid(axis="y")
+    return figure, list(axes[: len(titles)])
 
 
 def layer_titles(layers: int) -> list[str]:
