@@ -434,7 +434,7 @@ def test_paths_that_cannot_be(source):
 @pytest.mark.parametrize(
     ("write", "words"),
     [
-        (lambda p: None, ["no data set", "Name embedded, cifar10, fashion-mnist", "parquet", "train/<class>/"]),
+        (lambda p: None, ["no data set", "Name embedded, cifar10 or fashion-mnist", "parquet", "train/<class>/"]),
         (lambda p: p.mkdir(), ["no data set", "cifar-10-batches-py"]),
         (lambda p: p.write_bytes(b"hello"), ["no data set"]),
         (lambda p: os.unlink(parquet(p, SMALL) / "train.parquet"), ["no data set"]),

@@ -67,6 +67,12 @@ def test_what_cannot_be_read_is_no_copy(tmp_path):
     assert output_folder(Profile(name="paper", data="cifar10"), str(tmp_path)).name.startswith("paper-")
 
 
+def test_parquet_files_of_other_counts_are_no_copy(tmp_path):
+    for split in ("train", "test"):
+        pq.write_table(pa.table({"img": [b""] * 3, "label": [0] * 3}), tmp_path / f"{split}.parquet")
+    assert output_folder(Profile(name="paper", data="cifar10"), str(tmp_path)).name.startswith("paper-")
+
+
 def test_a_run_is_trained_once(work, run):
     before = (run.path / "model.safetensors").stat().st_mtime_ns
     assert work.run("quadratic").path == run.path

@@ -91,8 +91,8 @@ class ModelConfig(Config):
     def _together(self) -> ModelConfig:
         size = "key_size" if self.key_size else "hidden"
         for wrong, name, limit in (
-            (isinstance(self.heads, tuple) and len(self.heads) != self.layers, "heads", "one number per layer"),
-            (len(self.kernels) > self.layers * (self.kind != "resnet"), "kernels", "one per attention layer at most"),
+            (isinstance(self.heads, tuple) and len(self.heads) != self.layers, "heads", f"{self.layers}, one a layer"),
+            (len(self.kernels) > (0 if self.kind == "resnet" else self.layers), "kernels", "one per attention layer"),
             (any(k and k % 2 == 0 for k in self.kernels), "kernels", "odd, or 0 where attention stays"),
             (self.kind == "learned_content" and getattr(self, size) % 2, size, "even: half rows, half columns"),
             (self.kind != "quadratic" and self.covariance == "full", "covariance", "isotropic, if not kind quadratic"),

@@ -196,8 +196,8 @@ LAYOUTS = (  # of a folder: a form, and its files of both splits
     (PARQUET, "train*.parquet", "test*.parquet"),
     (FOLDERS, "train/*/*", "test/*/*"),
 )
-FORMS = f"""Name embedded, cifar10, fashion-mnist, or the path of {BATCHES}, of torchvision's FashionMNIST, or of a \
-folder with train*.parquet and test*.parquet (columns img, label) or with images in train/<class>/ and test/<class>/."""
+FORMS = f"""Name embedded, cifar10 or fashion-mnist, or the path of {BATCHES}, of torchvision's FashionMNIST, or of a \
+folder with train*.parquet and test*.parquet (columns img, label) or with train/<class>/ and test/<class>/ (images)"""
 PUBLISHED = {  # the keys of what has one content only
     EMBEDDED: "fa086e380daed098d0cf73df9491c262ba86da6dffb89c77ea244fda824b92e4",
     IDX: "92a2f8c9d7f6975fcb68208016759210b9be46eca0aaa8511930a5aa944b63b3",
@@ -235,7 +235,7 @@ def find_data(source: str | Path = "embedded") -> Source:
     if name in named:
         remedy = " In a clone, 'git checkout data' restores it." if name == "embedded" else ""
         raise MissingData(f"{name} is not on this machine: looked for {', '.join(map(str, places))}.{remedy}")
-    raise DataError(f"There is no data set that can be read at {places[0]}. {FORMS}")
+    raise DataError(f"There is no data set that can be read at {places[0]}. {FORMS}.")
 
 
 def _data_folder() -> Path:
