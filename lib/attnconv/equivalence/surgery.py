@@ -230,8 +230,9 @@ def _amounts(conv: nn.Conv1d | nn.Conv2d, kernel: list[int]) -> list[int]:
     if conv.padding_mode == "zeros":  # reads its padding in every forward pass; the other modes have worked it out
         n = len(kernel)
         padding = conv.padding if isinstance(conv.padding, str) else rows_and_columns(conv.padding, n)[-n:]
-        options: dict[str, Any] = {"padding": padding, "dilation": rows_and_columns(conv.dilation, n)[-n:]}
-        conv = (nn.Conv1d, nn.Conv2d)[n - 1](1, 1, **options, kernel_size=kernel, device="meta")
+        dilation = rows_and_columns(conv.dilation, n)[-n:]
+        options: dict[str, Any] = {"kernel_size": kernel, "padding": padding, "dilation": dilation, "device": "meta"}
+        conv = (nn.Conv1d, nn.Conv2d)[n - 1](1, 1, **options)
     return list(conv._reversed_padding_repeated_twice)
 
 
