@@ -6,7 +6,7 @@ All take images as torchvision's models do, (B, channels, H, W), already normali
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +18,6 @@ from attnconv.config import ModelConfig
 from attnconv.training.data import Dataset, batches
 
 
-class Report(Protocol):
-    """What is known of a convolution in the place of an attention layer (`attnconv.equivalence.SwapReport`)."""
-
-    @property
-    def relative_error(self) -> float: ...
-
-
 class Convolution(nn.Module):
     """A convolution in the place of an attention layer, channels last as they are: (B, H, W, C) -> (B, H, W, D).
 
@@ -33,7 +26,7 @@ class Convolution(nn.Module):
     """
 
     heads = 0
-    report: Report | None = None
+    report: Any = None
 
     def __init__(self, channels: int, out_channels: int, kernel_size: int):
         super().__init__()
