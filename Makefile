@@ -52,6 +52,7 @@ test: lint
 lint: $(READY)
 	$(RUN) ruff check
 	$(RUN) ruff format --check
+	$(RUN) mypy
 
 bench: $(READY)
 	$(VENV)/bin/python benchmarks/ratios.py

@@ -32,7 +32,7 @@ def test_claims_are_saved_and_shown(tmp_path):
 
 
 def test_a_claim_of_the_paper_must_be_one():
-    with pytest.raises(ValueError, match="Input should be '', 'theorem', .*'grid'"):
+    with pytest.raises(ValueError, match="'gird' is no claim of the paper: theorem, .*grid"):
         Claim("A", True, "1", "gird")
 
 

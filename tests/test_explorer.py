@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from attnconv.analysis import heads
-from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+from attnconv.attention import QuadraticAttention
 from attnconv.config import ModelConfig, TrainConfig
 from attnconv.equivalence import attention_to_conv, convert, swap
 from attnconv.explorer import ExplorerError, edited, explore, quantize, read_image
@@ -356,22 +356,25 @@ def test_bad_files_are_refused_with_the_reason() -> None:
 def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
     model = model_of("quadratic")
     Image.new("RGB", (50, 80)).save(tmp_path / "a.png")
-    files = [tmp_path / "a.png", str(tmp_path / "a.png"), Image.new("L", (9, 9)), encoded(Image.new("L", (5, 5)))]
+    files = [tmp_path / "a.png", str(tmp_path / "a.png"), Image.new("L", (9, 9))]
     for images in (*files, files, None):
         assert explore(model, images=images).image["pixels"]["shape"] == [28, 28, 1]
     array = data.test_images[:5]
-    for images in (array, array.numpy(), array[..., 0].numpy(), list(array)):
+    for images in (array, array.numpy(), array[0], array / 255, (array.permute(0, 3, 1, 2) / 255).numpy()):
         assert explore(model, images=images).image["pixels"]["data"] == array[0].numpy().tobytes()
-    with pytest.raises(ExplorerError, match="uint8"):
-        explore(model, images=np.zeros((2, 28, 28, 1)))
-    for shape in ((2, 32, 32, 3), (2, 3, 64, 40), (30, 50), (3, 30, 50), (7, 9, 11)):  # of any size, and in any order
+    for shape in ((2, 32, 32, 3), (2, 3, 64, 40), (30, 50, 1), (3, 30, 50)):  # of any size, and in any order
         assert explore(model, images=np.full(shape, 77, np.uint8)).image["pixels"]["data"] == bytes([77]) * 784
     for images, words in (
         (np.zeros((2, 5, 5, 5), np.uint8), "are neither"),
+        (np.zeros((7, 9, 11), np.uint8), "are neither"),
+        (np.zeros((1, 28, 28, 1), int), "int64; they must be uint8"),
+        (np.full((1, 28, 28, 1), -0.1), r"from -0.1 to -0.1; they must be in \[0, 1\]"),
+        (np.full((1, 28, 28, 1), np.nan), r"in \[0, 1\]"),
         (np.zeros((0, 28, 28, 1), np.uint8), "is empty"),
         ([], "is empty"),
         ("no/such.png", "no/such.png cannot be read"),
         (7, "of type int"),
+        ([np.zeros((28, 28, 1), np.uint8)], "one array of all"),
     ):
         with pytest.raises(ExplorerError, match=words):
             explore(model, images=images)
@@ -400,7 +403,7 @@ def test_what_goes_with_the_images_can_be_given(data) -> None:
             explore(model, images=data.test_images[:2], **wrong)
 
 
-def test_any_network_with_heads_is_explored(tmp_path) -> None:
+def test_a_converted_network_is_explored(tmp_path) -> None:
     torch.manual_seed(0)
     cnn = torch.nn.Sequential(
         torch.nn.Conv2d(3, 6, 3, stride=2, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(6, 6, 5, padding=2, groups=2),
@@ -436,31 +439,32 @@ def test_any_network_with_heads_is_explored(tmp_path) -> None:
     assert explorer.figure().axes
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "learned"])
-def test_a_single_layer_is_explored(kind: str) -> None:
-    for channels in (1, 8):
-        torch.manual_seed(0)
-        args = dict(max_size=16) if kind == "learned" else {}
-        layer = {"quadratic": QuadraticAttention, "learned": LearnedAttention}[kind](channels, 5, 4, **args).eval()
-        explorer = explore(layer, images=np.random.default_rng(0).integers(0, 256, (2, 14, 12, 1), np.uint8))
-        assert explorer.sides[0]["grid"] == [14, 12] and explorer.choices["classes"] == []
-        ((seen, _),) = asked(explorer, kind="examine", layer=0, head=1, size=3, edits=[], key="")
-        assert (seen["head"] is None) == (channels == 8) == bool(explorer.sides[0]["note"])
-        assert explorer.page() and explorer.figure().axes
+def test_a_layer_that_the_network_does_not_use_is_shown_without_answers() -> None:
+    class Spare(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = torch.nn.Conv2d(1, 2, 3), torch.nn.Conv2d(1, 1, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    explorer = explore(convert(Spare()), images=np.zeros((1, 9, 12, 1), np.uint8))
+    assert explorer.sides[0]["heads"] == [9, 9] and explorer.choices["classes"] == []
+    seen = [asked(explorer, kind="examine", layer=n, head=1, size=3, edits=[], key="")[0][0] for n in (0, 1)]
+    assert seen[0]["head"]["shape"] == [7, 10] and seen[1]["head"] is None
+    assert explorer.page() and explorer.figure().axes
 
 
 def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
-    mixed = torch.nn.Sequential(QuadraticAttention(3, 3, 4), LearnedAttention(3, 3, 4, max_size=9))
     sequences = convert(torch.nn.Sequential(torch.nn.Conv1d(2, 2, 3)))
     for subject, words in (
         (runs["resnet"], "ResNet18 has no attention heads"),
         (torch.nn.Linear(2, 2), "A Linear has no attention heads.*convert"),
         (torch.nn.Conv2d(3, 3, 3), "A Conv2d has no attention heads"),
-        (ContentAttention(3, 3, 4, max_size=9, key_size=4), "content can be explored in an AttentionNet only"),
-        (mixed, "Gaussian and learned heads"),
+        (QuadraticAttention(3, 3, 4), "A QuadraticAttention has no attention heads to explore.*an AttentionNet"),
         (sequences, "layers for sequences"),
         (swap(model_of("quadratic"), {2: 3}), "Layer 2 of this network is a convolution"),
-        (7, "An object of type int cannot be explored"),
+        (7, "type int cannot be explored"),
     ):
         with pytest.raises(ExplorerError, match=words) as refused:
             explore(subject)

@@ -5,13 +5,14 @@ All take images as torchvision's models do, (B, channels, H, W), already normali
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+from attnconv.attention import ContentAttention, LearnedAttention, PositionalAttention, QuadraticAttention
 from attnconv.attention.precision import choose, computing
 from attnconv.config import ModelConfig
 from attnconv.training.data import Dataset, batches
@@ -36,11 +37,21 @@ class Convolution(nn.Module):
         """(B, H, W, C) -> (B, H, W, D)."""
         return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
+    @torch.no_grad()
+    def fill(self, weight: Tensor, bias: Tensor) -> None:
+        """Give the convolution this kernel (D, C, K, K) and this bias (D,)."""
+        assert self.conv.bias is not None
+        self.conv.weight.copy_(weight)
+        self.conv.bias.copy_(bias)
+
     def extra_repr(self) -> str:
         return f"in the place of attention; relative error {self.report.relative_error:.2g}" if self.report else ""
 
 
-def build_attention(config: ModelConfig, heads: int) -> QuadraticAttention | LearnedAttention | ContentAttention:
+Attention = PositionalAttention | ContentAttention
+
+
+def build_attention(config: ModelConfig, heads: int) -> Attention:
     """One attention layer of the network: ``hidden`` channels in and out."""
     sizes = (config.hidden, config.hidden, heads)
     dropout = config.attention_dropout
@@ -56,6 +67,8 @@ def build_attention(config: ModelConfig, heads: int) -> QuadraticAttention | Lea
 
 class Block(nn.Module):
     """One layer: attention, then a perceptron of two linear maps; each with dropout, a residual and LayerNorm after."""
+
+    attention: Attention | Convolution
 
     def __init__(self, config: ModelConfig, heads: int, kernel: int = 0):
         super().__init__()
@@ -76,18 +89,22 @@ class Block(nn.Module):
 class AttentionNet(nn.Module):
     """Attention only: space-to-depth, a linear map, ``layers`` blocks, the average over pixels, a linear classifier."""
 
+    kept: list[list[int]] | None = None
+    """Of a pruned network: the numbers of the heads that stayed, by layer."""
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
         _ = config.grid  # refuses a down-sampling that does not divide the image
         self.embed = nn.Linear(config.image_channels * config.downsampling**2, config.hidden)
         each = zip(config.heads_per_layer, config.kernel_per_layer, strict=True)
-        self.blocks = nn.ModuleList(Block(config, heads, kernel) for heads, kernel in each)
+        blocks = nn.ModuleList(Block(config, heads, kernel) for heads, kernel in each)
+        self.blocks = cast(Sequence[Block], blocks)  # torch says that a list holds modules, not which
         self.classifier = nn.Linear(config.hidden, config.classes)
 
     @property
-    def attention_layers(self) -> list[nn.Module]:
-        """The attention layers, first to last."""
+    def attention_layers(self) -> list[Attention | Convolution]:
+        """The attention layers, or the convolutions in their place, first to last."""
         return [block.attention for block in self.blocks]
 
     def pixels(self, images: Tensor) -> Tensor:
@@ -141,7 +158,10 @@ class ResNet18(nn.Module):
         return self.classifier(self.stages(self.stem(images)).mean(dim=(2, 3)))
 
 
-def build_model(config: ModelConfig) -> AttentionNet | ResNet18:
+Network = AttentionNet | ResNet18
+
+
+def build_model(config: ModelConfig) -> Network:
     """The network that a configuration describes, freshly initialised from torch's global generator."""
     return ResNet18(config) if config.kind == "resnet" else AttentionNet(config)
 
@@ -167,7 +187,10 @@ class Evaluation(NamedTuple):
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Dataset, images: Tensor | None = None, labels: Tensor | None = None) -> Evaluation:
     """Evaluation mode, no augmentation, every image once; the test split unless images and labels are given."""
-    images, labels = (data.test_images, data.test_labels) if images is None else (images, labels)
+    if images is None:
+        images, labels = data.test_images, data.test_labels
+    elif labels is None:
+        raise ValueError("evaluate needs the labels of the images that it is given.")
     device = next(model.parameters()).device
     images, labels = images.to(device), labels.to(device)
     with computing(choose(device), device):

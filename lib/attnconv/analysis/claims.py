@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 import yaml
-from pydantic import ConfigDict, ValidationError
+from pydantic import AfterValidator, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
 from attnconv.training.runs import read_json, writing
@@ -45,6 +45,12 @@ PAPER_CLAIMS = {
 }
 
 
+def _known(key: str) -> str:
+    if key and key not in PAPER_CLAIMS:
+        raise ValueError(f"{key!r} is no claim of the paper: {', '.join(PAPER_CLAIMS)} are.")
+    return key
+
+
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))  # "no" must not become undecided
 class Claim:
     """A claim, checked here. A notebook's cell that ends in one shows it."""
@@ -54,7 +60,7 @@ class Claim:
     """None: the noise is too large to tell."""
     evidence: str
     """The numbers that decided, in words."""
-    paper: Literal[("", *PAPER_CLAIMS)] = ""
+    paper: Annotated[str, AfterValidator(_known)] = ""
     """The claim of the paper that this is, a key of `PAPER_CLAIMS`; empty for a check of our own."""
 
     @property

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from attnconv.attention import ContentAttention, QuadraticAttention
+from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
 from attnconv.attention.mixing import scores
 from attnconv.config import replace
-from attnconv.models import AttentionNet
+from attnconv.models import Attention, AttentionNet, Convolution
 from attnconv.training.data import Dataset, normalize
 
 Query = tuple[int, int]
@@ -137,7 +137,9 @@ def _maps_and_shifts(maps: ArrayLike, query: Query) -> tuple[NDArray, NDArray, N
 
 
 @torch.no_grad()
-def query_maps(layer: nn.Module, query: Query, height: int, width: int, features: Tensor | None = None) -> NDArray:
+def query_maps(
+    layer: PositionalAttention | ContentAttention, query: Query, height: int, width: int, features: Tensor | None = None
+) -> NDArray:
     """P of one layer at one query pixel, float32, without building P for the others: (h, H, W).
 
     With content, P depends on the images: ``features`` (B, H, W, C), the layer's input, is then needed, and the result
@@ -164,7 +166,7 @@ def query_maps(layer: nn.Module, query: Query, height: int, width: int, features
 
 @torch.no_grad()
 def geometry(
-    layers: Sequence[nn.Module], height: int, width: int, features: Sequence[Tensor | None] | None = None
+    layers: Sequence[Attention | Convolution], height: int, width: int, features: Sequence[Tensor] | None = None
 ) -> dict[str, NDArray]:
     """The geometry of all heads of a network, cheap enough to record after every epoch (figures 3, 4).
 
@@ -183,7 +185,7 @@ def geometry(
     result = {name: np.full((len(layers), heads, *shape), np.nan, np.float32) for name, shape in shapes.items()}
     query = height // 2, width // 2
     for index, layer in enumerate(layers):
-        if not layer.heads:
+        if isinstance(layer, Convolution) or not layer.heads:
             continue
         maps = query_maps(layer, query, height, width, None if features is None else features[index])
         described = describe(maps.mean(0) if maps.ndim == 4 else maps, query)
@@ -241,15 +243,15 @@ def prune(layer: QuadraticAttention) -> QuadraticAttention:
 
 def pruned(network: AttentionNet) -> AttentionNet:
     """The network itself, with every layer pruned. Its ``kept`` has the numbers of the heads that stay, by layer."""
-    network.kept = []
+    kept: list[list[int]] = []
     for block in network.blocks:
         layer = block.attention
         if isinstance(layer, QuadraticAttention):
-            network.kept.append(np.flatnonzero(~degenerate(layer)).tolist())
+            kept.append(np.flatnonzero(~degenerate(layer)).tolist())
             block.attention = prune(layer)
         else:
-            network.kept.append(list(range(layer.heads)))
-    network.config = replace(network.config, {"heads": tuple(map(len, network.kept))})
+            kept.append(list(range(layer.heads)))
+    network.kept, network.config = kept, replace(network.config, {"heads": tuple(map(len, kept))})
     return network
 
 
@@ -272,9 +274,9 @@ def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArra
         in_row, in_column = shift[..., 0, None] == row + steps, shift[..., 1, None] == column + steps  # (..., h, k)
         sharp = (mass > TAP_MASS)[..., None, None]
         placed.append((sharp & in_row[..., :, None] & in_column[..., None, :]).any(-3))  # (..., k, k)
-    placed = np.stack(placed)
-    best = placed.sum((-2, -1)).argmax(0)[None, ..., None, None]
-    return np.take_along_axis(placed, best, axis=0)[0]
+    choices = np.stack(placed)
+    best = choices.sum((-2, -1)).argmax(0)[None, ..., None, None]
+    return np.take_along_axis(choices, best, axis=0)[0]
 
 
 def overlap(maps: ArrayLike) -> NDArray:
@@ -339,7 +341,7 @@ def translation_consistency(probabilities: ArrayLike) -> NDArray:
         return agreement / weights
 
 
-def content_share(content: ArrayLike, position: ArrayLike) -> NDArray:
+def content_share(content: NDArray, position: NDArray) -> NDArray:
     """How much of a head's score is content, the rest being position: parts (B, h, H, W, H, W) -> (h,).
 
     The parts are those of `ContentAttention.score_parts` (section 4, learned encoding with content). The softmax
@@ -349,7 +351,7 @@ def content_share(content: ArrayLike, position: ArrayLike) -> NDArray:
     The position part is q . r: it varies over keys by their position alone, but q comes from the content. NaN for a
     head whose score is constant.
     """
-    shared, total = np.zeros((2, np.shape(content)[1]))
+    shared, total = np.zeros((2, content.shape[1]))
     for c, p in zip(content, position, strict=True):  # image by image: in float64 a batch could fill the memory
         c, p = (np.asarray(part, dtype=float).reshape(*part.shape[:3], -1) for part in (c, p))
         c, p = (part - part.mean(-1, keepdims=True) for part in (c, p))
@@ -381,12 +383,10 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
     """
     layers, (height, width) = model.attention_layers, model.config.grid
     content = isinstance(layers[0], ContentAttention)
-    inputs: list[Tensor | None] = [None] * len(layers)
-    if content:
-        device = next(model.parameters()).device
-        x = normalize(data.test_images[:AVERAGED].to(device), data.mean, data.std)
-        inputs = model.eval().layer_inputs(x)
-    images = [image for image in SINGLE_IMAGES if content and image < len(inputs[0])]
+    device = next(model.parameters()).device
+    x = normalize(data.test_images[: AVERAGED if content else 0].to(device), data.mean, data.std)
+    inputs = model.eval().layer_inputs(x) if content else [x] * len(layers)  # without content nobody looks at them
+    images = [image for image in SINGLE_IMAGES if image < len(x)]
 
     middle = height // 2, width // 2  # and three off it: figures 7 to 10 move the query
     places = [middle, (height // 4, width // 4), (height // 3, width // 2), (2 * height // 3, width // 3)]
@@ -394,15 +394,19 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
     mean, single = np.full(shape, np.nan, np.float16), np.full((len(images), *shape), np.nan, np.float16)
     agreement, share = np.full((2, *shape[1:3]), np.nan)
     for index, (layer, seen) in enumerate(zip(layers, inputs, strict=True)):
+        if isinstance(layer, Convolution):
+            continue
         for q, query in enumerate(places):
             maps = query_maps(layer, query, height, width, seen)  # with content (B, h, H, W), else (h, H, W)
             mean[q, index, : layer.heads] = maps.mean(0) if content else maps
             if content:
                 single[:, q, index] = maps[images]
-        p = layer.probabilities(seen[:COMPARED]).mean(0) if content else layer.probabilities(height, width)
-        agreement[index, : layer.heads] = translation_consistency(p.cpu().numpy())
-        if content:
+        if isinstance(layer, ContentAttention):
+            p = layer.probabilities(seen[:COMPARED]).mean(0)
             share[index] = content_share(*(part.cpu().numpy() for part in layer.score_parts(seen[:COMPARED])))
+        else:
+            p = layer.probabilities(height, width)
+        agreement[index, : layer.heads] = translation_consistency(p.cpu().numpy())
     found = dict(queries=np.array(places), mean=mean, agreement=agreement)
     if content:
         found |= dict(content_share=share, images=np.array(images), single=single)

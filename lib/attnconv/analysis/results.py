@@ -125,7 +125,7 @@ def _row(title: str, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _short(number: float) -> float:
+def _short(number: float | np.floating) -> float:
     """To three significant digits."""
     return float(f"{number:.3g}")
 
@@ -169,7 +169,7 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
     a, b = (100 * float(np.mean([run.test_accuracy for run in runs])) for runs in (better, worse))
     images = min(run.config["data"]["test_images"] for run in both)
     if len({run.config["data"]["key"] for run in both}) == 1 and all(run.right is not None for run in both):
-        right, other = (np.mean([run.right for run in runs], axis=0) for runs in (better, worse))
+        right, other = (np.mean([np.asarray(run.right) for run in runs], axis=0) for runs in (better, worse))
         error, how = 100 * (right - other).std() / math.sqrt(images), "paired standard error of the difference"
     else:
         error, how = math.sqrt((a * (100 - a) + b * (100 - b)) / images), "standard error of the difference"

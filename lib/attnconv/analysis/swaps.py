@@ -65,7 +65,8 @@ def measure_swaps(
     def errors(network: AttentionNet, swapped: list[AttentionNet]) -> list[list[float]]:
         x = network.layer_inputs(normalize(data.test_images[:COMPARED].to(device), data.mean, data.std))
         convs = zip(*(one.attention_layers for one in swapped), strict=True)  # of each layer
-        return [relative_errors(*each) for each in zip(convs, network.attention_layers, x, strict=True)]
+        layers = [layer for layer in network.attention_layers if not isinstance(layer, Convolution)]
+        return [relative_errors(*each) for each in zip(convs, layers, x, strict=True)]
 
     untrained, trained = untrained.to(device).eval(), trained.eval()
     before, after = read(untrained), read(trained)
@@ -111,19 +112,23 @@ def measure_swaps(
 def _cropped(network: AttentionNet, size: int) -> AttentionNet:
     """A swapped network with the middle of its kernels, which is what would be read with kernels of that size."""
     cropped = copy.deepcopy(network)
-    for layer in cropped.attention_layers:
-        edge = (layer.conv.kernel_size[0] - size) // 2
-        smaller = Convolution(layer.channels, layer.out_channels, size).conv.to(layer.conv.weight)
-        smaller.weight.copy_(layer.conv.weight[:, :, edge : edge + size, edge : edge + size])
-        smaller.bias.copy_(layer.conv.bias)
-        layer.conv = smaller
+    for layer in _convolutions(cropped):
+        large = layer.conv
+        assert large.bias is not None
+        edge = (large.kernel_size[0] - size) // 2
+        layer.conv = Convolution(layer.channels, layer.out_channels, size).conv.to(large.weight)
+        layer.fill(large.weight[:, :, edge : edge + size, edge : edge + size], large.bias)
     return cropped
+
+
+def _convolutions(network: AttentionNet) -> list[Convolution]:
+    return [layer for layer in network.attention_layers if isinstance(layer, Convolution)]
 
 
 @torch.no_grad()
 def _shuffled(network: AttentionNet) -> AttentionNet:
     """The same swapped network, its kernels' taps in another order."""
-    for layer in network.attention_layers:
+    for layer in _convolutions(network):
         taps = layer.conv.weight.flatten(2)
         order = torch.randperm(taps.shape[2], generator=torch.Generator().manual_seed(0)).to(taps.device)
         layer.conv.weight.copy_(taps[:, :, order].view_as(layer.conv.weight))
@@ -140,4 +145,7 @@ def _right(network: AttentionNet, done: int, x: Tensor, labels: Tensor) -> np.nd
 def untrained(run: Run) -> AttentionNet:
     """The network of a run as it was before its first step: its seed decides the first weights."""
     torch.manual_seed(run.train.seed)
-    return build_model(run.model)
+    network = build_model(run.model)
+    if not isinstance(network, AttentionNet):
+        raise TypeError(f"{run.path} has no attention layers: it is a {type(network).__name__}.")
+    return network

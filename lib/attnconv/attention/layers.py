@@ -20,9 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnconv.attention.mixing import attend_by_position, attend_content, scores
-
-Mixing = Literal["auto", "dense", "separable"]
+from attnconv.attention.mixing import Mixing, attend_by_position, attend_content, scores
 
 
 class PositionalAttention(nn.Module):
@@ -198,7 +196,8 @@ class ContentAttention(nn.Module):
     def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, H, W, C) -> q and k, each (B, h, H, W, K)."""
         split = (self.heads, self.key_size)
-        return tuple(linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4) for linear in (self.query, self.key))
+        q, k = (linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4) for linear in (self.query, self.key))
+        return q, k
 
     def _position_logits(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """q . r_row (B, h, H, W, H) and q . r_col (B, h, H, W, W): a score for each key row and each key column."""
@@ -262,7 +261,7 @@ def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:
     return position - position[:, None] + max_size - 1
 
 
-def _check_input(layer: nn.Module, x: Tensor) -> None:
+def _check_input(layer: PositionalAttention | ContentAttention, x: Tensor) -> None:
     if x.dim() != 4 or x.shape[-1] != layer.channels:
         title, shape = type(layer).__name__, tuple(x.shape)
         raise ValueError(f"{title} takes (B, H, W, {layer.channels}), channels last; it was given {shape}.")

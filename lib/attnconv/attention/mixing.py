@@ -22,13 +22,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+Mixing = Literal["auto", "dense", "separable"]
 
 SMALL_GRID = 64
 """Up to this many pixels P over all of them is one product that is as fast as two short ones."""
@@ -47,7 +49,7 @@ class Positional(Protocol):
     """What a layer must have whose P has no batch axis (`attnconv.attention.PositionalAttention`)."""
 
     heads: int
-    mixing: str
+    mixing: Mixing
     dropout: float
     training: bool
     separable: bool
@@ -160,10 +162,10 @@ def _by_chunks(x: Tensor, row: Tensor | None, column: Tensor, value: nn.Linear, 
     heads, head = len(column), x[0].numel() * dtype.itemsize  # bytes of one head's averages of an image
     size, images = _evenly(heads, CHUNK // head), _evenly(len(x), CHUNK // (heads * head))
     values = value.weight.unflatten(1, (heads, -1)).permute(1, 2, 0).contiguous().split(size)  # W^h: (h, C, D)
-    rows = [None] * len(values) if row is None else row.split(size)
+    rows: Sequence[Tensor | None] = [None] * len(values) if row is None else row.split(size)
     groups = list(zip(rows, column.split(size), values, strict=True))
     parts = [sum(_made_again(_heads_together, some, *group, dtype) for group in groups) for some in x.split(images)]
-    out = torch.cat(parts)
+    out = torch.cat(cast(list[Tensor], parts))  # a sum of no tensors would be the number 0, but there are some
     return out if value.bias is None else out + value.bias.to(dtype)
 
 
@@ -260,7 +262,7 @@ def _attend_to_all(q: Tensor, k: Tensor, x: Tensor, dropout: float) -> Tensor:
     return torch.cat([_made_again(attend, *part) for part in parts])
 
 
-def _made_again(function: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
+def _made_again(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """function(*inputs), computed again in the backward pass instead of stored."""
     if in_torch_func():  # it does not know saved tensors that are made again
         return function(*inputs)

@@ -56,16 +56,17 @@ def computing(computation: Computation, device: torch.device) -> Iterator[None]:
 
     oneDNN's setting is left alone where the process has chosen one (`torch.set_float32_matmul_precision`).
     """
-    before = torch.backends.mkldnn.matmul.fp32_precision
+    products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch's stub does not know it
+    before = products.fp32_precision
     change = device.type == "cpu" and computation.onednn and before == "none" and _onednn_is_float32()
     with _memory_kept() if device.type == "cpu" else contextlib.nullcontext():
         try:
             if change:
-                torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+                products.fp32_precision = "bf16"
             yield
         finally:
             if change:
-                torch.backends.mkldnn.matmul.fp32_precision = before
+                products.fp32_precision = before
 
 
 def _has_bfloat16() -> bool:

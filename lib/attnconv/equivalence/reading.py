@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
 from attnconv.attention.mixing import scores
-from attnconv.equivalence.surgery import TapAttention, times
+from attnconv.equivalence.surgery import TapAttention, rows_and_columns, times
 from attnconv.equivalence.theorem import tap_shifts
 
 INTERIOR = 33
@@ -67,7 +68,7 @@ def attention_to_conv(
             "where attention depends on positions alone."
         )
     conv, kernel = _empty_conv(layer, kernel_size, padding_mode)
-    dilation = (1, *conv.dilation)[-2:]
+    dilation = rows_and_columns(conv.dilation, 2)
     taps = tap_shifts(kernel, dilation)
     if size is not None:
         height, width = _whole_numbers("size", size, 2)
@@ -111,12 +112,12 @@ def _empty_conv(
     tap = layer if isinstance(layer, TapAttention) else None
     dimensions = tap.dimensions if tap else 2
     if kernel_size is not None:
-        kernel = (1, *_whole_numbers("kernel_size", kernel_size, dimensions))[-2:]
+        kernel = rows_and_columns(_whole_numbers("kernel_size", kernel_size, dimensions), dimensions)
     elif tap:
         kernel = tap.kernel_size
     else:
         raise ValueError(f"A {type(layer).__name__} can be read with a kernel of any size; pass kernel_size.")
-    options = {"padding": "same", "padding_mode": padding_mode}
+    options: dict[str, Any] = {"padding": "same", "padding_mode": padding_mode}
     if tap:
         if kernel != tap.kernel_size:
             raise ValueError(
@@ -131,14 +132,15 @@ def _empty_conv(
     return nn.utils.skip_init(kind, layer.channels, layer.out_channels, kernel[-dimensions:], **options), kernel
 
 
-def _central_probabilities(layer: PositionalAttention, height: int, width: int) -> tuple[Tensor, list, list]:
+def _central_probabilities(layer: PositionalAttention, height: int, width: int) -> tuple[Tensor, list[int], list[int]]:
     """P of the central query over all keys (h, H, W), and the shifts of the keys' rows (H,) and columns (W,)."""
     axes = [layer.shifts(length, axis) for axis, length in enumerate((height, width))]  # (Q, H), (R, W)
     middle = [len(shifts) // 2 for shifts in axes]
     query = (torch.tensor([place], device=axes[0].device) for place in middle)
     logits = scores(*query, *layer.score_terms(height, width))[:, 0]
     p = logits.flatten(1).softmax(1).view_as(logits)
-    return p, *(shifts[place].tolist() for shifts, place in zip(axes, middle, strict=True))
+    rows, columns = (shifts[place].tolist() for shifts, place in zip(axes, middle, strict=True))
+    return p, rows, columns
 
 
 def _whole_numbers(name: str, value: int | tuple[int, ...], dimensions: int) -> tuple[int, ...]:

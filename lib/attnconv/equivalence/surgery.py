@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -20,8 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.utils.parametrize import is_parametrized
-from torch.nn.utils.prune import BasePruningMethod
 
 from attnconv.attention import QuadraticAttention
 from attnconv.attention.mixing import in_torch_func, mix_separable
@@ -57,10 +55,11 @@ class TapAttention(QuadraticAttention):
     (h, R, W'). The constructor takes the parameters of ``conv`` over; `conv_to_attention` leaves ``conv`` as it is.
     """
 
+    weight: Tensor
+    bias: Tensor | None
+
     def __init__(self, conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA):
-        for hook in conv._forward_pre_hooks.values():  # of pruning, which makes the weight in every forward pass
-            hook(conv, ())
-        weight, bias = (None if t is None else _own_parameter(t) for t in (conv.weight, conv.bias))
+        weight, bias = conv.weight, conv.bias
         kind = torch.promote_types(weight.dtype, torch.float32)
         largest = torch.finfo(kind).max / 2  # spreads are squared
         if not 0 < alpha <= largest:
@@ -70,8 +69,8 @@ class TapAttention(QuadraticAttention):
             super().__init__(conv.groups * channels, out_channels, math.prod(kernel))
         del self._modules["value"]  # `weight` takes its place
         self.in_channels, self.groups, self.dimensions = self.channels, conv.groups, len(kernel)
-        self.kernel_size = _rows_and_columns(kernel, self.dimensions)
-        self.dilation = _rows_and_columns(conv.dilation, self.dimensions)
+        self.kernel_size = rows_and_columns(kernel, self.dimensions)
+        self.dilation = rows_and_columns(conv.dilation, self.dimensions)
         self.stride, self.padding, self.padding_mode = conv.stride, conv.padding, conv.padding_mode
         self._amounts = _amounts(conv, kernel)
 
@@ -89,7 +88,7 @@ class TapAttention(QuadraticAttention):
         self._kept: dict[tuple, tuple[Tensor, Tensor | slice | None]] = {}  # see `_selected`
 
     @property
-    def value(self) -> SimpleNamespace:
+    def value(self) -> SimpleNamespace:  # type: ignore[override]  # of other layers a module; here shown, never set
         """W^h and b as attention layers hold them: ``weight`` (D, h C/groups), ``bias`` (D,) or None."""
         return SimpleNamespace(weight=value_matrices(self.weight), bias=self.bias)
 
@@ -114,7 +113,7 @@ class TapAttention(QuadraticAttention):
                 f"A {('height', 'width')[axis]} of {length} is {padded} with padding, less than the {extent} pixels "
                 f"that the kernel of {kernel} at dilation {dilation} covers; no query has all its taps."
             )
-        stride = _rows_and_columns(self.stride, self.dimensions)[axis]
+        stride = rows_and_columns(self.stride, self.dimensions)[axis]
         return torch.arange(0, padded - extent + 1, stride, device=self.centres.device) + dilation * (kernel - 1) // 2
 
     def shifts(self, length: int, axis: int) -> Tensor:
@@ -219,26 +218,21 @@ class TapAttention(QuadraticAttention):
         )
 
 
-def _own_parameter(weight: Tensor) -> nn.Parameter:
-    """The parameter itself, which others may share; for a weight that is computed (parametrized, pruned) its value."""
-    if isinstance(weight, nn.Parameter):
-        return weight
-    return nn.Parameter(weight.detach().clone(), weight.requires_grad)
-
-
-def _rows_and_columns(value: Any, dimensions: int) -> tuple[int, int]:
+def rows_and_columns(value: int | Sequence[int], dimensions: int) -> tuple[int, int]:
     """A convolution's stride, dilation, ... for two axes: a Conv1d has one row, and one number may stand for both."""
-    values = tuple(value) if isinstance(value, tuple | list) else (value,)
-    return (1, *(values * dimensions if len(values) == 1 else values))[-2:]
+    values = (value,) if isinstance(value, int) else tuple(value)
+    rows, columns = (1, *(values * dimensions if len(values) == 1 else values))[-2:]
+    return rows, columns
 
 
 def _amounts(conv: nn.Conv1d | nn.Conv2d, kernel: list[int]) -> list[int]:
     """Pixels that the convolution adds before and after, the last axis first, as `F.pad` takes them."""
     if conv.padding_mode == "zeros":  # reads its padding in every forward pass; the other modes have worked it out
         n = len(kernel)
-        padding = conv.padding if isinstance(conv.padding, str) else _rows_and_columns(conv.padding, n)[-n:]
-        options = {"padding": padding, "dilation": _rows_and_columns(conv.dilation, n)[-n:], "device": "meta"}
-        conv = (nn.Conv1d, nn.Conv2d)[n - 1](1, 1, kernel, **options)
+        padding = conv.padding if isinstance(conv.padding, str) else rows_and_columns(conv.padding, n)[-n:]
+        dilation = rows_and_columns(conv.dilation, n)[-n:]
+        options: dict[str, Any] = {"kernel_size": kernel, "padding": padding, "dilation": dilation, "device": "meta"}
+        conv = (nn.Conv1d, nn.Conv2d)[n - 1](1, 1, **options)
     return list(conv._reversed_padding_repeated_twice)
 
 
@@ -248,37 +242,31 @@ def conv_to_attention(conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA) -> TapA
     Any kernel size, stride, dilation, groups, padding, padding mode and bias; the same device, dtype and layout
     (channels first). Head h is tap h of the kernel, row by row: its centre is the tap's shift, its value matrix the
     tap's slice of the kernel. ``alpha`` is Lemma 2's sharpness: with the default every softmax is exactly one-hot; a
-    smaller one leaves ``missed_mass(alpha)`` around each tap, and gives the positions a gradient. A parametrization or
-    pruning is computed once: its present value is the weight.
+    smaller one leaves ``missed_mass(alpha)`` around each tap, and gives the positions a gradient. A convolution whose
+    weight is computed anew in every forward pass (parametrized, pruned) is refused.
     """
-    _check_convolution(conv, "")
-    return TapAttention(copy.deepcopy(conv, _computed(conv)), alpha)
+    return TapAttention(copy.deepcopy(_plain_convolution(conv, "")), alpha)
 
 
 def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
     """A copy of the network in which every `Conv2d` and `Conv1d` is self-attention; its outputs are the same.
 
     Everything else (norms, pooling, linear layers) is copied as it is, and weights that are tied stay tied. The network
-    that is given stays as it is, the state of its parametrizations too. Fast under `torch.no_grad`. ``alpha`` is that
-    of `conv_to_attention`.
+    that is given stays as it is. Fast under `torch.no_grad`. ``alpha`` is that of `conv_to_attention`.
     """
-    convolutions = {n: m for n, m in network.named_modules() if isinstance(m, (_ConvNd, torch.jit.ScriptModule))}
-    for name, module in convolutions.items():  # all of them first: a refusal costs no time
-        _check_convolution(module, name)
-    copies = _computed(network)  # deepcopy's memo: what it finds here it takes for the copy, wherever it is used
-    for module in convolutions.values():
-        copies[id(module)] = TapAttention(copy.deepcopy(module, copies), alpha)
+    found = {n: m for n, m in network.named_modules() if isinstance(m, (_ConvNd, torch.jit.ScriptModule))}
+    convolutions = [_plain_convolution(module, name) for name, module in found.items()]
+    # deepcopy's memo: what it finds here it takes for the copy, wherever it is used. It copies no tensor that was
+    # computed, such as the pruned weight of a linear layer.
+    tensors = [t for module in network.modules() for t in vars(module).values() if isinstance(t, Tensor)]
+    copies: dict[int, Any] = {id(t): t.detach().clone() for t in tensors if not t.is_leaf}
+    for conv in convolutions:
+        copies[id(conv)] = TapAttention(copy.deepcopy(conv, copies), alpha)
     return copy.deepcopy(network, copies)
 
 
-def _computed(network: nn.Module) -> dict[int, Any]:
-    """A memo for deepcopy, which refuses tensors that were computed: pruned weights, for one."""
-    tensors = [t for module in network.modules() for t in vars(module).values() if isinstance(t, Tensor)]
-    return {id(t): t.detach().clone() for t in tensors if not t.is_leaf}
-
-
-def _check_convolution(module: nn.Module, name: str) -> None:
-    """Refuse what Theorem 1 does not cover, saying why; ``name`` is the module's path in its network."""
+def _plain_convolution(module: nn.Module, name: str) -> nn.Conv1d | nn.Conv2d:
+    """The module, which ``name`` is the path of in its network; what Theorem 1 does not cover is refused."""
 
     def refuse(why: str, error: type[Exception] = ValueError) -> NoReturn:
         raise error(f"{name}{name and ': '}{type(module).__name__} {why}")
@@ -294,26 +282,24 @@ def _check_convolution(module: nn.Module, name: str) -> None:
             f"converted. Put what it adds into a module around a plain {own.__name__}.",
             TypeError,
         )
-    if nn.parameter.is_lazy(module._parameters.get("weight")):
+    if isinstance(module._parameters.get("weight"), nn.UninitializedParameter):
         refuse("has no weights yet (lazy module): run the network once, then convert it.")
     kinds = (module._forward_hooks, module._backward_hooks, module._backward_pre_hooks, module._forward_pre_hooks)
-    hooks = [hook for kind in kinds for hook in kind.values() if not isinstance(hook, BasePruningMethod)]
-    if hooks:
+    if hooks := [hook for kind in kinds for hook in kind.values()]:
         names = ", ".join(getattr(hook, "__name__", type(hook).__name__) for hook in hooks)
         refuse(
-            f"has hooks ({names}), and attention would come without them: remove them (`handle.remove()`; an old-style "
-            "norm by `nn.utils.remove_spectral_norm` or `remove_weight_norm`, or use `nn.utils.parametrizations`), or "
-            "register them on a module around it."
+            f"has hooks ({names}), and attention would come without them: remove them (`handle.remove()`; those of "
+            "`nn.utils` by `prune.remove`, `remove_spectral_norm` or `remove_weight_norm`), or register them on a "
+            "module around it."
         )
-    if is_parametrized(module):  # its weight would be computed, which may change its state
-        return
-    if "weight" not in module._parameters and not module._forward_pre_hooks:  # which are pruning's
+    if not {"weight", "bias"} <= module._parameters.keys():
         refuse(
-            "has a weight that is not a parameter: something around it computes it anew, and would not find what it "
-            "reads. Use `nn.utils.parametrize`, or assign an `nn.Parameter`."
+            "has a weight or bias that is not a parameter: something computes it anew, and attention would keep "
+            "today's value. Make it a parameter, as `nn.utils.parametrize.remove_parametrizations` does."
         )
     if not module.weight.is_floating_point():
         refuse(f"has weights of {module.weight.dtype}: convert the real and imaginary part of complex weights apart.")
+    return module
 
 
 def times(sizes: tuple[int, ...]) -> str:

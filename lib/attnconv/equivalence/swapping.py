@@ -19,7 +19,7 @@ from attnconv.attention.precision import choose, computing
 from attnconv.config import replace
 from attnconv.equivalence.reading import attention_to_conv
 from attnconv.equivalence.theorem import tap_shifts
-from attnconv.models import AttentionNet, Convolution
+from attnconv.models import Attention, AttentionNet, Convolution
 
 RIDGE = 1e-6
 """Of a least-squares fit, as a share of the mean square of what the taps see: it decides only where that is silent."""
@@ -67,36 +67,40 @@ def swap(
         raise TypeError(f"swap takes an AttentionNet; a {type(network).__name__} has no attention layers to swap.")
     layers, grid = network.attention_layers, network.config.grid
     largest = 2 * ((min(grid) - 1) // 2) + 1  # a larger one has taps that the query in the middle does not see
+    chosen: dict[int, Attention] = {}
     for number, size in kernel_sizes.items():
         if not isinstance(number, int) or not 1 <= number <= len(layers):
             raise ValueError(f"There is no layer {number!r}: the network has layers 1 to {len(layers)}.")
-        if isinstance(layers[number - 1], Convolution):
+        if isinstance(layer := layers[number - 1], Convolution):
             raise ValueError(f"Layer {number} is a convolution already. Swap in the network that it came from.")
         if not isinstance(size, int) or size not in range(1, largest + 1, 2):
             raise ValueError(
                 f"Layer {number}: a kernel of side {size!r} cannot lie around a pixel of {grid[0]}x{grid[1]}; its side "
                 f"is an odd number, at most {largest}."
             )
-        if isinstance(layers[number - 1], ContentAttention) and images is None and fit is None:
+        if isinstance(layer, ContentAttention) and images is None and fit is None:
             raise ValueError(f"Layer {number} looks at content, so its attention is a mean over images: pass images=.")
+        chosen[number] = layer
 
     swapped, shown = copy.deepcopy(network), images if fit is None else fit
-    seen = None if shown is None else network.layer_inputs(shown)
-    for number, size in kernel_sizes.items():
-        layer, x = layers[number - 1], None if seen is None else seen[number - 1]
+    seen = [] if shown is None else network.layer_inputs(shown)
+    outside: Tensor | None
+    error: float | None
+    for number, layer in chosen.items():
+        size = kernel_sizes[number]
         if isinstance(layer, ContentAttention):
-            weight, outside = mean_kernel(layer, x, size)
+            weight, outside = mean_kernel(layer, seen[number - 1], size)
             error = None
         else:
             conv, report = attention_to_conv(layer, size, grid)
             weight, outside, error = conv.weight, report.outside, report.relative_error
         place = Convolution(layer.channels, layer.out_channels, size).to(weight).train(layer.training)
-        place.conv.weight.copy_(weight)
-        place.conv.bias.copy_(layer.value.bias)
+        place.fill(weight, layer.value.bias)
         if fit is not None:
-            fit_kernel(place, layer, x)
-            outside = error = None
-        (error,) = relative_errors([place], layer, x) if error is None else (error,)
+            fit_kernel(place, layer, seen[number - 1])
+            outside, error = None, None
+        if error is None:
+            (error,) = relative_errors([place], layer, seen[number - 1])
         place.report = SwapReport(outside, error)
         swapped.blocks[number - 1].attention = place
     kernels = list((dict(enumerate(network.config.kernel_per_layer, 1)) | dict(kernel_sizes)).values())
@@ -107,7 +111,7 @@ def swap(
 
 
 @torch.no_grad()
-def relative_errors(convs: Sequence[nn.Module], layer: nn.Module, x: Tensor) -> list[float]:
+def relative_errors(convs: Sequence[nn.Module], layer: Attention, x: Tensor) -> list[float]:
     """|layer - conv| / |layer - bias| of each convolution on what the layer sees, x (B, H, W, C); root mean squares."""
     lost, whole = [0.0] * len(convs), 0.0
     with computing(choose(x.device), x.device):
@@ -125,8 +129,10 @@ def mean_kernel(layer: ContentAttention, x: Tensor, size: int) -> tuple[Tensor, 
 
     The weight of a tap is the mean of P over the images and over all queries from which its shift leads to a pixel.
     """
-    total = sum(layer.probabilities(part).sum(0) for part in x.split(max(1, AT_ONCE // 4))) / len(x)  # (h, H, W, H, W)
-    taps = []
+    total, taps = x.new_zeros(()), []
+    for part in x.split(max(1, AT_ONCE // 4)):
+        total = total + layer.probabilities(part).sum(0)  # (h, H, W, H, W)
+    total = total / len(x)
     for row, column in tap_shifts((size, size)).tolist():
         taps.append(total.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2)))
     mass = torch.stack(taps, dim=1)  # (h, K K)
@@ -136,7 +142,7 @@ def mean_kernel(layer: ContentAttention, x: Tensor, size: int) -> tuple[Tensor, 
 
 
 @torch.no_grad()
-def fit_kernel(place: Convolution, layer: nn.Module, x: Tensor) -> None:
+def fit_kernel(place: Convolution, layer: Attention, x: Tensor) -> None:
     """Set the convolution to the one that is nearest to the layer on x (B, H, W, C), by least squares, bias and all.
 
     The normal equations of what is left of the kernel that is there now, so that taps which the images say nothing
@@ -160,5 +166,5 @@ def fit_kernel(place: Convolution, layer: nn.Module, x: Tensor) -> None:
         factor, failed = torch.linalg.cholesky_ex(gram)
         ridge = 10 * ridge
     found = torch.cholesky_solve(moment, factor).to(conv.weight)
-    conv.weight += found[:-1].T.reshape(conv.weight.shape)
-    conv.bias += found[-1]
+    assert conv.bias is not None
+    place.fill(conv.weight + found[:-1].T.reshape(conv.weight.shape), conv.bias + found[-1])

@@ -75,10 +75,10 @@ def theorem_1(kernel: Tensor, bias: Tensor, alpha: float = ALPHA) -> QuadraticAt
 
     It equals the convolution at every query whose taps all lie in the image: `padded_attention` makes that all of them.
     """
-    out_channels, channels, *size = kernel.shape
-    layer = QuadraticAttention(channels, out_channels, heads=math.prod(size)).to(kernel)
+    out_channels, channels, height, width = kernel.shape
+    layer = QuadraticAttention(channels, out_channels, heads=height * width).to(kernel)
     with torch.no_grad():
-        layer.centres.copy_(tap_shifts(tuple(size)))  # Lemma 2: head h looks at tap h ...
+        layer.centres.copy_(tap_shifts((height, width)))  # Lemma 2: head h looks at tap h ...
         layer.spreads.fill_(math.sqrt(2 * alpha))  # ... and nowhere else
         layer.value.weight.copy_(value_matrices(kernel))  # Lemma 1
         layer.value.bias.copy_(bias)

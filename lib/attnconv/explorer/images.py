@@ -117,7 +117,7 @@ def pool_of(
     std: Sequence[float] | None = None,
 ) -> Pool:
     """The images that `explore` was given, as the model takes them, with the words and numbers that go with them."""
-    size, channels = tuple(side.image_size), side.image_channels
+    size, channels = side.image_size, side.image_channels
     about = dict(side.run.config.get("data", {})) if side.run else {}
     if images is None:
         images = _own_data(about.get("name"), size, channels)
@@ -144,60 +144,59 @@ def size_of(images: Any) -> tuple[int, int] | None:
     """Height and width of the images, where they are arrays or a data set; files are of any size."""
     if isinstance(images, Dataset):
         return images.image_size
-    if isinstance(images, list | tuple) and images and not isinstance(images[0], str | bytes | Path | Image.Image):
-        images = images[0]
-    if isinstance(images, np.ndarray | Tensor) and images.ndim in (2, 3, 4):
-        return tuple(_channels_last(images, 3).shape[1:3])
-    return None
+    return _channels_last(images).shape[1:3] if isinstance(images, np.ndarray | Tensor) else None
 
 
 def _fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
     """What was given as images, (N, height, width, channels) in 8 bits, of that size and with so many channels."""
-    if isinstance(images, str | Path | bytes | Image.Image):
-        images = [images]
-    elif isinstance(images, np.ndarray | Tensor):
-        images = _channels_last(images, channels)
-        if len(images) and images.shape[1:] == (*size, channels):
-            return images
-        images = [Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image) for image in images]
-    elif not isinstance(images, Sequence):
-        raise ExplorerError(f"images is of type {type(images).__name__}: give files, Pillow images, or uint8 arrays.")
-    if not len(images):
+    if isinstance(images, np.ndarray | Tensor):
+        values = _channels_last(images)
+        if values.shape[1:] == (*size, channels):
+            return values
+        images = [Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image) for image in values]
+    pictures = images if isinstance(images, list | tuple) else [images]
+    if not pictures:
         raise ExplorerError("images is empty: give at least one.")
-    return np.concatenate([_picture(image, size, channels) for image in images])
+    return np.stack([_picture(image, size, channels) for image in pictures])
 
 
-def _channels_last(images: NDArray | Tensor, channels: int) -> NDArray[np.uint8]:
+def _channels_last(images: NDArray | Tensor) -> NDArray[np.uint8]:
     """Arrays as (N, height, width, channels): channels may come first, and one image may come alone."""
-    values = images.cpu().numpy() if isinstance(images, Tensor) else images
-    if values.dtype != np.uint8:
-        raise ExplorerError(f"images are {values.dtype}; they must be uint8, (N, height, width, channels).")
+    values = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
     shape = values.shape
-    coloured = shape[-1] in (1, 3) or shape[0] == channels == 3
-    if values.ndim == 2 or (values.ndim == 3 and not coloured):  # grey, without an axis of channels
-        values = values[..., None]
     if values.ndim == 3:
         values = values[None]
-    if values.ndim == 4 and values.shape[-1] not in (1, 3) and values.shape[1] in (1, 3):
+    if values.ndim == 4 and values.shape[-1] not in (1, 3):
         values = values.transpose(0, 2, 3, 1)
     if values.ndim != 4 or values.shape[-1] not in (1, 3):
         raise ExplorerError(
             f"images of shape {tuple(shape)} are neither (N, height, width, channels) nor (N, channels, height, width) "
             "with 1 or 3 channels."
         )
+    if not values.size:
+        raise ExplorerError("images is empty: give at least one.")
+    if np.issubdtype(values.dtype, np.floating):
+        if not (values.min() >= 0 and values.max() <= 1):
+            raise ExplorerError(
+                f"images are {values.dtype} from {values.min():g} to {values.max():g}; they must be in [0, 1], as they "
+                "are before mean and std are taken off."
+            )
+        values = np.rint(255 * values).astype(np.uint8)
+    if values.dtype != np.uint8:
+        raise ExplorerError(f"images are {values.dtype}; they must be uint8, or floats in [0, 1].")
     return np.ascontiguousarray(values)
 
 
 def _picture(image: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """One of a list, or several: a path, a file's bytes, a Pillow image, or an array; (N, height, width, channels)."""
+    """A Pillow image or a path as the model takes it: (height, width, channels)."""
     if isinstance(image, Image.Image):
-        return _cropped(image, size, channels)[None]
-    if isinstance(image, bytes):
-        return read_image(image, size, channels)[None]
+        return _cropped(image, size, channels)
     if not isinstance(image, str | Path):
-        return _fitting(image, size, channels)
+        raise ExplorerError(
+            f"images is of type {type(image).__name__}: give paths, Pillow images, or one array of all."
+        )
     try:
-        return read_image(Path(image).read_bytes(), size, channels, Path(image).name)[None]
+        return read_image(Path(image).read_bytes(), size, channels, Path(image).name)
     except OSError as error:
         raise ExplorerError(f"{image} cannot be read: {error.strerror}.") from error
 
@@ -209,7 +208,7 @@ def _own_data(name: str | None, size: tuple[int, int], channels: int) -> Dataset
         with contextlib.suppress(DataError):
             find_data(source)
             data = load_data(source, progress=False)
-            if name or (data.image_size, data.image_channels) == (tuple(size), channels):
+            if name or (data.image_size, data.image_channels) == (size, channels):
                 return data
     rows, columns = np.mgrid[: size[0], : size[1]] / np.array(size, float)[:, None, None] - 0.5
     ring = np.abs(np.hypot(rows, columns) - 0.3) < 0.07

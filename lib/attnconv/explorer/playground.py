@@ -31,7 +31,9 @@ SOBEL = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])
 
 def pictures() -> list[dict[str, Any]]:
     """The pictures to choose from, each (H, W) in 8 bits: a photograph, a shoe, shapes, and a single bright pixel."""
-    photo = Image.open(cbook.get_sample_data("grace_hopper.jpg")).convert("L").crop((120, 10, 400, 290))
+    photo = (
+        Image.open(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)).convert("L").crop((120, 10, 400, 290))
+    )
     hopper = np.asarray(photo.resize((64, 64), Image.Resampling.LANCZOS))
     boot = load_data("embedded", progress=False).test_images[0, ..., 0].numpy()
     pixel = np.zeros((15, 15), np.uint8)
@@ -70,8 +72,8 @@ class Playground(assets.Widget):
 
     _esm = assets.script("playground.js")
     _css = assets.style("playground.css")
-    pictures = traitlets.List().tag(sync=True)
-    colours = traitlets.List().tag(sync=True)
+    pictures: traitlets.List[Any] = traitlets.List().tag(sync=True)
+    colours: traitlets.List[str] = traitlets.List().tag(sync=True)
     state = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, alpha: float = 50.0):

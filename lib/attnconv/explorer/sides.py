@@ -20,7 +20,7 @@ from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticA
 from attnconv.equivalence import TapAttention, attention_to_conv
 from attnconv.explorer.arrays import array, padded, quantize
 from attnconv.explorer.images import ExplorerError
-from attnconv.models import AttentionNet, predict
+from attnconv.models import Attention, AttentionNet, predict
 from attnconv.training.runs import Run
 
 AVERAGE_FLOOR = 1e-6
@@ -61,7 +61,7 @@ class Side:
     @cached_property
     def arrays(self) -> dict[str, Any]:
         """What the browser needs of the model, whatever the image."""
-        side = dict(
+        side: dict[str, Any] = dict(
             name=self.run.path.name if self.run else "model",
             title=self.title or (run_title(self.run) if self.run else "model"),
             note=self.note,
@@ -70,7 +70,7 @@ class Side:
             encoding=self.encoding,
             path=self._path(),
         )
-        if self.whole:
+        if isinstance(self.model, AttentionNet):
             side["downsampling"] = self.model.config.downsampling
             side["swaps"] = not self.content
         if not self.content:
@@ -81,10 +81,8 @@ class Side:
             sigmas = padded([np.array([_sigma(s) for s in layer.spreads]) for layer in self.layers])
             side |= dict(centres=array(centres), precisions=array(precisions), sigmas=array(sigmas))
         elif self.encoding == "learned":
-            scores = [
-                [_by_shift(layer, length, axis) for layer in self.layers] for axis, length in enumerate(self.grid)
-            ]
-            side |= dict(rows=array(padded(scores[0])), columns=array(padded(scores[1])))
+            for name, axis in ("rows", 0), ("columns", 1):
+                side[name] = array(padded([_by_shift(layer, self.grid[axis], axis) for layer in self.layers]))
         return side
 
     def _path(self) -> dict[str, Any] | None:
@@ -114,7 +112,7 @@ class Side:
         """For each image (B, C, H, W): class probabilities and, with content, scores; with some changes (`edited`)."""
         maps = maps and self.content
         with self._edited(edits):
-            seen = [dict(probabilities=answer) for answer in self._probabilities(images)]
+            seen: list[dict[str, Any]] = [dict(probabilities=answer) for answer in self._probabilities(images)]
             for one, image in zip(seen, images[:, None] if maps else (), strict=maps):
                 parts = [layer.score_parts(x) for layer, x in zip(self.layers, self._inputs(image), strict=True)]
                 one["maps"] = [_scores(content[0], position[0], bits) for content, position in parts]
@@ -133,7 +131,9 @@ class Side:
         return [{n: quantize(_logarithm(p), bits) for n, p in zip(names, total, strict=True)} for total in sums]
 
     @torch.no_grad()
-    def examine(self, image: Tensor, edits: Sequence[dict], layer: int, head: int, size: int | None) -> dict[str, Any]:
+    def examine(
+        self, image: Tensor, edits: Sequence[dict], layer: int | None, head: int | None, size: int | None
+    ) -> dict[str, Any]:
         """What one layer and one of its heads do to an image (1, C, H, W), with some changes (`edited`).
 
         Returns:
@@ -148,16 +148,16 @@ class Side:
         attention, _ = head_of(self.layers, dict(layer=layer, head=head))
         size = next((edit["kernel"] for edit in edits if edit.get("kernel") and edit.get("layer") == layer), size)
         with self._edited(edits):
-            x, y = self._through(attention, image)
-            if x is None:
+            if (passed := self._through(attention, image)) is None:
                 return dict(kernel=None, head=None)
+            x, y = passed
             with self._edited([dict(layer=layer, head=head, off=True)]):
                 own = y - attention(x)
                 without = self._probabilities(image)[0]
             first = isinstance(attention, TapAttention)  # channels first
-            bias = 0 if attention.value.bias is None else attention.value.bias.view(-1, *(1, 1) * first)
+            bias = torch.zeros(()) if attention.value.bias is None else attention.value.bias.view(-1, *(1, 1) * first)
             whole = y - bias
-            kernel = None
+            kernel: dict[str, Any] | None = None
             if size and not self.content:
                 replaced, attended = _convolution(attention, size, self.grid)(x), attention.forward(x)
                 with attention.register_forward_hook(lambda *_: replaced):
@@ -175,14 +175,14 @@ class Side:
         return dict(kernel=kernel, head=told | dict(probabilities=without))
 
     def _edited(self, edits: Sequence[dict]) -> contextlib.AbstractContextManager[None]:
-        return edited(self.model if self.whole else self.layers, edits)
+        return edited(self.model if isinstance(self.model, AttentionNet) else self.layers, edits)
 
-    def _through(self, layer: torch.nn.Module, image: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _through(self, layer: torch.nn.Module, image: Tensor) -> tuple[Tensor, Tensor] | None:
         """What a layer is given for an image, and what it answers; None if it is not used."""
-        seen = [(None, None)]
+        seen: list[tuple[Tensor, Tensor]] = []
         with layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output))):
             predict(self.model, image)
-        return seen[-1]
+        return seen[-1] if seen else None
 
     def maps(self, query: tuple[int, int], image: Tensor) -> list[NDArray]:
         """P of every layer at a query of the grid, (h, H, W) each."""
@@ -198,8 +198,8 @@ class Side:
         return predict(self.model, images).float().softmax(-1).tolist()
 
     def _inputs(self, image: Tensor) -> list[Tensor]:
-        self.model.eval()
-        return self.model.layer_inputs(image)
+        assert isinstance(self.model, AttentionNet)  # only these look at content
+        return self.model.eval().layer_inputs(image)
 
 
 def run_title(run: Run) -> str:
@@ -223,8 +223,8 @@ def _scores(content: Tensor, position: Tensor, bits: int) -> dict[str, Any]:
 
 
 def _logarithm(p: Tensor) -> NDArray:
-    p = p.float().cpu().numpy()
-    return np.log(np.maximum(p, AVERAGE_FLOOR * p.max(-1, keepdims=True)))
+    values = p.float().cpu().numpy()
+    return np.log(np.maximum(values, AVERAGE_FLOOR * values.max(-1, keepdims=True)))
 
 
 @contextlib.contextmanager
@@ -278,7 +278,7 @@ def _swapped(model: AttentionNet | Sequence[torch.nn.Module], edit: dict[str, An
     return layer.register_forward_hook(lambda layer, inputs, _: _convolution(layer, size, grid)(*inputs))
 
 
-def _edit(layer: torch.nn.Module, head: int, edit: dict[str, Any]) -> None:
+def _edit(layer: Any, head: int, edit: dict[str, Any]) -> None:
     if edit.get("off") and isinstance(layer, TapAttention):
         row, column = divmod(head, layer.kernel_size[1])
         layer.weight[:, :, row, column] = 0
@@ -296,7 +296,7 @@ def _ratio(part: Tensor, whole: Tensor) -> float:
     return (part.norm() / whole.norm().clamp_min(1e-12)).item()
 
 
-def _plain(layer: torch.nn.Module) -> torch.nn.Module:
+def _plain(layer: Attention) -> Attention:
     """A layer that attends over the pixels of any grid; of a `TapAttention` its heads, without stride and padding."""
     if not isinstance(layer, TapAttention):
         return layer

@@ -1,4 +1,4 @@
-"""What can be explored: a run, a model of this library, any network that has its attention layers, a single layer."""
+"""What can be explored: a run, an `AttentionNet`, a network whose convolutions were turned into attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 from attnconv.equivalence import TapAttention
 from attnconv.explorer.images import ExplorerError
 from attnconv.explorer.sides import Side
@@ -17,24 +16,10 @@ from attnconv.models import AttentionNet, predict
 from attnconv.training.checkpoints import load_run
 from attnconv.training.runs import Run
 
-ATTENTION = (QuadraticAttention, LearnedAttention, ContentAttention)
 DRAWN = 33
 """Largest side of the grid on which the heads of a network with grids of its own are drawn."""
 USUAL = (32, 32)
 """Size of the images of a network that does not say which it takes, if none are given."""
-
-
-class Alone(nn.Module):
-    """A single attention layer as a network that predicts nothing: images (B, C, H, W) -> logits (B, 0)."""
-
-    def __init__(self, layer: nn.Module):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, images: Tensor) -> Tensor:
-        if self.layer.channels == images.shape[1]:
-            self.layer(images if isinstance(self.layer, TapAttention) else images.permute(0, 2, 3, 1))
-        return images.new_zeros(len(images), 0)
 
 
 def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None = None) -> Side:
@@ -48,8 +33,7 @@ def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None
         subject, run = load_run(subject.path if isinstance(subject, Run) else subject)
     if not isinstance(subject, nn.Module):
         raise ExplorerError(
-            f"An object of type {type(subject).__name__} cannot be explored: give a run, its folder, a network, or an "
-            "attention layer."
+            f"What is of type {type(subject).__name__} cannot be explored: give a run, its folder, or a network."
         )
     if isinstance(subject, AttentionNet):
         config = subject.config
@@ -60,51 +44,31 @@ def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None
                 "it was swapped in, and switch the layer there."
             )
         encoding = "content" if config.kind == "learned_content" else config.kind
-        shape = (config.grid, tuple(config.image_size), config.image_channels, config.classes)
+        shape = (config.grid, config.image_size, config.image_channels, config.classes)
         side = Side(subject, run, tuple(subject.attention_layers), encoding, *shape, title=title)
     else:
-        side = _of_network(subject, size, title)
+        side = _of_converted(subject, size, title)
     if not any(layer.heads for layer in side.layers):
         raise ExplorerError(f"All heads of this {type(subject).__name__} are pruned: there is nothing to explore.")
     return side
 
 
-def _of_network(model: nn.Module, size: tuple[int, int] | None, title: str | None) -> Side:
-    kind = type(model).__name__
-    model = Alone(model) if isinstance(model, ATTENTION) else model
-    layers = tuple(module for module in model.modules() if isinstance(module, ATTENTION))
+def _of_converted(model: nn.Module, size: tuple[int, int] | None, title: str | None) -> Side:
+    kind, layers = type(model).__name__, tuple(module for module in model.modules() if isinstance(module, TapAttention))
     if not layers:
         raise ExplorerError(
-            f"A {kind} has no attention heads to explore; take a run of another preset, or turn its convolutions into "
-            "attention: attnconv.equivalence.convert(model)."
+            f"A {kind} has no attention heads to explore. Take a run of another preset, an AttentionNet, or a network "
+            "whose convolutions are attention: attnconv.equivalence.convert(model)."
         )
-    if any(isinstance(layer, ContentAttention) for layer in layers):
-        raise ExplorerError(f"Heads that look at content can be explored in an AttentionNet only, not in a {kind}.")
-    if any(isinstance(layer, TapAttention) and layer.dimensions == 1 for layer in layers):
+    if any(layer.dimensions == 1 for layer in layers):
         raise ExplorerError(f"This {kind} has layers for sequences (Conv1d); the explorer shows images only.")
-    learned = [isinstance(layer, LearnedAttention) for layer in layers]
-    if len(set(learned)) > 1:
-        raise ExplorerError(f"This {kind} has Gaussian and learned heads; the explorer shows models of one kind.")
-    channels = layers[0].channels if layers[0].channels in (1, 3) else 3
-    size = size or (USUAL if not isinstance(model, Alone) else (16, 16))
-    note = ""
-    if isinstance(model, Alone):
-        grid = size
-        if layers[0].channels != channels:
-            note = f"The layer takes {layers[0].channels} channels, no images: only where its heads look is shown."
-    else:
-        grid = (_reach(layers),) * 2
-        note = f"The network's layers have grids of their own: all heads are drawn on {grid[0]} x {grid[1]} pixels."
-    if learned[0]:
-        grid = tuple(min(n, *(layer.max_size for layer in layers)) for n in grid)
-    side = (grid, size, channels, _classes(model, size, channels))
-    return Side(model, None, layers, "learned" if learned[0] else "quadratic", *side, title=title or kind, note=note)
-
-
-def _reach(layers: tuple[nn.Module, ...]) -> int:
-    """An odd side of a grid that shows nearly all centres, with some room around them."""
-    far = [layer.centres.detach().abs().max().item() for layer in layers if hasattr(layer, "centres") and layer.heads]
-    return min(DRAWN, max(9, 2 * round(max(far, default=0)) + 3))
+    # An odd side that shows nearly all centres, with some room around them.
+    far = max(layer.centres.detach().abs().max().item() for layer in layers)
+    side = min(DRAWN, max(9, 2 * round(far) + 3))
+    note = f"The network's layers have grids of their own: all heads are drawn on {side} x {side} pixels."
+    channels, size = layers[0].channels if layers[0].channels == 1 else 3, size or USUAL
+    classes = _classes(model, size, channels)
+    return Side(model, None, layers, "quadratic", (side, side), size, channels, classes, title or kind, note)
 
 
 def _classes(model: nn.Module, size: tuple[int, int], channels: int) -> int:

@@ -61,11 +61,10 @@ def explore(
 
     Args:
         subject: a finished run or its folder; the runs beside it can then be chosen and compared. An
-            `attnconv.models.AttentionNet`. Any network that has attention layers of this library, such as one that
-            `attnconv.equivalence.convert` made. Or a single attention layer.
-        images: a `Dataset` (its test images); a file (a path, or its bytes), a Pillow image, or a list of them; uint8
-            arrays, (N, height, width, channels) or channels first, of any size: what does not fit is cropped and
-            resized. None: the run's own data where it is on this machine.
+            `attnconv.models.AttentionNet`. Or a network that `attnconv.equivalence.convert` made.
+        images: a `Dataset` (its test images); a path, a Pillow image, or a list of them; an array, uint8 or floats in
+            [0, 1], (N, height, width, channels) or channels first. What does not fit is cropped and resized. None: the
+            run's own data where it is on this machine.
         labels: the images' classes (N,), whole numbers.
         classes: names of the classes.
         mean, std: of every channel, for pixels in [0, 1], as the model was trained with. Default: the run's, the data
@@ -83,9 +82,9 @@ class Explorer(assets.Widget):
 
     _esm = assets.script("explorer.js")
     _css = assets.style("explorer.css")
-    sides = traitlets.List().tag(sync=True)
+    sides: traitlets.List[Any] = traitlets.List().tag(sync=True)
     image = traitlets.Dict().tag(sync=True)
-    average = traitlets.List().tag(sync=True)
+    average: traitlets.List[Any] = traitlets.List().tag(sync=True)
     edited = traitlets.Dict().tag(sync=True)
     choices = traitlets.Dict().tag(sync=True)
     state = traitlets.Dict().tag(sync=True)
@@ -147,7 +146,7 @@ class Explorer(assets.Widget):
             raise ExplorerError(f"There is no class {label!r} to choose from.")
         found = self._pool.of_class(label)
         if not len(found):
-            raise ExplorerError(f"No image is of class {self._pool.classes[label]}.")
+            raise ExplorerError(f"No image is of class {label if label is None else self._pool.classes[int(label)]}.")
         self._show(self._from_pool(int(self._random.choice(found))))
 
     def _answer_upload(self, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
@@ -172,16 +171,19 @@ class Explorer(assets.Widget):
         self.edited = dict(seen, serial=message.get("serial", 0), heads=edits)
 
     def _answer_examine(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        place = [message.get(name) for name in ("layer", "head", "size")]
-        seen = self._sides[0].examine(self._inputs([self._shown[0]]), message.get("edits") or [], *place)
+        image, edits = self._inputs([self._shown[0]]), message.get("edits") or []
+        seen = self._sides[0].examine(image, edits, message.get("layer"), message.get("head"), message.get("size"))
         self.send(dict(seen, kind="examined", key=message.get("key")))
 
     def _answer_right(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         """Whether the model is right about some of the labelled images, with changed heads."""
+        labels = self._pool.labels
+        if labels is None:
+            raise ExplorerError("These images have no classes, so no answer is right or wrong.")
         chosen = self._labelled()[int(message["from"]) : int(message["to"])]
         seen = self._sides[0].look(self._inputs(self._pool.images[chosen]), message.get("edits") or [], maps=False)
         answers = np.array([np.argmax(one["probabilities"]) for one in seen])
-        right = (answers == self._pool.labels[chosen]).tolist()
+        right = (answers == labels[chosen]).tolist()
         self.send(dict(kind="right", key=message.get("key"), right=right, **{"from": int(message["from"])}))
 
     def _labelled(self) -> list[int]:
@@ -218,9 +220,9 @@ class Explorer(assets.Widget):
         label = None if self._pool.labels is None else int(self._pool.labels[index])
         return self._pool.images[index], self._pool.title(index), label
 
-    def _inputs(self, pixels: Sequence[NDArray]) -> Tensor:
+    def _inputs(self, pixels: Sequence[NDArray] | NDArray) -> Tensor:
         device = next(self._sides[0].model.parameters()).device
-        return normalize(torch.from_numpy(np.stack(pixels)).to(device), self._pool.mean, self._pool.std)
+        return normalize(torch.from_numpy(np.stack(list(pixels))).to(device), self._pool.mean, self._pool.std)
 
     def _look(self, shown: Sequence[_Shown], bits: int = 16, maps: bool = True) -> list[dict[str, Any]]:
         """What the page needs of these images."""
@@ -262,7 +264,9 @@ class Explorer(assets.Widget):
         Raises:
             ExplorerError: not even the image shown now fits.
         """
-        tree = dict(sides=self.sides, choices=self.choices, average=[], gallery=[], state=dict(self.state))
+        tree: dict[str, Any] = dict(
+            sides=self.sides, choices=self.choices, average=[], gallery=[], state=dict(self.state)
+        )
         tree["image"] = self._look([self._shown], bits=8)[0]
         places = [(map(int, at.split(".")), change) for at, change in self.state.get("edits", {}).items()]
         changed = [dict(zip(("layer", "head"), place, strict=False)) | change for place, change in places]
@@ -290,8 +294,8 @@ class Explorer(assets.Widget):
             tree["average"] = average
         # A page that predicts also computes where the heads of its first model look.
         maps = content and ("weights" not in tree["sides"][0] or len(self._sides) > 1)
-        few = self._pool.some(min(60, len(self._pool.classes) or 60) if maps else STRIP)
-        few = [one for one in map(self._from_pool, few) if one[1] != self._shown[1]]
+        count = min(60, len(self._pool.classes) or 60) if maps else STRIP
+        few = [one for one in map(self._from_pool, self._pool.some(count)) if one[1] != self._shown[1]]
         for start in range(0, len(few), step := 1 if maps else 10):
             more = self._look(few[start : start + step], bits=8, maps=maps)
             if not fits(more):

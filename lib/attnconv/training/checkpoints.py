@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from attnconv.models import build_model
+from attnconv.models import Network, build_model
 from attnconv.training.machine import best_device
 from attnconv.training.runs import Run, RunError, reading, writing
 
@@ -44,7 +44,7 @@ def packed_weights(model: nn.Module) -> bytes:
     return safetensors.torch.save({name: value.contiguous() for name, value in model.state_dict().items()})
 
 
-def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[nn.Module, Run]:
+def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[Network, Run]:
     """The trained model of a run folder, in evaluation mode, and the run itself.
 
     Raises `RunError` where the run is not finished, or its weights are damaged or another model's.

@@ -25,6 +25,7 @@ import shutil
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from attnconv.analysis import heads
 from attnconv.attention.precision import Computation, choose, computing
 from attnconv.config import ModelConfig, TrainConfig, for_images, to_dict
 from attnconv.equivalence.swapping import READ_ON, swap
-from attnconv.models import build_model, evaluate
+from attnconv.models import AttentionNet, Network, build_model, evaluate
 from attnconv.training.checkpoints import load_run, packed_weights, read_state, write_state
 from attnconv.training.data import Dataset, batches, epoch_plan, normalize
 from attnconv.training.machine import (
@@ -53,7 +54,7 @@ from attnconv.training.machine import (
     to_be_compiled,
 )
 from attnconv.training.optimizers import build_optimizers, own_rates
-from attnconv.training.runs import Run, RunError, identity, locked, write_record, writing
+from attnconv.training.runs import Run, RunError, identity, locked, write_arrays, write_record, writing
 
 
 class TrainingError(RuntimeError):
@@ -100,6 +101,7 @@ class Trainer:
         self.metrics: list[dict] = []
         self.geometry: dict[str, list[np.ndarray]] = {}
 
+        self.forward: Callable[[Tensor], Tensor] = model
         self.about: dict = {}  # config.json
         self.first_answers: Tensor | None = None  # to the test images, where the run goes on from another one
         self.saved = time.monotonic()  # when a checkpoint was last written
@@ -197,9 +199,9 @@ class Trainer:
 
     def fit(self) -> None:
         """Train from wherever the run is to its end."""
-        self.forward = self.team.wrap(self.model, self.device)
+        wrapped = self.forward = self.team.wrap(self.model, self.device)
         if self.computation.compiled and (self.device.type != "cpu" or compiler_works()):
-            self.forward = compiled(self.forward, self.config.compile)
+            self.forward = compiled(wrapped, self.config.compile)
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
         try:
@@ -224,9 +226,8 @@ class Trainer:
         answers = {"predicted": evaluate(self.model, self.data).predicted, "label": self.data.test_labels}
         answers |= {} if self.first_answers is None else {"start": self.first_answers}
         if self.team.leads:
-            with writing(self.folder / "predictions.npz") as temporary:
-                answers = {name: values.to("cpu", torch.int16).numpy() for name, values in answers.items()}
-                np.savez_compressed(temporary, **answers)
+            arrays = {name: values.to("cpu", torch.int16).numpy() for name, values in answers.items()}
+            write_arrays(self.folder / "predictions.npz", arrays)
             weights = packed_weights(self.model)
             self.about |= {"weights": hashlib.sha256(weights).hexdigest()}
             self.record()
@@ -304,9 +305,11 @@ class Trainer:
             )
 
 
-def _started(start: Run, model_config: ModelConfig, recipe: TrainConfig, data: Dataset) -> nn.Module:
+def _started(start: Run, model_config: ModelConfig, recipe: TrainConfig, data: Dataset) -> Network:
     """The network of a finished run, as another run goes on from it."""
     network, _ = load_run(start.path, torch.device("cpu"))
+    if not isinstance(network, AttentionNet):
+        return network
     if sizes := {layer: size for layer, size in enumerate(model_config.kernels, 1) if size}:
         return swap(network, sizes, images=normalize(data.train_images[:READ_ON].cpu(), data.mean, data.std))
     return heads.pruned(network) if recipe.prune else network
@@ -347,7 +350,7 @@ def train(
     data.check_hold_out(train_config.validation)
     if (train_config.start_from is None) != (start is None):
         raise RunError(f"start_from = {train_config.start_from!r}, but the run to start from is {start}.")
-    name = identity(model_config, train_config, data.key, start and start.config["hash"])
+    name = identity(model_config, train_config, data.key, start.config["hash"] if start else None)
     team, device = Team(), device or best_device()
     if team.any(Run(folder).finished_as(name)):
         return Run(folder)

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def compiler_works() -> bool:
     return True
 
 
-def compiled(model: nn.Module, mode: bool | str | None) -> nn.Module:
+def compiled(model: nn.Module, mode: bool | str | None) -> Callable[[Tensor], Tensor]:
     """The model, compiled in this mode of ``torch.compile``; the default mode unless one is named."""
     torch._dynamo.reset()  # models share one forward: beyond eight of them dynamo would quietly stop compiling
     # One graph for each batch size that occurs (a last, smaller batch is one more): a graph for all is slower.

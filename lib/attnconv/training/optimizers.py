@@ -44,15 +44,16 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     """
     sgd, muon, own = config.optimizer == "sgd", config.optimizer == "muon", own_rates(model, config)
     lr = config.adamw_lr if muon else config.lr
-    inner, groups = [], defaultdict(list)
+    inner: list[nn.Parameter] = []
+    parts: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, p in model.named_parameters():
         if p in own:
-            groups[own[p], 0.0].append(p)
+            parts[own[p], 0.0].append(p)
         elif muon and name.startswith(("blocks.", "stages.")) and name.endswith(".weight") and p.dim() > 1:
             inner.append(p)
         else:
-            groups[lr, config.weight_decay if p.dim() > 1 or sgd else 0.0].append(p)
-    groups = [dict(params=part, peak_lr=rate, weight_decay=decay) for (rate, decay), part in groups.items()]
+            parts[lr, config.weight_decay if p.dim() > 1 or sgd else 0.0].append(p)
+    groups = [dict(params=part, peak_lr=rate, weight_decay=decay) for (rate, decay), part in parts.items()]
     if sgd:
         return [torch.optim.SGD(groups, lr=lr, momentum=config.momentum, fused=True)]
     adamw = torch.optim.AdamW(groups, lr=lr, betas=(config.momentum, config.beta2), fused=True)
@@ -69,7 +70,7 @@ class Muon(torch.optim.Muon):
         super().__init__([group], momentum=config.momentum)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]  # torch's also take a closure, which training has no use for
         for weight, matrix in zip(self.weights, self.matrices, strict=True):
             matrix.copy_(weight.flatten(1))
             matrix.grad = None if weight.grad is None else weight.grad.flatten(1)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -124,8 +124,13 @@ def write_record(folder: Path, config: dict[str, Any], metrics: list[dict], head
     with writing(folder / "metrics.jsonl") as temporary:
         temporary.write_bytes(lines)
     if heads:
-        with writing(folder / "heads.npz") as temporary:
-            np.savez_compressed(temporary, **{name: np.stack(values) for name, values in heads.items()})
+        write_arrays(folder / "heads.npz", {name: np.stack(values) for name, values in heads.items()})
+
+
+def write_arrays(file: Path, arrays: Mapping[str, NDArray]) -> None:
+    """Write an npz file."""
+    with writing(file) as temporary:
+        np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]  # NumPy's stub fears that one is allow_pickle
 
 
 def _checksum(config: dict[str, Any]) -> str:
@@ -230,8 +235,8 @@ class Run:
     @cached_property
     def heads(self) -> dict[str, NDArray]:
         """Head geometry before training and after every epoch: each (epochs + 1, layers, heads, ...), see `heads`."""
-        inner = dict.fromkeys(("mass", "entropy", "reach"), ()) | dict.fromkeys(("centre", "parameter_centre"), (2,))
-        inner |= dict.fromkeys(("covariance", "precision"), (2, 2))
+        inner: dict[str, tuple[int, ...]] = {"mass": (), "entropy": (), "reach": (), "centre": (2,)}
+        inner |= {"covariance": (2, 2), "parameter_centre": (2,), "precision": (2, 2)}
         shapes = {name: (len(self.metrics) + 1, *self._heads, *shape) for name, shape in inner.items()}
         found = self._arrays("heads.npz", shapes, needed=self.finished and self.model.kind != "resnet")
         return {name: values for name, values in found.items() if name in shapes}
@@ -370,6 +375,8 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
 def said(*command: str) -> str | None:
     """What a command answers, run in this repository; None where it fails or is not there."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        look = dict(capture_output=True, text=True, timeout=20, check=True)
-        return subprocess.run(command, cwd=Path(__file__).parent, **look).stdout.strip()
+    try:
+        here = Path(__file__).parent
+        return subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
