@@ -153,7 +153,7 @@ class Workspace:
         return find_runs(self.folder / "runs")
 
     def save_figure(
-        self, figure: Figure | Animation, name: str, caption: str, *runs: Run, frames_per_second: float = 10
+        self, figure: Figure | Animation, name: str, caption: str, *runs: Run, frames_per_second: int = 10
     ) -> None:
         """Write figures/<name>.pdf and .png, or an animation as .gif; the index page shows caption and runs."""
         from matplotlib.figure import Figure
