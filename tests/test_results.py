@@ -73,19 +73,15 @@ def test_why_a_run_is_not_held_against_the_paper():
     assert results.difference(few) == "1000 training images"
 
 
-def test_rows_are_named_by_how_they_differ_from_the_profile():
-    profile = Profile(name="own", train={"epochs": 6})
+def test_seeds_share_a_row_and_recipes_do_not():
     own, longer, seed = (run("quadratic", 0.9, **c) for c in ({"epochs": 6}, {"epochs": 7}, {"epochs": 6, "seed": 1}))
-    assert results.group([longer], profile) == {"SA quadratic": [longer]}, "nothing to tell it from"
-    assert results.group([longer, own, seed], profile) == {
-        "SA quadratic (7 epochs)": [longer],
-        "SA quadratic": [own, seed],
-    }
-    much = run("quadratic", 0.7, epochs=7, lr=0.2, hidden=800)
-    elsewhere = run("quadratic", 0.8, "another copy", epochs=6)
-    titles = ["SA quadratic (0.9)", "SA quadratic (0.7)", "SA quadratic (0.8)"]
-    assert list(results.group([own, much, elsewhere], profile)) == titles, "digits of folders"
-    assert list(results.group([own, run("mine", 0.6)], profile)) == ["SA quadratic", "mine"]
+    assert results.group([longer]) == {"SA quadratic": [longer]}, "nothing to tell it from"
+    assert results.group([own, seed]) == {"SA quadratic": [own, seed]} and results.group([]) == {}
+    titles = {"SA quadratic (7 epochs, 0.9)": [longer], "SA quadratic (6 epochs, 0.9)": [own, seed]}
+    assert results.group([longer, own, seed]) == titles
+    elsewhere, wider = run("quadratic", 0.8, "another copy", epochs=6), run("quadratic", 0.7, epochs=6, hidden=800)
+    assert len(results.group([own, elsewhere, wider])) == 3
+    assert list(results.group([own, run("mine", 0.6)])) == ["SA quadratic", "mine"]
 
 
 def test_a_table_becomes_three_files(tmp_path):

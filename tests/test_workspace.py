@@ -94,7 +94,7 @@ def test_pruned_runs_train_what_they_start_from_and_of_several_seeds_share_a_row
     run, second = work.run("quadratic_pruned"), work.run("quadratic_pruned", 1)
     assert run.train.start_from == "quadratic_full" in {other.preset for other in work.runs()}
     second.__dict__["model"] = replace(second.model, {"heads": (1, *second.model.heads_per_layer[1:])})
-    groups = results.group([run, second], work.profile)
+    groups = results.group([run, second])
     table = results.results_table(groups | {"one": [run]})
     assert [len(members) for members in groups.values()] == [2] and table["Parameters (M)"].nunique() == 2
 
@@ -103,7 +103,10 @@ def test_every_seed_and_configuration_has_a_folder_of_its_own(work, run):
     second, other = work.run("quadratic", 1), work.run("quadratic", train_changes={"epochs": 1})
     assert len({run.path, second.path, other.path}) == 3 and {run, second, other} <= set(work.runs())
     assert results.curves([run, second]).shape == (2, 2)
-    assert list(results.group([other, second, run], work.profile)) == ["SA quadratic (1 epoch)", "SA quadratic"]
+    groups = results.group([other, second, run])
+    assert [len(members) for members in groups.values()] == [1, 2] and all(
+        "SA quadratic (" in title for title in groups
+    )
     table = results.results_table({"mine": [run]})
     assert table["Accuracy (%)"][0] == round(100 * run.test_accuracy, 2)
     assert table["GFLOPs, separable"][0] < table["GFLOPs, dense"][0]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnconv.config import PRESETS, ModelConfig, Profile, TrainConfig, config_hash, replace
+from attnconv.config import PRESETS, config_hash, replace
 from attnconv.cost import cost
 from attnconv.training.runs import JPEG_COPY, Run
 
@@ -39,24 +39,19 @@ REPRODUCTION_2021: dict[str, float] = {
 """Test accuracy (%) of Prabhu & Varma, ML Reproducibility Challenge 2020, by model title."""
 
 
-def group(runs: Sequence[Run], profile: Profile) -> dict[str, list[Run]]:
+def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs that differ in their seed only, under their model's title.
 
-    Where one preset was run in several configurations or on several data sets, that of ``profile`` keeps the title. The
-    others get a note in brackets: how they differ from it or, where that is too long or no difference, the digits of a
-    run's folder.
+    Where a model was trained by several recipes or on several data sets, the epochs and the digits of a run's folder
+    tell them apart.
     """
-    families: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        families.setdefault((run.title, _recipe(run)), []).append(run)
-    notes = {family: _apart(members[0], profile) for family, members in families.items()}
+    frame = pd.DataFrame({"title": [run.title for run in runs], "recipe": [_recipe(run) for run in runs]})
     groups = {}
-    for family, members in families.items():
-        title, note = family[0], notes[family]
-        alike = [other for (name, _), other in notes.items() if name == title]
-        if note is None or alike.count(note) > 1:
-            note = members[0].config["hash"]
-        groups[f"{title} ({note})" if note and len(alike) > 1 else title] = members
+    for title, of_model in frame.groupby("title", sort=False):
+        for _, alike in of_model.groupby("recipe", sort=False):
+            members = [runs[place] for place in alike.index]
+            note = f" ({members[0].train.epochs} epochs, {members[0].config['hash']})"
+            groups[f"{title}{note if len(alike) < len(of_model) else ''}"] = members
     return groups
 
 
@@ -64,29 +59,6 @@ def _recipe(run: Run) -> str:
     recipe = replace(run.train, {"seed": 0, "checkpoint_seconds": 0.0})
     model = replace(run.model, {"heads": 1}) if run.train.start_from else run.model  # pruning leaves each its own
     return config_hash(model, recipe, run.config["data"]["key"])
-
-
-def _apart(run: Run, profile: Profile) -> str | None:
-    """How a run differs from the profile's of its preset, in at most two items; None if it takes more."""
-    if run.preset not in PRESETS:
-        return None
-    words = _changes(run, *profile.configs(run.preset)).values()
-    return ", ".join(words) if len(words) <= 2 else None
-
-
-def _changes(run: Run, model: ModelConfig, recipe: TrainConfig) -> dict[str, str]:
-    """What in a run's configurations is not as in these, in words; without what its data or pruning decide."""
-    free = {"image_size", "image_channels", "classes", "seed", "checkpoint_seconds"}
-    free |= {"heads"} if run.train.start_from else set()
-    other = dict(model) | dict(recipe)
-    own = dict(run.model) | dict(run.train)
-    words = {name: f"{name} {own[name]}" for name in own if name not in free and own[name] != other[name]}
-    plain = {
-        "epochs": f"{run.train.epochs} epoch{'s' * (run.train.epochs != 1)}",
-        "batch_size": f"batch {run.train.batch_size}",
-        "lr": f"learning rate {run.train.lr:g}",
-    }
-    return {name: plain.get(name, text) for name, text in words.items()}
 
 
 def curves(runs: Sequence[Run]) -> np.ndarray:
@@ -148,11 +120,17 @@ def difference(run: Run) -> str:
         return f"on {data['name']}"
     if run.preset not in PRESETS:
         return "not a model of the paper"
-    base = PRESETS[run.preset]
-    words = _changes(run, base.model, base.train)
+    free = {"image_size", "image_channels", "classes", "seed", "checkpoint_seconds", "precision", "compile"}
+    free |= {"heads"} if run.train.start_from else set()  # pruning decides them
+    own, base = dict(run.model) | dict(run.train), PRESETS[run.preset]
+    of_paper = dict(base.model) | dict(base.train)
+    epochs = run.train.epochs
+    words = {"epochs": f"{epochs} epoch{'s' * (epochs != 1)}", "batch_size": f"batch {run.train.batch_size}"}
+    words |= {"lr": f"learning rate {run.train.lr:g}"}
+    other = [name for name in own if name not in free and own[name] != of_paper[name]]
+    said = [words.get(name, f"{name} {own[name]}") for name in other]
     if data["train_images"] < CIFAR10_IMAGES:
-        words["train_images"] = f"{data['train_images']} training images"
-    said = [text for name, text in words.items() if name not in ("precision", "compile")]
+        said.append(f"{data['train_images']} training images")
     if len(said) > 4:  # config.json has them all
         return f"{', '.join(said[:3])} and {len(said) - 3} more settings"
     return ", ".join(said)
