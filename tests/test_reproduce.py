@@ -95,7 +95,7 @@ def test_other_mistakes_are_refused(toys: Toys, tmp_path: Path) -> None:
     path = toys.add("02_theory")
     refused(toys, "no notebook '9'", only=["9"])
     refused(toys, "--jobs 0", at_once=0)
-    refused(toys, "There is no file or folder", DataError, data=str(tmp_path / "nowhere"))
+    refused(toys, "There is no data set that can be read at", DataError, data=str(tmp_path / "nowhere"))
     toys.profile("train: {epoch: 3}\n")
     refused(toys, "toy.yaml: TrainConfig.epoch = 3")
     toys.profile("runs: [quadratic]\n")
