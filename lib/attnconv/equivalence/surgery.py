@@ -266,7 +266,7 @@ def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
 
 
 def _plain_convolution(module: nn.Module, name: str) -> nn.Conv1d | nn.Conv2d:
-    """The module, which ``name`` is the path of in its network; what Theorem 1 does not cover is refused."""
+    """The module itself, if Theorem 1 covers it; else an error says why, with ``name``, its path in the network."""
 
     def refuse(why: str, error: type[Exception] = ValueError) -> NoReturn:
         raise error(f"{name}{name and ': '}{type(module).__name__} {why}")

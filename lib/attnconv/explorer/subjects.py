@@ -33,7 +33,7 @@ def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None
         subject, run = load_run(subject.path if isinstance(subject, Run) else subject)
     if not isinstance(subject, nn.Module):
         raise ExplorerError(
-            f"What is of type {type(subject).__name__} cannot be explored: give a run, its folder, or a network."
+            f"A value of type {type(subject).__name__} cannot be explored: give a run, its folder, or a network."
         )
     if isinstance(subject, AttentionNet):
         config = subject.config

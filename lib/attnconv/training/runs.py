@@ -128,7 +128,7 @@ def write_record(folder: Path, config: dict[str, Any], metrics: list[dict], head
 
 
 def write_arrays(file: Path, arrays: Mapping[str, NDArray]) -> None:
-    """Write an npz file."""
+    """Write an npz file, whole or not at all."""
     with writing(file) as temporary:
         np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]  # NumPy's stub fears that one is allow_pickle
 
