@@ -180,8 +180,8 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
 
     Columns: ``model`` (a title of `group`), ``seed``; ``layers``, ``alone`` or ``up to``, and ``layer``, from 1 on;
     ``kernel``: its side; ``how``: ``read``, ``fitted``, or ``shuffled`` for the control; ``accuracy`` of the network,
-    that of the ``whole`` one (%), their ``difference`` in points and its paired standard ``error``. Runs for which
-    nothing was measured (`Workspace.swaps`) are left out.
+    that of the ``whole`` one (%), their ``difference`` in points and its paired standard ``error``, over so many
+    ``images``. Runs for which nothing was measured (`Workspace.swaps`) are left out.
     """
     kinds = {"alone": ("alone", "read"), **{how: ("up to", how) for how in ("fitted", "shuffled")}}
     kinds["up_to"], rows = ("up to", "read"), []
@@ -193,8 +193,13 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
                 right = found[kind][layer, s]
                 lost = 100.0 * (right.astype(float) - whole)
                 where = {"layers": layers, "layer": layer + 1, "kernel": int(sizes[s]), "how": how}
-                numbers = {"accuracy": 100 * right.mean(), "whole": 100 * whole.mean(), "difference": lost.mean()}
-                error = {"error": lost.std() / math.sqrt(len(lost))}
+                numbers = {
+                    "accuracy": 100 * right.mean(),
+                    "whole": 100 * whole.mean(),
+                    "images": len(whole),
+                    "difference": lost.mean(),
+                }
+                error = {"error": lost.std() / math.sqrt(len(lost)), "images": len(lost)}
                 rows.append({"model": title, "seed": run.train.seed} | where | numbers | error)
     return pd.DataFrame(rows)
 
@@ -218,7 +223,7 @@ def layers_as_convolutions(table: pd.DataFrame, model: str, points: float = 1.0)
     mean over seeds, with the paired standard error.
     """
     rows = table[(table["model"] == model) & (table["layers"] == "up to") & (table["how"] == "read")]
-    mean = rows.groupby(["kernel", "layer"])[["accuracy", "whole", "difference", "error"]].mean()
+    mean = rows.groupby(["kernel", "layer"])[["accuracy", "whole", "difference", "error", "images"]].mean()
     found, said = {}, []
     for kernel, at_depth in mean.groupby(level="kernel"):
         fine = (at_depth["difference"].to_numpy() > -points).tolist()
@@ -227,5 +232,5 @@ def layers_as_convolutions(table: pd.DataFrame, model: str, points: float = 1.0)
             row = at_depth.iloc[depth - 1]
             layers = f"layers 1 to {depth}" if depth > 1 else "layer 1"
             said.append(f"{layers} as {kernel} × {kernel}: {row['difference']:+.2f} ± {row['error']:.2f} points")
-    whole = f"with attention everywhere {mean['whole'].iloc[0]:.2f}%"
+    whole = f"with attention everywhere {mean['whole'].iloc[0]:.2f}% of {mean['images'].iloc[0]:,.0f} test images"
     return found.get(3, 0), "; ".join([whole, *said]).replace("-", "−")

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import tomllib
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -369,7 +370,12 @@ def move_into_place(stage: Path, output: Path, before: Iterable[str] | None) -> 
 
 
 def without_notes(notebook: Path) -> None:
-    """Remove what names this machine's folders, its memory or the time of day. The state of widgets goes, too."""
+    """Remove what names this machine's folders, its memory or the time of day. The state of widgets goes, too.
+
+    Pictures have 256 colours, which is a third of the size.
+    """
+    from attnconv.figures.style import of_256_colours  # imports Matplotlib, which takes a second
+
     executed = nbformat.read(notebook, as_version=4)
     for part in (executed, *executed.cells):
         for name in ("papermill", "execution", "widgets"):
@@ -380,6 +386,8 @@ def without_notes(notebook: Path) -> None:
         for data in (output.get("data", {}) for output in cell.get("outputs", ())):
             if "text/plain" in data:
                 data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", ">", data["text/plain"])
+            if "image/png" in data:
+                data["image/png"] = b64encode(of_256_colours(b64decode(data["image/png"]))).decode()
     nbformat.write(executed, notebook)
 
 
