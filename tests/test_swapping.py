@@ -234,5 +234,6 @@ def test_the_record_says_what_its_networks_do():
                 with torch.no_grad():
                     given = swap(net, sizes)(images).argmax(1) == data.test_labels
                 assert (kept[:100] == given.numpy()).mean() >= 0.99  # another CPU rounds otherwise
-            assert run.swaps["whole"].mean() == pytest.approx(run.test_accuracy, abs=2e-4)
+            if run.swaps["images"] == run.config["data"]["test_images"]:
+                assert run.swaps["whole"].mean() == pytest.approx(run.test_accuracy, abs=2e-4)
     assert checked
