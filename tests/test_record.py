@@ -42,7 +42,7 @@ def test_it_is_small_and_names_no_folder_of_a_machine():
     named = subprocess.run(["git", "ls-files", "-z", RECORD], cwd=ROOT, capture_output=True, text=True)
     files = [ROOT / name for name in named.stdout.split("\0") if name] or list(RECORD.rglob("*"))
     files = [file for file in files if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 60 * 2**20
+    assert sum(file.stat().st_size for file in files) < 75e6
     texts = [file.read_text() for file in files if file.suffix in (".ipynb", ".json", ".jsonl", ".html", ".md")]
     assert not any(place in text for text in texts for place in ("/home/", "/root/", "/tmp/"))
 
