@@ -215,15 +215,6 @@ def test_an_even_kernel_is_taken_wherever_the_query_is(first):
     assert found[0].all() and found[1].sum() < 5
 
 
-def test_trend_is_the_rank_correlation_with_depth():
-    rising = np.arange(6.0).reshape(3, 2)
-    assert heads.trend(rising)[0] > 0.9 and heads.trend(-rising)[0] < -0.9
-    assert heads.trend(rising)[1] == pytest.approx(1 / math.sqrt(5))
-    rising[1, 0] = np.nan
-    assert heads.trend(rising)[1] == pytest.approx(1 / 2)
-    assert heads.trend(np.ones((3, 2)))[0] == heads.trend([[1.0, 2.0]])[0] == 0
-
-
 @pytest.mark.parametrize("covariance", ["isotropic", "full"])
 def test_gaussian_maps_are_the_attention_of_a_layer_far_from_borders(covariance):
     layer = QuadraticAttention(4, 4, heads=5, covariance=covariance).double()
@@ -260,16 +251,34 @@ def test_a_head_that_stares_at_one_pixel_is_not_consistent():
     assert 0.4 < heads.translation_consistency(half)[0] < 0.75
 
 
-def test_content_share():
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(2, 3, 2, 4, 5, 4, 5))
-    np.testing.assert_allclose(heads.content_share(a + 10, np.zeros_like(b) + 3), 1)  # constants over keys do not count
-    np.testing.assert_allclose(heads.content_share(a, 2 * a), 1 / 3)
-    np.testing.assert_allclose(heads.content_share(a, 3 * b), 0.1, atol=0.03)
-    assert np.isnan(heads.content_share(a, -a)).all()  # the parts cancel: nothing to share
-    layer, x = with_content(), torch.randn(2, 4, 5, 3)
-    share = heads.content_share(*(part.detach() for part in layer.score_parts(x)))
-    assert share.shape == (2,) and ((share > 0) & (share < 1)).all()
+def test_agreement_with_other_images_takes_their_map_at_the_middle():
+    here, other = planted_probabilities((0, 0), (1, 0)), planted_probabilities((0, 0), (0, 1))
+    np.testing.assert_array_equal(heads.translation_consistency(here, other), [1, 0])
+
+
+def test_score_shares_split_the_score_in_three():
+    layer, x = with_content().double(), torch.randn(5, 4, 5, 3, dtype=torch.float64)
+    content, position = (part.detach().numpy() for part in layer.score_parts(x))  # (B, h, H, W, H, W)
+    fixed = layer.query(x).mean((0, 1, 2)).detach().unflatten(0, (layer.heads, -1))  # each head's mean query
+    rows, columns = (embedding.detach() for embedding in (layer.row_embedding, layer.column_embedding))
+    same = np.empty(position.shape[1:])
+    half = layer.key_size // 2
+    for i, j, row, column in np.ndindex(position.shape[2:]):
+        at = rows[row - i + layer.max_size - 1], columns[column - j + layer.max_size - 1]
+        same[:, i, j, row, column] = (fixed[:, :half] @ at[0] + fixed[:, half:] @ at[1]) / layer.key_size**0.5
+    parts = [np.broadcast_to(same, position.shape), position - same, content]
+    parts = [part - part.mean((-2, -1), keepdims=True) for part in parts]
+    total = sum(parts)
+    expected = [(part * total).mean((0, 2, 3, 4, 5)) / (total**2).mean((0, 2, 3, 4, 5)) for part in parts]
+    shares = heads.score_shares(layer, x)
+    np.testing.assert_allclose(shares, expected, rtol=1e-6)
+    np.testing.assert_allclose(shares.sum(0), 1)
+    with torch.no_grad():
+        layer.query.weight.zero_()  # queries that do not look: the same for all, unless keys differ
+    np.testing.assert_allclose(heads.score_shares(layer, x)[1], 0, atol=1e-9)
+    with torch.no_grad():
+        layer.query.bias.zero_()
+    assert np.isnan(heads.score_shares(layer, x)).all()  # the scores are constant: nothing to share
 
 
 def test_a_tap_has_its_mass_on_a_pixel_that_exists() -> None:

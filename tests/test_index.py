@@ -37,8 +37,8 @@ def test_the_page_shows_figures_tables_and_verdicts_and_needs_no_other_file(outp
     note = {"caption": "Heads <& centres>", "runs": ["quadratic-seed0-aa"]}
     (output / "figures" / "04-centres.json").write_text(json.dumps(note))
     (output / "tables" / "06-table1.csv").write_text('model,accuracy\nResNet18,"93,8"\n')
-    claims = [{"text": "It is so", "holds": False, "evidence": "3 < 4"}, {"text": "?", "holds": None, "evidence": "-"}]
-    (output / "tables" / "04-claims.json").write_text(json.dumps(claims))
+    check(output, "04-claims", "hybrid", False, "3 < 4")
+    check(output, "04-claims-2", "free-start", None, "-")
     cells = [nbformat.v4.new_markdown_cell("# Accuracy <i>versus</i> ResNet\n\nText.")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), output / "notebooks" / "06_acc<b>&'%23-x.ipynb")
     (output / "notebooks" / ".running-06_acc.ipynb").write_text("{}")
@@ -93,7 +93,7 @@ def test_files_without_end_or_of_no_sensible_size_leave_a_page_with_everything_e
 
 def test_any_damage_leaves_a_page_with_everything_else(output):
     Image.new("RGB", (3, 2)).save(output / "figures" / "04-a.png")
-    claims = [{"text": "It is so", "holds": True, "evidence": "3 < 4", "paper": ""}]
+    claims = [{"key": "hybrid", "about": "It is so", "holds": True, "evidence": ["3 < 4"]}]
     (output / "figures" / "04-a.json").write_text(json.dumps({"caption": "Heads", "runs": ["r"], "place": 1}))
     (output / "tables" / "04-claims.json").write_text(json.dumps(claims))
     (output / "tables" / "04-t.csv").write_text('model,accuracy\nResNet18,"93,8"\n')
@@ -130,9 +130,7 @@ def test_an_executed_notebook_becomes_a_page_that_the_index_links_to(output):
 
 
 def check(output, name, key, holds, evidence):
-    claims = Claims(output / "tables" / f"{name}.json")
-    claims.check(f"{key} here", holds, evidence, paper=key)
-    claims.save()
+    Claims(output / "tables" / f"{name}.json").record(key, holds, [evidence])
 
 
 @pytest.mark.parametrize(("holds", "word"), [(True, "Yes."), (False, "No."), (None, "Undecided.")])
@@ -234,12 +232,12 @@ def test_the_tables_of_the_readme_are_those_of_the_committed_records():
 
 
 def test_the_readme_shows_verdicts_and_accuracies_of_a_record(output):
-    check(output, "04-claims-quadratic", "reach", False, "-")
-    check(output, "05-claims", "reach", None, "-")
+    check(output, "04-claims-quadratic", "local", False, "-")
+    check(output, "05-claims", "local", None, "-")
     (output / "tables" / "06-table1.csv").write_text("Model,Accuracy (%)\nSA quadratic,87.251\nSA new,60\n")
     board, accuracies = readme_tables({"mine": output, "empty": output / "nowhere"}).split("\n\n")
-    [reach] = [line for line in board.splitlines() if PAPER_CLAIMS["reach"].text in line]
-    assert "does not hold, is undecided" in reach.split("|")[-3] and reach.split("|")[-2].strip() == "—"
+    [local] = [line for line in board.splitlines() if PAPER_CLAIMS["local"].text in line]
+    assert "does not hold, is undecided" in local.split("|")[-3] and local.split("|")[-2].strip() == "—"
     assert all((ROOT / link).is_file() for link in re.findall(r"\((notebooks/.*?)\)", board))
     rows = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in accuracies.splitlines()}
     assert rows["SA quadratic"] == ["93.8", "93.65", "87.3", "—"] and rows["SA new"] == ["—", "—", "60.0", "—"]

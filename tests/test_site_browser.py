@@ -40,9 +40,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     claims = Claims(output / "tables" / "04-claims.json")
     for index, key in enumerate(PAPER_CLAIMS):
         evidence = "layers 1 and 2 cover 8 and 9 of the 3 x 3 taps; before training 5 and 5, by chance 5.6"
-        claims.check(f"{key} here", (True, False, None)[index % 3], evidence, paper=key)
-    claims.check("A check of our own", True, "largest difference 1e-08")
-    claims.save()
+        claims.record(key, (True, False, None)[index % 3], [evidence])
+    claims.record("hybrid", True, ["largest difference 1e-08"])
     head = "Model,Accuracy (%),±,Seeds,Epochs,Paper (%),Reproduction 2021 (%),Against the paper,Parameters (M),"
     head += 'GFLOPs as in the paper,"GFLOPs, dense","GFLOPs, separable",Training (min)'
     row = "SA learned + content,87.25,0.31,3,20,87.1,86.36,not comparable: hidden 96,29.5,15,20.9,20.9,90"

@@ -188,7 +188,9 @@ def test_kept_attention_is_what_the_layers_do(work, name):
                     np.testing.assert_allclose(single[q, index], maps[image], atol=1e-3)
     if name == "learned_content":
         assert kept["pixels"].shape == (3, 28, 28, 1) and kept["images"].tolist() == [0, 7, 23]
-        assert kept["agreement"].shape == kept["content_share"].shape == (2, 4)
+        assert kept["agreement"].shape == (2, 4) and kept["halves"].shape == (2, 2, 4)
+        np.testing.assert_allclose(kept["shares"].sum(0), 1)
+        assert (kept["halves"][0] <= kept["halves"][1] + 0.1).all()  # with the query moved, hardly more than without
 
 
 def test_heads_that_were_pruned_are_nan(work, run):

@@ -292,25 +292,10 @@ def overlap(maps: ArrayLike) -> NDArray:
     return result
 
 
-def trend(values: ArrayLike) -> tuple[float, float]:
-    """Whether heads' values (L, h) rise with depth: Spearman's rank correlation with the layer, and its standard error.
-
-    Over all heads of all layers, NaN left out. The error, 1 / sqrt(n - 1), is that of n heads without any trend.
-    """
-    from scipy.stats import spearmanr  # takes a second
-
-    values = np.asarray(values, dtype=float)
-    there = np.isfinite(values)
-    depth = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
-    count = there.sum()
-    constant = len(np.unique(values[there])) < 2 or len(np.unique(depth[there])) < 2
-    return 0.0 if constant else float(spearmanr(depth[there], values[there])[0]), 1 / np.sqrt(max(count - 1, 1))
-
-
 # --- what content changes -----------------------------------------------------------------------------------------
 
 
-def translation_consistency(probabilities: ArrayLike) -> NDArray:
+def translation_consistency(probabilities: ArrayLike, others: ArrayLike | None = None) -> NDArray:
     """Whether heads keep their shifts as the query moves, as a convolution would: P (..., H, W, H, W) -> (...).
 
     Section 4 (figures 6, 7) sees it in layers 2 and 3 of the model with content. The map at each query is compared with
@@ -318,8 +303,11 @@ def translation_consistency(probabilities: ArrayLike) -> NDArray:
     for a positional head. Near a border some shifts leave the image, so both maps are first cut to the shifts that both
     queries have, and renormalized. A query's weight is the product of the probabilities that the two cuts keep: a cut
     that keeps nothing counts for nothing. NaN where no query can be compared.
+
+    ``others``: P of the same heads on other images, of which the map at the central query is then taken.
     """
     p = np.asarray(probabilities)
+    q = p if others is None else np.asarray(others)
     height, width = p.shape[-2:]
     middle = height // 2, width // 2
     weights, agreement = np.zeros(p.shape[:-4]), np.zeros(p.shape[:-4])
@@ -332,7 +320,7 @@ def translation_consistency(probabilities: ArrayLike) -> NDArray:
             here.append(slice(position + low, position + high))
             there.append(slice(centre + low, centre + high))
         a = p[(..., *query, *here)].astype(float)
-        b = p[(..., *middle, *there)].astype(float)
+        b = q[(..., *middle, *there)].astype(float)
         mass_a, mass_b = a.sum((-2, -1)), b.sum((-2, -1))
         a, b = (m / np.where(s > 0, s, 1)[..., None, None] for m, s in ((a, mass_a), (b, mass_b)))
         weights += mass_a * mass_b
@@ -341,33 +329,44 @@ def translation_consistency(probabilities: ArrayLike) -> NDArray:
         return agreement / weights
 
 
-def content_share(content: NDArray, position: NDArray) -> NDArray:
-    """How much of a head's score is content, the rest being position: parts (B, h, H, W, H, W) -> (h,).
+@torch.no_grad()
+def score_shares(layer: ContentAttention, x: Tensor) -> NDArray:
+    """What makes a head's score vary over the keys, for images x (B, H, W, C): (3, h), each column summing to 1.
 
-    The parts are those of `ContentAttention.score_parts` (section 4, learned encoding with content). The softmax
-    ignores what is constant over the keys, so each query's mean over keys is removed first; what is left are variances
-    over keys, var(score) = var(content) + var(position) + 2 cov, each averaged over queries and images. The covariance
-    is split in equal halves: the share is (var(content) + cov) / var(score). It leaves [0, 1] where the parts cancel.
-    The position part is q . r: it varies over keys by their position alone, but q comes from the content. NaN for a
-    head whose score is constant.
+    The score q . k + q . r (section 4.3) has three parts: ``qbar . r``, of the mean query vector over all images and
+    pixels, is the same for every image and query, as a positional head's score is; the rest of ``q . r`` differs with
+    what the query pixel holds; ``q . k`` compares contents. The softmax ignores what is constant over the keys, so each
+    query's mean over keys is removed. A part's share is its covariance with the score over the score's variance, both
+    averaged over queries and images; it leaves [0, 1] where parts cancel. NaN for a head whose score is constant.
     """
-    shared, total = np.zeros((2, content.shape[1]))
-    for c, p in zip(content, position, strict=True):  # image by image: in float64 a batch could fill the memory
-        c, p = (np.asarray(part, dtype=float).reshape(*part.shape[:3], -1) for part in (c, p))
-        c, p = (part - part.mean(-1, keepdims=True) for part in (c, p))
-        shared += (c * (c + p)).mean((1, 2, 3))
-        total += ((c + p) ** 2).mean((1, 2, 3))
+    height, width, scale = x.shape[1], x.shape[2], layer.key_size**-0.5
+    mean_query = layer.query(x).mean((0, 1, 2)).unflatten(0, (1, layer.heads, 1, 1, layer.key_size))
+    rows, columns = layer.position_logits(mean_query.expand(-1, -1, height, width, -1))
+    fixed = _over_keys(scale * (rows[..., :, None] + columns[..., None, :]))[0]  # (h, N, N)
+    shared, total = np.zeros((3, layer.heads)), np.zeros(layer.heads)
+    for image in x.split(1):
+        content, position = (_over_keys(part)[0] for part in layer.score_parts(image))
+        score = content + position
+        for number, part in enumerate((fixed, position - fixed, content)):
+            shared[number] += (part * score).mean((1, 2)).cpu().numpy()
+        total += score.square().mean((1, 2)).cpu().numpy()
     return shared / np.where(total > 0, total, np.nan)
+
+
+def _over_keys(part: Tensor) -> Tensor:
+    """A part of the scores (..., H, W, H, W) in float64, less its mean over the keys: (..., N, N)."""
+    part = part.double().flatten(-4, -3).flatten(-2)
+    return part - part.mean(-1, keepdim=True)
 
 
 # --- all heads of a trained network, at the queries that figures show ------------------------------------------------
 
 AVERAGED = 100
 """Test images over which attention with content is averaged: the paper's number."""
-COMPARED = 16
-"""Test images over which agreement between queries, and content's share, are measured."""
 SINGLE_IMAGES = (0, 7, 23)
 """Test images whose attention is kept one by one."""
+AT_ONCE = 10
+"""Images whose P exists at a time."""
 
 
 @torch.no_grad()
@@ -376,9 +375,10 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
 
     Returns:
         ``queries`` (Q, 2), ``mean`` (Q, L, h, H, W) float16: P at these queries, and ``agreement`` (L, h) of
-        `translation_consistency`; NaN for heads that a layer does not have. With content, ``mean`` is over the
-        first `AVERAGED` test images and ``agreement`` over the first `COMPARED`, as is ``content_share`` (L, h), see
-        there; there are also ``images`` (n,), their ``pixels`` (n, H', W', C) and ``labels`` (n,), and ``single``
+        `translation_consistency`; NaN for heads that a layer does not have. With content, both are over the first
+        `AVERAGED` test images, and there are also: ``halves`` (2, L, h), what two halves of these images agree on, with
+        the query moved and with the same query, which is the most that the first can be; ``shares`` (3, L, h) of
+        `score_shares`; ``images`` (n,), their ``pixels`` (n, H', W', C) and ``labels`` (n,), and ``single``
         (n, Q, L, h, H, W) float16.
     """
     layers, (height, width) = model.attention_layers, model.config.grid
@@ -392,7 +392,8 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
     places = [middle, (height // 4, width // 4), (height // 3, width // 2), (2 * height // 3, width // 3)]
     shape = (len(places), len(layers), max(layer.heads for layer in layers), height, width)
     mean, single = np.full(shape, np.nan, np.float16), np.full((len(images), *shape), np.nan, np.float16)
-    agreement, share = np.full((2, *shape[1:3]), np.nan)
+    agreement = np.full(shape[1:3], np.nan)
+    halves, shares = np.full((2, *shape[1:3]), np.nan), np.full((3, *shape[1:3]), np.nan)
     for index, (layer, seen) in enumerate(zip(layers, inputs, strict=True)):
         if isinstance(layer, Convolution):
             continue
@@ -402,13 +403,21 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
             if content:
                 single[:, q, index] = maps[images]
         if isinstance(layer, ContentAttention):
-            p = layer.probabilities(seen[:COMPARED]).mean(0)
-            share[index] = content_share(*(part.cpu().numpy() for part in layer.score_parts(seen[:COMPARED])))
+            first, second = (_mean_probabilities(layer, half) for half in seen.tensor_split(2))
+            p = (first + second) / 2
+            halves[0, index] = translation_consistency(first, second)
+            halves[1, index] = np.minimum(first, second).sum((-2, -1)).mean((-2, -1))
+            shares[:, index] = score_shares(layer, seen)
         else:
-            p = layer.probabilities(height, width)
-        agreement[index, : layer.heads] = translation_consistency(p.cpu().numpy())
+            p = layer.probabilities(height, width).cpu().numpy()
+        agreement[index, : layer.heads] = translation_consistency(p)
     found = dict(queries=np.array(places), mean=mean, agreement=agreement)
     if content:
-        found |= dict(content_share=share, images=np.array(images), single=single)
+        found |= dict(halves=halves, shares=shares, images=np.array(images), single=single)
         found |= dict(pixels=data.test_images[images].cpu().numpy(), labels=data.test_labels[images].cpu().numpy())
     return found
+
+
+def _mean_probabilities(layer: ContentAttention, x: Tensor) -> NDArray:
+    """P averaged over images x (B, H, W, C): (h, H, W, H, W)."""
+    return torch.stack([layer.probabilities(part).sum(0) for part in x.split(AT_ONCE)]).sum(0).cpu().numpy() / len(x)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from attnconv.config import PRESETS, config_hash, replace
 from attnconv.cost import cost
@@ -157,6 +158,19 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
     lead = a - b + margin
     holds = None if abs(lead) <= 2 * error else lead > 0
     return holds, f"{a:.1f}% against {b:.1f}%, {how} {error:.1f}"
+
+
+def rank_correlation(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
+    """Spearman's rank correlation of two arrays of one shape, NaN left out, and the standard error of no correlation.
+
+    The error, 1 / sqrt(n - 1), is that of n pairs that have nothing to do with each other.
+    """
+    from scipy.stats import spearmanr  # takes a second
+
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    there = np.isfinite(a) & np.isfinite(b)
+    constant = min(len(np.unique(values[there])) for values in (a, b)) < 2
+    return 0.0 if constant else float(spearmanr(a[there], b[there])[0]), 1 / math.sqrt(max(there.sum() - 1, 1))
 
 
 def before_pruning(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str, np.ndarray]]:

@@ -199,7 +199,7 @@ class ContentAttention(nn.Module):
         q, k = (linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4) for linear in (self.query, self.key))
         return q, k
 
-    def _position_logits(self, q: Tensor) -> tuple[Tensor, Tensor]:
+    def position_logits(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """q . r_row (B, h, H, W, H) and q . r_col (B, h, H, W, W): a score for each key row and each key column."""
         height, width = q.shape[2:4]
         rows = self.row_embedding[_known_shifts(height, self.max_size, q.device)]  # (H, H, K/2), query x key
@@ -214,7 +214,7 @@ class ContentAttention(nn.Module):
         """
         _check_input(self, x)
         q, k = self._queries_and_keys(x)
-        q, by_row, by_column = (t[:, :, rows, columns] for t in (q, *self._position_logits(q)))
+        q, by_row, by_column = (t[:, :, rows, columns] for t in (q, *self.position_logits(q)))
         scale = 1 / math.sqrt(self.key_size)
         content = torch.einsum("bhijd,bhkld->bhijkl", q, k)
         return scale * content, scale * (by_row[..., :, None] + by_column[..., None, :])
@@ -232,7 +232,7 @@ class ContentAttention(nn.Module):
             return self.value(torch.einsum("bhijkl,bklc->bijhc", p, x).flatten(-2))
         q, k = self._queries_and_keys(x)
         dropout = self.dropout if self.training else 0.0
-        return self.value(attend_content(q, k, *self._position_logits(q), x, dropout))
+        return self.value(attend_content(q, k, *self.position_logits(q), x, dropout))
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.out_channels}, heads={self.heads}, key_size={self.key_size}"

@@ -105,8 +105,7 @@ def write_page(output: Path) -> Path:
             case "tables", ".csv":
                 section["tables"].append((file.stem, _table(file)))
             case "tables", ".json":
-                run = file.stem.partition("-claims-")[2]  # empty where it is about several
-                section["claims"] += [(run, claim) for claim in read_claims(file) if not claim.paper]
+                section["claims"] += [claim for claim in read_claims(file) if not claim.sentence.section]
             case "figures", ".png" | ".gif":
                 section["pictures"].append(_picture(file))
     for section in sections.values():

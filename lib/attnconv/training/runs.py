@@ -183,6 +183,11 @@ class Run:
         return PRESETS[self.preset].title if self.preset in PRESETS else self.preset
 
     @property
+    def label(self) -> str:
+        """Which run it is, in a few words."""
+        return f"{self.title}, seed {self.train.seed}, {self.train.epochs} epoch{'s' * (self.train.epochs > 1)}"
+
+    @property
     def data_title(self) -> str:
         """The data set's name in texts. A copy of CIFAR-10 that JPEG has changed is called one."""
         data = self.config["data"]
