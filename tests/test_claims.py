@@ -150,6 +150,8 @@ def test_a_constant_shift_is_judged_against_what_images_agree_on(moved, same, co
     halves = np.stack([np.full((6, 9), 0.5), np.full((6, 9), same)])
     halves[0, 1:3, 4] = moved
     assert claims.constant_shift(run_of(attention=attention(maps, halves=halves)))[0] is holds
+    short = run_of(attention=attention(maps[:2], halves=halves[:, :2]))
+    assert claims.constant_shift(short)[0] is None  # there is no layer 3
     halves[0, 2] = 0.5  # layer 2 alone is not layers 2 and 3
     assert claims.constant_shift(run_of(attention=attention(maps, halves=halves)))[0] is False
 
@@ -169,7 +171,7 @@ def test_a_free_start_is_one_that_training_changed():
         )
 
     assert found(0.5, 0.9, 0.3)[0] is True
-    assert found(5, 0.9, 0.3)[0] is False and found(0.5, 0.3, 0.9)[0] is False and found(2, 0.9, 0.3)[0] is None
+    assert found(5, 0.9, 0.3)[0] is False and found(0.5, 0.5, 0.3)[0] is False and found(2, 0.9, 0.3)[0] is None
 
 
 def trained(accuracy, epochs=10, loss=1.0, lr=0.01, heads=9, start=None, halfway=None):
@@ -269,6 +271,8 @@ def test_a_claim_shows_itself_and_is_recorded(tmp_path):
     for shown in (card._repr_markdown_(), card._repr_html_()):
         assert "Holds here" in shown and SENTENCES["theorem"].text in shown and "largest difference 1e-07" in shown
         assert SENTENCES["theorem"].test in shown and "The paper, Theorem 1" in shown
+    assert made.record("hybrid", None, ["-0.5 by -1e-07"]).evidence == ["−0.5 by −1e-07"]
+    made = Claims(made.file)
     made.theorem(1e-2)  # again, in the same kernel: the last one counts
     assert [claim.holds for claim in read_claims(made.file)] == [False]
     run = next(run for run in find_runs(ROOT / "outputs/evening/runs") if run.preset == "quadratic")

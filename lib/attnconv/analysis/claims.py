@@ -15,6 +15,7 @@ import contextlib
 import html
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -142,6 +143,7 @@ class Claims:
 
     def record(self, key: str, holds: bool | None, evidence: list[str], about: str = "") -> Claim:
         """Keep a claim in the file, in place of what was said of it about the same runs, and return it to be shown."""
+        evidence = [re.sub(r"(?<!\w)-(?=\d)", "−", line) for line in evidence]
         claim = Claim(key, about, None if holds is None else bool(holds), evidence)  # NumPy's truth is not JSON
         self.made = [one for one in self.made if (one.key, one.about) != (key, about)] + [claim]
         with writing(self.file) as temporary:
@@ -366,7 +368,9 @@ def constant_shift(run: Run) -> Verdict:
         f"concentrated heads that keep their shift: {_by_layer(kept.sum(1), 'd', maps.shape[1])}",
     ]
     for layer, head in np.argwhere(kept[1:3]) + (1, 0):
-        lines += [f"head {head + 1} of layer {layer + 1}: {moved[layer, head]:.2f}, of at most {same[layer, head]:.2f}"]
+        lines += [f"head {head + 1} of layer {layer + 1}: {same[layer, head]:.2f} and {moved[layer, head]:.2f}"]
+    if len(kept) < 3:
+        return None, [*lines, "the network has no layer 3"]
     return bool(kept[1:3].any(1).all()), lines
 
 
@@ -375,7 +379,7 @@ def content_use(run: Run) -> Verdict:
     fixed, questions, content = run.attention["shares"]
     rise, error = results.rank_correlation(run.attention["agreement"], fixed)
     lines = [
-        f"same for every image and query: {_by_layer(fixed.mean(1), '.0%')} of what makes scores vary",
+        f"of what makes scores vary, the same for every image and query: {_by_layer(fixed.mean(1), '.0%')}",
         f"with what the query holds: {_by_layer(questions.mean(1), '.0%')}",
         f"comparison of contents: {_by_layer(content.mean(1), '.0%')}",
         f"rank correlation of a head's first share with its agreement {rise:.2f}, standard error {error:.2f}",
@@ -388,7 +392,7 @@ def free_start(run: Run) -> Verdict:
     if not run.swaps:
         return None, [NOT_MEASURED]
     lost, error = _lost(run)
-    nearer = run.swaps["error"][1, 0] < run.swaps["error"][0, 0]
+    nearer = run.swaps["error"][1, 0] <= run.swaps["error"][0, 0] / 2
     lines = [
         f"layer 1 as {_named(size)}: {loss:.2f} points lost; relative error {after:.2f}, before training {before:.2f}"
         for size, loss, before, after in zip(run.swaps["sizes"], lost[0], *run.swaps["error"][:, 0], strict=True)

@@ -23,6 +23,7 @@ from attnconv.figures.curves import (
     reach_over_training,
     stacked_costs,
 )
+from attnconv.figures.evidence import agreement_and_ceiling, score_shares, taps_and_chance
 from attnconv.figures.maps import (
     attention_grid,
     attention_on_image,

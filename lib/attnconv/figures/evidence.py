@@ -1,0 +1,94 @@
+"""Pictures beside verdicts: what was counted, and what it is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import seaborn
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from numpy.typing import ArrayLike
+
+from attnconv.figures.style import DASHED, DOUBLE, PALETTE, SINGLE, array, layer_titles, new_figure, styled
+
+
+@styled
+def taps_and_chance(covered: Mapping[str, ArrayLike], by_chance: ArrayLike, taps: int) -> Figure:
+    """Taps that each layer covers, over the distribution by chance: ``{when: (layers,)}`` and (draws,), of so many.
+
+    A number is a layer; those that cover as many stand beside each other.
+    """
+    figure = new_figure(SINGLE, 1.7 + 0.25 * len(covered))
+    ax = figure.add_subplot()
+    share = np.bincount(np.asarray(by_chance, dtype=int), minlength=taps + 1) / len(np.asarray(by_chance))
+    ax.bar(np.arange(taps + 1), 100 * share, 0.9, color="0.85")
+    ax.set(xlabel=f"Taps covered, of {taps}", ylabel="Fresh layers,\nsnapped (%)", xlim=(-0.6, taps + 0.6))
+    ax.set_xticks(np.arange(0, taps + 1, 1 if taps < 12 else 2))
+    top = 100 * share.max()
+    for row, (when, counts) in enumerate(reversed(covered.items()), 1):
+        height = top * (1 + 0.16 * row)
+        ax.text(-0.02, height, when, ha="right", va="center", transform=ax.get_yaxis_transform(), color=PALETTE[0])
+        counts = np.asarray(counts, dtype=int)
+        for count in np.unique(counts):
+            layers = " ".join(str(layer + 1) for layer in np.flatnonzero(counts == count))
+            ax.text(count, height, layers, ha="center", va="center", color=PALETTE[0], fontweight="bold")
+    ax.set_ylim(0, top * (1 + 0.16 * (len(covered) + 0.8)))
+    ax.set_yticks([tick for tick in ax.get_yticks() if tick <= top])
+    return figure
+
+
+@styled
+def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, concentrated: ArrayLike) -> Figure:
+    """How far heads follow the query, over how far images agree at all: (layers, heads) each, in [0, 1].
+
+    On the line a head follows the query as well as can be seen through content that changes. Filled marks are heads
+    that are ``concentrated``.
+    """
+    moved, same = array(moved, "moved (layers, heads)"), array(same, "same (layers, heads)")
+    figure = new_figure(SINGLE, 3.3)
+    ax = figure.add_subplot()
+    colours = seaborn.color_palette("flare", len(moved))
+    for layer, colour in enumerate(colours):
+        filled = np.asarray(concentrated)[layer]
+        look = {"s": 18, "edgecolors": [colour], "linewidths": 0.9, "zorder": 3, "clip_on": False}
+        ax.scatter(same[layer], moved[layer], facecolors=np.where(filled, 1, 0)[:, None] * [[*colour, 1]], **look)
+    low = 0.05 * np.floor(20 * np.nanmin([moved, same]))
+    ax.plot([low, 1], [low, 1], color="0.3", linewidth=0.9)
+    ax.plot([low / 0.9, 1], [low, 0.9], color="0.3", linewidth=0.9, linestyle=DASHED)
+    ax.set(xlabel="Two halves of the images, same query", ylabel="Two halves of the images,\nquery moved")
+    ax.set(xlim=(low, 1), ylim=(low, 1), aspect="equal")
+    handles = [
+        Line2D([], [], linestyle="none", marker="o", color=c, label=title)
+        for c, title in zip(colours, layer_titles(len(moved)), strict=True)
+    ]
+    handles += [Line2D([], [], color="0.3", linewidth=0.9, label="all that can be seen")]
+    handles += [Line2D([], [], color="0.3", linewidth=0.9, linestyle=DASHED, label="nine tenths of it")]
+    handles += [Line2D([], [], linestyle="none", marker="o", color="0.3", label="concentrated")]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+@styled
+def score_shares(shares: ArrayLike) -> Figure:
+    """What makes the scores of content heads vary, in three parts (3, layers, heads): a panel a layer, a bar a head.
+
+    The parts are those of `heads.score_shares`. Heads are ordered by the first.
+    """
+    shares = array(shares, "shares (3, layers, heads)")
+    layers = shares.shape[1]
+    figure = new_figure(DOUBLE, 2.3)
+    axes = figure.subplots(1, layers, sharey=True, squeeze=False)[0]
+    names = ("the same for every image and query", "with what the query holds", "comparison of contents")
+    colours = (PALETTE[0], PALETTE[6], PALETTE[1])
+    for ax, title, parts in zip(axes, layer_titles(layers), shares.swapaxes(0, 1), strict=True):
+        parts = 100 * parts[:, np.argsort(-parts[0])]
+        for part, below, colour in zip(parts, np.cumsum(parts, axis=0) - parts, colours, strict=True):
+            ax.bar(np.arange(parts.shape[1]), part, 0.86, below, color=colour)
+        ax.set(title=title, xticks=[], xlabel="Heads")
+        ax.grid(axis="y")
+    axes[0].set(ylabel="Variance of the scores (%)")
+    handles = [Patch(color=colour, label=name) for name, colour in zip(names, colours, strict=True)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
