@@ -166,3 +166,44 @@ def test_a_start_on_a_disc_has_the_standard_deviation_and_no_two_heads_alike(hea
     if heads > 1:
         distances = torch.pdist(centres)
         assert distances.min() > 0.6 * 1.2 * (torch.pi / heads) ** 0.5  # a share of the disc each
+
+
+@pytest.mark.parametrize("away", [(10_000.0, 0.3), (0.3, -10_000.0), (10_000.0, -10_000.0), (2.4, 0.3)])
+@pytest.mark.parametrize("covariance", ["isotropic", "full"])
+def test_centres_far_off_the_image_cost_no_precision(covariance, away):
+    """A part of the scores that is a million times larger must not round the others away."""
+    layer = QuadraticAttention(3, 2, heads=2, covariance=covariance, mixing="dense")
+    with torch.no_grad():
+        layer.centres.copy_(torch.tensor([away, (0.4, 0.7)]))
+        if covariance == "full":
+            layer.spreads.copy_(torch.tensor([[[0.8, 0.0], [0.0, 0.6]], [[0.7, 0.2], [0.1, 0.5]]]))
+    p = {name: value.detach().double().numpy() for name, value in layer.named_parameters()}
+    scores = reference.quadratic_scores(p["centres"], p["spreads"], 5, 6)
+    found = layer.probabilities(5, 6).detach()
+    for h, i, j in np.ndindex(2, 5, 6):
+        np.testing.assert_allclose(found[h, i, j], reference.softmax(scores[h, i, j]), atol=1e-6)
+    image = torch.randn(1, 5, 6, 3)
+    expected = reference.attention(image[0].double().numpy(), scores, p["value.weight"], p["value.bias"])
+    np.testing.assert_allclose(layer(image)[0].detach(), expected, atol=3e-6)
+
+
+def test_gradients_of_far_centres_are_those_of_the_formula():
+    layer = QuadraticAttention(3, 2, heads=2, covariance="full").double()
+    with torch.no_grad():
+        layer.centres.copy_(torch.tensor([(6.0, 0.3), (-0.4, -7.0)]))
+        layer.spreads.mul_(0.4).add_(0.1)
+
+    def plain(centres, spreads):
+        shifts = torch.stack(
+            torch.meshgrid(layer.shifts(4, 0).flatten(), layer.shifts(5, 1).flatten(), indexing="ij"), -1
+        )
+        offsets = torch.einsum("hde,hxye->hxyd", spreads, shifts - centres[:, None, None])
+        scores = -0.5 * offsets.square().sum(-1).view(2, 4, 4, 5, 5).transpose(2, 3)  # (h, H, W, H, W)
+        return scores.flatten(-2).softmax(-1).view_as(scores)
+
+    weights = torch.randn(2, 4, 5, 4, 5, dtype=torch.float64)
+    parameters = layer.centres, layer.spreads
+    found = torch.autograd.grad((layer.probabilities(4, 5) * weights).sum(), parameters)
+    expected = torch.autograd.grad((plain(*parameters) * weights).sum(), parameters)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)

@@ -137,7 +137,8 @@ class Claims:
         def check(*given: Any, about: str = "", **options: Any) -> Claim:
             flat = [one for value in given for one in (value if isinstance(value, (list, tuple)) else [value])]
             runs = dict.fromkeys(run.label for run in flat if isinstance(run, Run))
-            return self.record(key, *globals()[name](*given, **options), about=about or ", ".join(runs))
+            holds, evidence = globals()[name](*given, **options)
+            return self.record(key, holds, evidence, about or ", ".join(runs))
 
         return check
 

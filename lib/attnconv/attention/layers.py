@@ -64,7 +64,7 @@ class PositionalAttention(nn.Module):
 
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
         """What the scores are made of (see `mixing.scores`): those of rows (h, H, H) and of columns (h, W, W)."""
-        return self.axis_logits(height, 0), self.axis_logits(width, 1)
+        return _highest_zero(self.axis_logits(height, 0)), _highest_zero(self.axis_logits(width, 1))
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
         """Score of each shift along one axis (0 rows, 1 columns): (h, length, length), query x key."""
@@ -116,19 +116,24 @@ class QuadraticAttention(PositionalAttention):
     def axis_logits(self, length: int, axis: int) -> Tensor:
         if not self.separable:
             raise ValueError("A full covariance does not factor into rows x columns; use probabilities().")
-        return -0.5 * self.spreads.square()[:, None, None] * self._offsets(length, axis).square()
+        offset = self.shifts(length, axis) - self.centres[:, axis, None, None]  # of each shift from the centres
+        return -0.5 * self.spreads.square()[:, None, None] * offset.square()
 
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
         if self.separable:
             return super().score_terms(height, width)
-        # The square of S (shift - centre), term by term. Only the cross term needs rows and columns at once.
-        rows, columns = self._offsets(height, 0), self._offsets(width, 1)
-        p = self.precision()[..., None, None]
-        return -0.5 * p[:, 0, 0] * rows.square(), -0.5 * p[:, 1, 1] * columns.square(), -p[:, 0, 1] * rows, columns
-
-    def _offsets(self, length: int, axis: int) -> Tensor:
-        """How far each shift is from the centres, along one axis: (h, length, length)."""
-        return self.shifts(length, axis) - self.centres[:, axis, None, None]
+        # -1/2 |S (shift - centre)|^2, term by term; only the cross term needs rows and columns at once. A centre far off
+        # the image makes terms so large that float32 would lose the others. So shifts are counted from the nearest
+        # point that a shift can reach, u = shift - near. With e = near - centre, what is left is -u P u / 2 - u P e.
+        p, limit = self.precision(), torch.tensor([height - 1, width - 1], device=self.centres.device)
+        near = self.centres.detach().clamp(-limit, limit)
+        slope = (p * (near - self.centres)[:, None]).sum(-1)[..., None, None]
+        rows = self.shifts(height, 0) - near[:, 0, None, None]
+        columns = self.shifts(width, 1) - near[:, 1, None, None]
+        p = p[..., None, None]
+        row = -0.5 * p[:, 0, 0] * rows.square() - slope[:, 0] * rows
+        column = -0.5 * p[:, 1, 1] * columns.square() - slope[:, 1] * columns
+        return _highest_zero(row), _highest_zero(column), -p[:, 0, 1] * rows, columns
 
     def precision(self) -> Tensor:
         """Sigma^{-1} = S^T S of every head: (h, 2, 2), per squared pixel, rows then columns."""
@@ -236,6 +241,11 @@ class ContentAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.out_channels}, heads={self.heads}, key_size={self.key_size}"
+
+
+def _highest_zero(logits: Tensor) -> Tensor:
+    """Logits less the highest of each query: the same to a softmax, and small enough to be added up in float32."""
+    return logits - logits.detach().amax(-1, keepdim=True)
 
 
 def evenly_on_a_disc(points: int) -> Tensor:

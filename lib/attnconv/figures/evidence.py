@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
-from attnconv.figures.style import DASHED, DOUBLE, PALETTE, SINGLE, array, layer_titles, new_figure, styled
+from attnconv.figures.style import DASHED, DOUBLE, PALETTE, SINGLE, Look, array, layer_titles, new_figure, styled
 
 
 @styled
@@ -27,7 +27,7 @@ def taps_and_chance(covered: Mapping[str, ArrayLike], by_chance: ArrayLike, taps
     ax.set(xlabel=f"Taps covered, of {taps}", ylabel="Fresh layers,\nsnapped (%)", xlim=(-0.6, taps + 0.6))
     ax.set_xticks(np.arange(0, taps + 1, 1 if taps < 12 else 2))
     top = 100 * share.max()
-    for row, (when, counts) in enumerate(reversed(covered.items()), 1):
+    for row, (when, counts) in enumerate(reversed(list(covered.items())), 1):
         height = top * (1 + 0.16 * row)
         ax.text(-0.02, height, when, ha="right", va="center", transform=ax.get_yaxis_transform(), color=PALETTE[0])
         counts = np.asarray(counts, dtype=int)
@@ -52,7 +52,7 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, concentrated: Array
     colours = seaborn.color_palette("flare", len(moved))
     for layer, colour in enumerate(colours):
         filled = np.asarray(concentrated)[layer]
-        look = {"s": 18, "edgecolors": [colour], "linewidths": 0.9, "zorder": 3, "clip_on": False}
+        look: Look = {"s": 18, "edgecolors": [colour], "linewidths": 0.9, "zorder": 3, "clip_on": False}
         ax.scatter(same[layer], moved[layer], facecolors=np.where(filled, 1, 0)[:, None] * [[*colour, 1]], **look)
     low = 0.05 * np.floor(20 * np.nanmin([moved, same]))
     ax.plot([low, 1], [low, 1], color="0.3", linewidth=0.9)
