@@ -642,3 +642,21 @@ def test_pixels_are_picked_where_and_only_where_the_softmax_is_one_hot(centre, a
         picked = layer._one_hot(9, 1)
     assert (picked is not None) == bool((p.max(-1).values == 1).all())
     assert picked is None or torch.equal(p.argmax(-1).T, picked)
+
+
+def test_converted_networks_work_in_other_tools():
+    """Exported, traced or without values, nobody can look whether heads are one-hot: the softmax is then computed."""
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1, groups=2)
+    ).eval()
+    x = torch.randn(2, 3, 9, 10)
+    attention = convert(network)
+    with torch.no_grad():
+        expected = attention(x)  # its choice of pixels is kept from here on
+        batch = {"input": {0: torch.export.Dim("batch", max=64)}}
+        for strict in (False, True):
+            exported = torch.export.export(attention, (x,), dynamic_shapes=batch, strict=strict).module()
+            torch.testing.assert_close(exported(x), expected)
+            torch.testing.assert_close(exported(x[:1].repeat(5, 1, 1, 1))[4], expected[0])
+        torch.testing.assert_close(torch.jit.trace(attention, (x,))(x), expected)
+        assert attention.to("meta")(x.to("meta")).shape == expected.shape

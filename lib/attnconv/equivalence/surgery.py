@@ -10,6 +10,7 @@ padded input, Q x R of the output (the queries).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Sequence
@@ -137,7 +138,8 @@ class TapAttention(QuadraticAttention):
         x = x.permute(0, 2, 3, 1).contiguous()  # (B, H', W', C)
         queries = [len(self.queries(length, axis)) for axis, length in enumerate(size)]
         at_once = max(1, MIXED // (math.prod(queries) * self.heads * self.channels))
-        with computing(choose(x.device), x.device):
+        compiled = torch.compiler.is_compiling()  # how products are computed is then the compiler's choice
+        with contextlib.nullcontext() if compiled else computing(choose(x.device), x.device):
             parts = [self._project(self._mix(part, *size)) for part in x.split(at_once)]
         y = parts[0] if len(parts) == 1 else torch.cat(parts)  # (B, Q R, D)
         y = y.unflatten(1, queries).permute(0, 3, 1, 2)
@@ -147,10 +149,12 @@ class TapAttention(QuadraticAttention):
         """Average pixels by P = P_row (x) P_col, never built: x (B, H', W', C) -> (B, Q R, h C).
 
         Where heads are sharp, the softmax is exactly one-hot in floating point: its product with the pixels picks one
-        pixel for each query and head. They are picked directly, unless the positions want gradients.
+        pixel for each query and head. They are picked directly, unless the positions want gradients, or nobody can look
+        at their values: in torch.func, or while a graph is traced or exported.
         """
         moving = torch.is_grad_enabled() and (self.centres.requires_grad or self.spreads.requires_grad)
-        pixels = None if moving or in_torch_func() else self._selected(height, width)
+        unseen = in_torch_func() or torch.compiler.is_exporting() or torch.jit.is_tracing() or self.centres.is_meta
+        pixels = None if moving or unseen else self._selected(height, width)
         if pixels is None:
             row, column = (self.axis_probabilities(n, axis).to(x.dtype) for axis, n in ((0, height), (1, width)))
             return mix_separable(x, row, column).flatten(1, 2)
