@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from tabulate import tabulate
 
-from attnconv.analysis.claims import scoreboard
+from attnconv.analysis.claims import board
 from attnconv.analysis.results import PAPER_TABLE, REPRODUCTION_2021
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,13 +19,12 @@ RECORDS = {"evening": ROOT / "outputs" / "evening", "quick": ROOT / "docs" / "qu
 
 def readme_tables(folders: Mapping[str, Path] = RECORDS) -> str:
     """The README's scoreboard and accuracies as Markdown, a column an output folder; a dash for what is not there."""
-    head = ["The paper says", "Where", "Paper", "2021", *folders]
-    rows = [
-        [f"[{claim.text}]({_source(claim.notebook)})", claim.section, claim.paper, claim.reproduction]
-        + [", ".join(dict.fromkeys(claim.verdict for claim in checked.get(name, []))) or "—" for name in folders]
-        for claim, checked in scoreboard(folders)
+    table = board(folders)
+    links = [
+        f"[{text}]({_source(number)})" for text, number in zip(table["The paper says"], table["Notebook"], strict=True)
     ]
-    board = tabulate(rows, head, tablefmt="pipe", disable_numparse=True)
+    table = table.assign(**{"The paper says": links}).drop(columns="Notebook")
+    verdicts = tabulate(table.to_numpy().tolist(), list(table.columns), tablefmt="pipe", disable_numparse=True)
 
     ours = {name: _accuracies(folder / "tables" / "06-table1.csv") for name, folder in folders.items()}
     titles = dict.fromkeys([*PAPER_TABLE, *itertools.chain(*ours.values())])
@@ -36,7 +35,7 @@ def readme_tables(folders: Mapping[str, Path] = RECORDS) -> str:
         for title in titles
     ]
     align = ("left", *["right"] * (len(head) - 1))
-    return f"{board}\n\n{tabulate(rows, head, tablefmt='pipe', disable_numparse=True, colalign=align)}"
+    return f"{verdicts}\n\n{tabulate(rows, head, tablefmt='pipe', disable_numparse=True, colalign=align)}"
 
 
 def _source(number: str) -> str:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnconv.analysis import claims
-from attnconv.analysis.claims import PAPER_CLAIMS, SENTENCES, Claim, Claims, read_claims, scoreboard
+from attnconv.analysis.claims import PAPER_CLAIMS, SENTENCES, Claim, Claims, board, read_claims, recorded
 from attnconv.config import ModelConfig
 from attnconv.training.runs import find_runs
 
@@ -325,14 +325,14 @@ def test_damage_takes_claims_away_but_never_changes_a_verdict(tmp_path):
     damage()
 
 
-def test_the_scoreboard_has_every_claim_of_the_paper_and_none_of_ours(tmp_path):
+def test_the_board_has_every_claim_of_the_paper_and_none_of_ours(tmp_path):
     saved(tmp_path / "one", "04-claims-quadratic", ("grid", True, ["a"], "seed 0"), ("hybrid", True, ["1"]))
     saved(tmp_path / "one", "05-claims", ("local", None, ["b"], "seed 0"), ("local", True, ["c"], "seed 1"))
     saved(tmp_path / "two", "04-claims-quadratic", ("grid", False, ["d"]))
-    board = scoreboard({"one": tmp_path / "one", "two": tmp_path / "two"})
-    assert [sentence for sentence, _ in board] == list(PAPER_CLAIMS.values())
-    found = {sentence.text: checked for sentence, checked in board}
-    grid, local = (found[PAPER_CLAIMS[key].text] for key in ("grid", "local"))
-    assert [c.reason for c in grid["one"]] == ["seed 0; a"] and [c.holds for c in grid["two"]] == [False]
-    assert [c.about for c in local["one"]] == ["seed 0", "seed 1"] and "two" not in local
-    assert sum(len(checked) for checked in found.values()) == 3  # one folder for local, two for the grid
+    table = board({"one": tmp_path / "one", "two": tmp_path / "two"})
+    assert table["The paper says"].tolist() == [sentence.text for sentence in PAPER_CLAIMS.values()]
+    of = dict(zip(PAPER_CLAIMS, table[["one", "two"]].to_numpy().tolist(), strict=True))
+    assert of.pop("grid") == ["holds", "does not hold"] and of.pop("local") == ["is undecided, holds", "—"]
+    assert all(verdicts == ["—", "—"] for verdicts in of.values())
+    found = recorded(tmp_path / "one")
+    assert [claim.about for claim in found["local"]] == ["seed 0", "seed 1"] and found["theorem"] == []

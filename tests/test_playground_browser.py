@@ -281,12 +281,12 @@ def test_the_pages_lead_back_to_the_index(browser: playwright.Browser, tmp_path:
     explore(build_model(small)).export_html(tmp_path / "explorer.html")
     index = write_page(tmp_path)
     page = opened(browser, index)
-    for name in ("The playground", "The head explorer"):
-        page.get_by_role("link", name=name).click()
+    for name, words in (("playground", "Move the heads"), ("explorer", "Look into a trained network")):
+        page.get_by_role("link", name=words).click()
         page.locator("[class^=attnconv] canvas").first.wait_for()
         page.get_by_role("link", name="All results").click()
         page.wait_for_url(index.as_uri())
-        page.goto((tmp_path / f"{name.split()[-1]}.html").as_uri())
+        page.goto((tmp_path / f"{name}.html").as_uri())
         page.locator("[class^=attnconv] canvas").first.wait_for()
         assert page.get_by_role("link", name="All results").count() == 0
         page.goto(index.as_uri())

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
@@ -98,11 +99,6 @@ class Claim:
     def verdict(self) -> str:
         return VERDICTS[self.holds]
 
-    @property
-    def reason(self) -> str:
-        """The evidence as one sentence."""
-        return "; ".join([*([self.about] if self.about else []), *self.evidence])
-
     def _repr_markdown_(self) -> str:
         lines = [f"**{self.verdict.capitalize()} here** · {self.sentence.text}"]
         lines += [f"*{self.sentence.source}{f'; here: {self.about}' if self.about else ''}.*"]
@@ -110,15 +106,18 @@ class Claim:
         return "\n".join(f"> {line}".rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
-        text, source, test, about = map(
-            partial(html.escape, quote=False),
-            (self.sentence.text, self.sentence.source, self.sentence.test, self.about),
-        )
-        listed = "".join(f"<li>{html.escape(line)}</li>" for line in self.evidence)
-        where = f"{source}; here: {about}." if about else f"{source}."
+        return self.html()
+
+    def html(self, closed: bool = False) -> str:
+        """The card; ``closed``, so that test and evidence show at a click."""
+        sentence, escape = self.sentence, partial(html.escape, quote=False)
+        listed = "".join(f"<li>{escape(line)}</li>" for line in self.evidence)
+        where = f"{sentence.source}; here: {self.about}." if self.about else f"{sentence.source}."
         return (
-            f'<blockquote class="claim"><p><b>{self.verdict.capitalize()} here</b> · {text}<br><i>{where}</i></p>'
-            f"<p>Test: {test}</p><ul>{listed}</ul></blockquote>"
+            f'<blockquote class="claim {self.verdict.replace(" ", "-")}">'
+            f"<b>{self.verdict.capitalize()} here</b> · {escape(sentence.text)}<br><i>{escape(where)}</i>"
+            f"<details{'' if closed else ' open'}><summary>Test and evidence</summary>"
+            f"<p>{escape(sentence.test)}</p><ul>{listed}</ul></details></blockquote>"
         )
 
 
@@ -161,15 +160,26 @@ def read_claims(file: Path) -> list[Claim]:
     return found
 
 
-def scoreboard(outputs: Mapping[str, Path]) -> list[tuple[Sentence, dict[str, list[Claim]]]]:
-    """Each claim of the paper with what was found of it: by output folder's name, the claims checked there."""
-    found: dict[str, dict[str, list[Claim]]] = {key: {} for key in PAPER_CLAIMS}
-    for name, folder in outputs.items():
-        for file in sorted((folder / "tables").glob("*-claims*.json")):
-            for claim in read_claims(file):
-                if claim.key in found:
-                    found[claim.key].setdefault(name, []).append(claim)
-    return [(PAPER_CLAIMS[key], checked) for key, checked in found.items()]
+def recorded(folder: Path) -> dict[str, list[Claim]]:
+    """What was recorded in an output folder: for each of `SENTENCES` the claims that were checked."""
+    found: dict[str, list[Claim]] = {key: [] for key in SENTENCES}
+    for file in sorted((folder / "tables").glob("*-claims*.json")):
+        for claim in read_claims(file):
+            found[claim.key].append(claim)
+    return found
+
+
+def board(folders: Mapping[str, Path]) -> pd.DataFrame:
+    """Every claim of the paper: where it stands, what the paper and 2021 report, and the verdict in each folder."""
+    by_folder = {name: recorded(folder) for name, folder in folders.items()}
+    rows = []
+    for key, sentence in PAPER_CLAIMS.items():
+        row = {"The paper says": sentence.text, "Where": sentence.section, "Notebook": sentence.notebook}
+        row |= {"Paper": sentence.paper, "2021": sentence.reproduction}
+        for name, found in by_folder.items():
+            row[name] = ", ".join(dict.fromkeys(claim.verdict for claim in found[key])) or "—"
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 # --- the theorem ---------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ class QuadraticAttention(PositionalAttention):
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
         if self.separable:
             return super().score_terms(height, width)
-        # -1/2 |S (shift - centre)|^2, term by term; only the cross term needs rows and columns at once. A centre far off
+        # -1/2 |S (shift - centre)|^2, term by term; only the cross term needs both axes at once. A centre far off
         # the image makes terms so large that float32 would lose the others. So shifts are counted from the nearest
         # point that a shift can reach, u = shift - near. With e = near - centre, what is left is -u P u / 2 - u P e.
         p, limit = self.precision(), torch.tensor([height - 1, width - 1], device=self.centres.device)

@@ -5,9 +5,7 @@ All of it opens without a network: pictures are inside, formulas are MathML. No 
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import csv
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,25 +20,19 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
 
-from attnconv.analysis.claims import read_claims, scoreboard
 from attnconv.batch.plan import title_of
-from attnconv.batch.workspace import REPOSITORY
 from attnconv.training.runs import find_runs, read_json, writing
 
-RECORD = REPOSITORY / "outputs" / "evening"
-"""The record that is committed: its verdicts stand beside those of every other output folder."""
+FRONT = "00"
+"""Number of the notebook that is the index."""
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
 """Forms of output that a page shows, the first that there is. A widget would need scripts from the network."""
-LARGE = 2**28
-"""Bytes. A larger file is no result of a notebook, and is left out."""
 
 
 def write(target: Path, **content: Any) -> None:
     """Write a page of this content; ``body`` makes it that of a notebook, else it is the index."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}"
-    environment.tests["number"] = lambda text: re.fullmatch(r"[-+−]?\d+(\.\d+)?(e[-+]?\d+)?|—", str(text))
     page = environment.get_template("page.html.j2").render(content)
     with writing(target) as temporary:
         temporary.write_text(page, encoding="utf-8", errors="replace")  # names of files may be no UTF-8
@@ -66,58 +58,67 @@ def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = 
     notebooks lead there, other links within the repository to the index.
     """
     pages = pages or {}
-    markdown = MarkdownWithMath(renderer=_WithMathML(escape=False))
-    shown = {"NbConvertBase": {"display_data_priority": SHOWN}}
-    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": markdown.render}, config=Config(shown))
-    exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
-    body, _ = exporter.from_notebook_node(nbformat.read(notebook, as_version=4))
-    body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # Matplotlib's player asks for a font of icons
-    body = re.sub(r'href="\.\./[^"]*"', 'href="../index.html"', body)
-    body = re.sub(r'href="([^"/:]+)\.ipynb"', lambda m: f'href="{pages.get(m[1], m[1] + ".html")}"', body)
     order = ["", *pages.values(), ""]
     place = next((i for i, name in enumerate(pages, 1) if target.stem.startswith(name)), 0)
     write(
         target,
         title=title_of(notebook),
-        body=Markup(body),
+        body=Markup(_body(notebook, pages)),
         before=order[place - 1] if place else "",
         after=order[place + 1] if place else "",
-        light=Markup(HtmlFormatter(style="default").get_style_defs(".highlight")),
-        dark=Markup(HtmlFormatter(style="github-dark").get_style_defs(".highlight")),
+        **_code_colours(),
     )
 
 
+def _body(notebook: Path, pages: Mapping[str, str], *, code: bool = True) -> str:
+    """An executed notebook as HTML, with formulas as MathML, without links to the network's fonts and scripts."""
+    markdown = MarkdownWithMath(renderer=_WithMathML(escape=False))
+    shown = {"NbConvertBase": {"display_data_priority": SHOWN}}
+    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": markdown.render}, config=Config(shown))
+    exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
+    exporter.exclude_input = not code
+    body, _ = exporter.from_notebook_node(nbformat.read(notebook, as_version=4))
+    body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # Matplotlib's player asks for a font of icons
+    body = re.sub(r'href="\.\./[^"]*"', 'href="../index.html"', body)
+    return re.sub(r'href="([^"/:]+)\.ipynb"', lambda m: f'href="{pages.get(m[1], m[1] + ".html")}"', body)
+
+
+def _code_colours() -> dict[str, Markup]:
+    styles = {"light": "default", "dark": "github-dark"}
+    return {name: Markup(HtmlFormatter(style=style).get_style_defs(".highlight")) for name, style in styles.items()}
+
+
 def write_page(output: Path) -> Path:
-    """Write ``index.html`` into an output folder: what was found, the paper's figures, then all else by notebook.
+    """Write ``index.html`` into an output folder: notebook 00 as it was executed there, then all files by notebook.
 
     It stands on the files in the folder alone, so it can be written again at any time.
     """
     sections: dict[str, dict[str, Any]] = {}
     for file in sorted(output.glob("*/[0-9][0-9][-_]*")):
-        if not (file.is_file() and file.name.isprintable() and file.stat().st_size <= LARGE):
-            continue  # of no notebook
-        empty: dict[str, Any] = dict(title="", notebooks=[], tables=[], pictures=[], claims=[])
-        section = sections.setdefault(file.name[:2], empty)
+        if not file.is_file():
+            continue
+        section = sections.setdefault(file.name[:2], dict(title="", notebooks=[], tables=[], pictures=[]))
         match file.parent.name, file.suffix:
             case "notebooks", ".ipynb":
                 section["title"] = title_of(file)
                 section["notebooks"].append(file)
             case "tables", ".csv":
-                section["tables"].append((file.stem, _table(file)))
-            case "tables", ".json":
-                section["claims"] += [claim for claim in read_claims(file) if not claim.sentence.section]
+                section["tables"].append(file)
             case "figures", ".png" | ".gif":
                 section["pictures"].append(_picture(file))
     for section in sections.values():
-        section["pictures"].sort(key=lambda picture: (picture["place"], picture["stem"]))  # as the notebook shows them
-    folders = {folder.name: folder for folder in (RECORD, output) if (folder / "tables").is_dir()}
+        section["pictures"].sort(key=lambda picture: (picture["place"], picture["name"]))  # as the notebook shows them
+    front, body = sections.pop(FRONT, None), ""
+    if front:
+        first = [section["notebooks"][0].stem for section in sections.values() if section["notebooks"]]
+        pages = {stem.partition("-")[0]: f"notebooks/{stem}.html" for stem in first}
+        with contextlib.suppress(Exception):  # nbformat raises many kinds; without it the page shows the rest
+            body = _body(front["notebooks"][0], pages, code=False)
     write(
         output / "index.html",
         name=output.name,
-        columns=list(folders),
-        board=scoreboard(folders),
-        sections=dict(sorted(sections.items())),
-        pictures=[picture for section in sections.values() for picture in section["pictures"]],
+        found=Markup(body),
+        sections=sections,
         links=[name for name in ("explorer", "playground") if (output / f"{name}.html").is_file()],
         runs=find_runs(output / "runs"),
     )
@@ -125,22 +126,11 @@ def write_page(output: Path) -> Path:
 
 
 def _picture(file: Path) -> dict[str, Any]:
-    """A figure with its note. ``figure`` is the paper's that it belongs to: a number, 1000 for the appendix, or 0."""
+    """A figure with its note."""
     note = read_json(file.with_suffix(".json"), dict)
-    caption = str(note.get("caption") or file.stem[3:].replace("-", " "))
-    of_the_paper = re.search(r"\((?:to )?(?:figure (\d+)|appendix)\)", caption)
     return dict(
-        stem=file.stem,
-        source=f"data:image/{file.suffix[1:]};base64,{base64.b64encode(file.read_bytes()).decode()}",
-        caption=caption,
-        figure=int(of_the_paper[1] or 1000) if of_the_paper else 0,
+        name=file.name,
+        caption=str(note.get("caption") or file.stem[3:].replace("-", " ")),
         runs=note["runs"] if isinstance(note.get("runs"), list) else [],
         place=note["place"] if isinstance(note.get("place"), int) else 0,
     )
-
-
-def _table(file: Path) -> list[list[str]]:
-    """A table's rows, the head first, with a dash for what is missing; empty if damaged."""
-    with file.open(newline="", errors="replace") as lines, contextlib.suppress(csv.Error):  # a cell without end
-        return [[cell or "—" for cell in row] for row in csv.reader(lines) if row]
-    return []

@@ -36,7 +36,7 @@ from packaging.requirements import Requirement
 
 from attnconv import __version__
 from attnconv.batch.fresh import LIBRARY, changed, file_hash, inputs, version_of
-from attnconv.batch.pages import export_html, write_page
+from attnconv.batch.pages import FRONT, export_html, write_page
 from attnconv.batch.plan import Job, plan, read_notebook, select
 from attnconv.batch.workspace import NAMED_DATA, REPOSITORY, absolute, output_folder
 from attnconv.config import ConfigError, Profile, load_profile
@@ -268,7 +268,8 @@ class Batch:
                 progress_bar=False,
             )
             without_notes(copy)
-            export_html(copy, copy.with_suffix(".html"), self.pages)
+            if job.notebook.number != FRONT:
+                export_html(copy, copy.with_suffix(".html"), self.pages)
         except Exception as error:
             log.seek(0)
             memory = ", perhaps for lack of memory" if type(error).__name__ == "DeadKernelError" else ""
@@ -331,7 +332,7 @@ def reproduce(
     forced = {name for name, asked in wanted.items() if asked and force}
     pages: dict[str, str] = {}
     for name, job in jobs.items():
-        pages.setdefault(job.notebook.path.stem, f"{name}.html")
+        pages.setdefault(job.notebook.path.stem, "../index.html" if job.notebook.number == FRONT else f"{name}.html")
     if not dry and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):  # stop as Ctrl-C does; what nohup ignores stays ignored
             if signal.getsignal(number) is signal.SIG_DFL:
