@@ -1,8 +1,9 @@
-"""Print the README's tables from the records that are committed: ``.venv/bin/python docs/tables.py``."""
+"""Draw the tables of README and docs from the committed records: ``.venv/bin/python docs/tables.py``."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,28 +15,29 @@ from attnconv.analysis.results import PAPER_TABLE, REPRODUCTION_2021
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = {"evening": ROOT / "outputs" / "evening", "quick": ROOT / "docs" / "quick"}
-"""The README's columns: output folders, or copies of their tables."""
+"""Columns of the tables: output folders, or copies of their tables."""
 
 
-def readme_tables(folders: Mapping[str, Path] = RECORDS) -> str:
-    """The README's scoreboard and accuracies as Markdown, a column an output folder; a dash for what is not there."""
+def verdicts(folders: Mapping[str, Path]) -> str:
+    """Each claim of the paper with the verdict in each folder, as Markdown; a dash for what is not there."""
     table = board(folders)
-    links = [
-        f"[{text}]({_source(number)})" for text, number in zip(table["The paper says"], table["Notebook"], strict=True)
-    ]
-    table = table.assign(**{"The paper says": links}).drop(columns="Notebook")
-    verdicts = tabulate(table.to_numpy().tolist(), list(table.columns), tablefmt="pipe", disable_numparse=True)
+    pairs = zip(table["The paper says"], table.pop("Notebook"), strict=True)
+    table["The paper says"] = [f"[{text}](../{_source(number)})" for text, number in pairs]
+    return tabulate(table.to_numpy().tolist(), list(table.columns), tablefmt="pipe", disable_numparse=True)
 
+
+def accuracies(folders: Mapping[str, Path]) -> str:
+    """Test accuracy of each model, the paper's and each folder's, as Markdown; ± over seeds where there are several."""
     ours = {name: _accuracies(folder / "tables" / "06-table1.csv") for name, folder in folders.items()}
     titles = dict.fromkeys([*PAPER_TABLE, *itertools.chain(*ours.values())])
     head = ["Test accuracy (%)", "Paper", "2021", *folders]
     rows = [
         [title, PAPER_TABLE.get(title, {}).get("accuracy", "—"), REPRODUCTION_2021.get(title, "—")]
-        + [accuracies.get(title, "—") for accuracies in ours.values()]
+        + [found.get(title, "—") for found in ours.values()]
         for title in titles
     ]
     align = ("left", *["right"] * (len(head) - 1))
-    return f"{verdicts}\n\n{tabulate(rows, head, tablefmt='pipe', disable_numparse=True, colalign=align)}"
+    return tabulate(rows, head, tablefmt="pipe", disable_numparse=True, colalign=align)
 
 
 def _source(number: str) -> str:
@@ -43,9 +45,26 @@ def _source(number: str) -> str:
 
 
 def _accuracies(file: Path) -> dict[str, str]:
-    table = pd.read_csv(file).set_index("Model")["Accuracy (%)"] if file.is_file() else pd.Series(dtype=float)
-    return {model: f"{accuracy:.1f}" for model, accuracy in table.items()}
+    if not file.is_file():
+        return {}
+    table = pd.read_csv(file).set_index("Model")[["Accuracy (%)", "±"]]
+    return {
+        model: f"{a:.1f}" + (f" ± {spread:.1f}" if spread == spread else "") for model, a, spread in table.itertuples()
+    }
 
+
+def drawn(text: str, folders: Mapping[str, Path] = RECORDS) -> str:
+    """A page with its tables drawn anew: each stands between ``<!-- verdicts: evening, quick -->`` and ``<!-- -->``."""
+
+    def table(match: re.Match[str]) -> str:
+        draw = {"verdicts": verdicts, "accuracies": accuracies}[match[2]]
+        return f"{match[1]}\n\n{draw({name: folders[name] for name in match[3].split(', ')})}\n\n<!-- -->"
+
+    return re.sub(r"(<!-- (verdicts|accuracies): ([\w, ]+) -->).*?<!-- -->", table, text, flags=re.DOTALL)
+
+
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 
 if __name__ == "__main__":
-    print(readme_tables())
+    for page in PAGES:
+        page.write_text(drawn(page.read_text("utf-8")), "utf-8")

@@ -17,7 +17,7 @@ from attnconv.batch.pages import export_html, write_page
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-from tables import readme_tables  # noqa: E402
+import tables  # noqa: E402
 
 RECORD = ROOT / "outputs" / "evening"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -186,20 +186,31 @@ def test_a_formula_that_cannot_be_read_stays_as_it_was_written(output):
 # The README
 
 
-def test_the_tables_of_the_readme_are_those_of_the_committed_records():
-    text = (ROOT / "README.md").read_text()
-    for table in readme_tables().split("\n\n"):
-        assert table in text, "paste what docs/tables.py prints"
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_the_tables_of_the_pages_are_those_of_the_committed_records(page):
+    text = page.read_text()
+    assert text.count("<!-- -->") >= 1 and tables.drawn(text) == text, "run docs/tables.py"
 
 
-def test_the_readme_shows_verdicts_and_accuracies_of_a_record(output):
+def test_tables_show_verdicts_and_accuracies_of_a_record(output):
     claims = Claims(output / "tables" / "04-claims-quadratic.json")
     claims.record("local", False, ["-"], "seed 0")
     claims.record("local", None, ["-"], "seed 1")
-    (output / "tables" / "06-table1.csv").write_text("Model,Accuracy (%)\nSA quadratic,87.251\nSA new,60\n")
-    board, accuracies = readme_tables({"mine": output, "empty": output / "nowhere"}).split("\n\n")
+    rows = ["Model,Accuracy (%),±", "SA quadratic,87.251,0.12", "SA new,60,"]
+    (output / "tables" / "06-table1.csv").write_text("\n".join(rows))
+    folders = {"mine": output, "empty": output / "nowhere"}
+    board = tables.verdicts(folders)
     [local] = [line for line in board.splitlines() if PAPER_CLAIMS["local"].text in line]
     assert "does not hold, is undecided" in local.split("|")[-3] and local.split("|")[-2].strip() == "—"
-    assert all((ROOT / link).is_file() for link in re.findall(r"\((notebooks/.*?)\)", board))
-    rows = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in accuracies.splitlines()}
-    assert rows["SA quadratic"] == ["93.8", "93.65", "87.3", "—"] and rows["SA new"] == ["—", "—", "60.0", "—"]
+    assert all((ROOT / "docs" / link).is_file() for link in re.findall(r"\((\S*notebooks/.*?)\)", board))
+    lines = tables.accuracies(folders).splitlines()
+    found = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in lines}
+    assert found["SA quadratic"] == ["93.8", "93.65", "87.3 ± 0.1", "—"] and found["SA new"] == ["—", "—", "60.0", "—"]
+    page = "a\n<!-- accuracies: mine -->\nstale 1\n<!-- -->\nb <!-- verdicts: mine --><!-- -->"
+    assert "stale 1" not in tables.drawn(page, folders) and tables.drawn(page, folders).count("87.3 ± 0.1") == 1
+
+
+def test_links_of_the_pages_lead_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
