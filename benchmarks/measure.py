@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
 
 from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
@@ -224,3 +225,27 @@ def training_step(model: ModelConfig, recipe: TrainConfig, plain: bool = False) 
 def step_flops(model: ModelConfig, batch: int) -> int:
     """Of a training step's matrix products, with nothing computed twice: three times the forward pass."""
     return 3 * batch * cost(model).separable
+
+
+class Clock(TorchDispatchMode):
+    """Seconds of each kind of operation inside: ``with Clock() as clock: ...``, then ``clock.seconds``."""
+
+    KINDS = {
+        "matrix products": ("mm", "addmm", "bmm", "baddbmm"),
+        "LayerNorm": ("native_layer_norm", "native_layer_norm_backward"),
+        "GELU": ("gelu", "gelu_backward"),
+        "optimizer, clipping": ("_fused_adamw_", "linalg_vector_norm", "_foreach_norm", "_foreach_mul_"),
+        "copies, sums, additions": ("copy_", "_to_copy", "clone", "sum", "add", "add_", "mul", "mul_", "zeros", "cat"),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = dict.fromkeys([*self.KINDS, "everything else"], 0.0)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        start = time.perf_counter()
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        kind = next((kind for kind, names in self.KINDS.items() if name in names), "everything else")
+        self.seconds[kind] += time.perf_counter() - start
+        return result

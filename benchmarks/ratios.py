@@ -1,7 +1,7 @@
 """The ratios that matter, from calls in turns in one process: what the CPU's fast ways and separability save, and how
 near a training step is to its matrix products at the best rate that this CPU reaches for them.
 
-make bench      (or: python benchmarks/ratios.py [steps | layers | memory])
+make bench      (or: python benchmarks/ratios.py [steps | parts | layers | memory])
 """
 
 import statistics
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from measure import Case, in_turns, matrix_rate, peak_memory, step_flops, training_step
+from measure import Case, Clock, in_turns, matrix_rate, peak_memory, step_flops, training_step
 
 from attnconv.config import ModelConfig, TrainConfig
 
@@ -58,6 +58,20 @@ def steps(rounds: int = 5, batch: int = 100) -> None:
             )
 
 
+def parts(repeats: int = 5) -> None:
+    """Where the time of a training step goes, operation by operation; what is between operations is not seen."""
+    model = ModelConfig(hidden=64, mlp=128, downsampling=2, dropout=0.0)
+    step = training_step(model, TrainConfig(optimizer="adamw", lr=1e-3, clip=5.0, precision="auto"))
+    step()
+    with Clock() as clock:
+        for _ in range(repeats):
+            step()
+    total = sum(clock.seconds.values())
+    print("Training step, batch 100, quadratic, hidden 64, 16 x 16: share of the operations' time")
+    for kind, seconds in clock.seconds.items():
+        print(f"  {kind:34}{seconds / total:8.0%}", flush=True)
+
+
 def ratio(above: Callable, below: Callable, repeats: int) -> str:
     """Median over rounds of time(above) / time(below), with the quartiles."""
     times = in_turns({"above": above, "below": below}, repeats, budget=60)
@@ -87,6 +101,6 @@ def memory() -> None:
 
 if __name__ == "__main__":
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}; medians")
-    wanted = sys.argv[1:] or ["steps", "layers", "memory"]
+    wanted = sys.argv[1:] or ["steps", "parts", "layers", "memory"]
     for part in wanted:
-        {"steps": steps, "layers": layers, "memory": memory}[part]()
+        {"steps": steps, "parts": parts, "layers": layers, "memory": memory}[part]()

@@ -1,10 +1,12 @@
 """Every notebook: committed clean, and run from top to bottom in the smoke profile by the batch runner."""
 
+import ast
 import json
 import re
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 
 from attnconv.batch.run import reproduce
@@ -15,6 +17,8 @@ from attnconv.training.runs import find_runs
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
 DEEPER = {"layers": 3}
+BLANKS = ("01", "02")
+"""Notebooks with an answer to fill in."""
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -44,6 +48,20 @@ def test_notebooks_ask_let_predict_answer_and_lead_on(path):
     words = text[answer].split("Answer")[-1].split()  # true of every run; else computed from this one
     assert len(words) > 40 or re.search(r"Markdown\(\s*f?\"", cells[answer + 1].source)
     assert re.search(r"\*\*Next:\*\*", "\n".join(text[answer:]))
+
+
+@pytest.mark.parametrize("number", BLANKS)
+def test_a_later_cell_says_whether_the_blank_is_empty_right_or_wrong(number):
+    [path] = [path for path in NOTEBOOKS if path.name.startswith(number)]
+    sources = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    [blank] = [place for place, source in enumerate(sources) if source.startswith("answer = ...")]
+    [check] = [source for source in sources[blank:] if "answer is ..." in source]
+    *statements, verdict = ast.parse(check).body
+    [solution] = [line for line in map(ast.unparse, statements) if line.startswith("right = ")]
+    right = eval(solution.removeprefix("right = "), {"np": np})
+    given = {"Fill in the answer above.": ..., "Right.": right, "Not so": np.add(right, 1)}
+    for said, answer in given.items():
+        assert eval(ast.unparse(verdict), {"np": np, "right": right, "answer": answer}).startswith(said)
 
 
 @pytest.fixture(scope="module")

@@ -193,8 +193,8 @@ def theorem(difference: float) -> Verdict:
 def borders(inside: float, border: float, padded: float) -> Verdict:
     """Largest differences at inner pixels, at border pixels, and everywhere once the input is padded."""
     lines = [
-        f"without padding: {inside:.0e} inside, {border:.1g} at the border",
-        f"with padding: {padded:.0e} everywhere",
+        f"without padding: {inside:.1g} inside, {border:.1g} at the border",
+        f"with padding: {padded:.1g} everywhere",
     ]
     return inside < 1e-5 < border and padded < 1e-5, lines
 
