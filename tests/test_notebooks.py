@@ -17,7 +17,7 @@ from attnconv.training.runs import find_runs
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
 DEEPER = {"layers": 3}
-BLANKS = ("01", "02")
+BLANKS = ("01", "02", "04")
 """Notebooks with an answer to fill in."""
 
 
@@ -40,7 +40,7 @@ def test_notebooks_ask_let_predict_answer_and_lead_on(path):
     text = [cell.source if cell.cell_type == "markdown" else "" for cell in cells]
     whole = "\n".join(text)
     assert "?" in text[0] and "| Reading | Running |" in text[0]
-    assert len(re.findall(r"<summary>Answer</summary>\s*\S", whole)) >= 2
+    assert len(re.findall(r"<summary>Answer</summary>\s*\S", whole)) >= 2 or path.name.startswith("00")
     assert "https://arxiv.org/abs/1911.03584" in whole
     linked = set(re.findall(r"\]\((\d\d_\w+\.ipynb)\)", whole))
     assert linked <= {other.name for other in NOTEBOOKS} - {path.name} and len(linked) >= 2
@@ -58,7 +58,8 @@ def test_a_later_cell_says_whether_the_blank_is_empty_right_or_wrong(number):
     [check] = [source for source in sources[blank:] if "answer is ..." in source]
     *statements, verdict = ast.parse(check).body
     [solution] = [line for line in map(ast.unparse, statements) if line.startswith("right = ")]
-    right = eval(solution.removeprefix("right = "), {"np": np})
+    known = {"np": np, "chance": np.array([1, 5, 9]), "cells": np.ones((1, 6, 3, 3)), "layers": 6}  # of 04
+    right = eval(solution.removeprefix("right = "), known)
     given = {"Fill in the answer above.": ..., "Right.": right, "Not so": np.add(right, 1)}
     for said, answer in given.items():
         assert eval(ast.unparse(verdict), {"np": np, "right": right, "answer": answer}).startswith(said)
