@@ -40,18 +40,14 @@ def file_hash(file: Path) -> str | None:
     return None
 
 
-def version_of(package: str) -> str | None:
-    """The installed version of a package; None where it is not installed."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return None
-
-
 @functools.cache
 def installed() -> str:
     """A hash of Python's version and those of the packages in requirements.lock, as they are installed."""
-    names = re.findall(r"(?m)^([\w.-]+)==", (REPOSITORY / "requirements.lock").read_text("utf-8"))
-    return digest([platform.python_version(), {name: version_of(name) for name in names}])
+    found = {}
+    for name in re.findall(r"(?m)^([\w.-]+)==", (REPOSITORY / "requirements.lock").read_text("utf-8")):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return digest([platform.python_version(), found])
 
 
 def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[str, str | None]:
@@ -63,7 +59,6 @@ def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[s
         "its parameters": digest({n: v for n, v in job.parameters.items() if n not in ("output", "data")}),
         "the profile": digest(profile.model_dump(exclude={"description"})),
         "the data": data or file_hash(output / "strip.npz"),
-        "requirements.lock": file_hash(REPOSITORY / "requirements.lock"),
         "installed packages": installed(),
     }
     files = sorted(file for file in LIBRARY.rglob("*") if file.is_file() and file.suffix != ".pyc")

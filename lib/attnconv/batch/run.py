@@ -8,6 +8,7 @@ where they are: training resumes in them.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -18,9 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-import tomllib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -32,10 +32,9 @@ import papermill
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.provisioning import LocalProvisioner
-from packaging.requirements import Requirement
 
 from attnconv import __version__
-from attnconv.batch.fresh import LIBRARY, changed, file_hash, inputs, version_of
+from attnconv.batch.fresh import LIBRARY, changed, file_hash, inputs
 from attnconv.batch.pages import export_html, write_page
 from attnconv.batch.plan import Job, plan, read_notebook, select
 from attnconv.batch.workspace import NAMED_DATA, REPOSITORY, absolute, output_folder
@@ -54,19 +53,6 @@ def cores() -> int:
 def gpus() -> list[str]:
     """Names of this machine's NVIDIA GPUs, without importing torch."""
     return (said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines()
-
-
-def missing() -> Iterator[str]:
-    """What this machine lacks, a line each: packages, a C++ compiler, a GPU."""
-    for line in tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]:
-        wanted = Requirement(line)
-        version = version_of(wanted.name)
-        if version is None or not wanted.specifier.contains(version, prereleases=True):
-            yield f"package {line}; here is {version or 'none'}. 'make clean', then the same command, installs it."
-    if not shutil.which(os.environ.get("CXX", "g++")):
-        yield "C++ compiler (g++). Long trainings on a CPU are not compiled: the same, a little slower."
-    if not gpus():
-        yield "GPU. Only the paper profile needs one."
 
 
 @dataclass
@@ -90,12 +76,13 @@ class Batch:
         before = read_json(self.output / "manifest.json", dict).get("notebooks")
         entries = before.items() if isinstance(before, dict) else ()
         dirty = said("git", "status", "--porcelain")
+        packages = ("torch", "torchvision", "numpy", "matplotlib")
         versions = {"attnconv": __version__, "python": platform.python_version()}
         self.manifest: dict[str, Any] = {
             "profile": self.profile.name,
             "commit": said("git", "rev-parse", "HEAD"),
             "dirty": None if dirty is None else bool(dirty),
-            "versions": versions | {name: version_of(name) for name in ("torch", "torchvision", "numpy", "matplotlib")},
+            "versions": versions | {name: importlib.metadata.version(name) for name in packages},
             "device": {"cpu": platform.processor() or platform.machine(), "cores": cores(), "gpu": gpus()},
             "seeds": list(self.profile.seeds),
             "data": {"asked": self.data if self.data in NAMED_DATA else Path(self.data).name},
@@ -135,11 +122,14 @@ class Batch:
                 reason = f"if it changes with {'; '.join(first)}"
             again |= {job.name} if reason else set()
             self._say(job, "to do" if reason else "up to date", reason)
-        lacks = list(missing())
+        if not shutil.which(os.environ.get("CXX", "g++")):
+            print("Missing: C++ compiler (g++). Long trainings on a CPU are not compiled: the same, a little slower.")
+        if not gpus():
+            print("Missing: GPU. Only the paper profile needs one.")
         no_data = again and "sha256" not in self.manifest["data"] and not (self.output / "strip.npz").is_file()
         if no_data:
-            lacks.append(f"data set {self.data}. It is downloaded when it is first used, or bring it: --data PATH.")
-        print("\n".join([*(f"Missing: {line}" for line in lacks), f"{len(again)} to do. Nothing was run."]))
+            print(f"Missing: data set {self.data}. It is downloaded when first used, or bring it: --data PATH.")
+        print(f"{len(again)} to do. Nothing was run.")
         return 2 if no_data else 0
 
     def run(self) -> int:

@@ -7,6 +7,7 @@ work.save_figure(figure, "04-centres", "Centres of all heads.", run)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -18,13 +19,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from attnconv.analysis.claims import Claims
 from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
-from attnconv.training.runs import Run, find_runs, identity, writing
+from attnconv.training.runs import Run, find_runs, identity, write_arrays, writing
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     from matplotlib.animation import Animation
     from matplotlib.figure import Figure
@@ -66,12 +66,11 @@ class Workspace:
         """Images that are kept with recorded runs, an npz file, where the data set is not here."""
         from attnconv.training.data import MissingData, find_data
 
-        file = self.folder / "strip.npz"
-        try:
+        with contextlib.suppress(MissingData):
             find_data(self.source)
-        except MissingData:
-            return file if file.is_file() else None
-        return None
+            return None
+        file = self.folder / "strip.npz"
+        return file if file.is_file() else None
 
     def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
         """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
@@ -141,11 +140,8 @@ class Workspace:
     def _measured(self, run: Run, name: str, measure: Callable[[Any], dict[str, Any]]) -> dict[str, np.ndarray]:
         from attnconv.training import load_run
 
-        file = run.path / f"{name}.npz"
-        if not file.is_file():
-            arrays = measure(load_run(run.path)[0])
-            with writing(file) as temporary:
-                np.savez_compressed(temporary, **arrays)
+        if not (file := run.path / f"{name}.npz").is_file():
+            write_arrays(file, measure(load_run(run.path)[0]))
         return getattr(Run(run.path), name)
 
     def runs(self) -> list[Run]:
@@ -207,14 +203,13 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
         return folder
     if data in NAMED_DATA:
         return folder.with_name(f"{profile.name}-{data}")
-    if profile.data == "cifar10":
-        from attnconv.training.data import may_be_cifar10  # imports torch, which takes a second
+    from attnconv.training.data import may_be_cifar10  # imports torch, which takes a second
 
-        if may_be_cifar10(data):
-            return folder
+    if profile.data == "cifar10" and may_be_cifar10(data):
+        return folder
     path = absolute(data)
-    word = re.sub(r"[\W_]", "-", path.name.lower()).strip("-") or "data"
-    return folder.with_name(f"{profile.name}-{word}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:4]}")
+    word, digits = re.sub(r"[\W_]", "-", path.name.lower()), hashlib.sha256(os.fsencode(path)).hexdigest()[:4]
+    return folder.with_name(f"{profile.name}-{word}-{digits}")
 
 
 def absolute(path: str | Path) -> Path:
