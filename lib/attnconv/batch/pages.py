@@ -31,6 +31,8 @@ RECORD = REPOSITORY / "outputs" / "evening"
 """The record that is committed: its verdicts stand beside those of every other output folder."""
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
 """Forms of output that a page shows, the first that there is. A widget would need scripts from the network."""
+LARGE = 2**28
+"""Bytes. A larger file is no result of a notebook, and is left out."""
 
 
 def write(target: Path, **content: Any) -> None:
@@ -92,8 +94,8 @@ def write_page(output: Path) -> Path:
     """
     sections: dict[str, dict[str, Any]] = {}
     for file in sorted(output.glob("*/[0-9][0-9][-_]*")):
-        if not file.is_file():
-            continue
+        if not (file.is_file() and file.name.isprintable() and file.stat().st_size <= LARGE):
+            continue  # of no notebook
         empty: dict[str, Any] = dict(title="", notebooks=[], tables=[], pictures=[], claims=[])
         section = sections.setdefault(file.name[:2], empty)
         match file.parent.name, file.suffix:

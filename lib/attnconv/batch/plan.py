@@ -6,6 +6,7 @@ A notebook's metadata says what the runner must know, all of it optional:
     "attnconv": {"needs": ["03", "04:learned"]}   it comes after these notebooks, or after their jobs of one preset
     "attnconv": {"reads": ["study/learned/*"]}    it reads these runs besides: folder/preset/seed
     "attnconv": {"alone": true}                   it measures time: nothing else runs beside it
+    "attnconv": {"timed": ["07-hybrid: * (ms)*"]} what it states there is measured anew each time (see `compare`)
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Notebook(Config):
     alone: bool = False
     needs: Words = ()
     reads: Words = ()
+    timed: Words = ()
 
     @property
     def number(self) -> str:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from attnconv.training.data import Dataset
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+OUTPUTS = Path(os.path.realpath(REPOSITORY / "outputs"))
+REPRODUCED = OUTPUTS / "reproduced"
+"""Where profiles are drawn whose record is committed, in outputs/<profile>."""
 PROFILES = REPOSITORY / "notebooks" / "profiles"
 NAMED_DATA = ("embedded", "cifar10", "fashion-mnist")
 """Data sets known by name; anything else is a path."""
@@ -184,32 +187,53 @@ class Workspace:
 def open_workspace(profile: str = "quick", *, data: str | None = None, output: str | Path | None = None) -> Workspace:
     """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file).
 
-    ``data`` replaces the profile's data; ``output`` the folder ``outputs/<profile>`` of the repository.
+    ``data`` replaces the profile's data; ``output`` the folder (see `output_folder`).
     """
     path = Path(profile) if str(profile).endswith(".yaml") else PROFILES / f"{profile}.yaml"
     chosen = load_profile(path)
-    return Workspace(chosen, data or chosen.data, output_folder(chosen, data, output))
+    folder = output_folder(chosen, data, output)
+    _link_record(folder)
+    return Workspace(chosen, data or chosen.data, folder)
 
 
 def output_folder(profile: Profile, data: str | None = None, output: str | Path | None = None) -> Path:
     """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> for another data set than its own.
 
-    A path to a copy of CIFAR-10 is the profile's own if that is. A few digits tell folders of one name apart.
+    A profile whose record is committed has its results beside it, in outputs/reproduced/<profile>. A path to a copy of
+    CIFAR-10 is the profile's own data if that is. A few digits tell folders of one name apart.
     """
     if output:
         return absolute(output)
-    folder = REPOSITORY / "outputs" / profile.name
+    own = (REPRODUCED if profile.recorded else OUTPUTS) / profile.name
     if not data or data == profile.data:
-        return folder
+        return own
     if data in NAMED_DATA:
-        return folder.with_name(f"{profile.name}-{data}")
+        return OUTPUTS / f"{profile.name}-{data}"
     from attnconv.training.data import may_be_cifar10  # imports torch, which takes a second
 
     if profile.data == "cifar10" and may_be_cifar10(data):
-        return folder
+        return own
     path = absolute(data)
     word, digits = re.sub(r"[\W_]", "-", path.name.lower()), hashlib.sha256(os.fsencode(path)).hexdigest()[:4]
-    return folder.with_name(f"{profile.name}-{word}-{digits}")
+    return OUTPUTS / f"{profile.name}-{word}-{digits}"
+
+
+def record_of(folder: Path) -> Path | None:
+    """The committed record beside which a folder is drawn: outputs/<name> for outputs/reproduced/<name>, else None."""
+    return OUTPUTS / folder.name if folder.parent == REPRODUCED else None
+
+
+def _link_record(folder: Path) -> None:
+    """Link the record's runs and images, file by file, into the folder that is drawn beside it.
+
+    A run's folder there is a real one. So what a notebook measures of a run joins the links, and the record stays.
+    """
+    if record := record_of(folder):
+        for kept in [*record.glob("runs/*/[!.]*"), *record.glob("study/*/[!.]*"), *record.glob("strip.npz")]:
+            link = folder / kept.relative_to(record)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(os.path.relpath(kept, link.parent))
 
 
 def absolute(path: str | Path) -> Path:
