@@ -1,7 +1,10 @@
 # make reproduce   run every notebook and leave figures, tables and executed notebooks in outputs/<profile>
 #                  PROFILE=smoke|quick|evening|paper  DATA=/path/to/images  ONLY="03 04"  JOBS=1  FORCE=1  RETRAIN=1  OUTPUT=/path
 #                  DRY=1 only says what would be done, and why, and what is missing
+#                  PROFILE=evening leaves its committed record outputs/evening as it is, draws everything again beside it,
+#                  in outputs/reproduced/evening, and compares
 # make paper       the same at the paper's size (for a GPU)
+# make record      draw the evening's record itself, after a change of notebooks (for maintainers: docs/record.md)
 # make lab         JupyterLab on the notebooks
 # make explore     the interactive head explorer
 # make test        everything that continuous integration runs
@@ -16,6 +19,7 @@
 
 PYTHON ?= python3
 PROFILE ?= quick
+RECORD :=
 VENV := .venv
 VENV_FLAGS ?= $(shell cat $(VENV)/flags 2>/dev/null)
 RUN := $(VENV)/bin/python -m
@@ -25,7 +29,7 @@ LEFT_OUT = $(if $(findstring system-site-packages,$(VENV_FLAGS)),^(torch|torchvi
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce paper lab explore test lint bench lock clean flags
+.PHONY: help reproduce paper record lab explore test lint bench lock clean flags
 export PROFILE JOBS DATA OUTPUT ONLY
 
 help:
@@ -35,10 +39,15 @@ help:
 reproduce: $(READY)
 	@$(RUN) attnconv reproduce --profile "$$PROFILE" $${JOBS:+--jobs "$$JOBS"} $${DATA:+--data "$$DATA"} \
 		$${OUTPUT:+--output "$$OUTPUT"} $${ONLY:+--only="$$ONLY"} \
-		$(if $(filter-out 0,$(FORCE)),--force) $(if $(filter-out 0,$(RETRAIN)),--retrain) $(if $(filter-out 0,$(DRY)),--dry)
+		$(if $(filter-out 0,$(FORCE)),--force) $(if $(filter-out 0,$(RETRAIN)),--retrain) $(if $(filter-out 0,$(DRY)),--dry) \
+		$(RECORD)
 
 paper: PROFILE := paper
 paper: reproduce
+
+record: PROFILE := evening
+record: RECORD := --record
+record: reproduce
 
 lab: $(READY)
 	$(RUN) jupyter lab $(AS_ROOT) notebooks

@@ -167,7 +167,7 @@ def test_the_profile_counts_but_for_its_description(toys: Toys, record, old: str
     assert record() == jobs
 
 
-def test_versions_notebooks_parameters_and_data_count(toys: Toys, record, library: Path, monkeypatch) -> None:
+def test_data_and_installed_packages_count(record, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("attnconv.training.data.content_key", lambda source: "other")
         assert record() == ALL
@@ -175,8 +175,6 @@ def test_versions_notebooks_parameters_and_data_count(toys: Toys, record, librar
         patch.setattr(fresh, "installed", lambda: "others")
         assert record() == ALL
     assert record() == set()
-    (library / "requirements.lock").write_text("torch==9.9\n")
-    assert record() == ALL
 
 
 def test_python_and_every_locked_package_count(monkeypatch) -> None:

@@ -1,7 +1,7 @@
 """The record of the evening: its runs are whole, and what was drawn from them is drawn again without the data set."""
 
+import fnmatch
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -11,6 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from attnconv.batch.compare import statements
+from attnconv.batch.plan import read_notebook
 from attnconv.config import load_profile
 from attnconv.training.runs import find_runs
 
@@ -38,7 +40,7 @@ def test_its_runs_are_whole_and_finished():
 
 
 def test_it_is_small_and_names_no_folder_of_a_machine():
-    """What git keeps, that is: a reader's own `make reproduce PROFILE=evening` writes pages into that folder, too."""
+    """What git keeps, that is: a maintainer's own `make record` leaves a manifest there, too."""
     named = subprocess.run(["git", "ls-files", "-z", RECORD], cwd=ROOT, capture_output=True, text=True)
     files = [ROOT / name for name in named.stdout.split("\0") if name] or list(RECORD.rglob("*"))
     files = [file for file in files if file.is_file()]
@@ -53,25 +55,28 @@ def test_its_copies_are_of_whole_notebooks():
         assert all(cell.execution_count for cell in cells), path.name
 
 
-def test_it_is_drawn_again_without_the_data_set_and_nothing_is_trained(tmp_path):
-    output = tmp_path / "evening"
-    for folder in ("runs", "study"):
-        shutil.copytree(RECORD / folder, output / folder)
-    shutil.copy(RECORD / "strip.npz", output)
-    before = content(output)
+def test_it_is_drawn_again_beside_itself_without_the_data_set_and_says_the_same(tmp_path):
+    for name in ("lib", "notebooks", "outputs/evening"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "manifest.json"))
+    shutil.copy(ROOT / "requirements.lock", tmp_path)
+    record, output = tmp_path / "outputs" / "evening", tmp_path / "outputs" / "reproduced" / "evening"
+    before = content(record)
     numbers = [number for number in KEPT if number not in OF_MACHINE]
-    command = [sys.executable, "-m", "attnconv", "reproduce", "--profile", "evening", "--output", str(output)]
-    environment = os.environ | {"ATTNCONV_DATA": str(tmp_path / "no data")}
-    done = subprocess.run([*command, "--only", *numbers], capture_output=True, text=True, timeout=900, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [sys.executable, "-m", "attnconv", "reproduce", "--profile", "evening", "--only", *numbers]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib"), "ATTNCONV_DATA": str(tmp_path / "no data")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr  # 1 where it says something else than the record
+    assert "  differ: 0\n" in done.stdout
+    assert content(record) == before
 
-    after = content(output)
-    assert {name: after[name] for name in before} == before  # no run was touched, none was added
-    assert {Path(name).parts[:2] for name in after if name.startswith("runs/")} == {
-        Path(name).parts[:2] for name in before if name.startswith("runs/")
-    }
-    for name in ("04-claims-quadratic", "06-claims"):  # these stand on run folders alone
-        old, new = (json.loads((folder / "tables" / f"{name}.json").read_text()) for folder in (RECORD, output))
-        assert new == old
+    for kind in ("runs", "study"):  # nothing was trained
+        assert {run.name for run in (output / kind).iterdir()} == {run.name for run in (record / kind).iterdir()}
     assert {path.name[:2] for path in output.glob("figures/*.png")} >= set(numbers) - {"08"}
     assert (output / "explorer.html").stat().st_size < 15 * 2**20
+
+
+def test_every_mark_of_what_is_timed_is_of_a_statement():
+    stated = [f"{file.stem}: {name}" for file in RECORD.glob("*/*.*") for name in statements(file)]
+    for notebook in map(read_notebook, (ROOT / "notebooks").glob("[0-9]*.ipynb")):
+        for mark in notebook.timed:
+            assert mark.startswith(notebook.number) and fnmatch.filter(stated, mark), mark

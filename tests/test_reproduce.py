@@ -92,6 +92,8 @@ def test_other_mistakes_are_refused(toys: Toys, tmp_path: Path) -> None:
     refused(toys, "no notebooks in")
     toys.add("02_theory", parameters="profile = 'toy'\n")
     refused(toys, "must also set data, output")
+    path = toys.add("02_theory", need=["03"])
+    refused(toys, "02_theory.ipynb is not a readable notebook .*Notebook.need")
     path = toys.add("02_theory")
     refused(toys, "no notebook '9'", only=["9"])
     refused(toys, "--jobs 0", at_once=0)
@@ -344,12 +346,10 @@ def test_a_dry_run_says_what_would_be_done_and_why_and_writes_nothing(toys: Toys
     assert "03 needs it   (changed: the notebook)" in said() and "1 to do" in said(only=["02"])
     assert "02 theory   (forced)" in said(force=True)
 
-    monkeypatch.setattr(runner, "version_of", lambda name: {"torch": "2.5.1", "pandas": None}.get(name, "999"))
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(runner, "gpus", list)
     missing = [line for line in said().splitlines() if line.startswith("Missing: ")]
-    assert len(missing) == 4 and "package torch>=2.9; here is 2.5.1" in said() and "here is none" in said()
-    assert "Missing: C++ compiler (g++)" in said() and "Missing: GPU" in said()
+    assert [line.split()[1] for line in missing] == ["C++", "GPU."]
 
 
 def test_a_dry_run_without_the_data_set_says_so(toys: Toys, tmp_path: Path, capsys, monkeypatch) -> None:

@@ -92,6 +92,13 @@ def test_the_profile_can_come_from_the_target_or_the_environment(target: str) ->
     assert arguments("paper", "OUTPUT=a b")[2:] == ["--profile", "paper", "--output", "a b"]
 
 
+def test_only_make_record_writes_the_record() -> None:
+    assert arguments("record", "ONLY=01")[2:] == ["--profile", "evening", "--only=01", "--record"]
+    assert arguments("reproduce", RECORD="--record") == arguments("reproduce")
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", "--record", "--output", "elsewhere"])
+
+
 def test_every_benchmark_is_part_of_make_bench() -> None:
     said = make("-n", "bench")
     for file in {*(ROOT / "benchmarks").glob("*.py")} - {ROOT / "benchmarks" / "measure.py"}:  # what the others share

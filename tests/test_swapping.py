@@ -1,8 +1,6 @@
 """Attention layers out, convolutions in: the swapped layer against the attention layer, and what the network loses."""
 
-import dataclasses
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ import torch
 
 from attnconv.analysis import swaps
 from attnconv.analysis.heads import geometry
-from attnconv.batch.workspace import open_workspace
+from attnconv.batch.workspace import REPOSITORY, open_workspace
 from attnconv.config import ConfigError, ModelConfig, replace
 from attnconv.cost import attention_flops, cost
 from attnconv.equivalence import convert, swap
@@ -222,8 +220,7 @@ def test_shuffled_taps_are_the_same_taps_in_other_places():
 
 def test_the_record_says_what_its_networks_do():
     """Answers in swaps.npz, of the first test images, which are kept with the record: given again by the weights."""
-    work = open_workspace("evening", data=str(Path("no") / "such"))
-    work = dataclasses.replace(work, folder=open_workspace("evening").folder)
+    work = open_workspace("evening", output=REPOSITORY / "outputs" / "evening")
     data, checked = load_data(work.folder / "strip.npz", progress=False), 0
     for run in work.runs():
         if run.swaps and run.preset != "learned_content":  # read on training images, which are not kept

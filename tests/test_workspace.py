@@ -42,6 +42,9 @@ def run(work):
         (Profile(name="paper", data="cifar10"), "/somewhere/images", "paper-images-8f60"),
         (Profile(name="paper", data="cifar10"), "/elsewhere/images", "paper-images-b2e7"),
         (Profile(name="paper", data="cifar10"), "fashion-mnist", "paper-fashion-mnist"),
+        (Profile(name="evening", recorded=True), None, "reproduced/evening"),
+        (Profile(name="evening", recorded=True), "embedded", "reproduced/evening"),
+        (Profile(name="evening", recorded=True), "cifar10", "evening-cifar10"),
     ],
 )
 def test_other_data_get_an_output_folder_of_their_own(profile, data, folder):

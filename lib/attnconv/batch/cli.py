@@ -30,9 +30,12 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--force", action="store_true", help="run again what is up to date (with --only: only that)")
     at_once = "notebooks at a time (default: one for each core, 4 at most; 1 on a machine with a GPU)"
     run.add_argument("--jobs", dest="at_once", type=int, metavar="N", help=at_once)
-    run.add_argument("--output", metavar="DIR", help="where results go (default: outputs/<profile>)")
+    where = run.add_mutually_exclusive_group()
+    beside = "where results go (default: outputs/<profile>, or outputs/reproduced/<profile> beside a committed record)"
+    where.add_argument("--output", metavar="DIR", help=beside)
     again = "train every model again, into outputs/<profile>-retrained; what is there stays"
-    run.add_argument("--retrain", action="store_true", help=again)
+    where.add_argument("--retrain", action="store_true", help=again)
+    where.add_argument("--record", action="store_true", help="write the committed record outputs/<profile> itself")
     run.add_argument("--dry", action="store_true", help="say what would be done, and why, and what is missing")
     run.set_defaults(call=_reproduce)
 
@@ -41,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--profile", default="quick", help=PROFILE_HELP)
     train.add_argument("--data", help=DATA_HELP)
     train.add_argument("--seed", type=int, help="default: the profile's first")
-    train.add_argument("--output", metavar="DIR", help="the run folder goes to DIR/runs (default: outputs/<profile>)")
+    train.add_argument("--output", metavar="DIR", help="the run folder goes to DIR/runs (default: as for reproduce)")
     train.add_argument("--epochs", type=int, metavar="N")
     other = "any other value of ModelConfig or TrainConfig; may be repeated"
     train.add_argument("--set", dest="words", action="append", default=[], metavar="NAME=VALUE", help=other)

@@ -19,7 +19,7 @@ from typing import Any
 import nbformat
 
 from attnconv.batch.plan import Job
-from attnconv.batch.workspace import REPOSITORY
+from attnconv.batch.workspace import REPOSITORY, record_of
 from attnconv.config import Profile
 from attnconv.training.runs import read_json
 
@@ -40,36 +40,36 @@ def file_hash(file: Path) -> str | None:
     return None
 
 
-def version_of(package: str) -> str | None:
-    """The installed version of a package; None where it is not installed."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return None
-
-
 @functools.cache
 def installed() -> str:
     """A hash of Python's version and those of the packages in requirements.lock, as they are installed."""
-    names = re.findall(r"(?m)^([\w.-]+)==", (REPOSITORY / "requirements.lock").read_text("utf-8"))
-    return digest([platform.python_version(), {name: version_of(name) for name in names}])
+    found = {}
+    for name in re.findall(r"(?m)^([\w.-]+)==", (REPOSITORY / "requirements.lock").read_text("utf-8")):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return digest([platform.python_version(), found])
 
 
 def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[str, str | None]:
-    """Hashes of all that a job's results are made from, by name. ``data`` is the hash of the data set's content."""
+    """Hashes of all that a job's results are made from, by name. ``data`` is the hash of the data set's content.
+
+    Runs and images of the record beside which a folder is drawn count as the folder's, where links to them will be.
+    """
+    places = [record_of(output) or output, output]
     notebook = nbformat.read(job.notebook.path, as_version=4)
     cells = [[cell.cell_type, cell.source, cell.metadata.get("tags", [])] for cell in notebook.cells]
     found = {
         "the notebook": digest([cells, notebook.metadata.get("attnconv", {})]),
         "its parameters": digest({n: v for n, v in job.parameters.items() if n not in ("output", "data")}),
         "the profile": digest(profile.model_dump(exclude={"description"})),
-        "the data": data or file_hash(output / "strip.npz"),
-        "requirements.lock": file_hash(REPOSITORY / "requirements.lock"),
+        "the data": data or file_hash(places[0] / "strip.npz"),
         "installed packages": installed(),
     }
     files = sorted(file for file in LIBRARY.rglob("*") if file.is_file() and file.suffix != ".pyc")
     found |= {file.relative_to(LIBRARY.parent).as_posix(): file_hash(file) for file in files}
 
-    for weights in sorted(output.glob("*/*/model.safetensors")):  # an unfinished run is nobody's input
+    finished = [weights for place in places for weights in sorted(place.glob("*/*/model.safetensors"))]
+    for weights in finished:  # an unfinished run is nobody's input
         folder, kind = weights.parent, weights.parts[-3]
         try:
             config = read_json(folder / "config.json", dict)
@@ -77,7 +77,7 @@ def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[s
         except (KeyError, TypeError):  # damaged: whoever reads it will say so
             read = any(pattern.startswith(f"{kind}/") for pattern in job.reads)
         files = [file for file in sorted(folder.glob("[!.]*")) if read and file.is_file()]
-        found |= {file.relative_to(output).as_posix(): file_hash(file) for file in files}
+        found |= {f"{kind}/{folder.name}/{file.name}": file_hash(file) for file in files}
     return found
 
 

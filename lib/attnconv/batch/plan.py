@@ -6,6 +6,7 @@ A notebook's metadata says what the runner must know, all of it optional:
     "attnconv": {"needs": ["03", "04:learned"]}   it comes after these notebooks, or after their jobs of one preset
     "attnconv": {"reads": ["study/learned/*"]}    it reads these runs besides: folder/preset/seed
     "attnconv": {"alone": true}                   it measures time: nothing else runs beside it
+    "attnconv": {"timed": ["07-hybrid: * (ms)*"]} what it states there is measured anew each time (see `compare`)
 """
 
 from __future__ import annotations
@@ -19,27 +20,31 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import nbformat
 
-from attnconv.config import ConfigError, Profile
+from attnconv.config import AsTuple, Config, ConfigError, Profile
 
+Words = Annotated[tuple[str, ...], AsTuple]
 GIVEN = ("profile", "data", "output")
 """Parameters that every notebook is given. One with ``per_run`` is given ``preset`` and ``seed`` too."""
 
 
-@dataclass(frozen=True)
-class Notebook:
-    """A notebook as the runner sees it."""
+class Notebook(Config):
+    """A notebook as the runner sees it; after the title, what its metadata may say."""
 
     path: Path
-    number: str
     title: str
-    per_run: bool
-    alone: bool
-    needs: tuple[str, ...]
-    reads: tuple[str, ...]
+    per_run: bool = False
+    alone: bool = False
+    needs: Words = ()
+    reads: Words = ()
+    timed: Words = ()
+
+    @property
+    def number(self) -> str:
+        return self.path.name[:2]
 
 
 @dataclass(frozen=True)
@@ -69,17 +74,15 @@ class Job:
 def read_notebook(path: Path) -> Notebook:
     """A notebook's parameters and metadata; `ConfigError` when the runner cannot work with it."""
     try:
-        notebook = nbformat.read(path, as_version=4)
+        content = nbformat.read(path, as_version=4)
+        notebook = Notebook(path=path, title=title_of(path), **content.metadata.get("attnconv", {}))
     except Exception as error:  # nbformat raises many kinds
         raise ConfigError(f"{path} is not a readable notebook ({error}); restore it with git.") from error
-    cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    notes = notebook.metadata.get("attnconv", {})
-    per_run, alone = (bool(notes.get(name)) for name in ("per_run", "alone"))
-    needs, reads = (tuple(map(str, notes.get(name, ()))) for name in ("needs", "reads"))
-    wanted = (*GIVEN, "preset", "seed") if per_run else GIVEN
+    cells = [cell for cell in content.cells if "parameters" in cell.metadata.get("tags", [])]
+    wanted = (*GIVEN, "preset", "seed") if notebook.per_run else GIVEN
     if missing := [name for name in wanted if not any(re.search(rf"(?m)^{name}\b.*=", c.source) for c in cells)]:
         raise ConfigError(f"{path.name}: a code cell tagged 'parameters' must also set {', '.join(missing)}.")
-    return Notebook(path, path.name[:2], title_of(path), per_run, alone, needs, reads)
+    return notebook
 
 
 def title_of(path: Path) -> str:

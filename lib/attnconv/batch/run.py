@@ -8,6 +8,7 @@ where they are: training resumes in them.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -18,9 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-import tomllib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -32,13 +32,13 @@ import papermill
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.provisioning import LocalProvisioner
-from packaging.requirements import Requirement
 
 from attnconv import __version__
-from attnconv.batch.fresh import LIBRARY, changed, file_hash, inputs, version_of
+from attnconv.batch.compare import compare
+from attnconv.batch.fresh import LIBRARY, changed, file_hash, inputs
 from attnconv.batch.pages import FRONT, export_html, write_page
 from attnconv.batch.plan import Job, plan, read_notebook, select
-from attnconv.batch.workspace import NAMED_DATA, REPOSITORY, absolute, output_folder
+from attnconv.batch.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, output_folder, record_of
 from attnconv.config import ConfigError, Profile, load_profile
 from attnconv.training.runs import held, read_json, said, writing
 
@@ -54,19 +54,6 @@ def cores() -> int:
 def gpus() -> list[str]:
     """Names of this machine's NVIDIA GPUs, without importing torch."""
     return (said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines()
-
-
-def missing() -> Iterator[str]:
-    """What this machine lacks, a line each: packages, a C++ compiler, a GPU."""
-    for line in tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]:
-        wanted = Requirement(line)
-        version = version_of(wanted.name)
-        if version is None or not wanted.specifier.contains(version, prereleases=True):
-            yield f"package {line}; here is {version or 'none'}. 'make clean', then the same command, installs it."
-    if not shutil.which(os.environ.get("CXX", "g++")):
-        yield "C++ compiler (g++). Long trainings on a CPU are not compiled: the same, a little slower."
-    if not gpus():
-        yield "GPU. Only the paper profile needs one."
 
 
 @dataclass
@@ -90,12 +77,13 @@ class Batch:
         before = read_json(self.output / "manifest.json", dict).get("notebooks")
         entries = before.items() if isinstance(before, dict) else ()
         dirty = said("git", "status", "--porcelain")
+        packages = ("torch", "torchvision", "numpy", "matplotlib")
         versions = {"attnconv": __version__, "python": platform.python_version()}
         self.manifest: dict[str, Any] = {
             "profile": self.profile.name,
             "commit": said("git", "rev-parse", "HEAD"),
             "dirty": None if dirty is None else bool(dirty),
-            "versions": versions | {name: version_of(name) for name in ("torch", "torchvision", "numpy", "matplotlib")},
+            "versions": versions | {name: importlib.metadata.version(name) for name in packages},
             "device": {"cpu": platform.processor() or platform.machine(), "cores": cores(), "gpu": gpus()},
             "seeds": list(self.profile.seeds),
             "data": {"asked": self.data if self.data in NAMED_DATA else Path(self.data).name},
@@ -128,18 +116,22 @@ class Batch:
 
     def dry(self) -> int:
         """Say what a run would do and what is missing, and write nothing; the exit status, 2 without the data set."""
-        again: set[str] = set()
+        again, no_data = set[str](), False
         for job in self.jobs.values():
-            reason = self.reason(job, self.inputs(job))
+            now = self.inputs(job)
+            reason = self.reason(job, now)
             if not reason and (first := [self.jobs[need].title for need in job.needs if need in again]):
                 reason = f"if it changes with {'; '.join(first)}"
             again |= {job.name} if reason else set()
+            no_data |= bool(reason) and now["the data"] is None
             self._say(job, "to do" if reason else "up to date", reason)
-        lacks = list(missing())
-        no_data = again and "sha256" not in self.manifest["data"] and not (self.output / "strip.npz").is_file()
+        if not shutil.which(os.environ.get("CXX", "g++")):
+            print("Missing: C++ compiler (g++). Long trainings on a CPU are not compiled: the same, a little slower.")
+        if not gpus():
+            print("Missing: GPU. Only the paper profile needs one.")
         if no_data:
-            lacks.append(f"data set {self.data}. It is downloaded when it is first used, or bring it: --data PATH.")
-        print("\n".join([*(f"Missing: {line}" for line in lacks), f"{len(again)} to do. Nothing was run."]))
+            print(f"Missing: data set {self.data}. It is downloaded when first used, or bring it: --data PATH.")
+        print(f"{len(again)} to do. Nothing was run.")
         return 2 if no_data else 0
 
     def run(self) -> int:
@@ -301,6 +293,7 @@ def reproduce(
     at_once: int | None = None,
     output: str | Path | None = None,
     retrain: bool = False,
+    record: bool = False,
     dry: bool = False,
     notebooks: Path = REPOSITORY / "notebooks",
 ) -> int:
@@ -314,14 +307,22 @@ def reproduce(
     if at_once < 1:
         raise ConfigError(f"--jobs {at_once} must be at least 1.")
     profile = load_profile(notebooks / "profiles" / f"{profile_name}.yaml")
-    folder = output_folder(profile, data, output)
-    if retrain and not output:  # beside what is there, which stays to be compared with
-        folder = folder.with_name(f"{folder.name}-retrained")
+    folder = OUTPUTS / profile.name if record else output_folder(profile, data, output)
+    if retrain:  # beside what is there, which stays to be compared with
+        folder = OUTPUTS / f"{folder.name}-retrained"
     data = data or profile.data
     if data not in NAMED_DATA or data == "embedded":  # the others may still be downloaded
         from attnconv.training.data import find_data
 
         find_data(data)
+    if record and (folder / "strip.npz").is_file():
+        from attnconv.training.data import MissingData, find_data
+
+        with contextlib.suppress(MissingData):
+            raise ConfigError(
+                f"The data set is here ({find_data(data).path}), but the record is drawn from its own images, as "
+                "everyone can draw it again. For this command, let ATTNCONV_DATA name an empty folder."
+            )
     data = data if data in NAMED_DATA else str(absolute(data))
     paths = sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))
     if not paths:
@@ -341,6 +342,8 @@ def reproduce(
         batch = Batch({name: jobs[name] for name in wanted}, profile, data, folder, forced, at_once, pages)
         print(f"The {profile.name} profile: {profile.description or 'no description'}")
         print(f"{len(wanted)} jobs, data: {data}, output: {folder}", flush=True)
+        if beside := record_of(folder):
+            print(f"The record {beside} is read, never written, and compared with at the end.", flush=True)
         if dry:
             return batch.dry()
         remove_leftovers(folder)
@@ -351,7 +354,10 @@ def reproduce(
             print(f"\nStopped, {done} of {len(wanted)} jobs are done. To resume, run the same command again.")
             return 130
         print(f"All that was found, on one page: {write_page(folder)}", flush=True)
-        return status
+        if status or not (beside and beside.is_dir()):
+            return status
+        made = {name: batch.manifest["notebooks"][name]["made"] for name in wanted}
+        return compare(beside, folder, jobs, made)
 
 
 def move_into_place(stage: Path, output: Path, before: Iterable[str] | None) -> Inputs:

@@ -7,6 +7,7 @@ work.save_figure(figure, "04-centres", "Centres of all heads.", run)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -18,13 +19,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from attnconv.analysis.claims import Claims
 from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
-from attnconv.training.runs import Run, find_runs, identity, writing
+from attnconv.training.runs import Run, find_runs, identity, write_arrays, writing
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     from matplotlib.animation import Animation
     from matplotlib.figure import Figure
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from attnconv.training.data import Dataset
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+OUTPUTS = Path(os.path.realpath(REPOSITORY / "outputs"))
+REPRODUCED = OUTPUTS / "reproduced"
+"""Where profiles are drawn whose record is committed, in outputs/<profile>."""
 PROFILES = REPOSITORY / "notebooks" / "profiles"
 NAMED_DATA = ("embedded", "cifar10", "fashion-mnist")
 """Data sets known by name; anything else is a path."""
@@ -66,12 +69,11 @@ class Workspace:
         """Images that are kept with recorded runs, an npz file, where the data set is not here."""
         from attnconv.training.data import MissingData, find_data
 
-        file = self.folder / "strip.npz"
-        try:
+        with contextlib.suppress(MissingData):
             find_data(self.source)
-        except MissingData:
-            return file if file.is_file() else None
-        return None
+            return None
+        file = self.folder / "strip.npz"
+        return file if file.is_file() else None
 
     def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
         """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
@@ -141,11 +143,8 @@ class Workspace:
     def _measured(self, run: Run, name: str, measure: Callable[[Any], dict[str, Any]]) -> dict[str, np.ndarray]:
         from attnconv.training import load_run
 
-        file = run.path / f"{name}.npz"
-        if not file.is_file():
-            arrays = measure(load_run(run.path)[0])
-            with writing(file) as temporary:
-                np.savez_compressed(temporary, **arrays)
+        if not (file := run.path / f"{name}.npz").is_file():
+            write_arrays(file, measure(load_run(run.path)[0]))
         return getattr(Run(run.path), name)
 
     def runs(self) -> list[Run]:
@@ -188,33 +187,53 @@ class Workspace:
 def open_workspace(profile: str = "quick", *, data: str | None = None, output: str | Path | None = None) -> Workspace:
     """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file).
 
-    ``data`` replaces the profile's data; ``output`` the folder ``outputs/<profile>`` of the repository.
+    ``data`` replaces the profile's data; ``output`` the folder (see `output_folder`).
     """
     path = Path(profile) if str(profile).endswith(".yaml") else PROFILES / f"{profile}.yaml"
     chosen = load_profile(path)
-    return Workspace(chosen, data or chosen.data, output_folder(chosen, data, output))
+    folder = output_folder(chosen, data, output)
+    _link_record(folder)
+    return Workspace(chosen, data or chosen.data, folder)
 
 
 def output_folder(profile: Profile, data: str | None = None, output: str | Path | None = None) -> Path:
     """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> for another data set than its own.
 
-    A path to a copy of CIFAR-10 is the profile's own if that is. A few digits tell folders of one name apart.
+    A profile whose record is committed has its results beside it, in outputs/reproduced/<profile>. A path to a copy of
+    CIFAR-10 is the profile's own data if that is. A few digits tell folders of one name apart.
     """
     if output:
         return absolute(output)
-    folder = REPOSITORY / "outputs" / profile.name
+    own = (REPRODUCED if profile.recorded else OUTPUTS) / profile.name
     if not data or data == profile.data:
-        return folder
+        return own
     if data in NAMED_DATA:
-        return folder.with_name(f"{profile.name}-{data}")
-    if profile.data == "cifar10":
-        from attnconv.training.data import may_be_cifar10  # imports torch, which takes a second
+        return OUTPUTS / f"{profile.name}-{data}"
+    from attnconv.training.data import may_be_cifar10  # imports torch, which takes a second
 
-        if may_be_cifar10(data):
-            return folder
+    if profile.data == "cifar10" and may_be_cifar10(data):
+        return own
     path = absolute(data)
-    word = re.sub(r"[\W_]", "-", path.name.lower()).strip("-") or "data"
-    return folder.with_name(f"{profile.name}-{word}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:4]}")
+    word, digits = re.sub(r"[\W_]", "-", path.name.lower()), hashlib.sha256(os.fsencode(path)).hexdigest()[:4]
+    return OUTPUTS / f"{profile.name}-{word}-{digits}"
+
+
+def record_of(folder: Path) -> Path | None:
+    """The committed record beside which a folder is drawn: outputs/<name> for outputs/reproduced/<name>, else None."""
+    return OUTPUTS / folder.name if folder.parent == REPRODUCED else None
+
+
+def _link_record(folder: Path) -> None:
+    """Link the record's runs and images, file by file, into the folder that is drawn beside it.
+
+    A run's folder there is a real one. So what a notebook measures of a run joins the links, and the record stays.
+    """
+    if record := record_of(folder):
+        for kept in [*record.glob("runs/*/[!.]*"), *record.glob("study/*/[!.]*"), *record.glob("strip.npz")]:
+            link = folder / kept.relative_to(record)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(os.path.relpath(kept, link.parent))
 
 
 def absolute(path: str | Path) -> Path:

@@ -1,0 +1,105 @@
+"""How a reproduction compares with the record beside which it was drawn: file by file, statement by statement.
+
+A statement is a cell of a table, a claim's verdict, a line of its evidence, or a value of a figure's note. The metadata
+of a notebook (see `plan`) says which of its statements are timed: these may differ. Every other one must be the same,
+but for rounding. Pictures and executed notebooks are told apart by their bytes alone, and are not judged, since their
+numbers stand in the statements.
+"""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import json
+import re
+from collections.abc import Iterable
+from decimal import Decimal
+from pathlib import Path
+
+from attnconv.analysis.claims import read_claims
+from attnconv.batch.plan import Job
+from attnconv.training.runs import read_json
+
+NUMBER = re.compile(r"[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
+TINY = Decimal("1e-5")
+"""Numbers below this are errors of rounding, which differ between machines."""
+SHOWN = 12
+"""So many names of a list are printed."""
+
+
+def statements(file: Path) -> dict[str, str]:
+    """What a file in tables/ or figures/ states, by name; nothing of a file of another form."""
+    if file.suffix == ".csv":
+        with file.open(newline="", errors="replace") as lines:
+            rows = enumerate(csv.DictReader(lines), 1)
+            return {f"{column}, row {number}": str(cell) for number, row in rows for column, cell in row.items()}
+    if file.suffix == ".json" and "-claims" in file.stem:
+        claims = {f"{claim.key}{claim.about and f' of {claim.about}'}": claim for claim in read_claims(file)}
+        verdicts = {f"{name}, verdict": claim.verdict for name, claim in claims.items()}
+        evidence = [(name, *line) for name, claim in claims.items() for line in enumerate(claim.evidence, 1)]
+        return verdicts | {f"{name}, line {number}": line for name, number, line in evidence}
+    if file.suffix == ".json":
+        return {name: json.dumps(value, ensure_ascii=False) for name, value in read_json(file, dict).items()}
+    return {}
+
+
+def alike(one: str, other: str) -> bool:
+    """Whether two statements have the same words, and numbers that differ by no more than rounding.
+
+    That is a unit of the last digit or a part in a million; or both numbers are tiny. Whole numbers count something:
+    they must be equal, unless they are percentages.
+    """
+    numbers = zip(NUMBER.findall(one), NUMBER.findall(other), strict=False)
+    return NUMBER.split(one) == NUMBER.split(other) and all(_near(*pair) for pair in numbers)
+
+
+def _near(one: str, other: str) -> bool:
+    a, b = (Decimal(text.strip("%").replace(",", "").replace("−", "-")) for text in (one, other))
+    if not re.search("[.e%]", one + other):
+        return a == b
+    unit = Decimal(1).scaleb(max(int(number.as_tuple().exponent) for number in (a, b)))
+    return abs(a - b) <= max(unit, abs(a) / 10**6) or max(abs(a), abs(b)) < TINY
+
+
+def compare(record: Path, folder: Path, jobs: dict[str, Job], made: dict[str, Iterable[str]]) -> int:
+    """Say how what was ``made`` in a folder, by job, compares with the record; the exit status, 1 if they differ.
+
+    ``jobs`` are all of the profile. A notebook with a job that made nothing now was not asked for as a whole.
+    """
+    partly = {job.notebook.number for name, job in jobs.items() if name not in made}
+    kept = [file for file in record.glob("*/[0-9][0-9][-_]*") if file.name[:2] not in partly]
+    names = {file.relative_to(record).as_posix() for file in kept}.union(*made.values())
+    timed = {pattern for job in jobs.values() for pattern in job.notebook.timed}
+
+    found: dict[str, list[str]] = {kind: [] for kind in ("bytes", "same", "rounded", "timed", "differ")}
+    for name in sorted(names):
+        before, now = record / name, folder / name
+        if not (before.is_file() and now.is_file()):
+            found["differ"].append(f"{name}: {'not in the record' if now.is_file() else 'only in the record'}")
+            continue
+        if before.read_bytes() != now.read_bytes().replace(b"outputs/reproduced/", b"outputs/"):  # as a parameter says
+            found["bytes"].append(name)
+        stated, states = statements(before), statements(now)
+        for key in stated | states:
+            one, other = stated.get(key, "nothing"), states.get(key, "nothing")
+            where, change = f"{before.stem}: {key}", f": {one} in the record, {other} here" if one != other else ""
+            if any(fnmatch.fnmatchcase(where, pattern) for pattern in timed):
+                found["timed"].append(where + (change if key.endswith(", verdict") else ""))
+            elif alike(one, other):
+                found["rounded" if change else "same"].append(where)
+            else:
+                found["differ"].append(f"{name}: {key}{change}")
+
+    number = {kind: len(entries) for kind, entries in found.items()}
+    print(f"\nBeside the record {record}, which was only read:")
+    print(f"  files of the same bytes: {len(names) - number['bytes']} of {len(names)}{_few('; not ', found['bytes'])}")
+    print(f"  statements of claims, tables, captions: {number['same']} the same, {number['rounded']} but for rounding")
+    print(f"  timed anew: {number['timed']}{_few(': ', found['timed'])}")
+    print("\n    ".join([f"  differ: {number['differ']}", *found["differ"]]), flush=True)
+    return 1 if found["differ"] else 0
+
+
+def _few(before: str, names: list[str]) -> str:
+    """The first of these names after some words; nothing where there is none."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{before}{'; '.join(names[:SHOWN])}{more}" if names else ""

@@ -1,0 +1,224 @@
+"""A reproduction beside a committed record: the record is read, never written, and what differs is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attnconv.batch.run as runner
+from attnconv.analysis.claims import Claims
+from attnconv.batch import workspace
+from attnconv.batch.compare import alike, compare, statements
+from attnconv.batch.fresh import changed, inputs
+from attnconv.batch.run import reproduce
+from attnconv.batch.workspace import open_workspace
+from attnconv.config import ConfigError, load_profile
+from conftest import Toys, planned, put_run, write
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("87.52% of 10,000 images", "87.52% of 10,000 images", True),
+        ("87.52%", "87.53%", True),
+        ("87.52%", "87.54%", False),
+        ("share 94%", "share 95%", True),
+        ("share 94%", "share 96%", False),
+        ("8 of 9 taps", "7 of 9 taps", False),
+        ("10,000 images", "10,001 images", False),
+        ("off by 7e-08", "off by 3e-07", True),  # errors of rounding
+        ("off by 7e-08", "off by 3e-05", False),
+        ("−0.04 points", "-0.05 points", True),
+        ("-0.04 points", "0.04 points", False),
+        ("0.1 here", "0.1 there", False),
+        ("0.1, 0.2", "0.1", False),
+        ("0.123456789", "0.123456791", True),  # a part in a million
+        ("0.123456789", "0.123457989", False),
+        ("nothing", "0.1", False),
+    ],
+)
+def test_statements_are_alike_in_all_but_rounding(one: str, other: str, same: bool) -> None:
+    assert alike(one, other) is alike(other, one) is same
+
+
+@pytest.fixture
+def beside(toys: Toys, tmp_path: Path, monkeypatch) -> tuple[Path, Path]:
+    """A record and the folder that is drawn beside it; both are empty."""
+    monkeypatch.setattr(workspace, "OUTPUTS", tmp_path)
+    monkeypatch.setattr(workspace, "REPRODUCED", tmp_path / "reproduced")
+    return toys.output, tmp_path / "reproduced" / toys.output.name
+
+
+def draw(folder: Path, ms: float = 3.5, taps: str = "8 of 9", holds: bool = True) -> dict[str, list[str]]:
+    """What notebooks 02 and 03 leave, and what each has made."""
+    claims = Claims(folder / "tables" / "02-claims.json")
+    claims.record("flops", ms < 4, [f"{ms} ms"])
+    claims.record("grid", holds, ["87.52%", f"{taps} taps"], "a run")
+    write(folder / "tables" / "02-times.csv", f"model,time (ms),taps\nattention,{ms},{taps}\n")
+    write(folder / "figures" / "02-a.json", json.dumps({"caption": "Heads.", "runs": ["a"], "place": 1}) + "\n")
+    write(folder / "figures" / "02-a.png", f"a picture {ms}")
+    place = "outputs/reproduced/toy" if "reproduced" in folder.parts else "outputs/toy"
+    write(folder / "notebooks" / "02_a.ipynb", f"output = {place}")
+    write(folder / "figures" / "03-a.png", "a picture")
+    made = [file.relative_to(folder).as_posix() for file in folder.glob("*/*")]
+    return {"02_a": [name for name in made if "/02" in name], "03_a": [name for name in made if "/03" in name]}
+
+
+def test_what_a_file_states_has_names(tmp_path: Path) -> None:
+    draw(tmp_path)
+    table = {"model, row 1": "attention", "time (ms), row 1": "3.5", "taps, row 1": "8 of 9"}
+    assert statements(tmp_path / "tables" / "02-times.csv") == table
+    claims = {"flops, verdict": "holds", "grid of a run, verdict": "holds", "flops, line 1": "3.5 ms"}
+    claims |= {"grid of a run, line 1": "87.52%", "grid of a run, line 2": "8 of 9 taps"}
+    assert statements(tmp_path / "tables" / "02-claims.json") == claims
+    assert statements(tmp_path / "figures" / "02-a.json") == {"caption": '"Heads."', "runs": '["a"]', "place": "1"}
+    assert statements(tmp_path / "figures" / "02-a.png") == {}
+
+
+@pytest.mark.parametrize(
+    ("other", "said", "named"),
+    [
+        ({}, "files of the same bytes: 6 of 6\n", []),
+        ({"ms": 9.5}, "files of the same bytes: 3 of 6; not figures/02-a.png; tables/02-claims.json; tables/02-t", []),
+        ({"ms": 9.5}, "captions: 8 the same, 0 but for rounding\n", []),
+        ({"ms": 9.5}, "timed anew: 3: 02-claims: flops, verdict: holds in the record, does not hold here; 02-c", []),
+        ({"holds": False}, "differ: 1", ["grid of a run, verdict: holds in the record, does not hold here"]),
+        (
+            {"taps": "7 of 9"},
+            "differ: 2",
+            ["claims.json: grid of a run, line 2", "times.csv: taps, row 1: 8 of 9"],
+        ),
+    ],
+)
+def test_what_is_timed_may_differ_and_all_else_is_named(
+    toys: Toys, beside, other: dict, said: str, named: list[str], capsys
+) -> None:
+    toys.add("02_a", timed=["02-claims: flops*", "02-times: time (ms)*"])
+    toys.add("03_a")
+    record, folder = beside
+    draw(record)
+    assert compare(record, folder, planned(toys), draw(folder, **other)) == (1 if named else 0)
+    out = capsys.readouterr().out
+    listed = [line for line in out.splitlines() if line.startswith("    ")]
+    assert said in out and len(listed) == len(named)
+    assert all(name in line for name, line in zip(named, listed, strict=True))
+
+
+def test_a_file_that_is_missing_or_new_is_named_but_not_one_of_a_notebook_that_was_not_asked_for(
+    toys: Toys, beside, capsys
+) -> None:
+    for name in ("02_a", "03_a"):
+        toys.add(name)
+    record, folder = beside
+    draw(record)
+    made = draw(folder)
+    (folder / "figures" / "03-a.png").unlink()
+    assert compare(record, folder, planned(toys), {"02_a": made["02_a"]}) == 0
+    write(folder / "figures" / "02-b.png", "new")
+    assert compare(record, folder, planned(toys), made | {"02_a": [*made["02_a"], "figures/02-b.png"]}) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == ["    figures/02-b.png: not in the record", "    figures/03-a.png: only in the record"]
+
+
+def test_the_records_runs_are_links_and_what_is_measured_of_them_stays_outside_the_record(toys: Toys, beside) -> None:
+    record, folder = beside
+    toys.add("02_a", reads=["runs/*", "runs/quadratic/*"])
+    run = put_run(toys, "quadratic")
+    put_run(toys, "learned", kind="study")
+    write(record / "strip.npz", "images")
+    [job] = planned(toys).values()
+    profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
+    before, kept = inputs(job, profile, None, folder), {file: file.read_bytes() for file in record.rglob("*.*")}
+    assert before["the data"] and before[f"runs/{run.name}/model.safetensors"] and not folder.exists()
+
+    for _ in range(2):  # again, as the next notebook does
+        assert open_workspace("smoke", output=folder).folder == folder
+    assert inputs(job, profile, None, folder) == before
+    assert {file.relative_to(folder) for file in folder.rglob("*.*")} == {file.relative_to(record) for file in kept}
+    assert all(file.is_symlink() and not os.readlink(file).startswith("/") for file in folder.rglob("*.*"))
+    assert not folder.joinpath("runs", run.name).is_symlink()
+    write(folder / "runs" / run.name / "attention.npz", "measured")
+    assert changed(before, inputs(job, profile, None, folder)) == []
+    assert {file: file.read_bytes() for file in record.rglob("*.*")} == kept
+
+    assert open_workspace("smoke", output=record.with_name("other")).folder == record.with_name("other")
+    assert not record.with_name("other").exists()  # of no record
+
+
+def test_the_record_is_not_drawn_with_images_that_not_everyone_has(toys: Toys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(runner, "OUTPUTS", tmp_path)
+    toys.add("02_a")
+    write(tmp_path / "toy" / "strip.npz", "images")
+    with pytest.raises(ConfigError, match="The data set is here .*drawn from its own images"):
+        reproduce("toy", notebooks=toys.notebooks, record=True)
+
+
+CELL = """
+import time
+from attnconv.batch.workspace import open_workspace
+from attnconv.training.runs import writing
+
+work = open_workspace(profile, data=data, output=output)
+with writing(work.folder / "runs" / "a-seed0-0" / "attention.npz") as temporary:
+    temporary.write_text("measured")
+claims = work.claims("02-claims")
+claims.record("flops", True, [f"{time.time()} s"])
+claims.record("grid", True, ["8 of 9 taps"], "a run")
+"""
+
+
+def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(tmp_path: Path) -> None:
+    def call(*command: str) -> subprocess.CompletedProcess:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib"), "ATTNCONV_DATA": str(ROOT / "data")}
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+
+    def attnconv(*words: str) -> subprocess.CompletedProcess:
+        return call(sys.executable, "-m", "attnconv", "reproduce", "--profile", "evening", *words)
+
+    def status() -> str:
+        toys.executed()
+        return call("git", "status", "--porcelain", "--untracked-files=all").stdout
+
+    toys = Toys(tmp_path)
+    shutil.copytree(ROOT / "lib", tmp_path / "lib", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in (".gitignore", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    write(toys.notebooks / "profiles" / "evening.yaml", "recorded: true\nruns: [quadratic]\n")
+    path = toys.add("02_a", CELL, timed=["02-claims: flops*"])
+    record, folder = toys.output / "evening", toys.output / "reproduced" / "evening"
+
+    done = attnconv("--record")
+    assert toys.executed() == ["02"]
+    assert done.returncode == 0 and "Beside the record" not in done.stdout, done.stdout + done.stderr
+    assert (record / "notebooks" / "02_a.ipynb").is_file() and not folder.exists()
+    (record / "runs" / "a-seed0-0" / "attention.npz").rename(record / "runs" / "a-seed0-0" / "heads.npz")
+    call("git", "init", "--quiet")
+    call("git", "add", "--all")
+    call("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message", "The record")
+    assert not status()
+
+    said = attnconv("--dry").stdout
+    assert f"output: {folder}\n" in said and f"The record {record} is read, never written" in said
+    assert not folder.exists()
+
+    done = attnconv()
+    assert done.returncode == 0 and not status(), done.stdout + done.stderr
+    assert (
+        "timed anew: 2: 02-claims: flops, verdict; 02-claims: flops, line 1\n" in done.stdout
+        and "differ: 0" in done.stdout
+    )
+    assert {"heads.npz", "attention.npz"} == {file.name for file in (folder / "runs" / "a-seed0-0").iterdir()}
+    assert (folder / "index.html").is_file() and (folder / "notebooks" / "02_a.html").is_file()
+
+    path.write_text(path.read_text().replace("8 of 9", "5 of 9"))
+    done = attnconv()
+    assert done.returncode == 1 and status() == " M notebooks/02_a.ipynb\n"
+    assert "tables/02-claims.json: grid of a run, line 1: 8 of 9 taps in the record, 5 of 9 taps here" in done.stdout
