@@ -24,15 +24,21 @@ export function widgetHost(model) {
       const changes = {};
       // `sides` and `image` arrive together: wait until all of an update is there.
       for (const name of ["sides", "image", "average", "edited"])
-        model.on(`change:${name}`, changes[name] = () => {
-          host.changed ||= setTimeout(() => {
-            const all = host.all;
-            host.changed = host.all = null;
-            for (const one of all.has("sides") ? ["sides"] : all) told(one);
-          });
-          (host.all ||= new Set()).add(name);
-        });
-      model.on("change:state", changes.state = () => JSON.stringify(model.get("state")) !== host.saved && told("state"));
+        model.on(
+          `change:${name}`,
+          (changes[name] = () => {
+            host.changed ||= setTimeout(() => {
+              const all = host.all;
+              host.changed = host.all = null;
+              for (const one of all.has("sides") ? ["sides"] : all) told(one);
+            });
+            (host.all ||= new Set()).add(name);
+          }),
+        );
+      model.on(
+        "change:state",
+        (changes.state = () => JSON.stringify(model.get("state")) !== host.saved && told("state")),
+      );
       model.on("msg:custom", custom);
       host.close = () => {
         model.off("msg:custom", custom);
@@ -40,7 +46,8 @@ export function widgetHost(model) {
       };
     },
   };
-  for (const name of ["sides", "image", "average", "edited", "choices", "state"]) Object.defineProperty(host, name, { get: () => model.get(name) });
+  for (const name of ["sides", "image", "average", "edited", "choices", "state"])
+    Object.defineProperty(host, name, { get: () => model.get(name) });
   return host;
 }
 
@@ -60,7 +67,8 @@ export function workerOf(source) {
     else done(answer);
   };
   worker.onerror = (event) => {
-    for (const { failed } of waiting.values()) failed(new Error(event.message || "This browser cannot start a worker."));
+    for (const { failed } of waiting.values())
+      failed(new Error(event.message || "This browser cannot start a worker."));
     waiting.clear();
   };
   return (kind, message) => new Promise((done, failed) => {
@@ -72,13 +80,22 @@ export function workerOf(source) {
 const LINKED = ["query", "locked", "layer", "head", "view", "whole", "part", "scale", "shared", "epochs", "edits"];
 
 /** A view as text for a link, and back; a link that was damaged changes nothing. */
-export const inLink = (state) => encodeURIComponent(JSON.stringify(Object.fromEntries(LINKED.map((name) => [name, state[name]]))));
+export const inLink = (state) =>
+  encodeURIComponent(JSON.stringify(Object.fromEntries(LINKED.map((name) => [name, state[name]]))));
 
 export function fromLink(hash) {
   try {
     const state = JSON.parse(decodeURIComponent(hash.slice(1)));
-    const like = { query: Array.isArray, epochs: Array.isArray, edits: (value) => Boolean(value) && typeof value === "object", layer: Number.isInteger, head: Number.isInteger };
-    return Object.fromEntries(Object.entries(state).filter(([name, value]) => LINKED.includes(name) && (like[name] || (() => true))(value)));
+    const like = {
+      query: Array.isArray,
+      epochs: Array.isArray,
+      edits: (value) => Boolean(value) && typeof value === "object",
+      layer: Number.isInteger,
+      head: Number.isInteger,
+    };
+    return Object.fromEntries(
+      Object.entries(state).filter(([name, value]) => LINKED.includes(name) && (like[name] || (() => true))(value)),
+    );
   } catch {
     return {};
   }
@@ -86,7 +103,9 @@ export function fromLink(hash) {
 
 /** In an exported page: images come from the file, and with the weights in it, `ask` is a worker that predicts. */
 export function pageHost(data, ask = null, place = window) {
-  const images = [data.image, ...data.gallery], labelled = images.filter(({ label }) => label !== null), known = data.edited || {}; // heads as they were changed in Jupyter, if so
+  const images = [data.image, ...data.gallery];
+  const labelled = images.filter(({ label }) => label !== null);
+  const known = data.edited || {}; // heads as they were changed in Jupyter, if so
   const address = inAddress(place);
   let told = () => {}, last = 0, serial = 0;
   const pixels = ({ shape: [height, width, channels], data: values }) => ({ height, width, channels, values });
@@ -100,29 +119,42 @@ export function pageHost(data, ask = null, place = window) {
   };
   const actions = {
     image(message) {
-      const fit = images.map((image, i) => i).filter((i) => i !== last && (message.class === null || images[i].label === message.class));
+      const fit = images
+        .map((image, i) => i)
+        .filter((i) => i !== last && (message.class === null || images[i].label === message.class));
       const next = fit.find((i) => i > last) ?? fit[0];
       if (next === undefined) return told("notice", "This file holds no other image of that class.");
       last = next;
       show(images[next]);
     },
     async heads(message) {
-      const own = last === 0 && !serial && message.edits.length && JSON.stringify(message.edits) === JSON.stringify(known.heads);
+      const own =
+        last === 0 && !serial && message.edits.length && JSON.stringify(message.edits) === JSON.stringify(known.heads);
       host.edited = own ? known : {};
       if (ask) {
-        const at = serial, answer = await ask("heads", { image: shown(), edits: edits(message.edits) });
+        const at = serial;
+        const answer = await ask("heads", { image: shown(), edits: edits(message.edits) });
         if (at !== serial) return; // another image is shown by now
         host.edited = { heads: message.edits, ...answer };
       }
       told("edited");
     },
     async examine(message) {
-      if (ask) told("examined", { ...message, ...await ask("examine", { ...message, image: shown(), edits: edits(message.edits) }) });
+      if (ask)
+        told("examined", {
+          ...message,
+          ...(await ask("examine", { ...message, image: shown(), edits: edits(message.edits) })),
+        });
     },
     async right(message) {
       const some = labelled.slice(message.from, message.to);
       const best = ({ sides: [{ probabilities }] }) => probabilities.indexOf(Math.max(...probabilities));
-      const answer = !message.edits.length ? some.map((image) => best(image) === image.label) : await ask("right", { edits: edits(message.edits), images: some.map(({ pixels: all, label }) => ({ pixels: pixels(all), label })) });
+      const answer = !message.edits.length
+        ? some.map((image) => best(image) === image.label)
+        : await ask("right", {
+            edits: edits(message.edits),
+            images: some.map(({ pixels: all, label }) => ({ pixels: pixels(all), label })),
+          });
       told("right", { ...message, right: answer });
     },
     async open({ file }) {
@@ -137,7 +169,13 @@ export function pageHost(data, ask = null, place = window) {
     },
   };
   const host = {
-    ...data, state: { ...data.state, ...fromLink(place.location.hash) }, choices: { ...data.choices, labelled: labelled.length }, live: false, predicts: Boolean(ask), chunk: 1, edited: known,
+    ...data,
+    state: { ...data.state, ...fromLink(place.location.hash) },
+    choices: { ...data.choices, labelled: labelled.length },
+    live: false,
+    predicts: Boolean(ask),
+    chunk: 1,
+    edited: known,
     link: (state) => address.link(inLink(state)),
     save: (state) => address.keep(inLink(state)),
     listen(act) {
