@@ -16,6 +16,7 @@ import {
   canvasOf,
   cellUnder,
   chooser,
+  div,
   element,
   keepKeysAndDrops,
   linkBack,
@@ -47,12 +48,7 @@ class Tour {
       back: button("Back", () => this.go(this.step - 1)),
       close: button("Close", () => this.go(0)),
     });
-    this.root = element(
-      "div",
-      { className: "ax-tour" },
-      this.text,
-      element("div", { className: "ax-row" }, this.back, this.next, this.close),
-    );
+    this.root = div("ax-tour", this.text, div("ax-row", this.back, this.next, this.close));
     this.tell();
   }
 
@@ -217,7 +213,7 @@ export class Explorer extends Live {
     this.lock = element("p", { className: "ax-lock" });
     this.picture = document.createElement("canvas");
     this.panels = [];
-    this.panelBox = element("div", { className: "ax-panels" });
+    this.panelBox = div("ax-panels");
     this.controls = element(
       "div",
       { className: "ax-controls", role: "toolbar", "aria-label": "What is shown" },
@@ -229,33 +225,25 @@ export class Explorer extends Live {
       this.averageField,
       this.sharedField,
     );
-    this.seen = element(
-      "div",
-      { className: "ax-view" },
-      this.image,
-      element("div", { className: "ax-words" }, this.lock, this.caption),
-    );
+    this.seen = div("ax-view", this.image, div("ax-words", this.lock, this.caption));
     this.tools = element(
       "aside",
       { className: "ax-tools" },
-      element(
-        "div",
-        { className: "ax-row" },
+      div(
+        "ax-row",
         this.classField,
         button("Random image", () => this.newImage(), "Another image of this class"),
       ),
       host.predicts
-        ? element(
-            "div",
-            { className: "ax-row" },
+        ? div(
+            "ax-row",
             button("Your image …", () => this.file.click(), "Any image file; it is cropped and resized"),
             this.file,
           )
         : null,
-      element("div", { className: "ax-row" }, this.layerField, this.headField),
-      element(
-        "div",
-        { className: "ax-row" },
+      div("ax-row", this.layerField, this.headField),
+      div(
+        "ax-row",
         button("Save PNG", () => this.savePng(), "This view as a picture"),
         host.link ? button("Copy link", () => this.copyLink(), "This view as a link to this page") : null,
         host.live
@@ -268,7 +256,7 @@ export class Explorer extends Live {
     this.root.replaceChildren(
       this.tour.root,
       this.controls,
-      element("div", { className: "ax-main" }, this.seen, this.panelBox, this.tools),
+      div("ax-main", this.seen, this.panelBox, this.tools),
       this.note,
       this.hint,
       this.glossary,

@@ -4,7 +4,7 @@ import { drawHeads, headAt } from "./centres.js";
 import { drawField, percent, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp, tapShifts } from "./maths.js";
-import { ARROWS, button, canvasOf, element, luminance, pixelRatio } from "./page.js";
+import { ARROWS, button, canvasOf, div, element, luminance, pixelRatio } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
@@ -57,9 +57,8 @@ export class LayerCard {
     this.snap = element("input", { type: "checkbox", checked: false });
     this.actions = panel.index
       ? null
-      : element(
-          "div",
-          { className: "ax-row ax-actions" },
+      : div(
+          "ax-row ax-actions",
           element(
             "label",
             { title: "A dragged head stops at whole shifts: there it can be one tap" },
@@ -82,13 +81,12 @@ export class LayerCard {
     this.kernelBox = element("figure", { className: "ax-small" }, this.kernel, this.kernelText);
     this.noKernel = element("p", { className: "ax-note" });
     this.swapBox = panel.index ? null : this.makeSwap();
-    this.root = element(
-      "div",
-      { className: "ax-layer" },
-      element("div", { className: "ax-headline" }, this.title, this.line, this.field),
+    this.root = div(
+      "ax-layer",
+      div("ax-headline", this.title, this.line, this.field),
       element("figure", { className: "ax-small" }, this.centres, (this.rings = element("figcaption"))),
       this.kernelBox,
-      element("div", { className: "ax-column" }, this.noKernel, this.reading, this.tap, this.actions),
+      div("ax-column", this.noKernel, this.reading, this.tap, this.actions),
       this.swapBox,
     );
     if (panel.index) this.kernelText.append(this.sizes, " kernel, norm of each tap");
@@ -112,9 +110,12 @@ export class LayerCard {
     const boxes = this.responses.map(({ box }) => box), label = element("label", {}, this.swap, this.swapName);
     const caption = element("figcaption", { textContent: "how strong its output is; the same scale for both" });
     this.responseBox = element("figure", { className: "ax-small ax-responses" }, ...boxes, caption);
-    return element("div", { className: "ax-swap" },
+    return div(
+      "ax-swap",
       element("div", { title: GLOSSARY["as a convolution"] }, label, this.swapSize),
-      this.responseBox, element("div", {}, this.counted, this.off));
+      this.responseBox,
+      element("div", {}, this.counted, this.off),
+    );
   }
 
   /** Another size of the kernel; also of the convolution in the layer's place, if there is one. */

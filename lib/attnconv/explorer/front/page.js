@@ -10,6 +10,9 @@ export function element(tag, properties = {}, ...children) {
   return node;
 }
 
+/** A box of that class. */
+export const div = (className, ...children) => element("div", { className }, ...children);
+
 /** A button with that text. */
 export const button = (textContent, onclick, title = "") =>
   element("button", { type: "button", textContent, title, onclick });

@@ -5,7 +5,7 @@ import { QUERY, brightness, drawField, percent, pixelGrid, shiftText, signed } f
 import { covarianceOf, describe, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
 import { clamp } from "./maths.js";
-import { button, canvasOf, element, luminance, pixelRatio, rgb } from "./page.js";
+import { button, canvasOf, div, element, pixelRatio } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 export const IMAGE_SIDE = 240; // px, as the chosen head's map
@@ -38,8 +38,8 @@ export class Panel {
       "aria-label": "Play training",
       onclick: () => explorer.play(index),
     });
-    this.epochRow = element("div", { className: "ax-epoch" }, this.play, this.epoch.row);
-    this.predictions = element("div", { className: "ax-predictions" });
+    this.epochRow = div("ax-epoch", this.play, this.epoch.row);
+    this.predictions = div("ax-predictions");
     this.headTitle = element("h4");
     this.trackBox = element(
       "figure",
@@ -48,12 +48,7 @@ export class Panel {
       element("figcaption", { textContent: "centre through training" }),
     );
     this.sliders = this.index === 0 ? this.makeSliders() : null;
-    this.answer = element(
-      "div",
-      { className: "ax-column ax-answer" },
-      element("h4", { textContent: "Prediction" }),
-      this.predictions,
-    );
+    this.answer = div("ax-column ax-answer", element("h4", { textContent: "Prediction" }), this.predictions);
     this.zoomBox = element(
       "figure",
       { className: "ax-small" },
@@ -63,27 +58,30 @@ export class Panel {
     this.output = element("canvas", { className: "ax-output", role: "img" });
     this.does = element("p");
     this.count = button("Also on the test images", () => explorer.countWithout());
-    this.doesBox = element(
-      "div",
-      { className: "ax-does" },
+    this.doesBox = div(
+      "ax-does",
       element(
         "figure",
         { className: "ax-small" },
         this.output,
         element("figcaption", { textContent: "what it adds to the layer's output" }),
       ),
-      element("div", { className: "ax-column" }, this.does, this.count),
+      div("ax-column", this.does, this.count),
     );
     this.strip = element("p", { className: "ax-note" });
     this.answer.append(this.strip);
-    this.detail = element("div", { className: "ax-detail" },
+    this.detail = div(
+      "ax-detail",
       this.zoomBox,
-      element("div", { className: "ax-column" }, this.headTitle, this.numbers, this.sliders && this.sliders.box),
-      this.doesBox, this.trackBox, this.answer);
+      div("ax-column", this.headTitle, this.numbers, this.sliders && this.sliders.box),
+      this.doesBox,
+      this.trackBox,
+      this.answer,
+    );
     this.tabs = element("div", { className: "ax-row ax-tabs", hidden: true });
     this.bar = element("canvas", { className: "ax-scale", role: "img" });
     this.barText = element("span", { className: "ax-note" });
-    this.barBox = element("div", { className: "ax-row" }, this.bar, this.barText);
+    this.barBox = div("ax-row", this.bar, this.barText);
     this.card = new LayerCard(this);
     this.root = element(
       "section",
@@ -116,13 +114,7 @@ export class Panel {
     return {
       input,
       set,
-      row: element(
-        "div",
-        { className: "ax-slider" },
-        element("label", { htmlFor: id, textContent: label }),
-        input,
-        output,
-      ),
+      row: div("ax-slider", element("label", { htmlFor: id, textContent: label }), input, output),
     };
   }
 
@@ -160,8 +152,11 @@ export class Panel {
     ];
     const resetAll = button("Reset all", () => explorer.reset(true));
     const gaussian = element("div", {}, row.row, column.row, sigma.row);
-    const box = element("div", { className: "ax-sliders" }, gaussian,
-      element("div", { className: "ax-row" }, element("label", {}, off, " head on"), undo, redo, reset, resetAll));
+    const box = div(
+      "ax-sliders",
+      gaussian,
+      div("ax-row", element("label", {}, off, " head on"), undo, redo, reset, resetAll),
+    );
     return { box, gaussian, row, column, sigma, off, undo, redo, reset, resetAll };
   }
 

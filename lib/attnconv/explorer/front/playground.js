@@ -23,6 +23,7 @@ import {
   canvasOf,
   cellUnder,
   chooser,
+  div,
   element,
   inAddress,
   keepKeysAndDrops,
@@ -412,7 +413,7 @@ export class Playground extends Live {
       [...host.pictures.map(({ name, title }) => [name, title]), ["own", "your own …"]],
       (name) => this.setImage(name),
     );
-    this.cells = element("div", { className: "pg-cells" });
+    this.cells = div("pg-cells");
     this.file = element("input", {
       type: "file",
       accept: "image/*",
@@ -421,25 +422,29 @@ export class Playground extends Live {
     });
     this.credit = element("p", { className: "pg-note" });
     this.notice = element("p", { className: "pg-notice", role: "alert", hidden: true });
-    const kernelCard = card("kernel", "The kernel", element("div", { className: "pg-row" }, field, size), this.cells,
-      element("p", { className: "pg-note", textContent: "Type your own numbers into the cells." }));
+    const kernelCard = card(
+      "kernel",
+      "The kernel",
+      div("pg-row", field, size),
+      this.cells,
+      element("p", { className: "pg-note", textContent: "Type your own numbers into the cells." }),
+    );
 
     this.plane = element("canvas", { className: "pg-plane", role: "img" });
-    this.dots = element("div", { className: "pg-dots" });
+    this.dots = div("pg-dots");
     this.about = element("p", { className: "pg-about", "aria-live": "polite" });
     this.toggle = button("", () => this.toggleHead(this.state.chosen));
     const headsCard = card(
       "heads",
       "The heads, around pixel q",
-      element("div", { className: "pg-stage" }, this.plane, this.dots),
+      div("pg-stage", this.plane, this.dots),
       element("p", {
         className: "pg-note",
         textContent: "Drag a dot to move its head; click it to take it away or bring it back. Arrow keys move it, too.",
       }),
-      element("div", { className: "pg-told" }, this.about, this.toggle),
-      element(
-        "div",
-        { className: "pg-row" },
+      div("pg-told", this.about, this.toggle),
+      div(
+        "pg-row",
         button("Heads, take your taps", () => this.home(), "Every head back on its own cell of the kernel"),
         button("Scatter", () => this.scatter(), "Heads anywhere"),
         button(
@@ -501,7 +506,7 @@ export class Playground extends Live {
       canvas.addEventListener("pointermove", (event) => this.point(event, canvas));
       canvas.addEventListener("pointerdown", (event) => this.point(event, canvas));
       canvas.addEventListener("keydown", (event) => this.pointKey(event));
-      return element("figure", {}, caption, element("div", { className: "pg-frame" }, canvas, mark, window), scale);
+      return element("figure", {}, caption, div("pg-frame", canvas, mark, window), scale);
     };
     this.apart = element("output", { className: "pg-apart", id: `${id}-apart` });
     const difference = figure("difference", "Their difference", "Difference. Arrow keys move the pixel q.");
@@ -509,11 +514,10 @@ export class Playground extends Live {
     const images = card(
       "images",
       "The pictures",
-      element("div", { className: "pg-row" }, image, this.file, this.credit),
+      div("pg-row", image, this.file, this.credit),
       this.notice,
-      element(
-        "div",
-        { className: "pg-figures" },
+      div(
+        "pg-figures",
         figure("picture", "Picture X", "Picture. Arrow keys move the pixel q."),
         figure("convolved", "Conv2d", "Output of Conv2d. Arrow keys move the pixel q."),
         figure("total", "Sum of the heads", "Sum of the heads. Arrow keys move the pixel q."),
@@ -521,7 +525,7 @@ export class Playground extends Live {
       ),
     );
 
-    this.strip = element("div", { className: "pg-strip" });
+    this.strip = div("pg-strip");
     this.rows = element("tbody");
     this.sumLine = element("p", { className: "pg-note", id: `${id}-sum`, "aria-live": "polite" });
     const head = element("thead", {
@@ -558,12 +562,11 @@ export class Playground extends Live {
       "section",
       { className: "pg-tour", "aria-label": "Tour" },
       element("div", { "aria-live": "polite" }, this.tourText),
-      element("div", { className: "pg-row" }, this.tourDots, this.back, this.next, this.close),
+      div("pg-row", this.tourDots, this.back, this.next, this.close),
     );
     this.linkText = element("span", { className: "pg-note", role: "status" });
-    const foot = element(
-      "div",
-      { className: "pg-row pg-foot" },
+    const foot = div(
+      "pg-row pg-foot",
       button("Start again", () => this.take("")),
       host.link ? button("Copy link", () => this.copyLink(), "This very state, as an address") : null,
       this.linkText,
@@ -579,9 +582,9 @@ export class Playground extends Live {
           "the heads <i>is</i> the convolution. Or take the tour.",
       }),
       this.tour,
-      element("div", { className: "pg-top" }, kernelCard, headsCard, images, sharpCard),
-      element("div", { className: "pg-says" }, this.equation, this.words),
-      element("div", { className: "pg-low" }, stripCard, tableCard),
+      div("pg-top", kernelCard, headsCard, images, sharpCard),
+      div("pg-says", this.equation, this.words),
+      div("pg-low", stripCard, tableCard),
       foot,
     );
     keepKeysAndDrops(this.root, (file) => this.upload(file));
