@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnconv.equivalence import TapAttention
 from attnconv.explorer.images import ExplorerError
-from attnconv.explorer.sides import Side
+from attnconv.explorer.sides import Side, layers_of
 from attnconv.models import AttentionNet, predict
 from attnconv.training.checkpoints import load_run
 from attnconv.training.runs import Run
@@ -45,7 +43,7 @@ def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None
             )
         encoding = "content" if config.kind == "learned_content" else config.kind
         shape = (config.grid, config.image_size, config.image_channels, config.classes)
-        side = Side(subject, run, tuple(subject.attention_layers), encoding, *shape, title=title)
+        side = Side(subject, run, encoding, *shape, title=title)
     else:
         side = _of_converted(subject, size, title)
     if not any(layer.heads for layer in side.layers):
@@ -54,7 +52,7 @@ def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None
 
 
 def _of_converted(model: nn.Module, size: tuple[int, int] | None, title: str | None) -> Side:
-    kind, layers = type(model).__name__, tuple(module for module in model.modules() if isinstance(module, TapAttention))
+    kind, layers = type(model).__name__, layers_of(model)
     if not layers:
         raise ExplorerError(
             f"A {kind} has no attention heads to explore. Take a run of another preset, an AttentionNet, or a network "
@@ -68,7 +66,7 @@ def _of_converted(model: nn.Module, size: tuple[int, int] | None, title: str | N
     note = f"The network's layers have grids of their own: all heads are drawn on {side} x {side} pixels."
     channels, size = layers[0].channels if layers[0].channels == 1 else 3, size or USUAL
     classes = _classes(model, size, channels)
-    return Side(model, None, layers, "quadratic", (side, side), size, channels, classes, title or kind, note)
+    return Side(model, None, "quadratic", (side, side), size, channels, classes, title or kind, note)
 
 
 def _classes(model: nn.Module, size: tuple[int, int], channels: int) -> int:
@@ -76,7 +74,7 @@ def _classes(model: nn.Module, size: tuple[int, int], channels: int) -> int:
     device = next(model.parameters()).device
     try:
         with torch.no_grad():
-            answer = predict(copy.deepcopy(model), torch.zeros(1, channels, *size, device=device))
+            answer = predict(model, torch.zeros(1, channels, *size, device=device))
     except Exception as error:  # networks raise what they like
         raise ExplorerError(
             f"The network fails on images of {size[0]} x {size[1]} pixels with {channels} channels ({error}). "

@@ -21,6 +21,7 @@ import {
   keepKeysAndDrops,
   linkBack,
   pixelRatio,
+  readPicture,
   sharper,
 } from "./page.js";
 import { IMAGE_SIDE, Panel } from "./panel.js";
@@ -29,13 +30,6 @@ import { GLOSSARY, PAPER, TOUR } from "./words.js";
 const QUIET = ["examine", "right"]; // asked while the reader rests: notices stay
 const FINER = 2; // times the screen's resolution, of a saved picture
 const PATIENCE = 20000; // ms after which a silent Python is mentioned
-
-/** An upload's messages: parts of half a megabyte or so, as one message to a Jupyter server holds 10 MB at most. */
-export function* inParts(name, buffer, size = 1 << 20) {
-  const parts = Math.max(1, Math.ceil(buffer.byteLength / size));
-  for (let part = 0; part < parts; part++)
-    yield [{ kind: "upload", name, part, parts }, buffer.slice(part * size, (part + 1) * size)];
-}
 
 /** Five steps through the page: a line of text above it, and what it speaks of in a frame. */
 class Tour {
@@ -59,7 +53,9 @@ class Tour {
     if (this.step) explorer.set({ ...changes, ...(kernel ? { layer: explorer.bestKernel() } : {}) }, true);
     this.tell();
     const lit = this.step && explorer.root.querySelector(TOUR[this.step - 1][0]);
-    if (lit) lit.scrollIntoView({ block: "nearest" });
+    if (!lit) return;
+    lit.style.scrollMargin = `${this.root.offsetHeight + 12}px 0 12px`; // below these words, which stay at the top
+    lit.scrollIntoView({ block: "nearest" });
   }
 
   tell() {
@@ -113,6 +109,7 @@ export class Explorer extends Live {
     this.load();
     host.listen((what, value) => this.told(what, value));
     if (!host.live && host.predicts) this.askAgain();
+    if (host.lost) this.complain(host.lost);
     this.watch();
   }
 
@@ -201,6 +198,7 @@ export class Explorer extends Live {
     );
     this.notice = element("div", { className: "ax-notice", role: "alert", hidden: true });
     this.spoken = element("div", { className: "ax-spoken", role: "status", "aria-live": "polite" });
+    this.linkText = element("p", { className: "ax-note", role: "status" });
     this.hint = element("p", { className: "ax-hint" });
     this.note = element("p", { className: "ax-note", hidden: true });
     this.image = element("canvas", {
@@ -250,6 +248,7 @@ export class Explorer extends Live {
           ? button("Export HTML", () => this.exportPage(), "This explorer as one file that works without Python")
           : null,
       ),
+      this.linkText,
       this.notice,
     );
     this.root.classList.add("attnconv-explorer");
@@ -279,7 +278,8 @@ export class Explorer extends Live {
   /** Take over all data of the host. */
   load() {
     this.stop();
-    const { host, state } = this, epoch = state.compare === "epoch";
+    const { host, state } = this;
+    const epoch = state.compare === "epoch" && Boolean(host.sides[0].path?.centres); // a link may ask for it in vain
     const sides = epoch ? [host.sides[0], host.sides[0]] : host.sides;
     this.models = sides.map((side) => new Model(side));
     state.layer = Math.min(state.layer ?? this.bestKernel(), this.heads().length - 1);
@@ -409,12 +409,14 @@ export class Explorer extends Live {
     if (!host.sides[0].path?.centres) state.epochs = [null, state.epochs[1]];
   }
 
-  /** Python set the view. */
+  /** Python set the view, or another link was followed. */
   takeState() {
     const { state, host } = this, edits = JSON.stringify(state.edits);
     Object.assign(state, structuredClone(host.state));
     this.load();
     if (JSON.stringify(state.edits) !== edits) this.askPrediction();
+    else this.askAgain();
+    if (host.lost) this.complain(host.lost);
   }
 
   /** Changed heads stay changed on another image or beside another run: ask what becomes of its prediction. An exported
@@ -711,12 +713,14 @@ export class Explorer extends Live {
   measure() {
     const { host, state, models: [model] } = this, { labelled = 0 } = host.choices;
     if (!labelled || !host.predicts || this.pending.size || model.epoch !== null) return;
+    const counted = (one) => (this.strip.get(JSON.stringify(one)) || []).length;
     const wanted = [
       ...(Object.keys(state.edits).length ? [{}, state.edits] : []),
       ...(model.kernelAt(state.layer) ? [this.withAttention()] : []),
-      ...(this.wantsHead === this.headKey() ? [{}, state.edits, this.withoutHead()] : []),
+      ...(this.wantsHead === this.headKey() || counted(this.withoutHead()) // what was begun is brought to its end
+        ? [{}, state.edits, this.withoutHead()]
+        : []),
     ];
-    const counted = (one) => (this.strip.get(JSON.stringify(one)) || []).length;
     const open = wanted.filter((one) => counted(one) < labelled);
     const [edits] = open.sort((a, b) => counted(a) - counted(b)); // what is compared grows together
     if (!edits) return;
@@ -755,11 +759,13 @@ export class Explorer extends Live {
     this.ask({ kind: "export", state: { ...this.state } });
   }
 
-  /** Also shown, where the browser keeps the clipboard to itself. */
-  copyLink() {
-    const link = this.host.link({ ...this.state });
-    this.say(`The link of this view: ${link}`);
-    navigator.clipboard?.writeText(link).catch(() => {});
+  async copyLink() {
+    const { host, state } = this, { title, own } = host.image;
+    host.save({ ...state }); // the address has it, too
+    const copied = await navigator.clipboard?.writeText(host.link(state)).then(() => true, () => false);
+    this.linkText.textContent =
+      (copied ? "Copied." : "The address bar has the link.") +
+      (own ? ` It does not hold ${title}, your own picture: who follows it sees another one, and is told so.` : "");
   }
 
   setAverage(average) {
@@ -822,16 +828,13 @@ export class Explorer extends Live {
     this.ask({ kind: "image", class: label });
   }
 
+  /** The reader's own image, which is read and made small here: only its pixels go to the host. */
   async upload(file) {
     this.file.value = "";
     if (!file) return;
-    if (!this.host.live) return void this.ask({ kind: "open", file });
-    const limit = this.host.choices.file_limit;
-    if (file.size > limit)
-      return this.complain(
-        `${file.name} has ${Math.round(file.size / 2 ** 20)} MB; at most ${limit >> 20} MB are read.`,
-      );
-    for (const [message, part] of inParts(file.name, await file.arrayBuffer())) this.ask(message, [part]);
+    const picture = await readPicture(file, this.host.image.pixels.shape).catch(() => null);
+    if (picture) this.ask({ kind: "open", name: file.name }, [picture.data.buffer]);
+    else this.complain(`${file.name} is not an image that this browser can read.`);
   }
 
   // -- files

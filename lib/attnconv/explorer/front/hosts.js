@@ -1,6 +1,6 @@
 // What stands between the explorer's page and its data: Python's widget, or what an exported file holds.
 
-import { inAddress, readPicture } from "./page.js";
+import { NOT_HELD, inAddress } from "./page.js";
 
 /** In Jupyter: data are the widget's traits, messages go to Python. */
 export function widgetHost(model) {
@@ -77,7 +77,10 @@ export function workerOf(source) {
   });
 }
 
-const LINKED = ["query", "locked", "layer", "head", "view", "whole", "part", "scale", "shared", "epochs", "edits"];
+const LINKED = [
+  "image", "query", "locked", "layer", "head", "view", "whole", "part", "scale", "shared", "average", "compare",
+  "epochs", "edits",
+];
 
 /** A view as text for a link, and back; a link that was damaged changes nothing. */
 export const inLink = (state) =>
@@ -87,6 +90,7 @@ export function fromLink(hash) {
   try {
     const state = JSON.parse(decodeURIComponent(hash.slice(1)));
     const like = {
+      image: (value) => value === null || typeof value === "string",
       query: Array.isArray,
       epochs: Array.isArray,
       edits: (value) => Boolean(value) && typeof value === "object",
@@ -101,13 +105,17 @@ export function fromLink(hash) {
   }
 }
 
-/** In an exported page: images come from the file, and with the weights in it, `ask` is a worker that predicts. */
+/** In an exported page: images come from the file, and with the weights in it, `ask` is a worker that predicts.
+ *
+ * A link names the image by its title. It cannot hold a picture that the reader opened: null stands for that one.
+ * `lost` says why the image of a link is not the one that is shown.
+ */
 export function pageHost(data, ask = null, place = window) {
   const images = [data.image, ...data.gallery];
   const labelled = images.filter(({ label }) => label !== null);
   const known = data.edited || {}; // heads as they were changed in Jupyter, if so
   const address = inAddress(place);
-  let told = () => {}, last = 0, serial = 0;
+  let told = () => {}, serial = 0;
   const pixels = ({ shape: [height, width, channels], data: values }) => ({ height, width, channels, values });
   const shown = () => ({ ...pixels(host.image.pixels), serial });
   const key = (layer, head) => (head === undefined ? `${layer}` : `${layer}.${head}`);
@@ -115,22 +123,30 @@ export function pageHost(data, ask = null, place = window) {
   const show = (image) => {
     [host.image, host.edited] = [image, {}];
     serial++;
-    told("image");
+  };
+  const inThisLink = (state) => inLink({ ...state, image: host.image.own ? null : host.image.title });
+  /** Take over the state of the address, and the image that it names. */
+  const follow = () => {
+    const { image: title, ...state } = fromLink(place.location.hash);
+    host.state = { ...host.state, ...state };
+    host.lost = "";
+    const named = images.find((image) => image.title === title);
+    if (named && named !== host.image) show(named);
+    if (title === null) host.lost = NOT_HELD;
+    else if (title !== undefined && !named) host.lost = `This page does not hold the image of this link, “${title}”.`;
   };
   const actions = {
     image(message) {
-      const fit = images
-        .map((image, i) => i)
-        .filter((i) => i !== last && (message.class === null || images[i].label === message.class));
-      const next = fit.find((i) => i > last) ?? fit[0];
-      if (next === undefined) return told("notice", "This file holds no other image of that class.");
-      last = next;
-      show(images[next]);
+      const others = images.filter(
+        (image) => image !== host.image && (message.class === null || image.label === message.class),
+      );
+      if (!others.length) return told("notice", "This file holds no other image of that class.");
+      show(others[Math.floor(Math.random() * others.length)]);
+      told("image");
     },
     async heads(message) {
-      const own =
-        last === 0 && !serial && message.edits.length && JSON.stringify(message.edits) === JSON.stringify(known.heads);
-      host.edited = own ? known : {};
+      const own = host.image === data.image && JSON.stringify(message.edits) === JSON.stringify(known.heads);
+      host.edited = own && message.edits.length ? known : {};
       if (ask) {
         const at = serial;
         const answer = await ask("heads", { image: shown(), edits: edits(message.edits) });
@@ -157,42 +173,38 @@ export function pageHost(data, ask = null, place = window) {
           });
       told("right", { ...message, right: answer });
     },
-    async open({ file }) {
-      let picture;
-      try {
-        picture = await readPicture(file, data.image.pixels.shape);
-      } catch {
-        return told("notice", `${file.name} is not an image that this browser can read.`);
-      }
+    async open({ name }, [values]) {
+      const picture = { ...data.image.pixels, data: new Uint8Array(values) };
       const { probabilities } = await ask("heads", { image: { ...pixels(picture), serial: ++serial }, edits: {} });
-      show({ pixels: picture, title: file.name, label: null, sides: [{ probabilities }] });
+      show({ pixels: picture, title: name, label: null, own: true, sides: [{ probabilities }] });
+      told("image");
     },
   };
   const host = {
     ...data,
-    state: { ...data.state, ...fromLink(place.location.hash) },
     choices: { ...data.choices, labelled: labelled.length },
     live: false,
     predicts: Boolean(ask),
     chunk: 1,
     edited: known,
-    link: (state) => address.link(inLink(state)),
-    save: (state) => address.keep(inLink(state)),
+    link: (state) => address.link(inThisLink(state)),
+    save: (state) => address.keep(inThisLink(state)),
     listen(act) {
       told = act;
       place.addEventListener("hashchange", () => {
-        host.state = fromLink(place.location.hash);
+        follow();
         told("state");
       });
     },
-    async send(message) {
+    async send(message, buffers) {
       try {
-        await actions[message.kind]?.(message);
+        await actions[message.kind]?.(message, buffers);
       } catch (error) {
         told("notice", String(error));
       }
       told("done", message.id);
     },
   };
+  follow();
   return host;
 }

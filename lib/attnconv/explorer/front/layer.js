@@ -14,6 +14,8 @@ const SMALL = 130; // px, of what the layer answers: two of them are as wide as 
 
 const CLOSE = 0.75; // of the whole field: only a smaller part of it is worth a picture of its own
 
+const EARLIER =
+  "Where the heads looked is recorded for every epoch, their matrices only at the end: there is no kernel here.";
 const UNTRAINED = "The kernel takes the layer's place as it is; nothing is trained.";
 const CONTENT = "A layer that looks at content is no convolution: where it looks changes with the image.";
 
@@ -65,16 +67,12 @@ export class LayerCard {
             this.snap,
             " whole shifts",
           ),
-          (this.toGrid = button(
+          button(
             "Make it a grid",
             () => this.makeGrid(),
             "Every head takes a tap of the kernel, the nearest ones first, and looks at one pixel",
-          )),
-          (this.hard = button(
-            "Harden all",
-            () => this.harden(),
-            "Every head looks at one pixel: sigma becomes 0.2 px",
-          )),
+          ),
+          button("Harden all", () => this.harden(), "Every head looks at one pixel: sigma becomes 0.2 px"),
           (this.solo = button("Solo", () => this.playSolo(), "Only the chosen head; again: all heads")),
         );
     this.kernelText = element("figcaption", { title: GLOSSARY.kernel });
@@ -286,7 +284,7 @@ export class LayerCard {
     if (model.encoding === "quadratic" && this.drawn && drawn.every((value, i) => value === this.drawn[i])) return;
     this.drawn = drawn;
     const read = panel.read(layer);
-    const kernel = model.gram !== undefined && !model.film;
+    const kernel = model.gram !== undefined && model.epoch === null; // the matrices are the trained model's
     const side = Math.min(SIDE, this.wide || SIDE);
     const swapped = model.kernelAt(layer);
     this.title.textContent = `Layer ${layer + 1}${swapped ? `, now a ${swapped} × ${swapped} convolution` : ""}`;
@@ -308,9 +306,11 @@ export class LayerCard {
       `Layer ${layer + 1}: ${read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`).join(", ")}.` +
         (this.canDrag() ? " Arrow keys move the chosen head, with Shift by whole shifts." : ""),
     );
-    this.noKernel.hidden = kernel || !model.film && !panel.index; // then the switch says it
-    this.noKernel.textContent = model.film ? "Of earlier epochs only centres and spreads are recorded." : CONTENT;
-    this.kernelBox.hidden = this.reading.hidden = this.tap.hidden = !kernel;
+    this.noKernel.hidden = kernel || (model.epoch === null && !panel.index); // then the switch says it
+    this.noKernel.textContent = model.epoch === null ? CONTENT : EARLIER;
+    this.kernelBox.hidden = model.gram === undefined;
+    this.kernelBox.style.visibility = kernel ? "" : "hidden"; // its place stays free while the training is played
+    this.reading.hidden = this.tap.hidden = !kernel;
     if (this.actions) this.actions.hidden = !this.canDrag();
     if (this.actions)
       this.solo.setAttribute(
@@ -318,6 +318,7 @@ export class LayerCard {
         String(this.shapes.every(({ faint }, i) => faint === (i !== state.head)) && this.shapes.length > 1),
       );
     if (kernel) this.drawKernel(read);
+    else canvasOf(this.kernel, side, side);
   }
 
   drawKernel(read) {
@@ -418,7 +419,7 @@ export class LayerCard {
     this.swap.disabled = refusal !== "";
     this.swapName.textContent = ` this layer as${model.content ? " a convolution" : ""}`;
     this.swapSize.hidden = model.content;
-    this.responseBox.hidden = model.content || !explorer.host.predicts;
+    this.responseBox.hidden = !model.swaps || !explorer.host.predicts;
     const told = refusal || (size ? this.countText(size) : UNTRAINED);
     if (this.counted.textContent !== told) this.counted.textContent = told;
     this.counted.classList.toggle("ax-note", !size);
@@ -443,10 +444,9 @@ export class LayerCard {
   }
 
   /** How far the convolution is off on this image, and what it changes unless it is in place already. */
-  offText({ error, inside, probabilities }, size) {
-    const middle = inside === undefined ? "" : `, away from the borders ${percent(inside)}`;
+  offText({ error, probabilities }, size) {
     const says = size ? "" : this.explorer.says("The model then says", probabilities);
-    return `On this image its output is ${percent(error)} off${middle}.${says}`;
+    return `On this image its output is ${percent(error)} off.${says}`;
   }
 
   /** The rows of canvases that a saved picture shows. */
@@ -454,7 +454,7 @@ export class LayerCard {
     const { swapBox, responseBox } = this, shown = swapBox && !swapBox.hidden && !responseBox.hidden;
     const known = shown && this.explorer.seenOf(this.panel)?.kernel;
     return [
-      [this.centres, ...(this.kernelBox.hidden ? [] : [this.kernel])],
+      [this.centres, ...(this.reading.hidden ? [] : [this.kernel])],
       known ? this.responses.map(({ canvas }) => canvas) : [],
     ];
   }

@@ -280,24 +280,13 @@ export class Network {
     const seen = { kernel: null, head: { output: norms(own), share, probabilities: without } };
     if (convolution) {
       const apart = convolution.map((value, i) => value - attention[i]), { bias } = this.weights.blocks[layer].value;
-      const ratio = ([part, all]) => normOf(part) / (normOf(all) || 1);
       seen.kernel = {
-        error: ratio([apart, attention]),
-        inside: ratio([apart, attention].map((values) => this.interior(values, side >> 1))),
+        error: normOf(apart) / (normOf(attention) || 1),
         outputs: [attention, convolution].map(norms),
         probabilities: this.predict(edits, { layer, output: convolution.map((value, i) => value + bias[i % hidden]) }),
       };
     }
     return seen;
-  }
-
-  /** The values of the pixels that are at least so far from every border. */
-  interior(values, reach) {
-    const { hidden, heads: { height, width } } = this;
-    return values.filter((_, i) => {
-      const at = Math.floor(i / hidden), [row, column] = [Math.floor(at / width), at % width];
-      return Math.min(row, height - 1 - row, column, width - 1 - column) >= reach;
-    });
   }
 
   /** The same as `attended` for the layer's size x size convolution; beyond the border it sees the nearest pixel. */

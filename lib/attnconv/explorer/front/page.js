@@ -61,6 +61,10 @@ export const inAddress = (place) => ({
   },
 });
 
+/** What a link's reader is told where it was made with a picture that its author opened. */
+export const NOT_HELD =
+  "This link was made with a picture of its author's own, which a link cannot hold. Here is another one.";
+
 /** A file as an image of that size, {shape, values: bytes}: the middle cropped to its proportions, then resized; one
  * channel is brightness. Transparent places are white. */
 export async function readPicture(file, [height, width, channels]) {

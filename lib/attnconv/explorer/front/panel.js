@@ -10,6 +10,7 @@ import { GLOSSARY } from "./words.js";
 
 export const IMAGE_SIDE = 240; // px, as the chosen head's map
 const TILE = 14; // px, the smallest side of a head's map
+const OUTPUT = 120; // px, of what the chosen head adds
 let count = 0;
 
 export class Panel {
@@ -56,6 +57,7 @@ export class Panel {
       element("figcaption", { textContent: "attention over the image" }),
     );
     this.output = element("canvas", { className: "ax-output", role: "img" });
+    canvasOf(this.output, OUTPUT, OUTPUT); // the place of what will be there
     this.does = element("p");
     this.count = button("Also on the test images", () => explorer.countWithout());
     this.doesBox = div(
@@ -594,12 +596,12 @@ export class Panel {
   /** What the chosen head does to this image, as far as the host has told. */
   drawDoes() {
     const { model, explorer } = this, { colours } = explorer, seen = explorer.seenOf(this);
-    this.doesBox.hidden = !seen || !seen.head;
+    this.doesBox.hidden = this.index > 0 || !explorer.host.predicts || model.epoch !== null || seen?.head === null;
+    this.doesBox.classList.toggle("ax-stale", !seen); // its place stays until the answer is there: nothing jumps
     this.drawStrip();
-    if (this.doesBox.hidden) return;
+    if (this.doesBox.hidden || !seen) return;
     const { output, share, probabilities, shape: [height, width] = [model.height, model.width] } = seen.head;
-    const side = 120;
-    drawField(this.output, output, [height, width], side, [0, Math.max(...output)], colours);
+    drawField(this.output, output, [height, width], OUTPUT, [0, Math.max(...output)], colours);
     const before = explorer.rightWith(explorer.state.edits), after = explorer.rightWith(explorer.withoutHead());
     const counted =
       after && after.seen ? ` On test images: ${rightText(before)} right with it, ${rightText(after)} without.` : "";

@@ -19,6 +19,7 @@ import {
 import {
   ARROWS,
   Live,
+  NOT_HELD,
   button,
   canvasOf,
   cellUnder,
@@ -59,7 +60,7 @@ export function encode(state) {
   const parts = [], { size } = state;
   parts.push(`kernel=${state.preset || state.kernel.map((value) => +value.toPrecision(6)).join(",")}`);
   if (state.preset && size !== 3) parts.push(`size=${size}`);
-  if (state.image !== "own") parts.push(`image=${state.image}`);
+  parts.push(`image=${state.image}`);
   if (state.alpha !== ALPHAS[1]) parts.push(`alpha=${+state.alpha.toPrecision(4)}`);
   if (!state.padding) parts.push("padding=0");
   const heads = (all) =>
@@ -372,6 +373,7 @@ export class Playground extends Live {
     this.state = decode(host.state, host.pictures);
     this.build();
     this.renew();
+    this.tellOwn(host.state);
     host.listen(() => host.state !== this.saved && this.take(host.state));
     this.watch();
   }
@@ -670,6 +672,13 @@ export class Playground extends Live {
     this.flight = null;
     this.state = decode(text, this.host.pictures);
     this.renew();
+    this.tellOwn(text);
+  }
+
+  /** A text names a reader's own picture, but cannot hold it. */
+  tellOwn(text) {
+    const own = new URLSearchParams(text).get("image") === "own";
+    this.complain(own ? NOT_HELD : "");
   }
 
   setSize(size) {
@@ -870,9 +879,10 @@ export class Playground extends Live {
   }
 
   async copyLink() {
-    const link = this.host.link(encode(this.state));
+    this.saved = encode(this.state);
+    this.host.save(this.saved); // the address has it, too
     try {
-      await navigator.clipboard.writeText(link);
+      await navigator.clipboard.writeText(this.host.link(this.saved));
       this.linkText.textContent = "Copied.";
     } catch {
       this.linkText.textContent = "The address bar has the link.";
