@@ -109,7 +109,6 @@ export class Explorer extends Live {
     this.load();
     host.listen((what, value) => this.told(what, value));
     if (!host.live && host.predicts) this.askAgain();
-    if (host.lost) this.complain(host.lost);
     this.watch();
   }
 
@@ -208,6 +207,7 @@ export class Explorer extends Live {
       "aria-roledescription": "image with a query pixel",
     });
     this.caption = element("p", { className: "ax-caption" });
+    this.lost = element("p", { className: "ax-notice", role: "alert" }); // why it is not the image of a link
     this.lock = element("p", { className: "ax-lock" });
     this.picture = document.createElement("canvas");
     this.panels = [];
@@ -223,7 +223,7 @@ export class Explorer extends Live {
       this.averageField,
       this.sharedField,
     );
-    this.seen = div("ax-view", this.image, div("ax-words", this.lock, this.caption));
+    this.seen = div("ax-view", this.image, div("ax-words", this.lock, this.caption, this.lost));
     this.tools = element(
       "aside",
       { className: "ax-tools" },
@@ -346,6 +346,8 @@ export class Explorer extends Live {
     pen.putImageData(data, 0, 0);
     this.serialOfImage++;
     this.caption.textContent = image.title;
+    this.lost.textContent = this.host.lost || "";
+    this.lost.hidden = !this.host.lost;
     this.models.forEach((model, i) => {
       const seen = this.state.compare === "epoch" ? image.sides[0] : image.sides[i];
       model.setScores((i === 0 && edited && edited.maps) || (seen && seen.maps));
@@ -416,7 +418,6 @@ export class Explorer extends Live {
     this.load();
     if (JSON.stringify(state.edits) !== edits) this.askPrediction();
     else this.askAgain();
-    if (host.lost) this.complain(host.lost);
   }
 
   /** Changed heads stay changed on another image or beside another run: ask what becomes of its prediction. An exported

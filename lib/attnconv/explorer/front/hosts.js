@@ -121,7 +121,7 @@ export function pageHost(data, ask = null, place = window) {
   const key = (layer, head) => (head === undefined ? `${layer}` : `${layer}.${head}`);
   const edits = (list) => Object.fromEntries(list.map(({ layer, head, ...edit }) => [key(layer, head), edit]));
   const show = (image) => {
-    [host.image, host.edited] = [image, {}];
+    Object.assign(host, { image, edited: {}, lost: "" });
     serial++;
   };
   const inThisLink = (state) => inLink({ ...state, image: host.image.own ? null : host.image.title });
@@ -129,9 +129,9 @@ export function pageHost(data, ask = null, place = window) {
   const follow = () => {
     const { image: title, ...state } = fromLink(place.location.hash);
     host.state = { ...host.state, ...state };
-    host.lost = "";
     const named = images.find((image) => image.title === title);
     if (named && named !== host.image) show(named);
+    host.lost = "";
     if (title === null) host.lost = NOT_HELD;
     else if (title !== undefined && !named) host.lost = `This page does not hold the image of this link, “${title}”.`;
   };

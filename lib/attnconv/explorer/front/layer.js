@@ -308,9 +308,7 @@ export class LayerCard {
     );
     this.noKernel.hidden = kernel || (model.epoch === null && !panel.index); // then the switch says it
     this.noKernel.textContent = model.epoch === null ? CONTENT : EARLIER;
-    this.kernelBox.hidden = model.gram === undefined;
-    this.kernelBox.style.visibility = kernel ? "" : "hidden"; // its place stays free while the training is played
-    this.reading.hidden = this.tap.hidden = !kernel;
+    this.kernelBox.hidden = this.reading.hidden = this.tap.hidden = !kernel;
     if (this.actions) this.actions.hidden = !this.canDrag();
     if (this.actions)
       this.solo.setAttribute(
@@ -318,7 +316,6 @@ export class LayerCard {
         String(this.shapes.every(({ faint }, i) => faint === (i !== state.head)) && this.shapes.length > 1),
       );
     if (kernel) this.drawKernel(read);
-    else canvasOf(this.kernel, side, side);
   }
 
   drawKernel(read) {
@@ -454,7 +451,7 @@ export class LayerCard {
     const { swapBox, responseBox } = this, shown = swapBox && !swapBox.hidden && !responseBox.hidden;
     const known = shown && this.explorer.seenOf(this.panel)?.kernel;
     return [
-      [this.centres, ...(this.reading.hidden ? [] : [this.kernel])],
+      [this.centres, ...(this.kernelBox.hidden ? [] : [this.kernel])],
       known ? this.responses.map(({ canvas }) => canvas) : [],
     ];
   }

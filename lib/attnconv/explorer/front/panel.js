@@ -167,9 +167,14 @@ export class Panel {
     return Math.max(IMAGE_SIDE + 10, 30 + (TILE + 4) * this.model.most);
   }
 
+  /** Whether the grid shows every layer's heads around the query, not their maps. */
+  get centres() {
+    return this.explorer.state.view === "centres" || this.model.film;
+  }
+
   /** Sizes of the grid on screen: each tile has the image's proportions, and all fit into the width. */
   layout(width) {
-    const { model } = this, centres = this.explorer.state.view === "centres", narrow = !centres && this.explorer.narrow;
+    const { model, centres } = this, narrow = !centres && this.explorer.narrow;
     const ratio = pixelRatio();
     // On a phone only the chosen layer has room for heads that a finger can hit.
     const columns = centres
@@ -209,7 +214,7 @@ export class Panel {
     const [column, row] = [Math.floor(x / (wide + gap)), Math.floor(y / down)];
     const [inX, inY] = [x - column * (wide + gap), y - row * down];
     if (column < 0 || row < 0 || column >= columns || inX >= wide || inY >= tall) return {};
-    if (this.explorer.state.view !== "centres") {
+    if (!this.centres) {
       const [layer, head] = this.box.narrow ? [this.explorer.state.layer, row * columns + column] : [row, column];
       return layer < model.heads.length && head < model.heads[layer]
         ? { layer, head, key: [Math.floor((inY / tall) * model.height), Math.floor((inX / wide) * model.width)] } : {};
@@ -318,7 +323,7 @@ export class Panel {
       );
     }
     this.drawBar();
-    if (state.view === "centres" || model.film) return this.drawCentres();
+    if (this.centres) return this.drawCentres();
 
     // All maps pixel by pixel into one small picture; then each is enlarged into its tile.
     const layers = model.heads.length;
@@ -405,11 +410,11 @@ export class Panel {
 
   /** The colours' scale: how much attention is how bright. */
   drawBar() {
-    const { explorer: { state, colours }, model } = this;
+    const { explorer: { state, colours } } = this;
     const logits = state.scale === "logits";
     const wide = 120;
     const pen = canvasOf(this.bar, wide, 10);
-    this.barBox.hidden = state.view === "centres" || model.film;
+    this.barBox.hidden = this.centres;
     for (let x = 0; x < wide; x++) {
       const from = 3 * Math.round((255 * x) / (wide - 1));
       pen.fillStyle = `rgb(${colours.ramp[from]},${colours.ramp[from + 1]},${colours.ramp[from + 2]})`;
