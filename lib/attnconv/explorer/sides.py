@@ -1,38 +1,40 @@
-"""One model of an explorer: what the browser needs of it, and what Python answers about it."""
+"""One model of an explorer: what can be explored, what the browser needs of it, what Python answers about it."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor, nn
 
 from attnconv.analysis import heads
 from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
-from attnconv.equivalence import TapAttention, attention_to_conv
+from attnconv.equivalence import TapAttention
 from attnconv.explorer.arrays import array, padded, quantize
+from attnconv.explorer.edits import convolved, edited, head_of, layers_of, sigma_of
 from attnconv.explorer.images import ExplorerError
 from attnconv.models import Attention, AttentionNet, predict
+from attnconv.training.checkpoints import load_run
 from attnconv.training.runs import Run
 
 AVERAGE_FLOOR = 1e-6
 """Averaged probabilities travel as logarithms, and none below this share of the row's largest is told from it."""
-SIGMAS = (0.05, 50.0)
-"""Smallest and largest standard deviation that the slider of a Gaussian head gives, in pixels of the grid."""
+DRAWN = 33
+"""Largest side of the grid on which the heads of a network with grids of its own are drawn."""
+USUAL = (32, 32)
+"""Size of the images of a network that does not say which it takes, if none are given."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A model to explore, as `attnconv.explorer.subjects.side_of` makes it."""
+    """A model to explore, as `side_of` makes it."""
 
-    model: torch.nn.Module
+    model: nn.Module
     run: Run | None
     encoding: str
     """``quadratic``, ``learned`` or ``content``."""
@@ -79,7 +81,7 @@ class Side:
         if self.encoding == "quadratic":
             side["centres"] = array(padded([layer.centres for layer in self.layers]))
             side["precisions"] = array(padded([layer.precision() for layer in self.layers]))
-            side["sigmas"] = array(padded([[_sigma(spread) for spread in layer.spreads] for layer in self.layers]))
+            side["sigmas"] = array(padded([[sigma_of(spread) for spread in layer.spreads] for layer in self.layers]))
         elif self.encoding == "learned":
             for name, axis in ("rows", 0), ("columns", 1):
                 side[name] = array(padded([_by_shift(layer, self.grid[axis], axis) for layer in self.layers]))
@@ -164,7 +166,7 @@ class Side:
         ``error`` is |attention - convolution| / |attention - bias|; ``outputs`` are the norms (H, W) of both at every
         pixel, without the bias; ``probabilities`` are the model's with the convolution in the layer's place.
         """
-        attended, replaced = layer.forward(x), _convolved(layer, x, size, self.grid)  # past a hook in its place
+        attended, replaced = layer.forward(x), convolved(layer, x, size, self.grid)  # past a hook in its place
         with layer.register_forward_hook(lambda *_: replaced):
             probabilities = self._probabilities(image)[0]
         both = [one[0] - layer.value.bias for one in (attended, replaced)]
@@ -172,7 +174,7 @@ class Side:
         outputs = [one.norm(dim=-1).flatten().tolist() for one in both]
         return dict(error=error.item(), outputs=outputs, probabilities=probabilities)
 
-    def _through(self, layer: torch.nn.Module, image: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _through(self, layer: nn.Module, image: Tensor) -> tuple[Tensor, Tensor] | None:
         """What a layer is given for an image, and what it answers; None if it is not used."""
         seen: list[tuple[Tensor, Tensor]] = []
         with layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output))):
@@ -197,6 +199,69 @@ class Side:
         return self.model.eval().layer_inputs(image)
 
 
+def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None = None) -> Side:
+    """A model to explore, from all that `explore` takes; ``size`` is that of the images that were given.
+
+    Raises:
+        ExplorerError: it has no attention heads, or heads that cannot be drawn; the message says which.
+    """
+    run = None
+    if isinstance(subject, Run | str | Path):
+        subject, run = load_run(subject.path if isinstance(subject, Run) else subject)
+    if not isinstance(subject, nn.Module):
+        raise ExplorerError(
+            f"A value of type {type(subject).__name__} cannot be explored: give a run, its folder, or a network."
+        )
+    if isinstance(subject, AttentionNet):
+        config = subject.config
+        if any(config.kernel_per_layer):
+            first = next(number for number, kernel in enumerate(config.kernel_per_layer, 1) if kernel)
+            raise ExplorerError(
+                f"Layer {first} of this network is a convolution, which has no heads: explore the network that "
+                "it was swapped in, and switch the layer there."
+            )
+        encoding = "content" if config.kind == "learned_content" else config.kind
+        shape = (config.grid, config.image_size, config.image_channels, config.classes)
+        side = Side(subject, run, encoding, *shape, title=title)
+    else:
+        side = _of_converted(subject, size, title)
+    if not any(layer.heads for layer in side.layers):
+        raise ExplorerError(f"All heads of this {type(subject).__name__} are pruned: there is nothing to explore.")
+    return side
+
+
+def _of_converted(model: nn.Module, size: tuple[int, int] | None, title: str | None) -> Side:
+    kind, layers = type(model).__name__, layers_of(model)
+    if not layers:
+        raise ExplorerError(
+            f"A {kind} has no attention heads to explore. Take a run of another preset, an AttentionNet, or a network "
+            "whose convolutions are attention: attnconv.equivalence.convert(model)."
+        )
+    if any(layer.dimensions == 1 for layer in layers):
+        raise ExplorerError(f"This {kind} has layers for sequences (Conv1d); the explorer shows images only.")
+    # An odd side that shows nearly all centres, with some room around them.
+    far = max(layer.centres.detach().abs().max().item() for layer in layers)
+    side = min(DRAWN, max(9, 2 * round(far) + 3))
+    note = f"The network's layers have grids of their own: all heads are drawn on {side} x {side} pixels."
+    channels, size = layers[0].channels if layers[0].channels == 1 else 3, size or USUAL
+    classes = _classes(model, size, channels)
+    return Side(model, None, "quadratic", (side, side), size, channels, classes, title or kind, note)
+
+
+def _classes(model: nn.Module, size: tuple[int, int], channels: int) -> int:
+    """How many classes it tells apart: 0 if its output is something else."""
+    device = next(model.parameters()).device
+    try:
+        with torch.no_grad():
+            answer = predict(model, torch.zeros(1, channels, *size, device=device))
+    except Exception as error:  # networks raise what they like
+        raise ExplorerError(
+            f"The network fails on images of {size[0]} x {size[1]} pixels with {channels} channels ({error}). "
+            "Give images= of the size that it takes."
+        ) from error
+    return answer.shape[1] if isinstance(answer, Tensor) and answer.dim() == 2 else 0
+
+
 def run_title(run: Run) -> str:
     return f"{run.title}, seed {run.train.seed} ({100 * run.test_accuracy:.1f}%)"
 
@@ -219,75 +284,6 @@ def _logarithm(p: Tensor) -> Tensor:
     return p.maximum(AVERAGE_FLOOR * p.amax(-1, keepdim=True)).log()
 
 
-def layers_of(model: torch.nn.Module) -> tuple[Any, ...]:
-    """The attention layers of an `AttentionNet` or a converted network, first to last."""
-    if isinstance(model, AttentionNet):
-        return tuple(model.attention_layers)
-    return tuple(module for module in model.modules() if isinstance(module, TapAttention))
-
-
-@contextlib.contextmanager
-def edited(model: torch.nn.Module, edits: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """The model with some changes, inside a ``with`` block; all is put back afterwards.
-
-    An edit of a head names a ``layer`` and a ``head`` (from 0) and any of: ``off`` (true: the head adds nothing), and
-    for Gaussian heads ``centre`` (row, column; pixels) and ``sigma``, the standard deviation det(Sigma)^(1/4) in
-    pixels: a full covariance keeps its shape and is scaled.
-
-    An edit of a ``layer`` with a ``kernel`` puts the convolution of that side in its place, as
-    `attnconv.equivalence.swap` does. It is read from the layer with its heads as they are changed.
-
-    Raises:
-        ExplorerError: there is no such head, a value that is no finite number in range, or no such convolution.
-    """
-    layers = layers_of(model)
-    saved = [(parameter, parameter.detach().clone()) for layer in layers for parameter in layer.parameters()]
-    places = contextlib.ExitStack()
-    try:
-        with torch.no_grad():
-            for edit in edits:
-                if edit.get("kernel") is None:
-                    _edit(*head_of(layers, edit), edit)
-                else:
-                    places.enter_context(_swapped(model, layer_of(layers, edit), edit))
-        yield
-    finally:
-        places.close()
-        with torch.no_grad():
-            for parameter, values in saved:
-                parameter.copy_(values)
-
-
-def _swapped(model: torch.nn.Module, layer: Any, edit: dict[str, Any]) -> RemovableHandle:
-    """Put a convolution in a layer's place, until what is returned is closed."""
-    size = edit["kernel"]
-    if not isinstance(model, AttentionNet) or not isinstance(layer, PositionalAttention):
-        raise ExplorerError(
-            f"Layer {edit['layer'] + 1} cannot be a convolution here: only a layer of an AttentionNet can that does "
-            "not look at content."
-        )
-    grid = model.config.grid
-    sizes = range(1, min(grid) + 1, 2)
-    if size not in sizes:
-        raise ExplorerError(f"A kernel of side {size!r} does not fit: it must be an odd number, at most {sizes[-1]}.")
-    # Read anew whenever it computes: its heads may be changed after this.
-    return layer.register_forward_hook(lambda layer, inputs, _: _convolved(layer, inputs[0], size, grid))
-
-
-def _edit(layer: Any, head: int, edit: dict[str, Any]) -> None:
-    if edit.get("off") and isinstance(layer, TapAttention):
-        row, column = divmod(head, layer.kernel_size[1])
-        layer.weight[:, :, row, column] = 0
-    elif edit.get("off"):
-        layer.value.weight[:, head * layer.channels : (head + 1) * layer.channels] = 0
-    if isinstance(layer, QuadraticAttention):
-        if edit.get("centre") is not None:
-            centre = [_number(value, "centre", -1000, 1000) for value in edit["centre"]]
-            layer.centres[head] = torch.tensor(centre).to(layer.centres)
-        if edit.get("sigma") is not None:
-            layer.spreads[head] = _rescaled(layer.spreads[head], _number(edit["sigma"], "sigma", *SIGMAS))
-
-
 def _plain(layer: Attention) -> Attention:
     """A layer that attends over the pixels of any grid; of a `TapAttention` its heads, without stride and padding."""
     if not isinstance(layer, TapAttention):
@@ -295,50 +291,6 @@ def _plain(layer: Attention) -> Attention:
     plain = QuadraticAttention(1, 1, layer.heads)
     plain.centres, plain.spreads = layer.centres, layer.spreads
     return plain
-
-
-def _convolved(layer: PositionalAttention, x: Tensor, size: int, grid: tuple[int, int]) -> Tensor:
-    """What the size x size convolution that is read from a layer makes of its input, (B, H, W, C) both."""
-    conv, _ = attention_to_conv(layer, size, size=grid)
-    return conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-def head_of(layers: Sequence[torch.nn.Module], edit: dict[str, Any]) -> tuple[Any, int]:
-    """The layer that an edit names, and the head's number in it."""
-    layer, head = layer_of(layers, edit), edit.get("head")
-    if not isinstance(head, int) or not 0 <= head < layer.heads:
-        raise ExplorerError(f"Layer {edit['layer'] + 1} has no head {head!r}: it has {layer.heads}.")
-    return layer, head
-
-
-def layer_of(layers: Sequence[torch.nn.Module], edit: dict[str, Any]) -> Any:
-    """The layer that an edit names."""
-    number = edit.get("layer")
-    if not isinstance(number, int) or not 0 <= number < len(layers):
-        raise ExplorerError(f"There is no layer {number!r}: the model has {len(layers)}.")
-    return layers[number]
-
-
-def _number(value: Any, name: str, low: float, high: float) -> float:
-    if not isinstance(value, int | float) or not low <= value <= high:
-        raise ExplorerError(f"{name} = {value!r} must be a number from {low:g} to {high:g}.")
-    return float(value)
-
-
-def _sigma(spread: Tensor) -> float:
-    """det(Sigma)^(1/4) of a head, from its Sigma^{-1/2}; 0 where it has no such scale."""
-    scale = spread.detach().double()
-    scale = scale.abs() if spread.dim() == 0 else scale.det().abs().sqrt()
-    return 1 / scale.item() if scale.isfinite() and scale >= 1e-6 else 0.0
-
-
-def _rescaled(spread: Tensor, sigma: float) -> Tensor:
-    """Sigma^{-1/2} of a head, scaled so that det(Sigma)^(1/4) is sigma; round where it has no such scale."""
-    if spread.dim() == 0:
-        return torch.full_like(spread, math.copysign(1 / sigma, spread.item()))
-    if not (before := _sigma(spread)):
-        return torch.eye(2).to(spread) / sigma
-    return (spread.double() * (before / sigma)).to(spread)
 
 
 @torch.no_grad()

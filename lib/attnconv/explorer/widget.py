@@ -6,8 +6,8 @@ query never waits for Python: of quadratic heads the centres and Sigma^{-1}, of 
 axis, of heads with content the scores of one image. In a notebook, Python answers what needs the model, such as another
 image or a changed head. An exported page holds the weights, and a Web Worker answers (front/worker.js).
 
-arrays.py packs what is sent, images.py reads what is shown, subjects.py says what can be explored, and sides.py is one
-model with its answers.
+arrays.py packs what is sent, images.py reads what is shown, sides.py is one model with its answers, and edits.py what a
+reader changes in it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from torch import Tensor
 from attnconv import figures
 from attnconv.explorer import assets
 from attnconv.explorer.arrays import array, pack
+from attnconv.explorer.edits import SIGMAS
 from attnconv.explorer.images import ExplorerError, pool_of, size_of
-from attnconv.explorer.sides import SIGMAS, Side, run_title
-from attnconv.explorer.subjects import side_of
+from attnconv.explorer.sides import Side, run_title, side_of
 from attnconv.training.data import normalize
 from attnconv.training.runs import Run, find_runs
 

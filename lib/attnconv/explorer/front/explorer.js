@@ -626,15 +626,8 @@ export class Explorer extends Live {
 
   lookKey() {
     const { state, panels: [panel] } = this;
-    return JSON.stringify([
-      this.serialOfImage,
-      this.models[0].name,
-      state.layer,
-      state.head,
-      panel.card.size,
-      state.edits,
-      state.epochs[0],
-    ]);
+    const { layer, head, edits, epochs } = state;
+    return JSON.stringify([this.serialOfImage, this.models[0].name, layer, head, panel.card.size, edits, epochs[0]]);
   }
 
   /** Ask what the chosen layer and head do to this image; only after a rest, as it takes a while. */
@@ -643,14 +636,8 @@ export class Explorer extends Live {
     if (this.pending.size || this.lookedFor === key || model.epoch !== null || !(state.head < model.heads[state.layer]))
       return;
     this.lookedFor = key;
-    this.ask({
-      kind: "examine",
-      layer: state.layer,
-      head: state.head,
-      size: panel.card.size,
-      edits: this.editList(),
-      key,
-    });
+    const { layer, head } = state;
+    this.ask({ kind: "examine", layer, head, size: panel.card.size, edits: this.editList(), key });
   }
 
   /** What the model says now, the chosen changes included. */
@@ -1006,7 +993,7 @@ export class Explorer extends Live {
   /** Bring the controls in line with the state. */
   fill() {
     const { state } = this, model = this.models[0];
-    const options = (select, n, word) =>
+    const options = (select, n) =>
       select.replaceChildren(
         ...Array.from({ length: n }, (_, i) => element("option", { value: i, textContent: `${i + 1}` })),
       );

@@ -265,21 +265,8 @@ export class LayerCard {
       : "Also the heads that look far away, where they are";
     const { lit, seen, serialOfImage, host: { edited } } = explorer, tap = this.hovered ? this.hovered.join() : "";
     const drawn = [
-      pixelRatio(),
-      model,
-      layer,
-      state.head,
-      this.size,
-      this.wide,
-      this.range,
-      tap,
-      lit,
-      colours,
-      seen,
-      serialOfImage,
-      edited,
-      model.edits,
-      model.epoch,
+      pixelRatio(), model, layer, state.head, this.size, this.wide, this.range, tap, lit, colours, seen,
+      serialOfImage, edited, model.edits, model.epoch,
     ];
     if (model.encoding === "quadratic" && this.drawn && drawn.every((value, i) => value === this.drawn[i])) return;
     this.drawn = drawn;

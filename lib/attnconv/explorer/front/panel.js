@@ -3,7 +3,7 @@
 import { drawHeads, headAt, spots } from "./centres.js";
 import { QUERY, brightness, drawField, percent, pixelGrid, shiftText, signed } from "./draw.js";
 import { covarianceOf, describe, readLayer } from "./heads.js";
-import { LayerCard, kindText } from "./layer.js";
+import { LayerCard } from "./layer.js";
 import { clamp } from "./maths.js";
 import { button, canvasOf, div, element, pixelRatio } from "./page.js";
 import { GLOSSARY } from "./words.js";
@@ -510,7 +510,7 @@ export class Panel {
 
   /** The chosen head: its map over the image, numbers, path, sliders. */
   drawDetail() {
-    const { model, explorer } = this, { state, colours } = explorer;
+    const { model, explorer } = this, { state } = explorer;
     const { layer, head } = state, map = this.maps[layer] && this.maps[layer][head];
     this.zoomBox.hidden = this.numbers.hidden = !map || model.film;
     this.headTitle.textContent =

@@ -205,16 +205,8 @@ const percent = (p) =>
       ? `${written(100 * p)}%`
       : `${(100 * p).toFixed(p < 0.1 ? 1 : 0)}%`;
 const numerals = [
-  "no heads",
-  "one head",
-  "two heads",
-  "three heads",
-  "four heads",
-  "five heads",
-  "six heads",
-  "seven heads",
-  "eight heads",
-  "nine heads",
+  "no heads", "one head", "two heads", "three heads", "four heads", "five heads", "six heads", "seven heads",
+  "eight heads", "nine heads",
 ];
 const howMany = (n) => numerals[n] || `${n} heads`;
 const listed = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
