@@ -63,7 +63,7 @@ def hovering(browser: playwright.Browser, kind: str, folder: Path, hovers: int) 
     page = browser.new_page(viewport=dict(width=1280, height=900))
     file = explore(build_model(config)).export_html(folder / f"{kind}.html")
     page.goto(file.as_uri())
-    seen = Seen(page, folder)
+    seen = Seen(page)
     seen.root.evaluate("root => { root.attnconv.timings.length = 0; }")
     for step in range(hovers):
         page.mouse.move(*seen.point(step * 5 % 16, step * 3 % 16))
@@ -98,7 +98,7 @@ def questions(browser: playwright.Browser, kind: str, folder: Path, address: str
     own = address.replace("/lab/", f"/lab/workspaces/{kind}/")  # without the other kind's notebook in a tab
     page.goto(own.format(notebook=f"{kind}.ipynb"))
     run_all(page)
-    seen = Seen(page, folder)
+    seen = Seen(page)
     opened = time.time()
     begins = float(page.get_by_text("begins").last.text_content().split()[-1])
     print(f"opening in JupyterLab, {kind}: {opened - begins:.1f} s after the model is loaded")

@@ -6,7 +6,6 @@ import { headAt, spots } from "../lib/attnconv/explorer/front/centres.js";
 import { kindText, nearestPlaces } from "../lib/attnconv/explorer/front/layer.js";
 import { Model, covarianceOf, describe, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/attnconv/explorer/front/heads.js";
 import { brightness, ramp } from "../lib/attnconv/explorer/front/draw.js";
-import { inParts } from "../lib/attnconv/explorer/front/explorer.js";
 import { fromHalf, gelu, layerNorm, linear, unshuffled } from "../lib/attnconv/explorer/front/network.js";
 import { fromLink, inLink, pageHost, widgetHost } from "../lib/attnconv/explorer/front/hosts.js";
 import { clamp, softmax } from "../lib/attnconv/explorer/front/maths.js";
@@ -148,12 +147,6 @@ test("lightness falls all along the light ramp and rises along the dark one", ()
   }
 });
 
-test("an upload goes in parts", () => {
-  const parts = [...inParts("a.png", new Uint8Array([1, 2, 3, 4, 5]).buffer, 2)];
-  assert.deepEqual(parts.map(([m, b]) => [m.part, m.parts, b.byteLength]), [[0, 3, 2], [1, 3, 2], [2, 3, 1]]);
-  assert.equal([...inParts("empty", new ArrayBuffer(0))].length, 1);
-});
-
 const nowhere = { location: { hash: "", href: "file:///page.html" }, addEventListener() {} };
 
 test("a link holds the view; a damaged one changes nothing", () => {
@@ -162,21 +155,58 @@ test("a link holds the view; a damaged one changes nothing", () => {
   assert.deepEqual(back, kept);
   assert.equal(notice, "x");
   for (const hash of ["", "#", "#%", "#%7B", "#7", "#null"]) assert.deepEqual(fromLink(hash), {});
-  assert.deepEqual(fromLink(`#${encodeURIComponent('{"query":7,"layer":"2","edits":null,"other":1,"head":1}')}`), { head: 1 });
-  const host = pageHost({ image: { label: null }, gallery: [] }, null, { ...nowhere, location: { ...nowhere.location, hash: `#${inLink(state)}` } });
+  assert.deepEqual(fromLink(`#${encodeURIComponent('{"query":7,"layer":"2","edits":null,"other":1,"image":5,"head":1}')}`), { head: 1 });
+  const place = { ...nowhere, location: { ...nowhere.location, hash: `#${inLink(state)}` } };
+  const host = pageHost({ image: { label: null }, gallery: [] }, null, place);
   assert.equal(host.state.layer, 3);
   assert.equal(fromLink(new URL(host.link(state)).hash).head, 4);
 });
 
-test("the exported page chooses among its own images", async () => {
-  const host = pageHost({ image: { label: 0 }, gallery: [{ label: 1 }, { label: 0 }, { label: 1 }] }, null, nowhere), heard = [];
-  host.listen((what, value) => heard.push([what, value]));
-  await host.send({ kind: "image", class: 1, id: 1 });
-  assert.equal(host.image, host.gallery[0]);
-  await host.send({ kind: "image", class: 1, id: 2 });
-  assert.equal(host.image, host.gallery[2]);
-  await host.send({ kind: "image", class: 5, id: 3 });
-  assert.deepEqual(heard.map(([what]) => what), ["image", "done", "image", "done", "notice", "done"]);
+test("a random image is one of the class, never the same again, and in no order", async () => {
+  const gallery = Array.from({ length: 40 }, (_, i) => ({ label: i % 2, title: `image ${i + 1}` }));
+  const host = pageHost({ image: { label: 1, title: "image 0" }, gallery }, null, nowhere), heard = [], shown = [];
+  host.listen((what) => heard.push(what));
+  for (let press = 0; press < 30; press++) {
+    const before = host.image;
+    await host.send({ kind: "image", class: press < 20 ? null : 1, id: press });
+    assert.notEqual(host.image, before);
+    if (press >= 20) assert.equal(host.image.label, 1);
+    shown.push(parseInt(host.image.title.slice(6), 10));
+  }
+  const steps = new Set(shown.slice(1, 20).map((number, i) => number - shown[i]));
+  assert.ok(steps.size > 5, `${shown}`);
+  assert.deepEqual(heard.slice(0, 4), ["image", "done", "image", "done"]);
+  await host.send({ kind: "image", class: 5, id: 31 });
+  assert.deepEqual(heard.slice(-2), ["notice", "done"]);
+});
+
+test("a link names the image; one that it cannot hold is not shown without a word", async () => {
+  const place = { location: { hash: "", href: "file:///page.html" }, addEventListener: (_, act) => { place.followed = act; } };
+  const images = ["a", "b", "c"].map((title) => ({ title, label: null, pixels: { shape: [1, 1, 1] } }));
+  const page = () => pageHost({ image: images[0], gallery: images.slice(1) }, async () => ({ probabilities: [1] }), place);
+  const first = page(), hashOf = (host) => new URL(host.link({ compare: "epoch", epochs: [null, 2], average: true })).hash;
+  place.location.hash = hashOf(Object.assign(first, { image: images[2] }));
+  const second = page();
+  assert.equal(second.image, images[2]);
+  assert.deepEqual([second.state.compare, second.state.epochs, second.state.average], ["epoch", [null, 2], true]);
+  assert.deepEqual([second.lost, second.state.image], ["", undefined]);
+
+  // The reader's own picture.
+  await second.send({ kind: "open", name: "cat.png", id: 1 }, [new Uint8Array([7]).buffer]);
+  assert.deepEqual([second.image.title, second.image.own, ...second.image.pixels.data], ["cat.png", true, 7]);
+  place.location.hash = hashOf(second);
+  assert.equal(fromLink(place.location.hash).image, null);
+  assert.equal(page().image, images[0]);
+  assert.match(page().lost, /picture of its author's own/);
+
+  // An image of another page; and a link that is followed here.
+  place.location.hash = `#${inLink({ image: "d" })}`;
+  assert.match(page().lost, /does not hold .*“d”/);
+  const heard = [];
+  first.listen((what) => heard.push(what));
+  place.location.hash = `#${inLink({ image: "b" })}`;
+  place.followed();
+  assert.deepEqual([first.image, first.lost, ...heard], [images[1], "", "state"]);
 });
 
 test("the exported page knows the changed heads it came with, and no others", () => {

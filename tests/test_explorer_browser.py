@@ -7,6 +7,7 @@ import copy
 import gzip
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from attnconv.explorer import Explorer, edited, explore, pack
 from attnconv.models import build_model, predict
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
-from browser import PHONE, Shown, as_widget, jupyterlab, needs_browser, run_all
+from browser import PHONE, SETTLED, Shown, as_widget, jupyterlab, needs_browser, run_all
 
 pytestmark = needs_browser
 
@@ -266,7 +267,7 @@ def test_the_explorer_in_jupyterlab(lab, browser, show, tmp_path):
     seen.choose("Class", "1")
     choose, (good, broken) = seen.root.locator("input[type=file]"), files(tmp_path)
     choose.set_input_files(broken)
-    seen.root.locator(".ax-notice", has_text="broken.jpg is damaged").wait_for()
+    seen.root.locator(".ax-notice", has_text="broken.jpg is not an image").wait_for()
     seen.wait("x.host.edited.heads?.length === 1")
     assert "→" in seen.root.locator(".ax-predictions").first.text_content() and seen.state()["edits"]
     seen.press("Undo")
@@ -304,6 +305,7 @@ def test_the_explorer_in_jupyterlab(lab, browser, show, tmp_path):
     tops = [row.get_by_text(text).bounding_box()["y"] for text in ("head on", "Reset head", "Reset all")]
     assert max(tops) - min(tops) < 12  # one line
 
+    assert not words_out_of_sight(seen)
     themes_are_switched(seen)
 
     with page.expect_download() as download:
@@ -507,8 +509,7 @@ def test_a_layer_is_a_kernel(grid, show):
     reading, swapped = card.locator(".ax-reading"), card.locator(".ax-swap")
     assert "its output is <0.01% off" in swapped.inner_text()  # its heads are taps, at the borders too
     assert seen.get("x.seen.head.share") == pytest.approx(expected["head"]["share"], abs=1e-2)
-    assert seen.get("x.seen.kernel.inside") == pytest.approx(expected["kernel"]["inside"], abs=1e-2)
-    assert "away from the borders" in swapped.inner_text() and "white noise" in reading.inner_text()
+    assert "white noise" in reading.inner_text()
     share = seen.root.locator(".ax-does p").first
     assert "share of the layer's output" in share.inner_text() and np.ptp(seen.pixels("output")) > 50
 
@@ -686,8 +687,8 @@ def test_heads_are_dragged(grid, show):
         seen.press("Random image")
         seen.studied()
     right = [seen.get(f"x.rightWith({edits})") for edits in ("{}", "x.state.edits")]
-    images = explorer._inputs(explorer._pool.images[explorer._labelled()])
-    labels = explorer._pool.labels[explorer._labelled()]
+    images = explorer._inputs(explorer._pool.images[explorer._labelled])
+    labels = explorer._pool.labels[explorer._labelled]
     for counted, changes in zip(right, ([], changed_heads(seen.state())), strict=True):
         said = np.argmax([one["probabilities"] for one in explorer._sides[0].look(images, changes)], axis=-1)
         assert counted["of"] == 20 and counted["right"] == (said == labels).sum()
@@ -707,7 +708,7 @@ def test_a_page_predicts_for_an_image_of_the_reader(grid, show, tmp_path):
     own = seen.pixels("image")
     assert own[0].mean() < 20 and own[-1].mean() > 235  # from dark to light, all of its height
     assert seen.get("x.saysNow()") == pytest.approx(python_says(explorer, seen), abs=1e-2)
-    assert len(seen.state()["edits"]) == 1 and seen.root.locator(".ax-notice").is_hidden()
+    assert len(seen.state()["edits"]) == 1 and seen.root.locator(".ax-tools .ax-notice").is_hidden()
 
 
 def test_a_finger_drags_a_head(grid, show):
@@ -753,6 +754,123 @@ def test_the_tour_and_the_words(grid, show):
     assert "How undecided" in seen.root.locator(".ax-hint").inner_text()
 
 
+@pytest.mark.parametrize("screen", [PHONE, dict(viewport=dict(width=1280, height=720))], ids=["phone", "desktop"])
+def test_the_tour_s_words_stay_in_sight(runs, show, tmp_path, screen):
+    seen = show(explore(runs["quadratic"]).export_html(tmp_path / "page.html"), **screen)
+    assert not words_out_of_sight(seen)
+
+
+def words_out_of_sight(seen: Seen) -> list[str]:
+    """Steps of the tour whose words are not in the window, or hide the beginning of what they speak of."""
+    wrong, tall = [], seen.page.viewport_size["height"]
+    shown = """node => {
+        const { left, top, bottom } = node.getBoundingClientRect();
+        return [top + 3, bottom - 3].every((y) => node.contains(document.elementFromPoint(left + 9, y)));
+    }"""
+    seen.press("Take the tour")
+    for step in range(1, 6):
+        words, lit = (seen.root.locator(f".ax-{name}").first for name in ("tour", "lit"))
+        box, place = words.bounding_box(), lit.bounding_box()
+        if not (words.evaluate(shown) and box["y"] + box["height"] <= place["y"] <= tall - 40):
+            wrong.append(f"step {step}: words {box}, lit {place}")
+        seen.root.locator(".ax-tour button:visible", has_text="Done" if step == 5 else "Next").click()
+        seen.idle()
+    return wrong
+
+
+def copied(seen: Seen) -> tuple[str, str]:
+    """The view's link, after its #, and what is said about it, beside the button and in the window."""
+    button = seen.root.get_by_role("button", name="Copy link")
+    button.click()
+    told = seen.root.locator(".ax-tools [role=status]")
+    seen.page.wait_for_function("node => node.textContent", arg=told.element_handle())
+    box, near = told.bounding_box(), button.bounding_box()
+    assert near["y"] <= box["y"] < near["y"] + 60 and box["y"] + box["height"] <= seen.page.viewport_size["height"]
+    return seen.page.evaluate("location.hash.slice(1)"), told.inner_text()
+
+
+def test_a_link_holds_the_image_and_the_comparison(runs, show, tmp_path):
+    file = explore(runs["quadratic"]).export_html(tmp_path / "page.html")
+    seen = show(file)
+    first = seen.root.locator(".ax-caption").inner_text()
+    seen.press("Random image")
+    seen.choose("Compare with", "epoch")
+    seen.root.locator(".ax-epoch input").nth(1).fill("1")
+    seen.studied()
+    link, told = copied(seen)
+    assert told in ("Copied.", "The address bar has the link.")
+    other = show(file, link)
+    other.studied()
+    caption, titles = other.root.locator(".ax-caption").inner_text(), other.root.locator("h3").all_inner_texts()
+    assert caption == seen.root.locator(".ax-caption").inner_text() != first
+    assert len(titles) == 2 and "after epoch 1" in titles[1]
+    assert other.get("x.saysNow()") == seen.get("x.saysNow()")
+    for name, panel in (("image", 0), ("grid", 0), ("grid", 1)):
+        assert not changed(seen.pixels(name, panel), other.pixels(name, panel))
+    other.page.evaluate(
+        "location.hash = encodeURIComponent(JSON.stringify({ image: 'of another page', compare: null }))"
+    )
+    other.wait("x.models.length === 1")
+    assert "does not hold the image of this link" in other.root.locator(".ax-view").inner_text()
+
+
+def test_a_link_says_that_it_cannot_hold_the_reader_s_picture(grid, show, tmp_path):
+    seen = show(grid[1])
+    first, (good, _) = seen.root.locator(".ax-caption").inner_text(), files(tmp_path)
+    seen.drag_head(2, 1, 1)
+    seen.root.locator("input[type=file]").set_input_files(good)
+    seen.wait("x.caption.textContent === 'good.png'")
+    seen.studied()
+    link, told = copied(seen)
+    assert "does not hold good.png" in told
+    for screen in ({}, PHONE):
+        other = show(grid[1], link, **screen)
+        other.studied()
+        assert other.root.locator(".ax-caption").inner_text() == first
+        assert other.state()["edits"] == seen.state()["edits"]
+        notice = other.root.locator(".ax-notice:visible")
+        box = notice.bounding_box()
+        assert "picture of its author's own" in notice.inner_text() and box["y"] + box["height"] < 700
+    other.press("Random image")
+    assert notice.count() == 0
+
+
+def test_a_count_goes_on_after_an_undo(grid, show):
+    """What is said of the chosen head is counted to its end, also where the change it was begun for was undone."""
+    seen = show(grid[1])
+    seen.studied()
+    seen.root.evaluate("""async ({ attnconv: x }) => {
+        const key = JSON.stringify(x.withoutHead());
+        x.edit((edit) => { edit.off = true; });
+        while (!(x.strip.get(key)?.length >= 2)) await new Promise((done) => setTimeout(done));
+        x.undo();
+        window.counted = x.strip.get(key).length;
+    }""")
+    assert 2 <= seen.page.evaluate("counted") < 20
+    seen.wait("x.rightWith(x.withoutHead()).seen === 20", timeout=20_000)
+    seen.page.evaluate(SETTLED)
+    assert re.search(r"\d% right with it, \d+% without", seen.root.locator(".ax-does").inner_text())
+
+
+def test_the_page_does_not_jump_when_another_head_is_chosen(runs, show, tmp_path):
+    for screen in (dict(viewport=dict(width=1280, height=720)), PHONE):
+        seen = show(explore(runs["quadratic"]).export_html(tmp_path / "page.html"), **screen)
+        seen.studied()
+        seen.page.evaluate("""() => {
+            const end = document.querySelector(".ax-glossary"), tops = (window.tops = new Set());
+            const look = () => {
+                tops.add(Math.round(end.getBoundingClientRect().top + scrollY));
+                requestAnimationFrame(look);
+            };
+            look();
+        }""")
+        for head in ("2", "4", "1"):
+            seen.choose("Head", head)
+            seen.studied()
+        tops = seen.page.evaluate("[...tops]")
+        assert max(tops) - min(tops) <= 20, tops  # a line more or less of words
+
+
 def test_a_link_holds_the_view(grid, show):
     explorer, file = grid
     seen = show(file)
@@ -791,6 +909,14 @@ def test_training_is_a_film_for_learned_heads_too(runs, show, tmp_path):
         centres = [shape["centre"] for shape in seen.get("x.panels[0].shapes(0)")]
         np.testing.assert_allclose(centres, path, atol=1e-5)
         assert seen.root.locator(".ax-zoom").first.is_visible() == recorded
+        assert seen.get("x.panels[0].box.wide") > 100 or recorded  # plots have the room that maps would not take
+        # A kernel needs the matrices, which are those of the trained model.
+        card, kernel = seen.root.locator(".ax-layer").first, seen.root.locator(".ax-kernel").first
+        assert not kernel.is_visible() and "matrices only at the end" in card.inner_text()
+        assert "would be" not in card.inner_text() and seen.get("x.panels[0].card.pictures().flat().length") == 1
+        slider.fill(slider.get_attribute("max"))
+        seen.idle()
+        assert kernel.is_visible() == recorded and "matrices only at the end" not in card.inner_text()
 
 
 def test_python_sets_the_view_and_reads_it(browser, grid):

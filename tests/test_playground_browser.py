@@ -166,7 +166,7 @@ def test_products_are_written_out(seen: Seen) -> None:
     assert seen.state()["query"] == [20, 39]
 
 
-def test_pictures_and_ones_own(seen: Seen, tmp_path: Path) -> None:
+def test_pictures_and_ones_own(seen: Seen, show: Callable[..., Seen], file: Path, tmp_path: Path) -> None:
     looks = [seen.image("picture")]
     for name in ("boot", "shapes", "pixel"):
         seen.choose("Picture", name)
@@ -182,6 +182,11 @@ def test_pictures_and_ones_own(seen: Seen, tmp_path: Path) -> None:
     seen.wait("x.state.image === 'own'")
     own = seen.image("picture")
     assert own.shape == (64, 64, 3) and own[0].mean() < 20 and own[-1].mean() > 235 and seen.told() == "largest: 0"
+    seen.press("Copy link")
+    seen.root.get_by_text("Your own picture is not in it.").wait_for()
+    other = show(file, seen.page.evaluate("location.hash.slice(1)"))
+    assert "picture of its author's own" in other.root.locator(".pg-notice").inner_text()
+    assert other.state()["image"] == "hopper"
     assert seen.root.locator(".pg-notice").is_hidden()
 
 

@@ -43,6 +43,12 @@ def test_the_environment_file_gives_conda_users_the_same() -> None:
     assert "://" not in (ROOT / "environment.yml").read_text()
 
 
+def test_no_line_of_the_front_end_is_longer_than_one_of_python() -> None:
+    files = [file for kind in ("js", "css", "html") for file in (ROOT / "lib").rglob(f"*.{kind}")]
+    lines = [(file.name, number, line) for file in files for number, line in enumerate(file.read_text().split("\n"), 1)]
+    assert len(files) > 10 and [line for line in lines if len(line[2]) > 120] == []
+
+
 def make(*words: str, path: str = "/usr/bin:/bin", fails: bool = False, **environment: str) -> str:
     command = ["make", "-o", ".venv/ready", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"PATH": path, **environment})

@@ -2,7 +2,7 @@
 """What can be tried in a browser: the playground for Theorem 1, and the head explorer of a trained model."""
 
 from attnconv.explorer.arrays import pack, quantize
-from attnconv.explorer.images import ExplorerError, read_image
+from attnconv.explorer.edits import edited
+from attnconv.explorer.images import ExplorerError
 from attnconv.explorer.playground import Playground
-from attnconv.explorer.sides import edited
 from attnconv.explorer.widget import Explorer, explore

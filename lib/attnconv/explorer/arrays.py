@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
-def quantize(values: ArrayLike, bits: int = 8) -> dict[str, Any]:
+def quantize(values: ArrayLike | Tensor, bits: int = 8) -> dict[str, Any]:
     """Rows of finite numbers (..., n) as whole ones of 8 or 16 bits; each row has its own offset and step.
 
     ``low + step * code`` is within step / 2 of the value, step = (max - min) / (2^bits - 1) of the row. A softmax
     over a row changes by at most a factor exp(step).
     """
-    values = np.asarray(values, dtype=np.float32)
+    values = torch.as_tensor(values).float().cpu().numpy()
     low, high = values.min(-1), values.max(-1)
     step = (high - low) / (2**bits - 1)
     codes = np.rint((values - low[..., None]) / np.where(step > 0, step, 1)[..., None])
@@ -32,6 +35,12 @@ def array(values: ArrayLike) -> dict[str, Any]:
     if values.dtype not in (np.uint8, np.uint16):
         values = values.astype(np.float32)
     return {"dtype": values.dtype.name, "shape": list(values.shape), "data": values.tobytes()}
+
+
+def padded(layers: Sequence[ArrayLike | Tensor]) -> Tensor:
+    """Arrays (h, ...) of layers stacked, NaN where a layer has fewer heads."""
+    tensors = [torch.as_tensor(layer).detach().float().cpu() for layer in layers]
+    return pad_sequence(tensors, batch_first=True, padding_value=torch.nan)
 
 
 def pack(tree: Any) -> bytes:
@@ -53,10 +62,3 @@ def pack(tree: Any) -> bytes:
     header = json.dumps(plain(tree), allow_nan=False).encode()
     header += b" " * (-len(header) % 4)
     return gzip.compress(struct.pack("<I", len(header)) + header + b"".join(blobs), 6, mtime=0)
-
-
-def padded(layers: Sequence[NDArray]) -> NDArray:
-    """Arrays (h, ...) of layers stacked, NaN where a layer has fewer heads."""
-    most = max(len(layer) for layer in layers)
-    pads = [[(0, most - len(layer))] + [(0, 0)] * (layer.ndim - 1) for layer in layers]
-    return np.stack([np.pad(layer, pad, constant_values=np.nan) for layer, pad in zip(layers, pads, strict=True)])

@@ -1,42 +1,41 @@
-"""One model of an explorer: what the browser needs of it, and what Python answers about it."""
+"""One model of an explorer: what can be explored, what the browser needs of it, what Python answers about it."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor, nn
 
 from attnconv.analysis import heads
 from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
-from attnconv.equivalence import TapAttention, attention_to_conv
+from attnconv.equivalence import TapAttention
 from attnconv.explorer.arrays import array, padded, quantize
+from attnconv.explorer.edits import convolved, edited, head_of, layers_of, sigma_of
 from attnconv.explorer.images import ExplorerError
 from attnconv.models import Attention, AttentionNet, predict
+from attnconv.training.checkpoints import load_run
 from attnconv.training.runs import Run
 
 AVERAGE_FLOOR = 1e-6
 """Averaged probabilities travel as logarithms, and none below this share of the row's largest is told from it."""
-SIGMAS = (0.05, 50.0)
-"""Smallest and largest standard deviation that the slider of a Gaussian head gives, in pixels of the grid."""
+DRAWN = 33
+"""Largest side of the grid on which the heads of a network with grids of its own are drawn."""
+USUAL = (32, 32)
+"""Size of the images of a network that does not say which it takes, if none are given."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A model to explore, as `attnconv.explorer.subjects.side_of` makes it."""
+    """A model to explore, as `side_of` makes it."""
 
-    model: torch.nn.Module
+    model: nn.Module
     run: Run | None
-    layers: tuple[Any, ...]
-    """Its attention layers, first to last."""
     encoding: str
     """``quadratic``, ``learned`` or ``content``."""
     grid: tuple[int, int]
@@ -49,14 +48,19 @@ class Side:
     note: str = ""
     """What a reader should know who sees its heads."""
 
+    @cached_property
+    def layers(self) -> tuple[Any, ...]:
+        """Its attention layers, first to last."""
+        return layers_of(self.model)
+
     @property
     def content(self) -> bool:
         return self.encoding == "content"
 
     @property
-    def whole(self) -> bool:
-        """Whether it is a model that the browser can compute, too."""
-        return isinstance(self.model, AttentionNet)
+    def swaps(self) -> bool:
+        """Whether a convolution can take a layer's place."""
+        return isinstance(self.model, AttentionNet) and not self.content
 
     @cached_property
     def arrays(self) -> dict[str, Any]:
@@ -71,15 +75,13 @@ class Side:
             path=self._path(),
         )
         if isinstance(self.model, AttentionNet):
-            side["downsampling"] = self.model.config.downsampling
-            side["swaps"] = not self.content
+            side |= dict(downsampling=self.model.config.downsampling, swaps=self.swaps)
         if not self.content:
             side["gram"] = array(_grams(self.layers))
         if self.encoding == "quadratic":
-            centres = padded([layer.centres.detach().float().cpu().numpy() for layer in self.layers])
-            precisions = padded([layer.precision().detach().float().cpu().numpy() for layer in self.layers])
-            sigmas = padded([np.array([_sigma(s) for s in layer.spreads]) for layer in self.layers])
-            side |= dict(centres=array(centres), precisions=array(precisions), sigmas=array(sigmas))
+            side["centres"] = array(padded([layer.centres for layer in self.layers]))
+            side["precisions"] = array(padded([layer.precision() for layer in self.layers]))
+            side["sigmas"] = array(padded([[sigma_of(spread) for spread in layer.spreads] for layer in self.layers]))
         elif self.encoding == "learned":
             for name, axis in ("rows", 0), ("columns", 1):
                 side[name] = array(padded([_by_shift(layer, self.grid[axis], axis) for layer in self.layers]))
@@ -100,10 +102,9 @@ class Side:
     @cached_property
     def weights(self) -> dict[str, bytes] | None:
         """All parameters by name, in half precision; None for a network that only Python can compute."""
-        if not self.whole:
+        if not isinstance(self.model, AttentionNet):
             return None
-        values = {name: value.detach().half().cpu().numpy() for name, value in self.model.named_parameters()}
-        return {name: value.tobytes() for name, value in values.items()}
+        return {name: value.detach().half().cpu().numpy().tobytes() for name, value in self.model.named_parameters()}
 
     @torch.no_grad()
     def look(
@@ -111,7 +112,7 @@ class Side:
     ) -> list[dict[str, Any]]:
         """For each image (B, C, H, W): class probabilities and, with content, scores; with some changes (`edited`)."""
         maps = maps and self.content
-        with self._edited(edits):
+        with edited(self.model, edits):
             seen: list[dict[str, Any]] = [dict(probabilities=answer) for answer in self._probabilities(images)]
             for one, image in zip(seen, images[:, None] if maps else (), strict=maps):
                 parts = [layer.score_parts(x) for layer, x in zip(self.layers, self._inputs(image), strict=True)]
@@ -137,60 +138,56 @@ class Side:
         """What one layer and one of its heads do to an image (1, C, H, W), with some changes (`edited`).
 
         Returns:
-            ``kernel``: the layer against the size x size convolution that `attention_to_conv` reads from it; ``error``
-            is |attention - convolution| / |attention - bias| on this image, ``inside`` the same where no tap leaves
-            the image; ``outputs`` the norms (H, W) of both at every pixel, without the bias; and ``probabilities`` are
-            the model's with the convolution in the layer's place. None with content: there is no such kernel.
+            ``kernel``: `_as_convolution`, of the side that is already in the layer's place, else ``size``; None where
+            no convolution can be.
             ``head``: its ``output``, the norm (H, W) of sum_k P(q, k) X_k W^h at every pixel q; its ``share`` of the
-            layer's output y, <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it.
-            Where a convolution already is in the layer's place, its size is taken, and the head is that of it.
+            layer's output y, <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it. Of a convolution
+            in the layer's place, the head's part. None of a layer that the network does not use.
         """
         attention, _ = head_of(self.layers, dict(layer=layer, head=head))
         size = next((edit["kernel"] for edit in edits if edit.get("kernel") and edit.get("layer") == layer), size)
-        with self._edited(edits):
+        channels = 0 if isinstance(attention, TapAttention) else -1  # dimension of the channels in one image's output
+        with edited(self.model, edits):
             if (passed := self._through(attention, image)) is None:
                 return dict(kernel=None, head=None)
             x, y = passed
-            with self._edited([dict(layer=layer, head=head, off=True)]):
+            whole = y - attention(torch.zeros_like(x))  # without the bias
+            with edited(self.model, [dict(layer=layer, head=head, off=True)]):
                 own = y - attention(x)
                 without = self._probabilities(image)[0]
-            first = isinstance(attention, TapAttention)  # channels first
-            bias = torch.zeros(()) if attention.value.bias is None else attention.value.bias.view(-1, *(1, 1) * first)
-            whole = y - bias
-            kernel: dict[str, Any] | None = None
-            if size and not self.content:
-                replaced, attended = _convolution(attention, size, self.grid)(x), attention.forward(x)
-                with attention.register_forward_hook(lambda *_: replaced):
-                    kernel = dict(probabilities=self._probabilities(image)[0])
-                apart, of, reach = attended - replaced, attended - bias, size // 2
-                kernel["error"] = _ratio(apart, of)
-                if not first:  # the others' borders are padded
-                    inside = slice(reach, -reach or None)  # pixels at least so far from every border
-                    kernel["inside"] = _ratio(apart[:, inside, inside], of[:, inside, inside])
-                norms = ((one - bias)[0].norm(dim=0 if first else -1) for one in (attended, replaced))
-                kernel["outputs"] = [norm.flatten().tolist() for norm in norms]
-        share = (own * whole).sum() / whole.square().sum().clamp_min(1e-12)
-        output = own[0].norm(dim=0 if first else -1)
+            kernel = self._as_convolution(attention, x, size, image) if size and self.swaps else None
+        output, share = own[0].norm(dim=channels), (own * whole).sum() / whole.square().sum().clamp_min(1e-12)
         told = dict(output=output.flatten().tolist(), shape=list(output.shape), share=share.item())
         return dict(kernel=kernel, head=told | dict(probabilities=without))
 
-    def _edited(self, edits: Sequence[dict]) -> contextlib.AbstractContextManager[None]:
-        return edited(self.model if isinstance(self.model, AttentionNet) else self.layers, edits)
+    def _as_convolution(self, layer: PositionalAttention, x: Tensor, size: int, image: Tensor) -> dict[str, Any]:
+        """A layer with the input x against the size x size convolution that `attention_to_conv` reads from it.
 
-    def _through(self, layer: torch.nn.Module, image: Tensor) -> tuple[Tensor, Tensor] | None:
+        ``error`` is |attention - convolution| / |attention - bias|; ``outputs`` are the norms (H, W) of both at every
+        pixel, without the bias; ``probabilities`` are the model's with the convolution in the layer's place.
+        """
+        attended, replaced = layer.forward(x), convolved(layer, x, size, self.grid)  # past a hook in its place
+        with layer.register_forward_hook(lambda *_: replaced):
+            probabilities = self._probabilities(image)[0]
+        both = [one[0] - layer.value.bias for one in (attended, replaced)]
+        error = (both[1] - both[0]).norm() / both[0].norm().clamp_min(1e-12)
+        outputs = [one.norm(dim=-1).flatten().tolist() for one in both]
+        return dict(error=error.item(), outputs=outputs, probabilities=probabilities)
+
+    def _through(self, layer: nn.Module, image: Tensor) -> tuple[Tensor, Tensor] | None:
         """What a layer is given for an image, and what it answers; None if it is not used."""
         seen: list[tuple[Tensor, Tensor]] = []
         with layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output))):
             predict(self.model, image)
         return seen[-1] if seen else None
 
-    def maps(self, query: tuple[int, int], image: Tensor) -> list[NDArray]:
-        """P of every layer at a query of the grid, (h, H, W) each."""
+    @torch.no_grad()
+    def maps(self, query: tuple[int, int], image: Tensor) -> NDArray:
+        """P of every layer at a query of the grid: (L, h, H, W), NaN where a layer has fewer heads."""
         inputs = self._inputs(image) if self.content else [None] * len(self.layers)
-        found = [
-            heads.query_maps(_plain(layer), query, *self.grid, x) for layer, x in zip(self.layers, inputs, strict=True)
-        ]
-        return [p[0] if p.ndim == 4 else p for p in found]
+        each = zip(self.layers, inputs, strict=True)
+        found = [heads.query_maps(_plain(layer), query, *self.grid, x) for layer, x in each]
+        return padded([p[0] if self.content else p for p in found]).numpy()
 
     def _probabilities(self, images: Tensor) -> list[list[float]]:
         if not self.classes:
@@ -202,98 +199,89 @@ class Side:
         return self.model.eval().layer_inputs(image)
 
 
+def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None = None) -> Side:
+    """A model to explore, from all that `explore` takes; ``size`` is that of the images that were given.
+
+    Raises:
+        ExplorerError: it has no attention heads, or heads that cannot be drawn; the message says which.
+    """
+    run = None
+    if isinstance(subject, Run | str | Path):
+        subject, run = load_run(subject.path if isinstance(subject, Run) else subject)
+    if not isinstance(subject, nn.Module):
+        raise ExplorerError(
+            f"A value of type {type(subject).__name__} cannot be explored: give a run, its folder, or a network."
+        )
+    if isinstance(subject, AttentionNet):
+        config = subject.config
+        if any(config.kernel_per_layer):
+            first = next(number for number, kernel in enumerate(config.kernel_per_layer, 1) if kernel)
+            raise ExplorerError(
+                f"Layer {first} of this network is a convolution, which has no heads: explore the network that "
+                "it was swapped in, and switch the layer there."
+            )
+        encoding = "content" if config.kind == "learned_content" else config.kind
+        shape = (config.grid, config.image_size, config.image_channels, config.classes)
+        side = Side(subject, run, encoding, *shape, title=title)
+    else:
+        side = _of_converted(subject, size, title)
+    if not any(layer.heads for layer in side.layers):
+        raise ExplorerError(f"All heads of this {type(subject).__name__} are pruned: there is nothing to explore.")
+    return side
+
+
+def _of_converted(model: nn.Module, size: tuple[int, int] | None, title: str | None) -> Side:
+    kind, layers = type(model).__name__, layers_of(model)
+    if not layers:
+        raise ExplorerError(
+            f"A {kind} has no attention heads to explore. Take a run of another preset, an AttentionNet, or a network "
+            "whose convolutions are attention: attnconv.equivalence.convert(model)."
+        )
+    if any(layer.dimensions == 1 for layer in layers):
+        raise ExplorerError(f"This {kind} has layers for sequences (Conv1d); the explorer shows images only.")
+    # An odd side that shows nearly all centres, with some room around them.
+    far = max(layer.centres.detach().abs().max().item() for layer in layers)
+    side = min(DRAWN, max(9, 2 * round(far) + 3))
+    note = f"The network's layers have grids of their own: all heads are drawn on {side} x {side} pixels."
+    channels, size = layers[0].channels if layers[0].channels == 1 else 3, size or USUAL
+    classes = _classes(model, size, channels)
+    return Side(model, None, "quadratic", (side, side), size, channels, classes, title or kind, note)
+
+
+def _classes(model: nn.Module, size: tuple[int, int], channels: int) -> int:
+    """How many classes it tells apart: 0 if its output is something else."""
+    device = next(model.parameters()).device
+    try:
+        with torch.no_grad():
+            answer = predict(model, torch.zeros(1, channels, *size, device=device))
+    except Exception as error:  # networks raise what they like
+        raise ExplorerError(
+            f"The network fails on images of {size[0]} x {size[1]} pixels with {channels} channels ({error}). "
+            "Give images= of the size that it takes."
+        ) from error
+    return answer.shape[1] if isinstance(answer, Tensor) and answer.dim() == 2 else 0
+
+
 def run_title(run: Run) -> str:
     return f"{run.title}, seed {run.train.seed} ({100 * run.test_accuracy:.1f}%)"
 
 
-def _by_shift(layer: LearnedAttention, length: int, axis: int) -> NDArray:
+def _by_shift(layer: LearnedAttention, length: int, axis: int) -> Tensor:
     """Scores along one axis by shift -(length - 1) .. length - 1: (h, 2 length - 1), from the two outer queries."""
     with torch.no_grad():
-        logits = layer.axis_logits(length, axis).float().cpu().numpy()  # (h, query, key)
-    return np.concatenate([logits[:, -1, :-1], logits[:, 0]], axis=-1)
+        logits = layer.axis_logits(length, axis)  # (h, query, key)
+    return torch.cat([logits[:, -1, :-1], logits[:, 0]], dim=-1)
 
 
 def _scores(content: Tensor, position: Tensor, bits: int) -> dict[str, Any]:
     """Both parts of a layer's score, each (h, H, W, H, W); the position's is a row term plus a column term."""
-    columns = position[..., 0, :]
     rows = position[..., :, 0] - position[..., :1, 0]
-    content = content.flatten(-2)
-    parts = dict(content=content, rows=rows, columns=columns)
-    return {name: quantize(part.float().cpu().numpy(), bits) for name, part in parts.items()}
+    parts = dict(content=content.flatten(-2), rows=rows, columns=position[..., 0, :])
+    return {name: quantize(part, bits) for name, part in parts.items()}
 
 
-def _logarithm(p: Tensor) -> NDArray:
-    values = p.float().cpu().numpy()
-    return np.log(np.maximum(values, AVERAGE_FLOOR * values.max(-1, keepdims=True)))
-
-
-@contextlib.contextmanager
-def edited(model: AttentionNet | Sequence[torch.nn.Module], edits: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """The model with some changes, inside a ``with`` block; all is put back afterwards.
-
-    Its attention layers will do, too, where heads alone are changed.
-
-    An edit of a head names a ``layer`` and a ``head`` (from 0) and any of: ``off`` (true: the head adds nothing), and
-    for Gaussian heads ``centre`` (row, column; pixels) and ``sigma``, the standard deviation det(Sigma)^(1/4) in
-    pixels: a full covariance keeps its shape and is scaled.
-
-    An edit of a ``layer`` with a ``kernel`` puts the convolution of that side in its place, as
-    `attnconv.equivalence.swap` does. It is read from the layer with its heads as they are changed.
-
-    Raises:
-        ExplorerError: there is no such head, a value that is no finite number in range, or no such convolution.
-    """
-    layers = model.attention_layers if isinstance(model, AttentionNet) else model
-    saved = [(parameter, parameter.detach().clone()) for layer in layers for parameter in layer.parameters()]
-    places = contextlib.ExitStack()
-    try:
-        with torch.no_grad():
-            for edit in edits:
-                if edit.get("kernel") is None:
-                    _edit(*head_of(layers, edit), edit)
-                else:
-                    places.enter_context(_swapped(model, edit))
-        yield
-    finally:
-        places.close()
-        with torch.no_grad():
-            for parameter, values in saved:
-                parameter.copy_(values)
-
-
-def _swapped(model: AttentionNet | Sequence[torch.nn.Module], edit: dict[str, Any]) -> RemovableHandle:
-    """Put a convolution in a layer's place, until what is returned is closed."""
-    layers = model.attention_layers if isinstance(model, AttentionNet) else model
-    layer, size = layer_of(layers, edit), edit["kernel"]
-    if not isinstance(model, AttentionNet) or not isinstance(layer, PositionalAttention):
-        raise ExplorerError(
-            f"Layer {edit['layer'] + 1} cannot be a convolution here: only a layer of an AttentionNet can that does "
-            "not look at content."
-        )
-    grid = model.config.grid
-    sizes = range(1, 2 * ((min(grid) - 1) // 2) + 2, 2)
-    if size not in sizes:
-        raise ExplorerError(f"A kernel of side {size!r} does not fit: it must be an odd number, at most {sizes[-1]}.")
-    # Read anew whenever it computes: its heads may be changed after this.
-    return layer.register_forward_hook(lambda layer, inputs, _: _convolution(layer, size, grid)(*inputs))
-
-
-def _edit(layer: Any, head: int, edit: dict[str, Any]) -> None:
-    if edit.get("off") and isinstance(layer, TapAttention):
-        row, column = divmod(head, layer.kernel_size[1])
-        layer.weight[:, :, row, column] = 0
-    elif edit.get("off"):
-        layer.value.weight[:, head * layer.channels : (head + 1) * layer.channels] = 0
-    if isinstance(layer, QuadraticAttention):
-        if edit.get("centre") is not None:
-            centre = [_number(value, "centre", -1000, 1000) for value in edit["centre"]]
-            layer.centres[head] = torch.tensor(centre).to(layer.centres)
-        if edit.get("sigma") is not None:
-            layer.spreads[head] = _rescaled(layer.spreads[head], _number(edit["sigma"], "sigma", *SIGMAS))
-
-
-def _ratio(part: Tensor, whole: Tensor) -> float:
-    return (part.norm() / whole.norm().clamp_min(1e-12)).item()
+def _logarithm(p: Tensor) -> Tensor:
+    return p.maximum(AVERAGE_FLOOR * p.amax(-1, keepdim=True)).log()
 
 
 def _plain(layer: Attention) -> Attention:
@@ -305,58 +293,12 @@ def _plain(layer: Attention) -> Attention:
     return plain
 
 
-def _convolution(layer: PositionalAttention, size: int, grid: tuple[int, int]) -> Callable[[Tensor], Tensor]:
-    """The convolution in a layer, which takes and gives what the layer does; a `TapAttention` has its own size."""
-    if isinstance(layer, TapAttention):
-        return attention_to_conv(layer)[0]
-    conv, _ = attention_to_conv(layer, size, size=grid)
-    return lambda x: conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-def head_of(layers: Sequence[torch.nn.Module], edit: dict[str, Any]) -> tuple[Any, int]:
-    """The layer that an edit names, and the head's number in it."""
-    layer, head = layer_of(layers, edit), edit.get("head")
-    if not isinstance(head, int) or not 0 <= head < layer.heads:
-        raise ExplorerError(f"Layer {edit['layer'] + 1} has no head {head!r}: it has {layer.heads}.")
-    return layer, head
-
-
-def layer_of(layers: Sequence[torch.nn.Module], edit: dict[str, Any]) -> Any:
-    """The layer that an edit names."""
-    number = edit.get("layer")
-    if not isinstance(number, int) or not 0 <= number < len(layers):
-        raise ExplorerError(f"There is no layer {number!r}: the model has {len(layers)}.")
-    return layers[number]
-
-
-def _number(value: Any, name: str, low: float, high: float) -> float:
-    if not isinstance(value, int | float) or not low <= value <= high:
-        raise ExplorerError(f"{name} = {value!r} must be a number from {low:g} to {high:g}.")
-    return float(value)
-
-
-def _sigma(spread: Tensor) -> float:
-    """det(Sigma)^(1/4) of a head, from its Sigma^{-1/2}; 0 where it has no such scale."""
-    scale = spread.detach().double()
-    scale = scale.abs() if spread.dim() == 0 else scale.det().abs().sqrt()
-    return 1 / scale.item() if scale.isfinite() and scale >= 1e-6 else 0.0
-
-
-def _rescaled(spread: Tensor, sigma: float) -> Tensor:
-    """Sigma^{-1/2} of a head, scaled so that det(Sigma)^(1/4) is sigma; round where it has no such scale."""
-    if spread.dim() == 0:
-        return torch.full_like(spread, math.copysign(1 / sigma, spread.item()))
-    if not (before := _sigma(spread)):
-        return torch.eye(2).to(spread) / sigma
-    return (spread.double() * (before / sigma)).to(spread)
-
-
 @torch.no_grad()
-def _grams(layers: Sequence[PositionalAttention]) -> NDArray:
+def _grams(layers: Sequence[PositionalAttention]) -> Tensor:
     """<W^h, W^g> of the heads of every layer: (L, h, h), 0 where a layer has fewer. With them norms need no weights."""
     most = max(layer.heads for layer in layers)
-    grams = np.zeros((len(layers), most, most))
+    grams = torch.zeros(len(layers), most, most, dtype=torch.float64)
     for gram, layer in zip(grams, layers, strict=True):
         weight = layer.value.weight.double().unflatten(1, (layer.heads, -1))  # (D, h, C)
-        gram[: layer.heads, : layer.heads] = torch.einsum("dhc,dgc->hg", weight, weight).cpu().numpy()
+        gram[: layer.heads, : layer.heads] = torch.einsum("dhc,dgc->hg", weight, weight)
     return grams

@@ -1,24 +1,19 @@
 """The head explorer: an image with a query pixel, and beside it where every head of every layer looks.
 
 `explore` shows it in a notebook; `Explorer.export_html` writes it as one file that needs neither Python nor a network.
-Both run the same front end (front/explorer.js, front/explorer.css): arrays go to the browser once and are drawn there,
-so that moving the query never waits for Python. What is sent depends on the encoding:
+Both run the same front end (front/explorer.js). Arrays go to the browser once and are drawn there, so that moving the
+query never waits for Python: of quadratic heads the centres and Sigma^{-1}, of learned ones the scores by shift of each
+axis, of heads with content the scores of one image. In a notebook, Python answers what needs the model, such as another
+image or a changed head. An exported page holds the weights, and a Web Worker answers (front/worker.js).
 
-- quadratic: centres and Sigma^{-1} (of every epoch, where a run recorded them), so the browser computes P itself;
-- learned: the scores by shift of each axis, likewise exact;
-- with content, P depends on the image: the scores q . k of one image, quantized, and the two axes of q . r.
-
-Of a layer's kernel the browser knows the norms from the products <W^h, W^g>. In a notebook, Python answers what needs
-the model: another image, a changed head, another run, an average over images. An exported page holds the weights in
-half precision and has a Web Worker (front/worker.js, front/network.js) that answers in Python's place.
-
-arrays.py packs what is sent, images.py reads what is shown, subjects.py says what can be explored, and sides.py is one
-model with its answers.
+arrays.py packs what is sent, images.py reads what is shown, sides.py is one model with its answers, and edits.py what a
+reader changes in it.
 """
 
 from __future__ import annotations
 
 import base64
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,10 +26,10 @@ from torch import Tensor
 
 from attnconv import figures
 from attnconv.explorer import assets
-from attnconv.explorer.arrays import array, pack, padded
-from attnconv.explorer.images import FILE_LIMIT, STRIP, ExplorerError, pool_of, read_image, size_of
-from attnconv.explorer.sides import SIGMAS, Side, run_title
-from attnconv.explorer.subjects import side_of
+from attnconv.explorer.arrays import array, pack
+from attnconv.explorer.edits import SIGMAS
+from attnconv.explorer.images import ExplorerError, pool_of, size_of
+from attnconv.explorer.sides import Side, run_title, side_of
 from attnconv.training.data import normalize
 from attnconv.training.runs import Run, find_runs
 
@@ -45,40 +40,31 @@ EXPORT_LIMIT = 15_000_000
 """Bytes of an exported page. What does not fit (more images, averages) is left out."""
 AVERAGED_IMAGES = 32
 """Images over which attention with content is averaged (the paper: 100)."""
+STRIP = 100
+"""Images on which right answers are counted, before heads are changed and after."""
 
 
-def explore(
-    subject: Any,
-    images: Any = None,
-    *,
-    labels: Any = None,
-    classes: Sequence[str] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    title: str | None = None,
-) -> Explorer:
+class Explorer(assets.Widget):
     """Show where every head of a model looks, for any query pixel of any image.
 
     Args:
         subject: a finished run or its folder; the runs beside it can then be chosen and compared. An
             `attnconv.models.AttentionNet`. Or a network that `attnconv.equivalence.convert` made.
-        images: a `Dataset` (its test images); a path, a Pillow image, or a list of them; an array, uint8 or floats in
-            [0, 1], (N, height, width, channels) or channels first. What does not fit is cropped and resized. None: the
-            run's own data where it is on this machine.
+        images: a `Dataset` (its test images); a path, a Pillow image, an array (height, width, channels), or a list of
+            them; an array of all, (N, height, width, channels). Arrays are uint8 or floats in [0, 1], and their
+            channels may come first. What does not fit is cropped and resized. None: the run's own data where it is on
+            this machine, else pictures of the sample.
         labels: the images' classes (N,), whole numbers.
         classes: names of the classes.
         mean, std: of every channel, for pixels in [0, 1], as the model was trained with. Default: the run's, the data
             set's, or those of CIFAR-10 for colour and of Fashion-MNIST for grey.
         title: what the view is called.
 
+    ``state`` is what the reader has chosen, such as the query; it may be set from Python.
+
     Raises:
         ExplorerError: the model has no attention heads, or what is given does not fit it.
     """
-    return Explorer(subject, images, labels=labels, classes=classes, mean=mean, std=std, title=title)
-
-
-class Explorer(assets.Widget):
-    """The head explorer as a widget; `explore` makes it. ``state`` is what the reader has chosen, such as the query."""
 
     _esm = assets.script("explorer.js")
     _css = assets.style("explorer.css")
@@ -89,13 +75,23 @@ class Explorer(assets.Widget):
     choices = traitlets.Dict().tag(sync=True)
     state = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, subject: Any, images: Any = None, *, title: str | None = None, **about: Any):
+    def __init__(
+        self,
+        subject: Any,
+        images: Any = None,
+        *,
+        labels: Any = None,
+        classes: Sequence[str] | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        title: str | None = None,
+    ):
         first = side_of(subject, size_of(images), title)
         self._sides = [first]
-        self._pool = pool_of(images, first, **about)
+        self._pool = pool_of(images, first, labels, classes, mean, std)
         self._runs = self._find_runs(first.run)
-        self._random = np.random.default_rng(0)
-        self._uploads: dict[str, list[bytes]] = {}
+        self._labelled = [] if self._pool.labels is None else self._pool.some(STRIP)
+        self._index = 0  # of the image that was chosen last
         self._shown: _Shown = self._from_pool(0)
         super().__init__(
             sides=[first.arrays],
@@ -106,11 +102,10 @@ class Explorer(assets.Widget):
                 by_class=self._pool.labels is not None,
                 sigmas=list(SIGMAS),
                 colours=figures.head_colours(20),
-                labelled=len(self._labelled()),
+                labelled=len(self._labelled),
                 mean=list(self._pool.mean),
                 std=list(self._pool.std),
                 averaged=min(AVERAGED_IMAGES, len(self._pool.images)),
-                file_limit=FILE_LIMIT,
             ),
         )
         self.on_msg(self._receive)
@@ -128,12 +123,9 @@ class Explorer(assets.Widget):
     # -- what Python answers
 
     def _receive(self, _: Any, message: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
-        """Do what the page asks (`kind`): image, upload, heads, examine, right, average, run, compare, export."""
+        """Do what the page asks (`kind`): image, open, heads, examine, right, average, run, compare, export."""
         try:
-            answer = getattr(self, f"_answer_{message.get('kind')}", None)
-            if answer is None:
-                raise ExplorerError(f"The page asked for {message.get('kind')!r}, which this version does not know.")
-            answer(message, [bytes(buffer) for buffer in buffers])
+            getattr(self, f"_answer_{message['kind']}")(message, buffers)
         except Exception as error:  # the reader sees the page, not the kernel's log
             kind = "" if isinstance(error, ExplorerError) else f"{type(error).__name__}: "
             self.send(dict(kind="notice", text=f"{kind}{error}"))
@@ -141,73 +133,50 @@ class Explorer(assets.Widget):
             self.send(dict(kind="done", id=message.get("id")))
 
     def _answer_image(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        label = message.get("class")
-        if label is not None and (self._pool.labels is None or not 0 <= int(label) < len(self._pool.classes)):
-            raise ExplorerError(f"There is no class {label!r} to choose from.")
-        found = self._pool.of_class(label)
-        if not len(found):
-            raise ExplorerError(f"No image is of class {label if label is None else self._pool.classes[int(label)]}.")
-        self._show(self._from_pool(int(self._random.choice(found))))
+        """Another image; of one class, if the page names one."""
+        label, labels = message["class"], self._pool.labels
+        fit = range(len(self._pool.images)) if label is None else np.flatnonzero(labels == label).tolist()
+        others = [index for index in fit if index != self._index]
+        if not others:
+            raise ExplorerError("There is no other image of that class.")
+        self._index = random.choice(others)
+        self._show(self._from_pool(self._index))
 
-    def _answer_upload(self, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
-        """A file in parts, since one message to a Jupyter server holds 10 MB at most."""
-        name, part, parts = str(message.get("name", "The file"))[:80], int(message["part"]), int(message["parts"])
-        if part == 0:
-            self._uploads = {name: []}  # one at a time: a new one drops what an interrupted one left
-        received = self._uploads.get(name, [])
-        received.append(b"".join(buffers))
-        if len(received) != part + 1 or sum(map(len, received)) > FILE_LIMIT:
-            self._uploads.clear()
-            raise ExplorerError(f"{name} did not arrive whole, or has over {FILE_LIMIT >> 20} MB. Choose it again.")
-        if part + 1 == parts:
-            self._uploads.clear()
-            side = self._sides[0]
-            pixels = read_image(b"".join(received), side.image_size, side.image_channels, name)
-            self._show((pixels, name, None))
+    def _answer_open(self, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
+        """An image of the reader's own, which the page has cropped and resized."""
+        shape = *self._sides[0].image_size, self._sides[0].image_channels
+        pixels = np.frombuffer(buffers[0], np.uint8).reshape(shape)
+        self._show((pixels, message["name"][:80], None))
 
     def _answer_heads(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        edits = message.get("edits") or []
-        seen = self._sides[0].look(self._inputs([self._shown[0]]), edits)[0]
-        self.edited = dict(seen, serial=message.get("serial", 0), heads=edits)
+        seen = self._sides[0].look(self._inputs([self._shown[0]]), message["edits"])[0]
+        self.edited = dict(seen, heads=message["edits"])
 
     def _answer_examine(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        image, edits = self._inputs([self._shown[0]]), message.get("edits") or []
-        seen = self._sides[0].examine(image, edits, message.get("layer"), message.get("head"), message.get("size"))
-        self.send(dict(seen, kind="examined", key=message.get("key")))
+        image, what = self._inputs([self._shown[0]]), (message[name] for name in ("edits", "layer", "head", "size"))
+        self.send(dict(self._sides[0].examine(image, *what), kind="examined", key=message["key"]))
 
     def _answer_right(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         """Whether the model is right about some of the labelled images, with changed heads."""
-        labels = self._pool.labels
-        if labels is None:
-            raise ExplorerError("These images have no classes, so no answer is right or wrong.")
-        chosen = self._labelled()[int(message["from"]) : int(message["to"])]
-        seen = self._sides[0].look(self._inputs(self._pool.images[chosen]), message.get("edits") or [], maps=False)
-        answers = np.array([np.argmax(one["probabilities"]) for one in seen])
-        right = (answers == labels[chosen]).tolist()
-        self.send(dict(kind="right", key=message.get("key"), right=right, **{"from": int(message["from"])}))
-
-    def _labelled(self) -> list[int]:
-        """Images on which right answers are counted."""
-        return [] if self._pool.labels is None else self._pool.some(STRIP)
+        chosen = self._labelled[message["from"] : message["to"]]
+        seen = self._sides[0].look(self._inputs(self._pool.images[chosen]), message["edits"], maps=False)
+        answers = np.argmax([one["probabilities"] for one in seen], axis=-1)
+        right = (answers == [self._from_pool(index)[2] for index in chosen]).tolist()
+        self.send(dict(kind="right", key=message["key"], right=right, **{"from": message["from"]}))
 
     def _answer_average(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         self.average = self._averages(16)
 
     def _answer_run(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        self._set_sides([self._open(message.get("name")), *self._sides[1:]])
+        self._set_sides([side_of(self._runs[message["name"]]), *self._sides[1:]])
 
     def _answer_compare(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        other = [] if message.get("name") is None else [self._open(message["name"])]
+        other = [] if message["name"] is None else [side_of(self._runs[message["name"]])]
         self._set_sides([self._sides[0], *other])
 
     def _answer_export(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         self.state = message.get("state") or self.state  # newer than what the page saved last
         self.send(dict(kind="file", name="attention-heads.html", type="text/html"), [self.page().encode()])
-
-    def _open(self, name: Any) -> Side:
-        if name not in self._runs:
-            raise ExplorerError(f"There is no run {name!r} in {', '.join(self._runs) or 'this explorer'}.")
-        return side_of(self._runs[name])
 
     def _set_sides(self, sides: list[Side]) -> None:
         same, self._sides = sides[0] is self._sides[0], sides  # beside another run, changed heads stay changed
@@ -250,9 +219,8 @@ class Explorer(assets.Widget):
         side = self._sides[0]
         height, width = side.grid
         row, column = (self.state.get("query") or (height // 2, width // 2))[:2]
-        with torch.no_grad():
-            maps = side.maps((row, column), self._inputs([self._shown[0]]))
-        return figures.attention_on_image(self._shown[0], (row, column), padded(maps), caption=self._shown[1])
+        maps = side.maps((row, column), self._inputs([self._shown[0]]))
+        return figures.attention_on_image(self._shown[0], (row, column), maps, caption=self._shown[1])
 
     def page(self, limit: int = EXPORT_LIMIT) -> str:
         """The explorer as one HTML page of at most ``limit`` bytes, which needs neither Python nor a network.
@@ -264,15 +232,13 @@ class Explorer(assets.Widget):
         Raises:
             ExplorerError: not even the image shown now fits.
         """
-        tree: dict[str, Any] = dict(
-            sides=self.sides, choices=self.choices, average=[], gallery=[], state=dict(self.state)
-        )
-        tree["image"] = self._look([self._shown], bits=8)[0]
+        image = self._inputs([self._shown[0]])
+        tree: dict[str, Any] = dict(sides=self.sides, choices=self.choices, state=dict(self.state))
+        tree |= dict(image=self._look([self._shown], bits=8)[0], average=[], gallery=[])
         places = [(map(int, at.split(".")), change) for at, change in self.state.get("edits", {}).items()]
         changed = [dict(zip(("layer", "head"), place, strict=False)) | change for place, change in places]
         if changed:
-            inputs = self._inputs([self._shown[0]])
-            tree["edited"] = dict(self._sides[0].look(inputs, changed, bits=8)[0], heads=changed)
+            tree["edited"] = dict(self._sides[0].look(image, changed, bits=8)[0], heads=changed)
         title = f"Attention heads: {self.sides[0]['title']}"
         frame = assets.page(title, "explorer", "@DATA@", self._png, worker="worker.js")
         room = (limit - len(frame.encode())) * 3 // 4 - len(pack(tree))  # base64 writes 4 bytes for 3
@@ -282,23 +248,23 @@ class Explorer(assets.Widget):
         def fits(part: Any) -> bool:
             nonlocal room
             size = len(pack(part)) + 100
-            if size > room:
-                return False
-            room -= size
-            return True
+            room -= size if (fit := size <= room) else 0
+            return fit
 
-        if (weights := self._sides[0].weights) and fits(weights):
+        weights, content = self._sides[0].weights, any(side.content for side in self._sides)
+        if weights and fits(weights):
             tree["sides"] = [self.sides[0] | dict(weights=weights), *self.sides[1:]]
-        content = any(side.content for side in self._sides)
         if content and fits(average := self._averages(8)):
             tree["average"] = average
         # A page that predicts also computes where the heads of its first model look.
         maps = content and ("weights" not in tree["sides"][0] or len(self._sides) > 1)
-        count = min(60, len(self._pool.classes) or 60) if maps else STRIP
-        few = [one for one in map(self._from_pool, self._pool.some(count)) if one[1] != self._shown[1]]
+        chosen = self._pool.some(min(60, len(self._pool.classes) or 60) if maps else STRIP)
+        few = [one for one in map(self._from_pool, chosen) if one[1] != self._shown[1]]
         for start in range(0, len(few), step := 1 if maps else 10):
-            more = self._look(few[start : start + step], bits=8, maps=maps)
-            if not fits(more):
+            if not fits(more := self._look(few[start : start + step], bits=8, maps=maps)):
                 break
             tree["gallery"] += more
         return frame.replace("@DATA@", base64.b64encode(pack(tree)).decode())
+
+
+explore = Explorer  # as one says it in a notebook

@@ -8,13 +8,19 @@ import { luminance, rgb } from "./page.js";
 
 const DOT = 8; // px, radius
 
-/** Where the dots of heads are drawn in a plot {x, y, side, range}: [{x, y, far}], `far` the angle of an arrow or null. */
+/** Where the dots of heads are drawn in a plot {x, y, side, range}: [{x, y, far}]. `far` is the angle of an arrow, or
+ * null. */
 export function spots(shapes, { x, y, side, range }) {
   const scale = side / (2 * range), edge = side / 2 - DOT - 4, groups = new Map();
   const found = shapes.map(({ centre: [row, column] }, head) => {
-    const [across, down] = [column * scale, row * scale], far = Math.max(Math.abs(across), Math.abs(down)) > side / 2 - 3;
+    const [across, down] = [column * scale, row * scale];
+    const far = Math.max(Math.abs(across), Math.abs(down)) > side / 2 - 3;
     const shrink = far ? edge / Math.max(Math.abs(across), Math.abs(down)) : 1;
-    const at = { x: x + side / 2 + across * shrink, y: y + side / 2 + down * shrink, far: far ? Math.atan2(down, across) : null };
+    const at = {
+      x: x + side / 2 + across * shrink,
+      y: y + side / 2 + down * shrink,
+      far: far ? Math.atan2(down, across) : null,
+    };
     const key = `${Math.round(at.x / 5)} ${Math.round(at.y / 5)}`;
     groups.set(key, [...(groups.get(key) || []), head]);
     return at;
@@ -41,7 +47,12 @@ export function headAt(places, x, y, reach) {
 
 /** Draw the heads {centre, covariance, faint} of a layer into a plot; `chosen` is drawn last, `trails` below them, and
  * lowest the outline of a `kernel` of so many taps a side. */
-export function drawHeads(pen, plot, shapes, { colours, colourOf, chosen = -1, lit = -1, trails = [], draggable = false, kernel = 0 }) {
+export function drawHeads(
+  pen,
+  plot,
+  shapes,
+  { colours, colourOf, chosen = -1, lit = -1, trails = [], draggable = false, kernel = 0 },
+) {
   const { x, y, side, range } = plot, scale = side / (2 * range), middle = [x + side / 2, y + side / 2];
   const at = ([r, c]) => [middle[0] + c * scale, middle[1] + r * scale];
   pen.save();
@@ -67,9 +78,12 @@ export function drawHeads(pen, plot, shapes, { colours, colourOf, chosen = -1, l
     points.forEach((point) => pen.lineTo(...at(point)));
     pen.stroke();
   });
-  const places = spots(shapes, plot), order = shapes.map((_, head) => head).sort((a, b) => (a === chosen) - (b === chosen));
+  const places = spots(shapes, plot);
+  const order = shapes.map((_, head) => head).sort((a, b) => (a === chosen) - (b === chosen));
   for (const head of order) {
-    const { centre, covariance, faint } = shapes[head], colour = colourOf(head), strong = head === chosen || head === lit;
+    const { centre, covariance, faint } = shapes[head];
+    const colour = colourOf(head);
+    const strong = head === chosen || head === lit;
     pen.globalAlpha = faint ? 0.25 : 1;
     pen.strokeStyle = pen.fillStyle = colour;
     if (covariance && places[head].far === null)
@@ -80,10 +94,16 @@ export function drawHeads(pen, plot, shapes, { colours, colourOf, chosen = -1, l
         pen.beginPath();
         pen.ellipse(...at(centre), Math.min(major * scale, 2000), Math.min(minor * scale, 2000), angle, 0, 2 * Math.PI);
         pen.stroke();
-        if (draggable && head === chosen && share === 0.5) handle(pen, at(centre), Math.min(major * scale, 2000), angle, colours);
+        if (draggable && head === chosen && share === 0.5)
+          handle(pen, at(centre), Math.min(major * scale, 2000), angle, colours);
       }
     pen.setLineDash([]);
-    dot(pen, places[head], head, { colour, colours, strong, flat: covariance && covariance[0] + covariance[2] > range * range });
+    dot(pen, places[head], head, {
+      colour,
+      colours,
+      strong,
+      flat: covariance && covariance[0] + covariance[2] > range * range,
+    });
   }
   pen.restore();
   pen.globalAlpha = 1;
@@ -98,12 +118,14 @@ function handle(pen, [x, y], major, angle, colours) {
   pen.strokeRect(x + major * Math.cos(angle) - 3.5, y + major * Math.sin(angle) - 3.5, 7, 7);
 }
 
-/** A head's dot with its number, hollow if the head has no place of its own; an arrow shows where it would be, if it is too far away. */
+/** A head's dot with its number, hollow if the head has no place of its own; an arrow shows where it would be, if it is
+ * too far away. */
 function dot(pen, { x, y, far }, head, { colour, colours, strong, flat }) {
   pen.fillStyle = colour;
   if (far !== null) {
     pen.beginPath();
-    for (const [turn, reach] of [[0, DOT + 6], [0.7, DOT + 1], [-0.7, DOT + 1]]) pen.lineTo(x + reach * Math.cos(far + turn), y + reach * Math.sin(far + turn));
+    for (const [turn, reach] of [[0, DOT + 6], [0.7, DOT + 1], [-0.7, DOT + 1]])
+      pen.lineTo(x + reach * Math.cos(far + turn), y + reach * Math.sin(far + turn));
     pen.fill();
   }
   pen.beginPath();

@@ -6,7 +6,10 @@ import { canvasOf, rgb } from "./page.js";
 export const QUERY = "#D55E00"; // as in the library's figures
 
 // Lightness rises or falls all along (seaborn's mako), so the ramps read without colour vision, and in print.
-const MAKO = ["#0b0405", "#251729", "#382a54", "#413f80", "#395d9c", "#357ba3", "#3497a9", "#3eb4ad", "#60ceac", "#a9e1bd", "#def5e5"];
+const MAKO = [
+  "#0b0405", "#251729", "#382a54", "#413f80", "#395d9c", "#357ba3", "#3497a9", "#3eb4ad", "#60ceac", "#a9e1bd",
+  "#def5e5",
+];
 
 /** 256 colours, packed r, g, b; from light to dark on a light page, from dark to light on a dark one. */
 export function ramp(dark) {
@@ -20,7 +23,8 @@ export function ramp(dark) {
   return out;
 }
 
-/** Brightness 0..255 of every value. Probabilities: their root, against the largest. Logits: the top 12 of their range. */
+/** Brightness 0..255 of every value. Probabilities: their root, against the largest. Logits: the top 12 of their
+ * range. */
 export function brightness(values, logits, largest, out) {
   let top = -Infinity, bottom = Infinity;
   for (const value of values) {
@@ -46,9 +50,11 @@ export function drawField(canvas, values, [height, width], side, [low, high], { 
 
 export const signed = (value, digits = 2) => (value.toFixed(digits) < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 export const shiftText = ([r, c], digits) => `(${signed(r, digits)}, ${signed(c, digits)})`;
-export const percent = (p) => (p >= 0.0995 ? `${(100 * p).toFixed(0)}%` : p >= 0.0001 ? `${(100 * p).toFixed(p < 0.001 ? 2 : 1)}%` : "<0.01%");
+export const percent = (p) =>
+  p >= 0.0995 ? `${(100 * p).toFixed(0)}%` : p >= 0.0001 ? `${(100 * p).toFixed(p < 0.001 ? 2 : 1)}%` : "<0.01%";
 
-/** Lines between whole shifts around a query pixel. It is filled where it is small, else framed, as heads stand on it. */
+/** Lines between whole shifts around a query pixel. The pixel is filled where it is small, else framed, as heads stand
+ * on it. */
 export function pixelGrid(pen, x, y, scale, range, colours) {
   const large = scale > 20;
   pen.strokeStyle = colours.line;

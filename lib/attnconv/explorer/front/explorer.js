@@ -9,7 +9,21 @@ import { Model, project, readLayer, typed, unpack } from "./heads.js";
 import { pageHost, widgetHost, workerOf } from "./hosts.js";
 import { clamp } from "./maths.js";
 import { kindText } from "./layer.js";
-import { ARROWS, Live, button, canvasOf, cellUnder, chooser, element, keepKeysAndDrops, linkBack, pixelRatio, sharper } from "./page.js";
+import {
+  ARROWS,
+  Live,
+  button,
+  canvasOf,
+  cellUnder,
+  chooser,
+  div,
+  element,
+  keepKeysAndDrops,
+  linkBack,
+  pixelRatio,
+  readPicture,
+  sharper,
+} from "./page.js";
 import { IMAGE_SIDE, Panel } from "./panel.js";
 import { GLOSSARY, PAPER, TOUR } from "./words.js";
 
@@ -17,18 +31,18 @@ const QUIET = ["examine", "right"]; // asked while the reader rests: notices sta
 const FINER = 2; // times the screen's resolution, of a saved picture
 const PATIENCE = 20000; // ms after which a silent Python is mentioned
 
-/** An upload's messages: parts of half a megabyte or so, as one message to a Jupyter server holds 10 MB at most. */
-export function* inParts(name, buffer, size = 1 << 20) {
-  const parts = Math.max(1, Math.ceil(buffer.byteLength / size));
-  for (let part = 0; part < parts; part++)
-    yield [{ kind: "upload", name, part, parts }, buffer.slice(part * size, (part + 1) * size)];
-}
-
 /** Five steps through the page: a line of text above it, and what it speaks of in a frame. */
 class Tour {
   constructor(explorer) {
-    Object.assign(this, { explorer, step: 0, text: element("p"), next: button("Take the tour", () => this.go(this.step + 1)), back: button("Back", () => this.go(this.step - 1)), close: button("Close", () => this.go(0)) });
-    this.root = element("div", { className: "ax-tour" }, this.text, element("div", { className: "ax-row" }, this.back, this.next, this.close));
+    Object.assign(this, {
+      explorer,
+      step: 0,
+      text: element("p"),
+      next: button("Take the tour", () => this.go(this.step + 1)),
+      back: button("Back", () => this.go(this.step - 1)),
+      close: button("Close", () => this.go(0)),
+    });
+    this.root = div("ax-tour", this.text, div("ax-row", this.back, this.next, this.close));
     this.tell();
   }
 
@@ -39,11 +53,16 @@ class Tour {
     if (this.step) explorer.set({ ...changes, ...(kernel ? { layer: explorer.bestKernel() } : {}) }, true);
     this.tell();
     const lit = this.step && explorer.root.querySelector(TOUR[this.step - 1][0]);
-    if (lit) lit.scrollIntoView({ block: "nearest" });
+    if (!lit) return;
+    lit.style.scrollMargin = `${this.root.offsetHeight + 12}px 0 12px`; // below these words, which stay at the top
+    lit.scrollIntoView({ block: "nearest" });
   }
 
   tell() {
-    const { step, explorer: { root } } = this, [selector, title, story] = step ? TOUR[step - 1] : ["", "Where does each head look, and which layers are a convolution?", "Five steps, three minutes."];
+    const { step, explorer: { root } } = this;
+    const [selector, title, story] = step
+      ? TOUR[step - 1]
+      : ["", "Where does each head look, and which layers are a convolution?", "Five steps, three minutes."];
     this.text.replaceChildren(element("b", { textContent: step ? `${step}. ${title}` : title }), ` ${story}`);
     this.next.textContent = step === TOUR.length ? "Done" : step ? "Next" : "Take the tour";
     this.back.hidden = step < 2;
@@ -56,11 +75,35 @@ class Tour {
 
 export class Explorer extends Live {
   constructor(root, host) {
-    super(root, { host, pending: new Map(), serial: 0, waiting: null, past: [], future: [], lit: -1, serialOfImage: 0, seen: null, strip: new Map() });
+    super(root, {
+      host,
+      pending: new Map(),
+      serial: 0,
+      waiting: null,
+      past: [],
+      future: [],
+      lit: -1,
+      serialOfImage: 0,
+      seen: null,
+      strip: new Map(),
+    });
     const [height, width] = host.sides[0].grid;
     this.state = {
-      query: [height >> 1, width >> 1], locked: false, layer: null, head: 0, view: "maps", whole: false, part: "full", scale: "probabilities",
-      shared: true, average: false, compare: null, epochs: [null, null], edits: {}, notice: "", ...(host.state || {}),
+      query: [height >> 1, width >> 1],
+      locked: false,
+      layer: null,
+      head: 0,
+      view: "maps",
+      whole: false,
+      part: "full",
+      scale: "probabilities",
+      shared: true,
+      average: false,
+      compare: null,
+      epochs: [null, null],
+      edits: {},
+      notice: "",
+      ...(host.state || {}),
     };
     this.build();
     this.load();
@@ -79,49 +122,152 @@ export class Explorer extends Live {
   build() {
     const { host } = this, choose = (label, options, act) => chooser(label, "ax-field", options, act);
     const runs = host.choices.runs.map((run) => [run.name, run.title]);
-    [this.runField, this.run] = choose("Model", runs.length ? runs : [["model", "model"]], (name) => this.ask({ kind: "run", name }));
-    [this.compareField, this.compare] = choose("Compare with", [["", "nothing"], ["epoch", "another epoch"], ...runs], (name) => this.setCompare(name));
-    [this.viewField, this.view] = choose("Show", [["maps", "attention maps"], ["centres", "centres"]], (view) => this.set({ view }, true));
-    [this.partField, this.part] = choose("Score", [["full", "full"], ["position", "position only"], ["content", "content only"]], (part) => this.set({ part }));
-    [this.scaleField, this.scale] = choose("Values", [["probabilities", "probabilities"], ["logits", "logits"]], (scale) => this.set({ scale }, true));
-    [this.averageField, this.average] = choose("Over", [["image", "this image"], ["average", `average of ${host.choices.averaged} images`]], (value) => this.setAverage(value === "average"));
-    [this.sharedField, this.shared] = choose("Brightness", [["shared", "one scale for all"], ["own", "each head its own"]], (value) => this.set({ shared: value === "shared" }));
+    [this.runField, this.run] = choose("Model", runs.length ? runs : [["model", "model"]], (name) =>
+      this.ask({ kind: "run", name }),
+    );
+    [this.compareField, this.compare] = choose(
+      "Compare with",
+      [["", "nothing"], ["epoch", "another epoch"], ...runs],
+      (name) => this.setCompare(name),
+    );
+    [this.viewField, this.view] = choose(
+      "Show",
+      [["maps", "attention maps"], ["centres", "centres"]],
+      (view) => this.set({ view }, true),
+    );
+    [this.partField, this.part] = choose(
+      "Score",
+      [["full", "full"], ["position", "position only"], ["content", "content only"]],
+      (part) => this.set({ part }),
+    );
+    [this.scaleField, this.scale] = choose(
+      "Values",
+      [["probabilities", "probabilities"], ["logits", "logits"]],
+      (scale) => this.set({ scale }, true),
+    );
+    [this.averageField, this.average] = choose(
+      "Over",
+      [["image", "this image"], ["average", `average of ${host.choices.averaged} images`]],
+      (value) => this.setAverage(value === "average"),
+    );
+    [this.sharedField, this.shared] = choose(
+      "Brightness",
+      [["shared", "one scale for all"], ["own", "each head its own"]],
+      (value) => this.set({ shared: value === "shared" }),
+    );
     [this.layerField, this.layer] = choose("Layer", [], (value) => this.setLayer(Number(value)));
     [this.headField, this.head] = choose("Head", [], (value) => this.set({ head: Number(value) }));
-    [this.classField, this.classes] = choose("Class", [["", "any"], ...host.choices.classes.map((name, c) => [c, name])], () => this.newImage());
+    [this.classField, this.classes] = choose(
+      "Class",
+      [["", "any"], ...host.choices.classes.map((name, c) => [c, name])],
+      () => this.newImage(),
+    );
     this.classField.hidden = !host.choices.by_class;
-    this.file = element("input", { type: "file", accept: "image/*", hidden: true, onchange: () => this.upload(this.file.files[0]) });
+    this.file = element("input", {
+      type: "file",
+      accept: "image/*",
+      hidden: true,
+      onchange: () => this.upload(this.file.files[0]),
+    });
     this.tour = new Tour(this);
-    this.glossary = element("details", { className: "ax-glossary" }, element("summary", { textContent: "What the words mean" }),
-      element("dl", {}, ...Object.entries(GLOSSARY).flatMap(([word, text]) => [element("dt", { textContent: word }), element("dd", { textContent: text })])),
-      element("p", {}, "The paper: ", element("a", { href: PAPER, target: "_blank", rel: "noopener", textContent: "On the Relationship between Self-Attention and Convolutional Layers" }), " (Cordonnier, Loukas and Jaggi, ICLR 2020)."));
+    this.glossary = element(
+      "details",
+      { className: "ax-glossary" },
+      element("summary", { textContent: "What the words mean" }),
+      element(
+        "dl",
+        {},
+        ...Object.entries(GLOSSARY).flatMap(([word, text]) => [
+          element("dt", { textContent: word }),
+          element("dd", { textContent: text }),
+        ]),
+      ),
+      element(
+        "p",
+        {},
+        "The paper: ",
+        element("a", {
+          href: PAPER,
+          target: "_blank",
+          rel: "noopener",
+          textContent: "On the Relationship between Self-Attention and Convolutional Layers",
+        }),
+        " (Cordonnier, Loukas and Jaggi, ICLR 2020).",
+      ),
+    );
     this.notice = element("div", { className: "ax-notice", role: "alert", hidden: true });
     this.spoken = element("div", { className: "ax-spoken", role: "status", "aria-live": "polite" });
+    this.linkText = element("p", { className: "ax-note", role: "status" });
     this.hint = element("p", { className: "ax-hint" });
     this.note = element("p", { className: "ax-note", hidden: true });
-    this.image = element("canvas", { className: "ax-image", tabIndex: 0, role: "application", "aria-roledescription": "image with a query pixel" });
+    this.image = element("canvas", {
+      className: "ax-image",
+      tabIndex: 0,
+      role: "application",
+      "aria-roledescription": "image with a query pixel",
+    });
     this.caption = element("p", { className: "ax-caption" });
+    this.lost = element("p", { className: "ax-notice", role: "alert" }); // why it is not the image of a link
     this.lock = element("p", { className: "ax-lock" });
     this.picture = document.createElement("canvas");
     this.panels = [];
-    this.panelBox = element("div", { className: "ax-panels" });
-    this.controls = element("div", { className: "ax-controls", role: "toolbar", "aria-label": "What is shown" },
-      this.runField, this.compareField, this.viewField, this.scaleField, this.partField, this.averageField, this.sharedField);
-    this.seen = element("div", { className: "ax-view" }, this.image, element("div", { className: "ax-words" }, this.lock, this.caption));
-    this.tools = element("aside", { className: "ax-tools" },
-      element("div", { className: "ax-row" }, this.classField, button("Random image", () => this.newImage(), "Another image of this class")),
-      host.predicts ? element("div", { className: "ax-row" }, button("Your image …", () => this.file.click(), "Any image file; it is cropped and resized"), this.file) : null,
-      element("div", { className: "ax-row" }, this.layerField, this.headField),
-      element("div", { className: "ax-row" }, button("Save PNG", () => this.savePng(), "This view as a picture"),
+    this.panelBox = div("ax-panels");
+    this.controls = element(
+      "div",
+      { className: "ax-controls", role: "toolbar", "aria-label": "What is shown" },
+      this.runField,
+      this.compareField,
+      this.viewField,
+      this.scaleField,
+      this.partField,
+      this.averageField,
+      this.sharedField,
+    );
+    this.seen = div("ax-view", this.image, div("ax-words", this.lock, this.caption, this.lost));
+    this.tools = element(
+      "aside",
+      { className: "ax-tools" },
+      div(
+        "ax-row",
+        this.classField,
+        button("Random image", () => this.newImage(), "Another image of this class"),
+      ),
+      host.predicts
+        ? div(
+            "ax-row",
+            button("Your image …", () => this.file.click(), "Any image file; it is cropped and resized"),
+            this.file,
+          )
+        : null,
+      div("ax-row", this.layerField, this.headField),
+      div(
+        "ax-row",
+        button("Save PNG", () => this.savePng(), "This view as a picture"),
         host.link ? button("Copy link", () => this.copyLink(), "This view as a link to this page") : null,
-        host.live ? button("Export HTML", () => this.exportPage(), "This explorer as one file that works without Python") : null),
-      this.notice);
+        host.live
+          ? button("Export HTML", () => this.exportPage(), "This explorer as one file that works without Python")
+          : null,
+      ),
+      this.linkText,
+      this.notice,
+    );
     this.root.classList.add("attnconv-explorer");
-    this.root.replaceChildren(this.tour.root, this.controls, element("div", { className: "ax-main" }, this.seen, this.panelBox, this.tools), this.note, this.hint, this.glossary, this.spoken);
+    this.root.replaceChildren(
+      this.tour.root,
+      this.controls,
+      div("ax-main", this.seen, this.panelBox, this.tools),
+      this.note,
+      this.hint,
+      this.glossary,
+      this.spoken,
+    );
 
     const { image } = this;
     image.addEventListener("pointermove", (event) => this.state.locked && !event.buttons || this.moveTo(event));
-    image.addEventListener("pointerdown", (event) => { this.pressed = [...this.state.query, this.state.locked]; if (event.pointerType === "touch") this.moveTo(event, true); });
+    image.addEventListener("pointerdown", (event) => {
+      this.pressed = [...this.state.query, this.state.locked];
+      if (event.pointerType === "touch") this.moveTo(event, true);
+    });
     image.addEventListener("click", (event) => this.click(event));
     image.addEventListener("keydown", (event) => this.key(event));
     keepKeysAndDrops(this.root, host.predicts && ((file) => this.upload(file)));
@@ -132,7 +278,8 @@ export class Explorer extends Live {
   /** Take over all data of the host. */
   load() {
     this.stop();
-    const { host, state } = this, epoch = state.compare === "epoch";
+    const { host, state } = this;
+    const epoch = state.compare === "epoch" && Boolean(host.sides[0].path?.centres); // a link may ask for it in vain
     const sides = epoch ? [host.sides[0], host.sides[0]] : host.sides;
     this.models = sides.map((side) => new Model(side));
     state.layer = Math.min(state.layer ?? this.bestKernel(), this.heads().length - 1);
@@ -158,10 +305,13 @@ export class Explorer extends Live {
     const content = this.models.some((model) => model.content);
     this.partField.hidden = this.averageField.hidden = !content;
     if (!content) Object.assign(state, { part: "full", average: false });
-    this.compare.querySelector("[value=epoch]").hidden = this.compare.querySelector("[value=epoch]").disabled = !this.models[0].replayed;
+    this.compare.querySelector("[value=epoch]").hidden = this.compare.querySelector("[value=epoch]").disabled =
+      !this.models[0].replayed;
     this.runField.hidden = !host.live;
     this.compareField.hidden = !host.live && !this.models[0].replayed;
-    if (!host.live) for (const option of this.compare.options) option.hidden = option.disabled = !["", "epoch"].includes(option.value) && option.value !== state.compare;
+    if (!host.live)
+      for (const option of this.compare.options)
+        option.hidden = option.disabled = !["", "epoch"].includes(option.value) && option.value !== state.compare;
     this.averageField.hidden ||= !host.live && !host.average.length;
     if (!host.live && !host.average.length) state.average = false;
     this.takeAverage();
@@ -173,12 +323,15 @@ export class Explorer extends Live {
   /** Heads of every layer that can be chosen: those of either model. */
   heads() {
     const layers = Math.max(...this.models.map((model) => model.heads.length));
-    return Array.from({ length: layers }, (_, layer) => Math.max(...this.models.map((model) => model.heads[layer] || 0)));
+    return Array.from({ length: layers }, (_, layer) =>
+      Math.max(...this.models.map((model) => model.heads[layer] || 0)),
+    );
   }
 
   /** The layer that is best a kernel: most of its taps have a head. */
   bestKernel() {
-    const [model] = this.models, covered = model.heads.map((_, layer) => (model.content ? 0 : readLayer(model, layer).covered));
+    const [model] = this.models;
+    const covered = model.heads.map((_, layer) => (model.content ? 0 : readLayer(model, layer).covered));
     return covered.indexOf(Math.max(...covered));
   }
 
@@ -193,11 +346,18 @@ export class Explorer extends Live {
     pen.putImageData(data, 0, 0);
     this.serialOfImage++;
     this.caption.textContent = image.title;
+    this.lost.textContent = this.host.lost || "";
+    this.lost.hidden = !this.host.lost;
     this.models.forEach((model, i) => {
       const seen = this.state.compare === "epoch" ? image.sides[0] : image.sides[i];
       model.setScores((i === 0 && edited && edited.maps) || (seen && seen.maps));
       if (i === 0 && edited && edited.scores) edited.scores.forEach((scores, layer) => model.setExact(layer, scores));
-      if (seen) this.panels[i].drawPrediction(seen.probabilities, i === 0 && edited && edited.heads && edited.heads.length ? edited.probabilities : null, image.label);
+      if (seen)
+        this.panels[i].drawPrediction(
+          seen.probabilities,
+          i === 0 && edited && edited.heads && edited.heads.length ? edited.probabilities : null,
+          image.label,
+        );
     });
     this.later(true);
   }
@@ -251,28 +411,37 @@ export class Explorer extends Live {
     if (!host.sides[0].path?.centres) state.epochs = [null, state.epochs[1]];
   }
 
-  /** Python set the view. */
+  /** Python set the view, or another link was followed. */
   takeState() {
     const { state, host } = this, edits = JSON.stringify(state.edits);
     Object.assign(state, structuredClone(host.state));
     this.load();
     if (JSON.stringify(state.edits) !== edits) this.askPrediction();
+    else this.askAgain();
   }
 
   /** Changed heads stay changed on another image or beside another run: ask what becomes of its prediction. An exported
    * page computes there, too, where a head that looks at content looks. */
   askAgain() {
-    if (Object.keys(this.state.edits).length || (this.host.predicts && this.models[0].lacks(false))) this.askPrediction();
+    if (Object.keys(this.state.edits).length || (this.host.predicts && this.models[0].lacks(false)))
+      this.askPrediction();
   }
 
   ask(message, buffers = []) {
     const id = ++this.serial;
     if (!QUIET.includes(message.kind)) this.complain("");
-    this.pending.set(id, setTimeout(() => {
-      this.pending.delete(id);
-      this.root.classList.toggle("ax-busy", this.pending.size > 0);
-      this.complain(this.host.live ? "Python does not answer. Moving the query still works; for the rest, run the cell again." : "This takes long: the model computes in your browser.");
-    }, PATIENCE));
+    this.pending.set(
+      id,
+      setTimeout(() => {
+        this.pending.delete(id);
+        this.root.classList.toggle("ax-busy", this.pending.size > 0);
+        this.complain(
+          this.host.live
+            ? "Python does not answer. Moving the query still works; for the rest, run the cell again."
+            : "This takes long: the model computes in your browser.",
+        );
+      }, PATIENCE),
+    );
     this.root.classList.add("ax-busy");
     this.host.send({ ...message, id }, buffers);
     return id;
@@ -339,12 +508,21 @@ export class Explorer extends Live {
     const name = `Layer ${layer + 1}, head ${head + 1} (${kindText(panel.read(layer).heads[head])[0]})`;
     if (!key) return this.say(`${name}: centre ${shiftText(panel.shape(layer, head).centre)}`);
     const query = this.queryOf(model), at = key[0] * model.width + key[1];
-    const value = this.state.scale === "logits" ? panel.values(layer, head)[at].toFixed(2) : panel.maps[layer][head][at].toPrecision(3);
-    this.say(`${name}, shift ${shiftText([key[0] - query[0], key[1] - query[1]], 0)}: ${this.state.scale === "logits" ? "logit" : "probability"} ${value}`);
+    const value =
+      this.state.scale === "logits"
+        ? panel.values(layer, head)[at].toFixed(2)
+        : panel.maps[layer][head][at].toPrecision(3);
+    this.say(
+      `${name}, shift ${shiftText([key[0] - query[0], key[1] - query[1]], 0)}: ` +
+        `${this.state.scale === "logits" ? "logit" : "probability"} ${value}`,
+    );
   }
 
   say(text) {
-    this.hint.textContent = text || "Move over the image to choose the query pixel, click to hold it; arrow keys move it by one. Click a head to see it large.";
+    this.hint.textContent =
+      text ||
+      "Move over the image to choose the query pixel, click to hold it; arrow keys move it by one. Click a head to " +
+        "see it large.";
   }
 
   complain(text) {
@@ -448,28 +626,39 @@ export class Explorer extends Live {
 
   lookKey() {
     const { state, panels: [panel] } = this;
-    return JSON.stringify([this.serialOfImage, this.models[0].name, state.layer, state.head, panel.card.size, state.edits, state.epochs[0]]);
+    const { layer, head, edits, epochs } = state;
+    return JSON.stringify([this.serialOfImage, this.models[0].name, layer, head, panel.card.size, edits, epochs[0]]);
   }
 
   /** Ask what the chosen layer and head do to this image; only after a rest, as it takes a while. */
   look() {
     const { state, models: [model], panels: [panel] } = this, key = this.lookKey();
-    if (this.pending.size || this.lookedFor === key || model.epoch !== null || !(state.head < model.heads[state.layer])) return;
+    if (this.pending.size || this.lookedFor === key || model.epoch !== null || !(state.head < model.heads[state.layer]))
+      return;
     this.lookedFor = key;
-    this.ask({ kind: "examine", layer: state.layer, head: state.head, size: panel.card.size, edits: this.editList(), key });
+    const { layer, head } = state;
+    this.ask({ kind: "examine", layer, head, size: panel.card.size, edits: this.editList(), key });
   }
 
   /** What the model says now, the chosen changes included. */
   saysNow() {
     const { image, edited } = this.host;
-    return (edited && edited.heads && edited.heads.length ? edited.probabilities : null) || image.sides[0].probabilities;
+    return (
+      (edited && edited.heads && edited.heads.length ? edited.probabilities : null) || image.sides[0].probabilities
+    );
   }
 
   /** " <Words> truck 13% → 12%.": what the model says now, and with these probabilities instead. */
   says(words, probabilities) {
     if (!probabilities.length) return "";
-    const { classes } = this.host.choices, now = this.saysNow(), best = (p) => p.indexOf(Math.max(...p)), [a, b] = [best(now), best(probabilities)];
-    const change = a === b ? `${classes[a]} ${percent(now[a])} → ${percent(probabilities[a])}` : `${classes[b]} (${percent(probabilities[b])}) instead of ${classes[a]} (${percent(now[a])})`;
+    const { classes } = this.host.choices;
+    const now = this.saysNow();
+    const best = (p) => p.indexOf(Math.max(...p));
+    const [a, b] = [best(now), best(probabilities)];
+    const change =
+      a === b
+        ? `${classes[a]} ${percent(now[a])} → ${percent(probabilities[a])}`
+        : `${classes[b]} (${percent(probabilities[b])}) instead of ${classes[a]} (${percent(now[a])})`;
     return ` ${words} ${change}.`;
   }
 
@@ -512,12 +701,14 @@ export class Explorer extends Live {
   measure() {
     const { host, state, models: [model] } = this, { labelled = 0 } = host.choices;
     if (!labelled || !host.predicts || this.pending.size || model.epoch !== null) return;
+    const counted = (one) => (this.strip.get(JSON.stringify(one)) || []).length;
     const wanted = [
       ...(Object.keys(state.edits).length ? [{}, state.edits] : []),
       ...(model.kernelAt(state.layer) ? [this.withAttention()] : []),
-      ...(this.wantsHead === this.headKey() ? [{}, state.edits, this.withoutHead()] : []),
+      ...(this.wantsHead === this.headKey() || counted(this.withoutHead()) // what was begun is brought to its end
+        ? [{}, state.edits, this.withoutHead()]
+        : []),
     ];
-    const counted = (one) => (this.strip.get(JSON.stringify(one)) || []).length;
     const open = wanted.filter((one) => counted(one) < labelled);
     const [edits] = open.sort((a, b) => counted(a) - counted(b)); // what is compared grows together
     if (!edits) return;
@@ -525,7 +716,13 @@ export class Explorer extends Live {
     const question = JSON.stringify([this.models[0].name, edits, from]);
     if (question === this.counted) return; // it failed: asking again would not help
     this.counted = question;
-    this.ask({ kind: "right", edits: this.editList(edits), key: JSON.stringify(edits), from, to: Math.min(from + host.chunk, labelled) });
+    this.ask({
+      kind: "right",
+      edits: this.editList(edits),
+      key: JSON.stringify(edits),
+      from,
+      to: Math.min(from + host.chunk, labelled),
+    });
   }
 
   headKey() {
@@ -550,11 +747,13 @@ export class Explorer extends Live {
     this.ask({ kind: "export", state: { ...this.state } });
   }
 
-  /** Also shown, where the browser keeps the clipboard to itself. */
-  copyLink() {
-    const link = this.host.link({ ...this.state });
-    this.say(`The link of this view: ${link}`);
-    navigator.clipboard?.writeText(link).catch(() => {});
+  async copyLink() {
+    const { host, state } = this, { title, own } = host.image;
+    host.save({ ...state }); // the address has it, too
+    const copied = await navigator.clipboard?.writeText(host.link(state)).then(() => true, () => false);
+    this.linkText.textContent =
+      (copied ? "Copied." : "The address bar has the link.") +
+      (own ? ` It does not hold ${title}, your own picture: who follows it sees another one, and is told so.` : "");
   }
 
   setAverage(average) {
@@ -563,7 +762,8 @@ export class Explorer extends Live {
   }
 
   askAverage() {
-    if (this.state.average && this.host.live && !this.host.average.length) this.averaging = this.ask({ kind: "average" });
+    if (this.state.average && this.host.live && !this.host.average.length)
+      this.averaging = this.ask({ kind: "average" });
   }
 
   setCompare(name) {
@@ -574,7 +774,10 @@ export class Explorer extends Live {
       return;
     }
     if (name === "epoch" && host.sides.length > 1 && host.live) this.ask({ kind: "compare", name: null });
-    Object.assign(state, { compare: name || null, epochs: name === "epoch" ? [state.epochs[0], 0] : [state.epochs[0], null] });
+    Object.assign(state, {
+      compare: name || null,
+      epochs: name === "epoch" ? [state.epochs[0], 0] : [state.epochs[0], null],
+    });
     this.load();
   }
 
@@ -613,13 +816,13 @@ export class Explorer extends Live {
     this.ask({ kind: "image", class: label });
   }
 
+  /** The reader's own image, which is read and made small here: only its pixels go to the host. */
   async upload(file) {
     this.file.value = "";
     if (!file) return;
-    if (!this.host.live) return void this.ask({ kind: "open", file });
-    const limit = this.host.choices.file_limit;
-    if (file.size > limit) return this.complain(`${file.name} has ${Math.round(file.size / 2 ** 20)} MB; at most ${limit >> 20} MB are read.`);
-    for (const [message, part] of inParts(file.name, await file.arrayBuffer())) this.ask(message, [part]);
+    const picture = await readPicture(file, this.host.image.pixels.shape).catch(() => null);
+    if (picture) this.ask({ kind: "open", name: file.name }, [picture.data.buffer]);
+    else this.complain(`${file.name} is not an image that this browser can read.`);
   }
 
   // -- files
@@ -634,7 +837,10 @@ export class Explorer extends Live {
 
   /** Lines on a canvas of their own: words, or a name and a value, with a bar behind them if it is a share. */
   written(lines) {
-    const all = lines.flatMap((line) => (Array.isArray(line) ? [line] : line.match(/.{1,30}(\s|$)/g).map((part) => [part]))), wide = 220;
+    const all = lines.flatMap((line) =>
+      Array.isArray(line) ? [line] : line.match(/.{1,30}(\s|$)/g).map((part) => [part]),
+    );
+    const wide = 220;
     const canvas = element("canvas"), pen = canvasOf(canvas, wide, 19 * all.length + 4), { colours } = this;
     all.forEach(([name, value, share = 0], i) => {
       pen.fillStyle = colours.accent;
@@ -642,7 +848,10 @@ export class Explorer extends Live {
       pen.fillRect(0, 19 * i + 2, share * wide, 16);
       pen.globalAlpha = 1;
       pen.font = `${value === undefined ? "bold " : ""}12px ${colours.font}`;
-      for (const [text, align, colour] of [[name, "left", value === undefined ? colours.text : colours.faint], [value || "", "right", colours.text]]) {
+      for (const [text, align, colour] of [
+        [name, "left", value === undefined ? colours.text : colours.faint],
+        [value || "", "right", colours.text],
+      ]) {
         Object.assign(pen, { textAlign: align, fillStyle: colour });
         pen.fillText(text, align === "left" ? 0 : wide, 19 * i + 14);
       }
@@ -667,18 +876,48 @@ export class Explorer extends Live {
   /** The canvases of the view on one: the image, then every model's grid and chosen head, each with its prediction. */
   composed() {
     const ratio = pixelRatio(), pad = 16 * ratio, { state, colours } = this;
-    const numbers = (panel) => (panel.numbers.hidden ? [] : [...panel.numbers.querySelectorAll("dt")].map((name) => [name.textContent, name.nextSibling.textContent]));
-    const answer = (panel) => this.written(["Prediction", ...[...panel.predictions.children].map((node) => (node.matches(".ax-class") ? [node.firstChild.textContent, node.lastChild.textContent, parseFloat(node.querySelector("i").style.width) / 100] : node.textContent))]);
+    const numbers = (panel) =>
+      panel.numbers.hidden
+        ? []
+        : [...panel.numbers.querySelectorAll("dt")].map((name) => [name.textContent, name.nextSibling.textContent]);
+    const answer = (panel) =>
+      this.written([
+        "Prediction",
+        ...[...panel.predictions.children].map((node) =>
+          node.matches(".ax-class")
+            ? [
+                node.firstChild.textContent,
+                node.lastChild.textContent,
+                parseFloat(node.querySelector("i").style.width) / 100,
+              ]
+            : node.textContent,
+        ),
+      ]);
     // Columns of rows of canvases, each column with its title.
-    const columns = [[this.caption.textContent, [[this.image], [answer(this.panels[0])]]], ...this.panels.map((panel, i) => [panel.title.textContent, [
-      [panel.grid],
-      ...(panel.card.root.hidden ? [] : panel.card.pictures()),
-      [...(panel.zoomBox.hidden ? [] : [panel.zoom]), this.written([panel.headTitle.textContent, ...numbers(panel)]), ...(panel.trackBox.hidden ? [] : [panel.track])],
-      i ? [answer(panel)] : [],
-    ]])];
-    const wide = (row) => row.reduce((sum, part) => sum + part.width + pad, 0), tall = (row) => Math.max(0, ...row.map((part) => part.height + pad));
-    const widths = columns.map(([, rows]) => Math.max(...rows.map(wide))), heights = columns.map(([, rows]) => rows.reduce((sum, row) => sum + tall(row), 0));
-    const canvas = element("canvas", { width: widths.reduce((a, b) => a + b, pad), height: Math.max(...heights) + 4 * pad });
+    const columns = [
+      [this.caption.textContent, [[this.image], [answer(this.panels[0])]]],
+      ...this.panels.map((panel, i) => [
+        panel.title.textContent,
+        [
+          [panel.grid],
+          ...(panel.card.root.hidden ? [] : panel.card.pictures()),
+          [
+            ...(panel.zoomBox.hidden ? [] : [panel.zoom]),
+            this.written([panel.headTitle.textContent, ...numbers(panel)]),
+            ...(panel.trackBox.hidden ? [] : [panel.track]),
+          ],
+          i ? [answer(panel)] : [],
+        ],
+      ]),
+    ];
+    const wide = (row) => row.reduce((sum, part) => sum + part.width + pad, 0);
+    const tall = (row) => Math.max(0, ...row.map((part) => part.height + pad));
+    const widths = columns.map(([, rows]) => Math.max(...rows.map(wide)));
+    const heights = columns.map(([, rows]) => rows.reduce((sum, row) => sum + tall(row), 0));
+    const canvas = element("canvas", {
+      width: widths.reduce((a, b) => a + b, pad),
+      height: Math.max(...heights) + 4 * pad,
+    });
     const pen = canvas.getContext("2d");
     pen.fillStyle = colours.back;
     pen.fillRect(0, 0, canvas.width, canvas.height);
@@ -694,7 +933,11 @@ export class Explorer extends Live {
       }
       x += widths[i];
     });
-    pen.fillText(`query row ${state.query[0]}, column ${state.query[1]}; layer ${state.layer + 1}, head ${state.head + 1}`, pad, canvas.height - pad);
+    pen.fillText(
+      `query row ${state.query[0]}, column ${state.query[1]}; layer ${state.layer + 1}, head ${state.head + 1}`,
+      pad,
+      canvas.height - pad,
+    );
     return canvas;
   }
 
@@ -715,9 +958,12 @@ export class Explorer extends Live {
       const narrow = (this.narrow = this.width < 560);
       this.imageSide = narrow ? clamp(Math.round(0.45 * this.width), 96, IMAGE_SIDE) : IMAGE_SIDE;
       this.root.classList.toggle("ax-narrow", narrow);
-      const { panels: [{ detail, answer }], tools, root, controls } = this, above = narrow ? tools : root, below = narrow ? detail : tools;
+      const { panels: [{ detail, answer }], tools, root, controls } = this;
+      const above = narrow ? tools : root;
+      const below = narrow ? detail : tools;
       if (controls.parentElement !== above) above.prepend(controls);
-      if (answer.parentElement !== below) below.append(answer); // there is room for it beside the image, or near the sliders
+      // There is room for the prediction beside the image, or near the sliders.
+      if (answer.parentElement !== below) below.append(answer);
       const width = this.panelBox.clientWidth, needed = Math.max(...this.panels.map((panel) => panel.least()));
       const beside = this.panels.length > 1 && (width - 24) / 2 >= needed;
       this.panelBox.classList.toggle("ax-beside", beside);
@@ -728,7 +974,8 @@ export class Explorer extends Live {
     this.drawImage();
     const drawn = this.panels.filter((panel) => !panel.waits());
     for (const panel of drawn) panel.compute();
-    const extents = drawn.map((panel) => panel.extents()), [range, near] = [0, 1].map((i) => Math.max(...extents.map((of) => of[i])));
+    const extents = drawn.map((panel) => panel.extents());
+    const [range, near] = [0, 1].map((i) => Math.max(...extents.map((of) => of[i])));
     for (const panel of drawn) Object.assign(panel, { range, near }); // the centres' scale is that of all
     for (const panel of this.panels) {
       panel.draw();
@@ -739,30 +986,44 @@ export class Explorer extends Live {
     }
     this.lock.textContent = `query: row ${state.query[0]}, column ${state.query[1]}` + (state.locked ? " (held)" : "");
     this.root.classList.toggle("ax-locked", state.locked);
-    for (const [select, value] of [[this.layer, state.layer], [this.head, state.head]]) if (select.value !== String(value)) this.fill();
+    for (const [select, value] of [[this.layer, state.layer], [this.head, state.head]])
+      if (select.value !== String(value)) this.fill();
   }
 
   /** Bring the controls in line with the state. */
   fill() {
     const { state } = this, model = this.models[0];
-    const options = (select, n, word) => select.replaceChildren(...Array.from({ length: n }, (_, i) => element("option", { value: i, textContent: `${i + 1}` })));
+    const options = (select, n) =>
+      select.replaceChildren(
+        ...Array.from({ length: n }, (_, i) => element("option", { value: i, textContent: `${i + 1}` })),
+      );
     const heads = this.heads(), own = Math.max(1, heads[state.layer]);
     if (this.layer.length !== heads.length) options(this.layer, heads.length);
     if (this.head.length !== own) options(this.head, own);
     const values = {
-      run: model.name, compare: state.compare || "", view: state.view, part: state.part, scale: state.scale,
-      average: state.average ? "average" : "image", shared: state.shared ? "shared" : "own", layer: state.layer, head: state.head,
+      run: model.name,
+      compare: state.compare || "",
+      view: state.view,
+      part: state.part,
+      scale: state.scale,
+      average: state.average ? "average" : "image",
+      shared: state.shared ? "shared" : "own",
+      layer: state.layer,
+      head: state.head,
     };
     for (const [name, value] of Object.entries(values)) this[name].value = value;
     this.sharedField.hidden = state.scale === "logits"; // logits have no common scale
     if (this.host.live) // no run is compared with itself
-      for (const option of this.compare.options) if (!["", "epoch"].includes(option.value)) option.hidden = option.disabled = option.value === model.name;
+      for (const option of this.compare.options)
+        if (!["", "epoch"].includes(option.value)) option.hidden = option.disabled = option.value === model.name;
     if (!this.hint.textContent) this.say("");
   }
 
   drawImage() {
     const { picture, state } = this, [height, width] = this.models[0].grid;
-    const side = this.imageSide, wide = picture.width >= picture.height ? side : (side * picture.width) / picture.height, tall = (wide * picture.height) / picture.width;
+    const side = this.imageSide;
+    const wide = picture.width >= picture.height ? side : (side * picture.width) / picture.height;
+    const tall = (wide * picture.height) / picture.width;
     const pen = canvasOf(this.image, wide, tall);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(picture, 0, 0, wide, tall);
@@ -777,9 +1038,18 @@ export class Explorer extends Live {
   /** After a rest: tell screen readers and Python. */
   settle() {
     const { state, panels: [panel] } = this;
-    this.spoken.textContent = `Query row ${state.query[0]}, column ${state.query[1]}. ${panel.headTitle.textContent}: ${panel.told || ""}`;
-    this.image.setAttribute("aria-label", `${this.caption.textContent}. Query pixel row ${state.query[0]}, column ${state.query[1]}${state.locked ? ", held" : ""}. Arrow keys move it, Enter holds it.`);
-    panel.grid.setAttribute("aria-label", `Attention of all heads: ${this.models[0].heads.length} layers. Arrow keys move the query; the lists Layer and Head choose one to see large.`);
+    this.spoken.textContent =
+      `Query row ${state.query[0]}, column ${state.query[1]}. ${panel.headTitle.textContent}: ` + (panel.told || "");
+    this.image.setAttribute(
+      "aria-label",
+      `${this.caption.textContent}. Query pixel row ${state.query[0]}, column ` +
+        `${state.query[1]}${state.locked ? ", held" : ""}. Arrow keys move it, Enter holds it.`,
+    );
+    panel.grid.setAttribute(
+      "aria-label",
+      `Attention of all heads: ${this.models[0].heads.length} layers. Arrow keys move the query; the lists Layer and ` +
+        "Head choose one to see large.",
+    );
     this.host.save({ ...state });
     this.rested = true;
     this.study();
@@ -796,7 +1066,9 @@ export async function openPage(page) {
   }
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const data = unpack(await new Response(stream).arrayBuffer()), { weights } = data.sides[0], source = page.getElementById("worker");
+  const data = unpack(await new Response(stream).arrayBuffer());
+  const { weights } = data.sides[0];
+  const source = page.getElementById("worker");
   const ask = weights && source ? workerOf(source.textContent) : null;
   if (ask) ask("start", { side: data.sides[0], mean: data.choices.mean, std: data.choices.std });
   return new Explorer(place, pageHost(data, ask));

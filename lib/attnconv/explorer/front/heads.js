@@ -9,7 +9,9 @@ const TYPES = { uint8: Uint8Array, uint16: Uint16Array, float32: Float32Array };
 
 /** {dtype, shape, data: ArrayBuffer or view} -> typed array; copied, so that any offset is aligned. */
 export function typed({ dtype, data }) {
-  const bytes = ArrayBuffer.isView(data) ? new Uint8Array(data.buffer, data.byteOffset, data.byteLength) : new Uint8Array(data);
+  const bytes = ArrayBuffer.isView(data)
+    ? new Uint8Array(data.buffer, data.byteOffset, data.byteLength)
+    : new Uint8Array(data);
   return new TYPES[dtype](bytes.slice().buffer);
 }
 
@@ -67,7 +69,8 @@ export function rescaled(precision, old, sigma) {
 }
 
 /** The same place on another grid: the pixel that holds the query's middle. */
-export const project = (query, from, to) => query.map((q, i) => Math.min(to[i] - 1, Math.floor(((q + 0.5) * to[i]) / from[i])));
+export const project = (query, from, to) =>
+  query.map((q, i) => Math.min(to[i] - 1, Math.floor(((q + 0.5) * to[i]) / from[i])));
 
 /** One model: gives the logits and the map of any head at any query. `edits` maps "layer.head" to {centre, sigma, off},
  * and "layer" to {kernel}, where a convolution of that size is in the layer's place. */
@@ -78,10 +81,12 @@ export class Model {
     [this.height, this.width] = side.grid;
     this.pixels = this.height * this.width;
     this.most = Math.max(...side.heads); // arrays are padded to this many heads a layer
-    for (const name of ["centres", "precisions", "sigmas", "rows", "columns", "gram"]) if (side[name]) this[name] = typed(side[name]);
+    for (const name of ["centres", "precisions", "sigmas", "rows", "columns", "gram"])
+      if (side[name]) this[name] = typed(side[name]);
     if (side.path) {
       this.path = { epochs: side.path.epochs };
-      for (const name of ["measured", "covariances", "centres", "precisions"]) if (side.path[name]) this.path[name] = typed(side.path[name]);
+      for (const name of ["measured", "covariances", "centres", "precisions"])
+        if (side.path[name]) this.path[name] = typed(side.path[name]);
     }
     this.content = side.encoding === "content";
     this.replayed = Boolean(this.path && this.path.centres); // P of every epoch can be computed
@@ -101,7 +106,11 @@ export class Model {
   /** Scores of one layer as the browser computed them: {content, rows, columns}, each (heads, pixels, keys). */
   setExact(layer, { content, rows, columns }) {
     this.scores ||= [];
-    this.scores[layer] = { content: new Exact(content, this.pixels), rows: new Exact(rows, this.height), columns: new Exact(columns, this.width) };
+    this.scores[layer] = {
+      content: new Exact(content, this.pixels),
+      rows: new Exact(rows, this.height),
+      columns: new Exact(columns, this.width),
+    };
   }
 
   setAverages(maps) {
@@ -114,7 +123,8 @@ export class Model {
     return this.content && !(average ? this.averages : this.scores);
   }
 
-  /** Centre (row, column) and Sigma^{-1} of a Gaussian head as it is now: at the chosen epoch, or as the reader set it. */
+  /** Centre (row, column) and Sigma^{-1} of a Gaussian head as it is now: at the chosen epoch, or as the reader set
+   * it. */
   gaussian(layer, head, pristine = false) {
     const index = layer * this.most + head;
     const replay = this.epoch !== null && this.replayed;
@@ -125,7 +135,11 @@ export class Model {
     const edit = pristine || replay ? null : this.edits[`${layer}.${head}`];
     if (edit && edit.centre) centre = edit.centre;
     if (edit && edit.sigma) precision = rescaled(precision, this.sigmas[index], edit.sigma);
-    return { centre, precision, sigma: edit && edit.sigma ? edit.sigma : replay ? sigmaOf(precision) : this.sigmas[index] || Infinity };
+    return {
+      centre,
+      precision,
+      sigma: edit && edit.sigma ? edit.sigma : replay ? sigmaOf(precision) : this.sigmas[index] || Infinity,
+    };
   }
 
   /** Whether the reader switched a head off. */
@@ -182,10 +196,15 @@ export class Model {
     const { centre, precision } = this.encoding === "quadratic" ? this.gaussian(layer, head) : {};
     if (precision && (precision[1] || precision[2])) return null;
     return lengths.map((length, axis) => {
-      const score = centre ? (shift) => -0.5 * precision[3 * axis] * (shift - centre[axis]) ** 2
+      const score = centre
+        ? (shift) => -0.5 * precision[3 * axis] * (shift - centre[axis]) ** 2
         : (shift) => (axis ? this.columns : this.rows)[at * (2 * length - 1) + length - 1 + shift];
       const out = new Float32Array(length * length);
-      for (let q = 0; q < length; q++) softmax(Float64Array.from({ length }, (_, k) => score(k - q)), out.subarray(q * length, (q + 1) * length));
+      for (let q = 0; q < length; q++)
+        softmax(
+          Float64Array.from({ length }, (_, k) => score(k - q)),
+          out.subarray(q * length, (q + 1) * length),
+        );
       return out;
     });
   }
@@ -203,7 +222,10 @@ export class Model {
   /** Centre and covariance of a head as they were measured at the epoch that is shown. */
   recorded(layer, head) {
     const at = (this.epoch * this.heads.length + layer) * this.most + head, { measured, covariances } = this.path;
-    return { centre: [measured[2 * at], measured[2 * at + 1]], covariance: [0, 1, 3].map((i) => covariances[4 * at + i]) };
+    return {
+      centre: [measured[2 * at], measured[2 * at + 1]],
+      covariance: [0, 1, 3].map((i) => covariances[4 * at + i]),
+    };
   }
 
   /** Where the recorded path of a head went: [[row, column], ...] by epoch. */
@@ -258,7 +280,8 @@ export function ellipse([a, b, c], share) {
  * is singular along one direction shows as a strip along it, and one that is singular along both as a wide disc. */
 export function covarianceOf([a, b, c, d]) {
   const mean = (a + d) / 2, apart = Math.hypot((a - d) / 2, (b + c) / 2), turn = Math.atan2(b + c, a - d) / 2;
-  const [cos, sin] = [Math.cos(turn), Math.sin(turn)], [narrow, wide] = [mean + apart, mean - apart].map((value) => 1 / Math.max(value, 1e-4));
+  const [cos, sin] = [Math.cos(turn), Math.sin(turn)];
+  const [narrow, wide] = [mean + apart, mean - apart].map((value) => 1 / Math.max(value, 1e-4));
   return [narrow * cos * cos + wide * sin * sin, (narrow - wide) * cos * sin, narrow * sin * sin + wide * cos * cos];
 }
 
@@ -278,7 +301,9 @@ export const KINDS = {
   column: "a column: along a column its attention is spread over three times as much as across it",
   line: "a slanted line: along it its attention is spread over three times as much as across it",
   uniform: "uniform: it averages over nearly the whole picture (its entropy is above 95% of the largest one)",
-  outside: "its centre lies outside the picture, seen from the picture's middle: it takes what is left at the border, and is no tap",
+  outside:
+    "its centre lies outside the picture, seen from the picture's middle: it takes what is left at the border, and " +
+    "is no tap",
   off: "switched off: it adds nothing",
 };
 
@@ -310,18 +335,29 @@ function kindOf(model, layer, head, map) {
  */
 export function coveredTaps(heads, size) {
   const firsts = [...new Set([-(size >> 1), 1 - ((size + 1) >> 1)])], covers = heads.filter(({ mass }) => mass > LEAST);
-  return Math.max(...firsts.flatMap((row) => firsts.map((column) => {
-    const inside = covers.map(({ shift: [r, c] }) => [r - row, c - column]).filter((at) => at.every((i) => i >= 0 && i < size));
-    return new Set(inside.map(String)).size;
-  })));
+  return Math.max(
+    ...firsts.flatMap((row) =>
+      firsts.map((column) => {
+        const inside = covers
+          .map(({ shift: [r, c] }) => [r - row, c - column])
+          .filter((at) => at.every((i) => i >= 0 && i < size));
+        return new Set(inside.map(String)).size;
+      }),
+    ),
+  );
 }
 
 /** A layer from the middle of the picture: {heads: their kinds, maps, size and covered: "covered of size^2 taps"}. */
 export function readLayer(model, layer, part, average) {
-  const maps = Array.from({ length: model.heads[layer] }, (_, head) => model.probabilities(layer, head, middleOf(model), new Float32Array(model.pixels), part, average));
+  const maps = Array.from({ length: model.heads[layer] }, (_, head) =>
+    model.probabilities(layer, head, middleOf(model), new Float32Array(model.pixels), part, average),
+  );
   const heads = maps.map((map, head) => kindOf(model, layer, head, map));
   heads.forEach((one, head) => {
-    one.same = one.kind === "tap" ? heads.findIndex((other, i) => i < head && other.kind === "tap" && String(other.shift) === String(one.shift)) : -1;
+    one.same =
+      one.kind === "tap"
+        ? heads.findIndex((other, i) => i < head && other.kind === "tap" && String(other.shift) === String(one.shift))
+        : -1;
   });
   const size = Math.floor(Math.sqrt(heads.length));
   return { heads, maps, size, covered: size ? coveredTaps(heads, size) : 0 };
@@ -342,7 +378,9 @@ export const kernelSizes = (grid) => SIZES.filter((size) => fitting(grid, size))
 export function kernelOf(model, layer, maps, size) {
   const count = maps.length, [middleRow, middleColumn] = middleOf(model), reach = size >> 1;
   const on = maps.map((_, head) => !model.isOff(layer, head));
-  const gram = maps.map((_, h) => maps.map((_, g) => (on[h] && on[g] ? model.gram[(layer * model.most + h) * model.most + g] : 0)));
+  const gram = maps.map((_, h) =>
+    maps.map((_, g) => (on[h] && on[g] ? model.gram[(layer * model.most + h) * model.most + g] : 0)),
+  );
   const norms = [], parts = maps.map(() => []), outside = maps.map(() => 0);
   let lost = 0, all = 0;
   for (let r = 0, at = 0; r < model.height; r++)

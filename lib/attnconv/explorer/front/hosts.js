@@ -1,6 +1,6 @@
 // What stands between the explorer's page and its data: Python's widget, or what an exported file holds.
 
-import { inAddress, readPicture } from "./page.js";
+import { NOT_HELD, inAddress } from "./page.js";
 
 /** In Jupyter: data are the widget's traits, messages go to Python. */
 export function widgetHost(model) {
@@ -24,15 +24,21 @@ export function widgetHost(model) {
       const changes = {};
       // `sides` and `image` arrive together: wait until all of an update is there.
       for (const name of ["sides", "image", "average", "edited"])
-        model.on(`change:${name}`, changes[name] = () => {
-          host.changed ||= setTimeout(() => {
-            const all = host.all;
-            host.changed = host.all = null;
-            for (const one of all.has("sides") ? ["sides"] : all) told(one);
-          });
-          (host.all ||= new Set()).add(name);
-        });
-      model.on("change:state", changes.state = () => JSON.stringify(model.get("state")) !== host.saved && told("state"));
+        model.on(
+          `change:${name}`,
+          (changes[name] = () => {
+            host.changed ||= setTimeout(() => {
+              const all = host.all;
+              host.changed = host.all = null;
+              for (const one of all.has("sides") ? ["sides"] : all) told(one);
+            });
+            (host.all ||= new Set()).add(name);
+          }),
+        );
+      model.on(
+        "change:state",
+        (changes.state = () => JSON.stringify(model.get("state")) !== host.saved && told("state")),
+      );
       model.on("msg:custom", custom);
       host.close = () => {
         model.off("msg:custom", custom);
@@ -40,7 +46,8 @@ export function widgetHost(model) {
       };
     },
   };
-  for (const name of ["sides", "image", "average", "edited", "choices", "state"]) Object.defineProperty(host, name, { get: () => model.get(name) });
+  for (const name of ["sides", "image", "average", "edited", "choices", "state"])
+    Object.defineProperty(host, name, { get: () => model.get(name) });
   return host;
 }
 
@@ -60,7 +67,8 @@ export function workerOf(source) {
     else done(answer);
   };
   worker.onerror = (event) => {
-    for (const { failed } of waiting.values()) failed(new Error(event.message || "This browser cannot start a worker."));
+    for (const { failed } of waiting.values())
+      failed(new Error(event.message || "This browser cannot start a worker."));
     waiting.clear();
   };
   return (kind, message) => new Promise((done, failed) => {
@@ -69,92 +77,134 @@ export function workerOf(source) {
   });
 }
 
-const LINKED = ["query", "locked", "layer", "head", "view", "whole", "part", "scale", "shared", "epochs", "edits"];
+const LINKED = [
+  "image", "query", "locked", "layer", "head", "view", "whole", "part", "scale", "shared", "average", "compare",
+  "epochs", "edits",
+];
 
 /** A view as text for a link, and back; a link that was damaged changes nothing. */
-export const inLink = (state) => encodeURIComponent(JSON.stringify(Object.fromEntries(LINKED.map((name) => [name, state[name]]))));
+export const inLink = (state) =>
+  encodeURIComponent(JSON.stringify(Object.fromEntries(LINKED.map((name) => [name, state[name]]))));
 
 export function fromLink(hash) {
   try {
     const state = JSON.parse(decodeURIComponent(hash.slice(1)));
-    const like = { query: Array.isArray, epochs: Array.isArray, edits: (value) => Boolean(value) && typeof value === "object", layer: Number.isInteger, head: Number.isInteger };
-    return Object.fromEntries(Object.entries(state).filter(([name, value]) => LINKED.includes(name) && (like[name] || (() => true))(value)));
+    const like = {
+      image: (value) => value === null || typeof value === "string",
+      query: Array.isArray,
+      epochs: Array.isArray,
+      edits: (value) => Boolean(value) && typeof value === "object",
+      layer: Number.isInteger,
+      head: Number.isInteger,
+    };
+    return Object.fromEntries(
+      Object.entries(state).filter(([name, value]) => LINKED.includes(name) && (like[name] || (() => true))(value)),
+    );
   } catch {
     return {};
   }
 }
 
-/** In an exported page: images come from the file, and with the weights in it, `ask` is a worker that predicts. */
+/** In an exported page: images come from the file, and with the weights in it, `ask` is a worker that predicts.
+ *
+ * A link names the image by its title. It cannot hold a picture that the reader opened: null stands for that one.
+ * `lost` says why the image of a link is not the one that is shown.
+ */
 export function pageHost(data, ask = null, place = window) {
-  const images = [data.image, ...data.gallery], labelled = images.filter(({ label }) => label !== null), known = data.edited || {}; // heads as they were changed in Jupyter, if so
+  const images = [data.image, ...data.gallery];
+  const labelled = images.filter(({ label }) => label !== null);
+  const known = data.edited || {}; // heads as they were changed in Jupyter, if so
   const address = inAddress(place);
-  let told = () => {}, last = 0, serial = 0;
+  let told = () => {}, serial = 0;
   const pixels = ({ shape: [height, width, channels], data: values }) => ({ height, width, channels, values });
   const shown = () => ({ ...pixels(host.image.pixels), serial });
   const key = (layer, head) => (head === undefined ? `${layer}` : `${layer}.${head}`);
   const edits = (list) => Object.fromEntries(list.map(({ layer, head, ...edit }) => [key(layer, head), edit]));
   const show = (image) => {
-    [host.image, host.edited] = [image, {}];
+    Object.assign(host, { image, edited: {}, lost: "" });
     serial++;
-    told("image");
+  };
+  const inThisLink = (state) => inLink({ ...state, image: host.image.own ? null : host.image.title });
+  /** Take over the state of the address, and the image that it names. */
+  const follow = () => {
+    const { image: title, ...state } = fromLink(place.location.hash);
+    host.state = { ...host.state, ...state };
+    const named = images.find((image) => image.title === title);
+    if (named && named !== host.image) show(named);
+    host.lost = "";
+    if (title === null) host.lost = NOT_HELD;
+    else if (title !== undefined && !named) host.lost = `This page does not hold the image of this link, “${title}”.`;
   };
   const actions = {
     image(message) {
-      const fit = images.map((image, i) => i).filter((i) => i !== last && (message.class === null || images[i].label === message.class));
-      const next = fit.find((i) => i > last) ?? fit[0];
-      if (next === undefined) return told("notice", "This file holds no other image of that class.");
-      last = next;
-      show(images[next]);
+      const others = images.filter(
+        (image) => image !== host.image && (message.class === null || image.label === message.class),
+      );
+      if (!others.length) return told("notice", "This file holds no other image of that class.");
+      show(others[Math.floor(Math.random() * others.length)]);
+      told("image");
     },
     async heads(message) {
-      const own = last === 0 && !serial && message.edits.length && JSON.stringify(message.edits) === JSON.stringify(known.heads);
-      host.edited = own ? known : {};
+      const own = host.image === data.image && JSON.stringify(message.edits) === JSON.stringify(known.heads);
+      host.edited = own && message.edits.length ? known : {};
       if (ask) {
-        const at = serial, answer = await ask("heads", { image: shown(), edits: edits(message.edits) });
+        const at = serial;
+        const answer = await ask("heads", { image: shown(), edits: edits(message.edits) });
         if (at !== serial) return; // another image is shown by now
         host.edited = { heads: message.edits, ...answer };
       }
       told("edited");
     },
     async examine(message) {
-      if (ask) told("examined", { ...message, ...await ask("examine", { ...message, image: shown(), edits: edits(message.edits) }) });
+      if (ask)
+        told("examined", {
+          ...message,
+          ...(await ask("examine", { ...message, image: shown(), edits: edits(message.edits) })),
+        });
     },
     async right(message) {
       const some = labelled.slice(message.from, message.to);
       const best = ({ sides: [{ probabilities }] }) => probabilities.indexOf(Math.max(...probabilities));
-      const answer = !message.edits.length ? some.map((image) => best(image) === image.label) : await ask("right", { edits: edits(message.edits), images: some.map(({ pixels: all, label }) => ({ pixels: pixels(all), label })) });
+      const answer = !message.edits.length
+        ? some.map((image) => best(image) === image.label)
+        : await ask("right", {
+            edits: edits(message.edits),
+            images: some.map(({ pixels: all, label }) => ({ pixels: pixels(all), label })),
+          });
       told("right", { ...message, right: answer });
     },
-    async open({ file }) {
-      let picture;
-      try {
-        picture = await readPicture(file, data.image.pixels.shape);
-      } catch {
-        return told("notice", `${file.name} is not an image that this browser can read.`);
-      }
+    async open({ name }, [values]) {
+      const picture = { ...data.image.pixels, data: new Uint8Array(values) };
       const { probabilities } = await ask("heads", { image: { ...pixels(picture), serial: ++serial }, edits: {} });
-      show({ pixels: picture, title: file.name, label: null, sides: [{ probabilities }] });
+      show({ pixels: picture, title: name, label: null, own: true, sides: [{ probabilities }] });
+      told("image");
     },
   };
   const host = {
-    ...data, state: { ...data.state, ...fromLink(place.location.hash) }, choices: { ...data.choices, labelled: labelled.length }, live: false, predicts: Boolean(ask), chunk: 1, edited: known,
-    link: (state) => address.link(inLink(state)),
-    save: (state) => address.keep(inLink(state)),
+    ...data,
+    choices: { ...data.choices, labelled: labelled.length },
+    live: false,
+    predicts: Boolean(ask),
+    chunk: 1,
+    edited: known,
+    link: (state) => address.link(inThisLink(state)),
+    save: (state) => address.keep(inThisLink(state)),
     listen(act) {
       told = act;
       place.addEventListener("hashchange", () => {
-        host.state = fromLink(place.location.hash);
+        follow();
         told("state");
       });
     },
-    async send(message) {
+    async send(message, buffers) {
       try {
-        await actions[message.kind]?.(message);
+        await actions[message.kind]?.(message, buffers);
       } catch (error) {
         told("notice", String(error));
       }
       told("done", message.id);
     },
   };
+  follow();
   return host;
 }

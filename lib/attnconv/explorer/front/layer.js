@@ -4,7 +4,7 @@ import { drawHeads, headAt } from "./centres.js";
 import { drawField, percent, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp, tapShifts } from "./maths.js";
-import { ARROWS, button, canvasOf, element, luminance, pixelRatio } from "./page.js";
+import { ARROWS, button, canvasOf, div, element, luminance, pixelRatio } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
@@ -14,6 +14,8 @@ const SMALL = 130; // px, of what the layer answers: two of them are as wide as 
 
 const CLOSE = 0.75; // of the whole field: only a smaller part of it is worth a picture of its own
 
+const EARLIER =
+  "Where the heads looked is recorded for every epoch, their matrices only at the end: there is no kernel here.";
 const UNTRAINED = "The kernel takes the layer's place as it is; nothing is trained.";
 const CONTENT = "A layer that looks at content is no convolution: where it looks changes with the image.";
 
@@ -22,15 +24,23 @@ export const tapsText = ({ size, covered }) => `${covered} of ${size * size} tap
 
 /** What a head is, in a word or two, and the sentence behind it. */
 export function kindText({ kind, same }) {
-  if (same >= 0) return [`same tap as head ${same + 1}`, `One pixel at the same shift as head ${same + 1}: together they are one tap.`];
+  if (same >= 0)
+    return [
+      `same tap as head ${same + 1}`,
+      `One pixel at the same shift as head ${same + 1}: together they are one tap.`,
+    ];
   return [kind === "outside" ? "outside the picture" : kind, `${KINDS[kind][0].toUpperCase()}${KINDS[kind].slice(1)}.`];
 }
 
 /** Which of these places each head goes to, so that all of them go a short way: [head, place] pairs, nearest first. */
 export function nearestPlaces(centres, places) {
-  const pairs = centres.flatMap((c, head) => places.map((p, place) => [Math.hypot(c[0] - p[0], c[1] - p[1]), head, place])).sort((a, b) => a[0] - b[0]);
+  const pairs = centres
+    .flatMap((c, head) => places.map((p, place) => [Math.hypot(c[0] - p[0], c[1] - p[1]), head, place]))
+    .sort((a, b) => a[0] - b[0]);
   const [heads, taken] = [new Set(), new Set()];
-  return pairs.filter(([, head, place]) => !heads.has(head) && !taken.has(place) && heads.add(head) && taken.add(place)).map(([, head, place]) => [head, place]);
+  return pairs
+    .filter(([, head, place]) => !heads.has(head) && !taken.has(place) && heads.add(head) && taken.add(place))
+    .map(([, head, place]) => [head, place]);
 }
 
 export class LayerCard {
@@ -47,18 +57,36 @@ export class LayerCard {
     this.reading = element("p", { className: "ax-reading" });
     this.tap = element("p", { className: "ax-note" });
     this.snap = element("input", { type: "checkbox", checked: false });
-    this.actions = panel.index ? null : element("div", { className: "ax-row ax-actions" },
-      element("label", { title: "A dragged head stops at whole shifts: there it can be one tap" }, this.snap, " whole shifts"),
-      this.toGrid = button("Make it a grid", () => this.makeGrid(), "Every head takes a tap of the kernel, the nearest ones first, and looks at one pixel"),
-      this.hard = button("Harden all", () => this.harden(), "Every head looks at one pixel: sigma becomes 0.2 px"),
-      this.solo = button("Solo", () => this.playSolo(), "Only the chosen head; again: all heads"));
+    this.actions = panel.index
+      ? null
+      : div(
+          "ax-row ax-actions",
+          element(
+            "label",
+            { title: "A dragged head stops at whole shifts: there it can be one tap" },
+            this.snap,
+            " whole shifts",
+          ),
+          button(
+            "Make it a grid",
+            () => this.makeGrid(),
+            "Every head takes a tap of the kernel, the nearest ones first, and looks at one pixel",
+          ),
+          button("Harden all", () => this.harden(), "Every head looks at one pixel: sigma becomes 0.2 px"),
+          (this.solo = button("Solo", () => this.playSolo(), "Only the chosen head; again: all heads")),
+        );
     this.kernelText = element("figcaption", { title: GLOSSARY.kernel });
     this.kernelBox = element("figure", { className: "ax-small" }, this.kernel, this.kernelText);
     this.noKernel = element("p", { className: "ax-note" });
     this.swapBox = panel.index ? null : this.makeSwap();
-    this.root = element("div", { className: "ax-layer" }, element("div", { className: "ax-headline" }, this.title, this.line, this.field),
-      element("figure", { className: "ax-small" }, this.centres, this.rings = element("figcaption")), this.kernelBox,
-      element("div", { className: "ax-column" }, this.noKernel, this.reading, this.tap, this.actions), this.swapBox);
+    this.root = div(
+      "ax-layer",
+      div("ax-headline", this.title, this.line, this.field),
+      element("figure", { className: "ax-small" }, this.centres, (this.rings = element("figcaption"))),
+      this.kernelBox,
+      div("ax-column", this.noKernel, this.reading, this.tap, this.actions),
+      this.swapBox,
+    );
     if (panel.index) this.kernelText.append(this.sizes, " kernel, norm of each tap");
     this.listen();
   }
@@ -80,9 +108,12 @@ export class LayerCard {
     const boxes = this.responses.map(({ box }) => box), label = element("label", {}, this.swap, this.swapName);
     const caption = element("figcaption", { textContent: "how strong its output is; the same scale for both" });
     this.responseBox = element("figure", { className: "ax-small ax-responses" }, ...boxes, caption);
-    return element("div", { className: "ax-swap" },
+    return div(
+      "ax-swap",
       element("div", { title: GLOSSARY["as a convolution"] }, label, this.swapSize),
-      this.responseBox, element("div", {}, this.counted, this.off));
+      this.responseBox,
+      element("div", {}, this.counted, this.off),
+    );
   }
 
   /** Another size of the kernel; also of the convolution in the layer's place, if there is one. */
@@ -130,11 +161,17 @@ export class LayerCard {
 
   /** What a pointer takes hold of: {head, ring}; the chosen head's ring first, where it is off every dot. */
   grip(x, y, touch) {
-    const head = headAt(this.places || [], x, y, touch ? 24 : 14), { state } = this.explorer, shape = this.shapes[state.head];
+    const head = headAt(this.places || [], x, y, touch ? 24 : 14);
+    const { state } = this.explorer;
+    const shape = this.shapes[state.head];
     if (!this.canDrag() || !shape) return head === undefined ? null : { head };
     const { side, range } = this.plot, scale = side / (2 * range), { major, angle } = ellipse(shape.covariance, 0.5);
-    const [hx, hy] = [side / 2 + shape.centre[1] * scale + major * scale * Math.cos(angle), side / 2 + shape.centre[0] * scale + major * scale * Math.sin(angle)];
-    const off = Math.hypot(hx - x, hy - y), dot = head === undefined ? Infinity : Math.hypot(this.places[head].x - x, this.places[head].y - y);
+    const [hx, hy] = [
+      side / 2 + shape.centre[1] * scale + major * scale * Math.cos(angle),
+      side / 2 + shape.centre[0] * scale + major * scale * Math.sin(angle),
+    ];
+    const off = Math.hypot(hx - x, hy - y);
+    const dot = head === undefined ? Infinity : Math.hypot(this.places[head].x - x, this.places[head].y - y);
     if (off < (touch ? 20 : 9) && off < dot) return { head: state.head, ring: true };
     return head === undefined ? null : { head };
   }
@@ -175,7 +212,9 @@ export class LayerCard {
     if (!step || !this.canDrag() || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     this.explorer.edit((edit, { centre }) => {
-      edit.centre = centre.map((c, i) => (!step[i] ? c : event.shiftKey ? Math.round(c) + step[i] : Math.round(10 * (c + 0.1 * step[i])) / 10));
+      edit.centre = centre.map((c, i) =>
+        !step[i] ? c : event.shiftKey ? Math.round(c) + step[i] : Math.round(10 * (c + 0.1 * step[i])) / 10,
+      );
     });
   }
 
@@ -184,7 +223,11 @@ export class LayerCard {
   makeGrid() {
     const { explorer, panel, layer } = this, taps = tapShifts(Math.floor(Math.sqrt(panel.model.heads[layer])));
     const pairs = nearestPlaces(this.shapes.map(({ centre }) => centre), taps);
-    explorer.editLayer((edits) => pairs.forEach(([head, tap]) => { edits[head] = { centre: taps[tap], sigma: SHARP }; }));
+    explorer.editLayer((edits) =>
+      pairs.forEach(([head, tap]) => {
+        edits[head] = { centre: taps[tap], sigma: SHARP };
+      }),
+    );
   }
 
   harden() {
@@ -195,7 +238,9 @@ export class LayerCard {
   }
 
   playSolo() {
-    const { head } = this.explorer.state, others = this.shapes.filter((_, i) => i !== head), alone = others.every(({ faint }) => faint);
+    const { head } = this.explorer.state;
+    const others = this.shapes.filter((_, i) => i !== head);
+    const alone = others.every(({ faint }) => faint);
     this.explorer.editLayer((edits) => edits.forEach((edit, i) => { edit.off = !alone && i !== head; }));
   }
 
@@ -206,18 +251,28 @@ export class LayerCard {
     this.root.hidden = !model.heads[layer];
     if (this.root.hidden) return;
     this.tellSwap();
-    this.rings.textContent = model.encoding === "quadratic" ? "heads around the query; rings hold 50% and 90%" : "heads around the query; rings: their spread";
+    this.rings.textContent =
+      model.encoding === "quadratic"
+        ? "heads around the query; rings hold 50% and 90%"
+        : "heads around the query; rings: their spread";
     this.rings.title = GLOSSARY.rings;
     // Where the heads of positional models look from the middle does not depend on the query: hovering changes nothing.
     this.field.hidden = panel.near > CLOSE * panel.range;
     this.range = state.whole || this.field.hidden ? panel.range : panel.near;
     this.field.textContent = state.whole ? "Zoom to the query" : "Show the whole field";
-    this.field.title = state.whole ? "The shifts around the query, large" : "Also the heads that look far away, where they are";
+    this.field.title = state.whole
+      ? "The shifts around the query, large"
+      : "Also the heads that look far away, where they are";
     const { lit, seen, serialOfImage, host: { edited } } = explorer, tap = this.hovered ? this.hovered.join() : "";
-    const drawn = [pixelRatio(), model, layer, state.head, this.size, this.wide, this.range, tap, lit, colours, seen, serialOfImage, edited, model.edits, model.epoch];
+    const drawn = [
+      pixelRatio(), model, layer, state.head, this.size, this.wide, this.range, tap, lit, colours, seen,
+      serialOfImage, edited, model.edits, model.epoch,
+    ];
     if (model.encoding === "quadratic" && this.drawn && drawn.every((value, i) => value === this.drawn[i])) return;
     this.drawn = drawn;
-    const read = panel.read(layer), kernel = model.gram !== undefined && !model.film, side = Math.min(SIDE, this.wide || SIDE);
+    const read = panel.read(layer);
+    const kernel = model.gram !== undefined && model.epoch === null; // the matrices are the trained model's
+    const side = Math.min(SIDE, this.wide || SIDE);
     const swapped = model.kernelAt(layer);
     this.title.textContent = `Layer ${layer + 1}${swapped ? `, now a ${swapped} × ${swapped} convolution` : ""}`;
     this.line.textContent = read.size && !model.film && !model.content ? tapsText(read) : "";
@@ -225,14 +280,28 @@ export class LayerCard {
     const pen = canvasOf(this.centres, side, side);
     this.plot = { x: 0, y: 0, side, range: this.range };
     this.places = drawHeads(pen, this.plot, this.shapes, {
-      colours, colourOf: (head) => explorer.colourOf(head), chosen: state.head, lit: explorer.lit, trails: panel.trails(layer), draggable: this.canDrag(), kernel: this.range < panel.range ? read.size : 0,
+      colours,
+      colourOf: (head) => explorer.colourOf(head),
+      chosen: state.head,
+      lit: explorer.lit,
+      trails: panel.trails(layer),
+      draggable: this.canDrag(),
+      kernel: this.range < panel.range ? read.size : 0,
     });
-    this.centres.setAttribute("aria-label", `Layer ${layer + 1}: ${read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`).join(", ")}.` + (this.canDrag() ? " Arrow keys move the chosen head, with Shift by whole shifts." : ""));
-    this.noKernel.hidden = kernel || !model.film && !panel.index; // then the switch says it
-    this.noKernel.textContent = model.film ? "Of earlier epochs only centres and spreads are recorded." : CONTENT;
+    this.centres.setAttribute(
+      "aria-label",
+      `Layer ${layer + 1}: ${read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`).join(", ")}.` +
+        (this.canDrag() ? " Arrow keys move the chosen head, with Shift by whole shifts." : ""),
+    );
+    this.noKernel.hidden = kernel || (model.epoch === null && !panel.index); // then the switch says it
+    this.noKernel.textContent = model.epoch === null ? CONTENT : EARLIER;
     this.kernelBox.hidden = this.reading.hidden = this.tap.hidden = !kernel;
     if (this.actions) this.actions.hidden = !this.canDrag();
-    if (this.actions) this.solo.setAttribute("aria-pressed", String(this.shapes.every(({ faint }, i) => faint === (i !== state.head)) && this.shapes.length > 1));
+    if (this.actions)
+      this.solo.setAttribute(
+        "aria-pressed",
+        String(this.shapes.every(({ faint }, i) => faint === (i !== state.head)) && this.shapes.length > 1),
+      );
     if (kernel) this.drawKernel(read);
   }
 
@@ -242,7 +311,10 @@ export class LayerCard {
     this.size = own || this.size;
     if (!sizes.includes(this.size)) this.size = sizes.includes(read.size) ? read.size : sizes.at(-1) < 3 ? 1 : 3;
     if (!panel.index) this.kernelText.textContent = `${this.size} × ${this.size} kernel, norm of each tap`;
-    if (this.sizes.length !== sizes.length) this.sizes.replaceChildren(...sizes.map((size) => element("option", { value: size, textContent: `${size} × ${size}` })));
+    if (this.sizes.length !== sizes.length)
+      this.sizes.replaceChildren(
+        ...sizes.map((size) => element("option", { value: size, textContent: `${size} × ${size}` })),
+      );
     if (this.sizes.value !== String(this.size)) this.sizes.value = this.size;
     const window = Math.max(Math.min(this.size + 2, sizes.at(-1)), this.size), key = `${this.size}`;
     if (this.known !== read || this.knownSize !== key) {
@@ -250,9 +322,14 @@ export class LayerCard {
       this.inside = kernelOf(model, layer, read.maps, this.size);
       this.around = kernelOf(model, layer, read.maps, window);
     }
-    const { norms, parts } = this.around, top = Math.max(...norms) || 1, side = this.plot.side, cell = side / window, pen = canvasOf(this.kernel, side, side);
+    const { norms, parts } = this.around;
+    const top = Math.max(...norms) || 1;
+    const side = this.plot.side;
+    const cell = side / window;
+    const pen = canvasOf(this.kernel, side, side);
     norms.forEach((norm, tap) => {
-      const [x, y] = [(tap % window) * cell, Math.floor(tap / window) * cell], level = 3 * Math.round(255 * (norm / top));
+      const [x, y] = [(tap % window) * cell, Math.floor(tap / window) * cell];
+      const level = 3 * Math.round(255 * (norm / top));
       const colour = [0, 1, 2].map((c) => colours.ramp[level + c]);
       pen.fillStyle = `rgb(${colour})`;
       pen.fillRect(x, y, cell + 0.5, cell + 0.5);
@@ -286,14 +363,22 @@ export class LayerCard {
     const { size, outside, error } = this.inside, { model } = this.panel;
     const on = outside.filter((_, head) => !model.isOff(this.layer, head));
     const held = 1 - on.reduce((a, b) => a + b, 0) / Math.max(1, on.length);
-    const text = `A ${size} × ${size} kernel holds ${percent(held)} of the heads' attention; `
-      + `${percent(Math.max(1 - held, 0))} lies outside. `
-      + `As a convolution the layer would be ${percent(error)} off on white noise.`;
+    const text =
+      `A ${size} × ${size} kernel holds ${percent(held)} of the heads' attention; ` +
+      `${percent(Math.max(1 - held, 0))} lies outside. As a convolution the layer would be ${percent(error)} off on ` +
+      "white noise.";
     if (this.reading.textContent !== text) this.reading.textContent = text;
-    const [row, column] = this.hovered || [0, 0], at = (row + (this.window >> 1)) * this.window + column + (this.window >> 1);
+    const [row, column] = this.hovered || [0, 0];
+    const at = (row + (this.window >> 1)) * this.window + column + (this.window >> 1);
     const total = this.around.parts.reduce((sum, part) => sum + part[at], 0);
-    const made = this.around.parts.map((part, head) => [part[at] / (total || 1), head]).filter(([share]) => share > 0.005).sort((a, b) => b[0] - a[0]).slice(0, 4);
-    const words = this.hovered ? `Tap ${shiftText([row, column], 0)}: norm ${this.around.norms[at].toFixed(2)}, made by ${made.map(([share, head]) => `head ${head + 1} (${percent(share)})`).join(", ") || "no head"}.`
+    const made = this.around.parts
+      .map((part, head) => [part[at] / (total || 1), head])
+      .filter(([share]) => share > 0.005)
+      .sort((a, b) => b[0] - a[0])
+      .slice(0, 4);
+    const words = this.hovered
+      ? `Tap ${shiftText([row, column], 0)}: norm ${this.around.norms[at].toFixed(2)}, made by ` +
+        `${made.map(([share, head]) => `head ${head + 1} (${percent(share)})`).join(", ") || "no head"}.`
       : "Numbers: each tap's norm, as a share of the largest. Coloured bars: the heads that make it.";
     if (this.tap.textContent !== words) this.tap.textContent = words;
     this.kernel.setAttribute("aria-label", `${read.size ? tapsText(read) : ""}. ${text} Middle: the query.`);
@@ -318,7 +403,7 @@ export class LayerCard {
     this.swap.disabled = refusal !== "";
     this.swapName.textContent = ` this layer as${model.content ? " a convolution" : ""}`;
     this.swapSize.hidden = model.content;
-    this.responseBox.hidden = model.content || !explorer.host.predicts;
+    this.responseBox.hidden = !model.swaps || !explorer.host.predicts;
     const told = refusal || (size ? this.countText(size) : UNTRAINED);
     if (this.counted.textContent !== told) this.counted.textContent = told;
     this.counted.classList.toggle("ax-note", !size);
@@ -343,10 +428,9 @@ export class LayerCard {
   }
 
   /** How far the convolution is off on this image, and what it changes unless it is in place already. */
-  offText({ error, inside, probabilities }, size) {
-    const middle = inside === undefined ? "" : `, away from the borders ${percent(inside)}`;
+  offText({ error, probabilities }, size) {
     const says = size ? "" : this.explorer.says("The model then says", probabilities);
-    return `On this image its output is ${percent(error)} off${middle}.${says}`;
+    return `On this image its output is ${percent(error)} off.${says}`;
   }
 
   /** The rows of canvases that a saved picture shows. */

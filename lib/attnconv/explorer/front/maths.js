@@ -19,7 +19,11 @@ export function softmax(logits, out) {
 export const firstTap = (size) => -((size - 1) >> 1);
 
 /** Shift of every tap of a K x K kernel, row by row: [[row, column], ...]. */
-export const tapShifts = (size) => Array.from({ length: size * size }, (_, tap) => [firstTap(size) + Math.floor(tap / size), firstTap(size) + (tap % size)]);
+export const tapShifts = (size) =>
+  Array.from({ length: size * size }, (_, tap) => [
+    firstTap(size) + Math.floor(tap / size),
+    firstTap(size) + (tap % size),
+  ]);
 
 /** A row of Pascal's triangle: the smooth weights of n neighbours. */
 const binomial = (n) => (n === 1 ? [1] : [...binomial(n - 1), 0].map((value, i, row) => value + (row.at(i - 1) || 0)));
@@ -42,7 +46,8 @@ export function presetKernel(name, size) {
   });
 }
 
-/** Conv2d with zeros around the image, and as many outputs as pixels: Conv(X)_q = sum over taps of X_{q + Delta} W_Delta. */
+/** Conv2d with zeros around the image, and as many outputs as pixels: Conv(X)_q = sum over taps of
+ * X_{q + Delta} W_Delta. */
 export function convolve({ pixels, height, width }, kernel, size) {
   const out = new Float64Array(height * width);
   tapShifts(size).forEach(([dr, dc], tap) => {
@@ -84,7 +89,8 @@ function nonzero(probabilities, length, before, after) {
   });
 }
 
-/** What a head sees from every pixel, sum_k P(q, k) X_k. P is a product of rows and columns: two short sums, not one long.
+/** What a head sees from every pixel, sum_k P(q, k) X_k. P is a product of rows and columns: two short sums, not one
+ * long.
  *
  * Heads of one picture, alpha and pads that stand in a line have an axis in common: what was made for one is kept in
  * `shared` for the next.

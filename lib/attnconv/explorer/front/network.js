@@ -40,7 +40,8 @@ export function linear(rows, { weight, bias }, channels) {
       }
       const sums = [x0, x1, y0, y1, z0, z1, u0, u1];
       for (let i = 0; i < 4 && n + i < many; i++)
-        for (let j = 0; j < 2 && d + j < outputs; j++) out[(n + i) * outputs + d + j] = sums[2 * i + j] + (bias ? bias[d + j] : 0);
+        for (let j = 0; j < 2 && d + j < outputs; j++)
+          out[(n + i) * outputs + d + j] = sums[2 * i + j] + (bias ? bias[d + j] : 0);
     }
   }
   return out;
@@ -63,7 +64,10 @@ export function layerNorm(rows, { weight, bias }) {
 export function gelu(values) {
   for (let i = 0; i < values.length; i++) {
     const x = values[i], z = Math.abs(x) * Math.SQRT1_2, t = 1 / (1 + 0.3275911 * z);
-    const rest = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))) * Math.exp(-z * z);
+    const rest =
+      t *
+      (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))) *
+      Math.exp(-z * z);
     values[i] = x >= 0 ? x * (1 - rest / 2) : (x * rest) / 2;
   }
   return values;
@@ -94,9 +98,25 @@ export class Network {
     const vector = (name) => side.weights[name] && fromHalf(side.weights[name]);
     const map = (name) => ({ weight: vector(`${name}.weight`), bias: vector(`${name}.bias`) });
     const blocks = side.heads.map((_, layer) => {
-      const own = (name) => map(`blocks.${layer}.${name}`), embedding = (axis) => vector(`blocks.${layer}.attention.${axis}_embedding`);
-      const parts = { value: own("attention.value"), output: own("output"), norm1: own("norm1"), up: own("mlp.0"), down: own("mlp.2"), norm2: own("norm2") };
-      return this.heads.content ? { ...parts, query: own("attention.query"), key: own("attention.key"), rows: embedding("row"), columns: embedding("column") } : parts;
+      const own = (name) => map(`blocks.${layer}.${name}`);
+      const embedding = (axis) => vector(`blocks.${layer}.attention.${axis}_embedding`);
+      const parts = {
+        value: own("attention.value"),
+        output: own("output"),
+        norm1: own("norm1"),
+        up: own("mlp.0"),
+        down: own("mlp.2"),
+        norm2: own("norm2"),
+      };
+      return this.heads.content
+        ? {
+            ...parts,
+            query: own("attention.query"),
+            key: own("attention.key"),
+            rows: embedding("row"),
+            columns: embedding("column"),
+          }
+        : parts;
     });
     this.weights = { embed: map("embed"), classifier: map("classifier"), blocks };
     this.hidden = this.weights.embed.bias.length;
@@ -117,7 +137,9 @@ export class Network {
   }
 
   logits(edits, replaced = null) {
-    const { blocks, classifier } = this.weights, x = this.inputOf(blocks.length, edits, replaced), mean = new Float32Array(this.hidden);
+    const { blocks, classifier } = this.weights;
+    const x = this.inputOf(blocks.length, edits, replaced);
+    const mean = new Float32Array(this.hidden);
     for (let i = 0; i < x.length; i++) mean[i % this.hidden] += x[i] / this.heads.pixels;
     return linear(mean, classifier, this.hidden);
   }
@@ -206,8 +228,14 @@ export class Network {
 
   /** Scores of a layer that looks at content: q . k, and q . r for the rows and for the columns, over sqrt(K). */
   scores(layer, x) {
-    const { query, key, rows: byRow, columns: byColumn } = this.weights.blocks[layer], { height, width, pixels } = this.heads, stride = query.bias.length;
-    const count = this.heads.heads[layer], keySize = stride / count, half = keySize / 2, scale = 1 / Math.sqrt(keySize), zero = byRow.length / half >> 1;
+    const { query, key, rows: byRow, columns: byColumn } = this.weights.blocks[layer];
+    const { height, width, pixels } = this.heads;
+    const stride = query.bias.length;
+    const count = this.heads.heads[layer];
+    const keySize = stride / count;
+    const half = keySize / 2;
+    const scale = 1 / Math.sqrt(keySize);
+    const zero = byRow.length / half >> 1;
     const [qs, ks] = [query, key].map((map) => linear(x, map, this.hidden));
     const [content, rows, columns] = [pixels, height, width].map((keys) => new Float32Array(count * pixels * keys));
     const dot = (a, from, b, to, size) => {
@@ -217,17 +245,23 @@ export class Network {
     };
     for (let head = 0; head < count; head++)
       for (let q = 0; q < pixels; q++) {
-        const at = head * pixels + q, from = q * stride + head * keySize, [i, j] = [Math.floor(q / width), q % width];
-        for (let k = 0; k < pixels; k++) content[at * pixels + k] = dot(qs, from, ks, k * stride + head * keySize, keySize);
+        const at = head * pixels + q;
+        const from = q * stride + head * keySize;
+        const [i, j] = [Math.floor(q / width), q % width];
+        for (let k = 0; k < pixels; k++)
+          content[at * pixels + k] = dot(qs, from, ks, k * stride + head * keySize, keySize);
         for (let k = 0; k < height; k++) rows[at * height + k] = dot(qs, from, byRow, (zero + k - i) * half, half);
-        for (let k = 0; k < width; k++) columns[at * width + k] = dot(qs, from + half, byColumn, (zero + k - j) * half, half);
+        for (let k = 0; k < width; k++)
+          columns[at * width + k] = dot(qs, from + half, byColumn, (zero + k - j) * half, half);
       }
     return { content, rows, columns };
   }
 
   /** Scores of all layers, where they depend on the image; else null. */
   allScores(edits) {
-    return this.heads.content ? this.weights.blocks.map((_, layer) => this.scores(layer, this.inputOf(layer, edits))) : null;
+    return this.heads.content
+      ? this.weights.blocks.map((_, layer) => this.scores(layer, this.inputOf(layer, edits)))
+      : null;
   }
 
   /** What a layer and one of its heads do to the image: `Side.examine` says what the numbers are. */
@@ -246,10 +280,8 @@ export class Network {
     const seen = { kernel: null, head: { output: norms(own), share, probabilities: without } };
     if (convolution) {
       const apart = convolution.map((value, i) => value - attention[i]), { bias } = this.weights.blocks[layer].value;
-      const ratio = ([part, all]) => normOf(part) / (normOf(all) || 1);
       seen.kernel = {
-        error: ratio([apart, attention]),
-        inside: ratio([apart, attention].map((values) => this.interior(values, side >> 1))),
+        error: normOf(apart) / (normOf(attention) || 1),
         outputs: [attention, convolution].map(norms),
         probabilities: this.predict(edits, { layer, output: convolution.map((value, i) => value + bias[i % hidden]) }),
       };
@@ -257,18 +289,13 @@ export class Network {
     return seen;
   }
 
-  /** The values of the pixels that are at least so far from every border. */
-  interior(values, reach) {
-    const { hidden, heads: { height, width } } = this;
-    return values.filter((_, i) => {
-      const at = Math.floor(i / hidden), [row, column] = [Math.floor(at / width), at % width];
-      return Math.min(row, height - 1 - row, column, width - 1 - column) >= reach;
-    });
-  }
-
   /** The same as `attended` for the layer's size x size convolution; beyond the border it sees the nearest pixel. */
   convolved(layer, x, size, edits) {
-    const { heads, hidden } = this, { height, width, pixels } = heads, count = heads.heads[layer], stride = count * hidden, reach = size >> 1;
+    const { heads, hidden } = this;
+    const { height, width, pixels } = heads;
+    const count = heads.heads[layer];
+    const stride = count * hidden;
+    const reach = size >> 1;
     const out = new Float32Array(pixels * stride), middle = middleOf(heads), map = new Float32Array(pixels);
     heads.edits = edits;
     for (let head = 0; head < count; head++) {

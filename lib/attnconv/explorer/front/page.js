@@ -10,12 +10,20 @@ export function element(tag, properties = {}, ...children) {
   return node;
 }
 
+/** A box of that class. */
+export const div = (className, ...children) => element("div", { className }, ...children);
+
 /** A button with that text. */
-export const button = (textContent, onclick, title = "") => element("button", { type: "button", textContent, title, onclick });
+export const button = (textContent, onclick, title = "") =>
+  element("button", { type: "button", textContent, title, onclick });
 
 /** A labelled list to choose from, [[value, text], ...]: the field, and its select. */
 export function chooser(label, className, options, act) {
-  const select = element("select", { onchange: () => act(select.value) }, ...options.map(([value, text]) => element("option", { value, textContent: text })));
+  const select = element(
+    "select",
+    { onchange: () => act(select.value) },
+    ...options.map(([value, text]) => element("option", { value, textContent: text })),
+  );
   return [element("label", { className }, element("span", { textContent: label }), select), select];
 }
 
@@ -25,7 +33,10 @@ export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1],
 /** Row and column of the cell under a pointer, of so many on an element. */
 export function cellUnder(event, node, height, width) {
   const box = node.getBoundingClientRect();
-  return [Math.floor(((event.clientY - box.top) / box.height) * height), Math.floor(((event.clientX - box.left) / box.width) * width)];
+  return [
+    Math.floor(((event.clientY - box.top) / box.height) * height),
+    Math.floor(((event.clientX - box.left) / box.width) * width),
+  ];
 }
 
 /** Lists, sliders and dots use keys themselves, and JupyterLab would change cells, or delete one: keys stay in `root`.
@@ -50,10 +61,16 @@ export const inAddress = (place) => ({
   },
 });
 
+/** What a link's reader is told where it was made with a picture that its author opened. */
+export const NOT_HELD =
+  "This link was made with a picture of its author's own, which a link cannot hold. Here is another one.";
+
 /** A file as an image of that size, {shape, values: bytes}: the middle cropped to its proportions, then resized; one
  * channel is brightness. Transparent places are white. */
 export async function readPicture(file, [height, width, channels]) {
-  const bitmap = await createImageBitmap(file), canvas = document.createElement("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
+  const bitmap = await createImageBitmap(file);
+  const canvas = document.createElement("canvas");
+  const pen = canvas.getContext("2d", { willReadFrequently: true });
   const scale = Math.min(bitmap.width / width, bitmap.height / height), [wide, tall] = [width * scale, height * scale];
   Object.assign(canvas, { width, height });
   pen.fillStyle = "#fff";
@@ -71,7 +88,10 @@ export async function readPicture(file, [height, width, channels]) {
 
 /** A link back to the site's index, on a page that was opened from there: the index links to `page.html?site`. */
 export function linkBack(page, place = window.location) {
-  if (place.search === "?site") page.querySelector("main").prepend(element("a", { className: "attnconv-back", href: "index.html", textContent: "← All results" }));
+  if (place.search === "?site")
+    page
+      .querySelector("main")
+      .prepend(element("a", { className: "attnconv-back", href: "index.html", textContent: "← All results" }));
 }
 
 const finer = { times: 1 };
@@ -119,7 +139,8 @@ export function themeOf(root) {
 }
 
 /** What the explorer and the playground have in common: an element that draws itself whenever what it shows, its width
- * or the theme has changed. A subclass has `draw()`, `theme()` for what it makes of new `colours`, and `settle()` for what waits for a rest. */
+ * or the theme has changed. A subclass has `draw()`, `theme()` for what it makes of new `colours`, and `settle()` for
+ * what waits for a rest. */
 export class Live {
   constructor(root, properties) {
     Object.assign(this, { root, timings: [], ...properties });
@@ -138,7 +159,8 @@ export class Live {
   }
 
   recolour() {
-    if (!this.root.isConnected || !this.width) return; // no colours yet; or hidden, as while JupyterLab changes its theme
+    // No colours yet; or hidden, as while JupyterLab changes its theme.
+    if (!this.root.isConnected || !this.width) return;
     this.colours = themeOf(this.root);
     this.theme();
     this.later(true);
@@ -186,7 +208,10 @@ export class Live {
 /** Call `act` whenever the theme of JupyterLab or of the system changes; returns a function that ends it. */
 export function onTheme(act) {
   const observer = new MutationObserver(act), media = window.matchMedia("(prefers-color-scheme: dark)");
-  observer.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+  observer.observe(document.body, {
+    attributes: true,
+    attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"],
+  });
   media.addEventListener("change", act);
   return () => {
     observer.disconnect();

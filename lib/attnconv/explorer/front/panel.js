@@ -3,13 +3,14 @@
 import { drawHeads, headAt, spots } from "./centres.js";
 import { QUERY, brightness, drawField, percent, pixelGrid, shiftText, signed } from "./draw.js";
 import { covarianceOf, describe, readLayer } from "./heads.js";
-import { LayerCard, kindText } from "./layer.js";
+import { LayerCard } from "./layer.js";
 import { clamp } from "./maths.js";
-import { button, canvasOf, element, luminance, pixelRatio, rgb } from "./page.js";
+import { button, canvasOf, div, element, pixelRatio } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 export const IMAGE_SIDE = 240; // px, as the chosen head's map
 const TILE = 14; // px, the smallest side of a head's map
+const OUTPUT = 120; // px, of what the chosen head adds
 let count = 0;
 
 export class Panel {
@@ -18,7 +19,12 @@ export class Panel {
     this.index = index;
     const id = (this.id = `attnconv-${++count}`);
     this.title = element("h3");
-    this.grid = element("canvas", { className: "ax-grid", tabIndex: 0, role: "application", "aria-describedby": `${id}-numbers` });
+    this.grid = element("canvas", {
+      className: "ax-grid",
+      tabIndex: 0,
+      role: "application",
+      "aria-describedby": `${id}-numbers`,
+    });
     this.zoom = element("canvas", { className: "ax-zoom", role: "img" });
     this.track = element("canvas", { className: "ax-track", role: "img" });
     this.numbers = element("dl", { className: "ax-numbers", id: `${id}-numbers` });
@@ -26,30 +32,70 @@ export class Panel {
       explorer.stop();
       explorer.setEpoch(index, value);
     });
-    this.play = element("button", { type: "button", textContent: "▶", title: "Play training", "aria-label": "Play training", onclick: () => explorer.play(index) });
-    this.epochRow = element("div", { className: "ax-epoch" }, this.play, this.epoch.row);
-    this.predictions = element("div", { className: "ax-predictions" });
+    this.play = element("button", {
+      type: "button",
+      textContent: "▶",
+      title: "Play training",
+      "aria-label": "Play training",
+      onclick: () => explorer.play(index),
+    });
+    this.epochRow = div("ax-epoch", this.play, this.epoch.row);
+    this.predictions = div("ax-predictions");
     this.headTitle = element("h4");
-    this.trackBox = element("figure", { className: "ax-small" }, this.track, element("figcaption", { textContent: "centre through training" }));
+    this.trackBox = element(
+      "figure",
+      { className: "ax-small" },
+      this.track,
+      element("figcaption", { textContent: "centre through training" }),
+    );
     this.sliders = this.index === 0 ? this.makeSliders() : null;
-    this.answer = element("div", { className: "ax-column ax-answer" }, element("h4", { textContent: "Prediction" }), this.predictions);
-    this.zoomBox = element("figure", { className: "ax-small" }, this.zoom, element("figcaption", { textContent: "attention over the image" }));
+    this.answer = div("ax-column ax-answer", element("h4", { textContent: "Prediction" }), this.predictions);
+    this.zoomBox = element(
+      "figure",
+      { className: "ax-small" },
+      this.zoom,
+      element("figcaption", { textContent: "attention over the image" }),
+    );
     this.output = element("canvas", { className: "ax-output", role: "img" });
+    canvasOf(this.output, OUTPUT, OUTPUT); // the place of what will be there
     this.does = element("p");
     this.count = button("Also on the test images", () => explorer.countWithout());
-    this.doesBox = element("div", { className: "ax-does" }, element("figure", { className: "ax-small" }, this.output, element("figcaption", { textContent: "what it adds to the layer's output" })), element("div", { className: "ax-column" }, this.does, this.count));
+    this.doesBox = div(
+      "ax-does",
+      element(
+        "figure",
+        { className: "ax-small" },
+        this.output,
+        element("figcaption", { textContent: "what it adds to the layer's output" }),
+      ),
+      div("ax-column", this.does, this.count),
+    );
     this.strip = element("p", { className: "ax-note" });
     this.answer.append(this.strip);
-    this.detail = element("div", { className: "ax-detail" },
+    this.detail = div(
+      "ax-detail",
       this.zoomBox,
-      element("div", { className: "ax-column" }, this.headTitle, this.numbers, this.sliders && this.sliders.box),
-      this.doesBox, this.trackBox, this.answer);
+      div("ax-column", this.headTitle, this.numbers, this.sliders && this.sliders.box),
+      this.doesBox,
+      this.trackBox,
+      this.answer,
+    );
     this.tabs = element("div", { className: "ax-row ax-tabs", hidden: true });
     this.bar = element("canvas", { className: "ax-scale", role: "img" });
     this.barText = element("span", { className: "ax-note" });
-    this.barBox = element("div", { className: "ax-row" }, this.bar, this.barText);
+    this.barBox = div("ax-row", this.bar, this.barText);
     this.card = new LayerCard(this);
-    this.root = element("section", { className: "ax-panel" }, this.title, this.epochRow, this.tabs, this.grid, this.barBox, this.card.root, this.detail);
+    this.root = element(
+      "section",
+      { className: "ax-panel" },
+      this.title,
+      this.epochRow,
+      this.tabs,
+      this.grid,
+      this.barBox,
+      this.card.root,
+      this.detail,
+    );
     this.atlas = document.createElement("canvas");
     this.grid.addEventListener("click", (event) => explorer.pickHead(this, event));
     this.grid.addEventListener("pointermove", (event) => explorer.inspect(this, event));
@@ -67,22 +113,52 @@ export class Panel {
       output.textContent = format(Number(value));
       input.setAttribute("aria-valuetext", `${label} ${output.textContent}`);
     };
-    return { input, set, row: element("div", { className: "ax-slider" }, element("label", { htmlFor: id, textContent: label }), input, output) };
+    return {
+      input,
+      set,
+      row: div("ax-slider", element("label", { htmlFor: id, textContent: label }), input, output),
+    };
   }
 
   makeSliders() {
     const { explorer } = this;
     const [low, high] = explorer.host.choices.sigmas.map(Math.log);
-    const part = (axis) => (value) => explorer.edit((edit, now) => { edit.centre = now.centre.map((c, i) => (i === axis ? value : c)); });
+    const part = (axis) => (value) =>
+      explorer.edit((edit, now) => {
+        edit.centre = now.centre.map((c, i) => (i === axis ? value : c));
+      });
     const row = this.slider("centre row", -8, 8, 0.05, part(0), (v) => signed(v));
     const column = this.slider("centre column", -8, 8, 0.05, part(1), (v) => signed(v));
-    const sigma = this.slider("spread σ", low, high, 0.01, (value) => explorer.edit((edit) => { edit.sigma = clamp(Math.exp(value), ...explorer.host.choices.sigmas); }), (v) => `${Math.exp(v).toFixed(2)} px`);
-    const off = element("input", { type: "checkbox", onchange: () => explorer.edit((edit) => { edit.off = !off.checked; }) });
-    const [reset, undo, redo] = [button("Reset head", () => explorer.reset(false)), button("Undo", () => explorer.undo()), button("Redo", () => explorer.redo())];
+    const sigma = this.slider(
+      "spread σ",
+      low,
+      high,
+      0.01,
+      (value) =>
+        explorer.edit((edit) => {
+          edit.sigma = clamp(Math.exp(value), ...explorer.host.choices.sigmas);
+        }),
+      (v) => `${Math.exp(v).toFixed(2)} px`,
+    );
+    const off = element("input", {
+      type: "checkbox",
+      onchange: () =>
+        explorer.edit((edit) => {
+          edit.off = !off.checked;
+        }),
+    });
+    const [reset, undo, redo] = [
+      button("Reset head", () => explorer.reset(false)),
+      button("Undo", () => explorer.undo()),
+      button("Redo", () => explorer.redo()),
+    ];
     const resetAll = button("Reset all", () => explorer.reset(true));
     const gaussian = element("div", {}, row.row, column.row, sigma.row);
-    const box = element("div", { className: "ax-sliders" }, gaussian,
-      element("div", { className: "ax-row" }, element("label", {}, off, " head on"), undo, redo, reset, resetAll));
+    const box = div(
+      "ax-sliders",
+      gaussian,
+      div("ax-row", element("label", {}, off, " head on"), undo, redo, reset, resetAll),
+    );
     return { box, gaussian, row, column, sigma, off, undo, redo, reset, resetAll };
   }
 
@@ -91,14 +167,28 @@ export class Panel {
     return Math.max(IMAGE_SIDE + 10, 30 + (TILE + 4) * this.model.most);
   }
 
+  /** Whether the grid shows every layer's heads around the query, not their maps. */
+  get centres() {
+    return this.explorer.state.view === "centres" || this.model.film;
+  }
+
   /** Sizes of the grid on screen: each tile has the image's proportions, and all fit into the width. */
   layout(width) {
-    const { model } = this, centres = this.explorer.state.view === "centres", narrow = !centres && this.explorer.narrow;
+    const { model, centres } = this, narrow = !centres && this.explorer.narrow;
     const ratio = pixelRatio();
     // On a phone only the chosen layer has room for heads that a finger can hit.
-    const columns = centres ? Math.min(model.heads.length, Math.max(1, Math.floor(width / 190))) : narrow ? Math.min(5, model.most) : model.most;
-    const rows = centres ? Math.ceil(model.heads.length / columns) : narrow ? Math.ceil(model.most / columns) : model.heads.length;
-    const [left, top, gap] = centres ? [0, 20, 14] : narrow ? [0, 2, 6] : [26, 18, 4], notes = !centres && width > 560 && !model.content ? 80 : 0;
+    const columns = centres
+      ? Math.min(model.heads.length, Math.max(1, Math.floor(width / 190)))
+      : narrow
+        ? Math.min(5, model.most)
+        : model.most;
+    const rows = centres
+      ? Math.ceil(model.heads.length / columns)
+      : narrow
+        ? Math.ceil(model.most / columns)
+        : model.heads.length;
+    const [left, top, gap] = centres ? [0, 20, 14] : narrow ? [0, 2, 6] : [26, 18, 4];
+    const notes = !centres && width > 560 && !model.content ? 80 : 0;
     const wide = clamp(Math.floor((width - left - notes) / columns - gap), TILE, centres ? 300 : 128);
     const tall = Math.round(centres ? wide : (wide * model.height) / model.width);
     const down = tall + (centres ? 26 : gap);
@@ -124,14 +214,15 @@ export class Panel {
     const [column, row] = [Math.floor(x / (wide + gap)), Math.floor(y / down)];
     const [inX, inY] = [x - column * (wide + gap), y - row * down];
     if (column < 0 || row < 0 || column >= columns || inX >= wide || inY >= tall) return {};
-    if (this.explorer.state.view !== "centres") {
+    if (!this.centres) {
       const [layer, head] = this.box.narrow ? [this.explorer.state.layer, row * columns + column] : [row, column];
       return layer < model.heads.length && head < model.heads[layer]
         ? { layer, head, key: [Math.floor((inY / tall) * model.height), Math.floor((inX / wide) * model.width)] } : {};
     }
     const layer = row * columns + column;
     if (layer >= model.heads.length) return {};
-    const places = spots(this.shapes(layer), { x: 0, y: 0, side: wide - 1, range: this.range }), head = headAt(places, inX, inY, 16);
+    const places = spots(this.shapes(layer), { x: 0, y: 0, side: wide - 1, range: this.range });
+    const head = headAt(places, inX, inY, 16);
     return head === undefined ? { layer } : { layer, head };
   }
 
@@ -147,12 +238,16 @@ export class Panel {
   }
 
   shapes(layer) {
-    return Array.from({ length: this.model.heads[layer] }, (_, head) => ({ ...this.shape(layer, head), faint: this.model.isOff(layer, head) }));
+    return Array.from({ length: this.model.heads[layer] }, (_, head) => ({
+      ...this.shape(layer, head),
+      faint: this.model.isOff(layer, head),
+    }));
   }
 
   /** What a layer is, from the middle of the picture: kept until its heads change. */
   read(layer) {
-    const { model, explorer: { state, serialOfImage } } = this, now = [model, model.edits, model.epoch, ...(model.content ? [serialOfImage, state.part, state.average] : [])];
+    const { model, explorer: { state, serialOfImage } } = this;
+    const now = [model, model.edits, model.epoch, ...(model.content ? [serialOfImage, state.part, state.average] : [])];
     if (!same(now, this.readOf)) {
       if (!this.readOf || this.readOf[0] !== model) this.reads = new Map();
       this.readOf = now;
@@ -160,22 +255,35 @@ export class Panel {
     }
     if (this.fresh.has(layer)) return this.reads.get(layer).read;
     this.fresh.add(layer);
-    const edits = model.epoch === null ? Object.entries(model.edits).filter(([place]) => place.startsWith(`${layer}.`)) : [];
+    const edits =
+      model.epoch === null ? Object.entries(model.edits).filter(([place]) => place.startsWith(`${layer}.`)) : [];
     const key = JSON.stringify([edits, ...now.slice(2)]);
-    if (this.reads.get(layer)?.key !== key) this.reads.set(layer, { key, read: readLayer(model, layer, state.part, state.average) });
+    if (this.reads.get(layer)?.key !== key)
+      this.reads.set(layer, { key, read: readLayer(model, layer, state.part, state.average) });
     return this.reads.get(layer).read;
   }
 
   /** Where the heads of a layer went until the epoch that is shown; nothing at the end of training. */
   trails(layer) {
     const { model } = this;
-    return model.epoch === null ? [] : Array.from({ length: model.heads[layer] }, (_, head) => model.track(layer, head).slice(0, model.epoch + 1).filter(([r]) => Number.isFinite(r)));
+    return model.epoch === null
+      ? []
+      : Array.from({ length: model.heads[layer] }, (_, head) =>
+          model
+            .track(layer, head)
+            .slice(0, model.epoch + 1)
+            .filter(([r]) => Number.isFinite(r)),
+        );
   }
 
   /** Compute all maps at the query; while a head is dragged, its own only. */
   compute() {
     const { model, explorer: { state } } = this, query = this.explorer.queryOf(model);
-    if (!this.maps || this.maps.length !== model.heads.length || this.maps.some((maps, l) => maps.length !== model.heads[l] || (maps[0] && maps[0].length !== model.pixels))) {
+    if (
+      !this.maps ||
+      this.maps.length !== model.heads.length ||
+      this.maps.some((maps, l) => maps.length !== model.heads[l] || (maps[0] && maps[0].length !== model.pixels))
+    ) {
       this.maps = model.heads.map((heads) => Array.from({ length: heads }, () => new Float32Array(model.pixels)));
       this.computed = null;
     }
@@ -208,10 +316,14 @@ export class Panel {
     if (waits) {
       context.textAlign = "left";
       context.fillStyle = colours.faint;
-      return context.fillText(state.average ? `averaging over ${explorer.host.choices.averaged} images …` : "…", left, top + 12);
+      return context.fillText(
+        state.average ? `averaging over ${explorer.host.choices.averaged} images …` : "…",
+        left,
+        top + 12,
+      );
     }
     this.drawBar();
-    if (state.view === "centres" || model.film) return this.drawCentres();
+    if (this.centres) return this.drawCentres();
 
     // All maps pixel by pixel into one small picture; then each is enlarged into its tile.
     const layers = model.heads.length;
@@ -242,7 +354,8 @@ export class Panel {
     const [i, j] = explorer.queryOf(model), [cellX, cellY] = [wide / width, tall / height];
     context.textAlign = "center";
     context.fillStyle = colours.faint;
-    for (let head = 0; head < model.most && !this.box.narrow; head++) context.fillText(head + 1, left + head * (wide + gap) + wide / 2, top - 6);
+    for (let head = 0; head < model.most && !this.box.narrow; head++)
+      context.fillText(head + 1, left + head * (wide + gap) + wide / 2, top - 6);
     model.heads.forEach((heads, layer) => {
       if (this.box.narrow && layer !== state.layer) return;
       let y = top + layer * down;
@@ -251,7 +364,9 @@ export class Panel {
       if (!this.box.narrow) context.fillText(`L${layer + 1}`, 0, y + tall / 2 + 4);
       if (this.box.notes) this.drawNote(left + model.most * (wide + gap) + 4, y + tall / 2, layer);
       for (let head = 0; head < heads; head++) {
-        const column = this.box.narrow ? head % columns : head, x = left + column * (wide + gap), off = model.isOff(layer, head);
+        const column = this.box.narrow ? head % columns : head;
+        const x = left + column * (wide + gap);
+        const off = model.isOff(layer, head);
         if (this.box.narrow) y = top + Math.floor(head / columns) * down;
         context.globalAlpha = off ? 0.25 : 1;
         context.drawImage(this.atlas, head * width, layer * height, width, height, x, y, wide, tall);
@@ -295,21 +410,29 @@ export class Panel {
 
   /** The colours' scale: how much attention is how bright. */
   drawBar() {
-    const { explorer: { state, colours }, model } = this, logits = state.scale === "logits", wide = 120, pen = canvasOf(this.bar, wide, 10);
-    this.barBox.hidden = state.view === "centres" || model.film;
+    const { explorer: { state, colours } } = this;
+    const logits = state.scale === "logits";
+    const wide = 120;
+    const pen = canvasOf(this.bar, wide, 10);
+    this.barBox.hidden = this.centres;
     for (let x = 0; x < wide; x++) {
       const from = 3 * Math.round((255 * x) / (wide - 1));
       pen.fillStyle = `rgb(${colours.ramp[from]},${colours.ramp[from + 1]},${colours.ramp[from + 2]})`;
       pen.fillRect(x, 0, 1, 10);
     }
-    const text = logits ? "each head's largest logit at the right, 12 less at the left" : `attention from 0 to ${state.shared ? percent(this.largest) : "each head's largest"}; a quarter of that is in the middle`;
+    const text = logits
+      ? "each head's largest logit at the right, 12 less at the left"
+      : `attention from 0 to ${state.shared ? percent(this.largest) : "each head's largest"}; a quarter of that is ` +
+        "in the middle";
     if (this.barText.textContent !== text) this.barText.textContent = text;
     this.bar.setAttribute("aria-label", `Scale: ${text}`);
   }
 
   /** What a head is, in a word, and its colour in the plots of centres. */
   drawBadge(x, y, layer, head) {
-    const { context, box: { wide, tall }, explorer } = this, { colours } = explorer, lit = layer === explorer.state.layer && head === explorer.lit;
+    const { context, box: { wide, tall }, explorer } = this;
+    const { colours } = explorer;
+    const lit = layer === explorer.state.layer && head === explorer.lit;
     context.fillStyle = explorer.colourOf(head);
     context.fillRect(x, y + tall - (lit ? 6 : 3), wide, lit ? 6 : 3);
     if (wide < 56) return;
@@ -341,13 +464,21 @@ export class Panel {
   drawCentres() {
     const { model, box: { top, gap, wide, down, columns }, context, explorer } = this, { state, colours } = explorer;
     model.heads.forEach((heads, layer) => {
-      const [x, y] = [(layer % columns) * (wide + gap) + 1, top + Math.floor(layer / columns) * down], chosen = layer === state.layer;
+      const [x, y] = [(layer % columns) * (wide + gap) + 1, top + Math.floor(layer / columns) * down];
+      const chosen = layer === state.layer;
       context.fillStyle = chosen ? colours.accent : colours.text;
       context.textAlign = "left";
       context.font = `${chosen ? "bold " : ""}11px ${colours.font}`;
       context.fillText(`Layer ${layer + 1}`, x, y - 6);
-      const plot = { x, y, side: wide - 1, range: this.range }, colourOf = (head) => explorer.colourOf(head);
-      drawHeads(context, plot, this.shapes(layer), { colours, colourOf, chosen: chosen ? state.head : -1, lit: chosen ? explorer.lit : -1, trails: this.trails(layer) });
+      const plot = { x, y, side: wide - 1, range: this.range };
+      const colourOf = (head) => explorer.colourOf(head);
+      drawHeads(context, plot, this.shapes(layer), {
+        colours,
+        colourOf,
+        chosen: chosen ? state.head : -1,
+        lit: chosen ? explorer.lit : -1,
+        trails: this.trails(layer),
+      });
     });
   }
 
@@ -357,7 +488,12 @@ export class Panel {
     const { model } = this, far = [];
     for (const layer of layers)
       for (let head = 0; head < model.heads[layer]; head++) {
-        const { centre } = model.encoding === "quadratic" ? model.gaussian(layer, head, true) : model.film ? model.recorded(layer, head) : this.read(layer).heads[head].told;
+        const { centre } =
+          model.encoding === "quadratic"
+            ? model.gaussian(layer, head, true)
+            : model.film
+              ? model.recorded(layer, head)
+              : this.read(layer).heads[head].told;
         if (Number.isFinite(centre[0])) far.push(Math.max(Math.abs(centre[0]), Math.abs(centre[1])));
       }
     far.sort((a, b) => a - b);
@@ -365,8 +501,8 @@ export class Panel {
     return clamp(Math.round(usual) + 1, least, Math.max(model.height, model.width)) + 0.5;
   }
 
-  /** Extents of all layers' plots and of the chosen layer's, near the query: there three quarters of its heads are seen,
-   * and its kernel. */
+  /** Extents of all layers' plots and of the chosen layer's, near the query: there three quarters of its heads are
+   * seen, and its kernel. */
   extents() {
     const { layer } = this.explorer.state, size = Math.floor(Math.sqrt(this.model.heads[layer] || 0));
     return [this.extent(this.model.heads.keys(), 0.95, 3), this.extent([layer], 0.75, (size >> 1) + 1)];
@@ -374,10 +510,12 @@ export class Panel {
 
   /** The chosen head: its map over the image, numbers, path, sliders. */
   drawDetail() {
-    const { model, explorer } = this, { state, colours } = explorer;
+    const { model, explorer } = this, { state } = explorer;
     const { layer, head } = state, map = this.maps[layer] && this.maps[layer][head];
     this.zoomBox.hidden = this.numbers.hidden = !map || model.film;
-    this.headTitle.textContent = `Layer ${layer + 1}, head ${head + 1}` + (!map ? ": this model has no such head" : model.isOff(layer, head) ? " (off)" : "");
+    this.headTitle.textContent =
+      `Layer ${layer + 1}, head ${head + 1}` +
+      (!map ? ": this model has no such head" : model.isOff(layer, head) ? " (off)" : "");
     if (!map) {
       this.trackBox.hidden = true;
       this.told = "";
@@ -397,8 +535,20 @@ export class Panel {
     const text = rows.map(([name, value]) => `${name} ${value}`).join(", ");
     if (this.told !== text) {
       this.told = text;
-      this.numbers.replaceChildren(...rows.flatMap(([name, value]) => [element("dt", { textContent: name, title: GLOSSARY[name], onclick: () => explorer.say(`${name}: ${GLOSSARY[name]}`) }), element("dd", { textContent: value })]));
-      this.zoom.setAttribute("aria-label", `${this.headTitle.textContent}, query row ${query[0]}, column ${query[1]}: ${text}`);
+      this.numbers.replaceChildren(
+        ...rows.flatMap(([name, value]) => [
+          element("dt", {
+            textContent: name,
+            title: GLOSSARY[name],
+            onclick: () => explorer.say(`${name}: ${GLOSSARY[name]}`),
+          }),
+          element("dd", { textContent: value }),
+        ]),
+      );
+      this.zoom.setAttribute(
+        "aria-label",
+        `${this.headTitle.textContent}, query row ${query[0]}, column ${query[1]}: ${text}`,
+      );
     }
     this.drawZoom(map, query, told, this.values(layer, head));
     this.drawTrack(layer, head);
@@ -408,15 +558,24 @@ export class Panel {
 
   drawZoom(map, query, told, values) {
     const { model, explorer } = this, { state, colours } = explorer;
-    const side = IMAGE_SIDE, wide = model.width >= model.height ? side : (side * model.width) / model.height, tall = (wide * model.height) / model.width;
+    const side = IMAGE_SIDE;
+    const wide = model.width >= model.height ? side : (side * model.width) / model.height;
+    const tall = (wide * model.height) / model.width;
     const pen = canvasOf(this.zoom, wide, tall);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(explorer.picture, 0, 0, wide, tall);
     const [cellX, cellY] = [wide / model.width, tall / model.height];
-    const levels = brightness(values, state.scale === "logits", state.shared && this.largest, new Float32Array(model.pixels)), table = colours.spot;
+    const levels = brightness(
+      values,
+      state.scale === "logits",
+      state.shared && this.largest,
+      new Float32Array(model.pixels),
+    );
+    const table = colours.spot;
     for (let at = 0; at < model.pixels; at++) {
       const level = Math.round(levels[at]);
-      pen.fillStyle = `rgba(${table[3 * level]},${table[3 * level + 1]},${table[3 * level + 2]},${0.5 + (0.4 * level) / 255})`;
+      const from = 3 * level, opacity = 0.5 + (0.4 * level) / 255;
+      pen.fillStyle = `rgba(${table[from]},${table[from + 1]},${table[from + 2]},${opacity})`;
       pen.fillRect((at % model.width) * cellX, Math.floor(at / model.width) * cellY, cellX + 0.5, cellY + 0.5);
     }
     const middle = ([r, c]) => [(c + 0.5) * cellX, (r + 0.5) * cellY];
@@ -424,7 +583,10 @@ export class Panel {
     pen.strokeStyle = QUERY;
     pen.lineWidth = 2.5;
     pen.strokeRect(qx - cellX / 2, qy - cellY / 2, cellX, cellY);
-    for (const [colour, line] of [["rgba(255,255,255,.85)", 4.5], [QUERY, 2]]) { // a pale edge keeps it visible on any colour
+    for (const [colour, line] of [
+      ["rgba(255,255,255,.85)", 4.5],
+      [QUERY, 2],
+    ]) { // a pale edge keeps it visible on any colour
       pen.strokeStyle = colour;
       pen.lineWidth = line;
       pen.beginPath();
@@ -439,17 +601,24 @@ export class Panel {
   /** What the chosen head does to this image, as far as the host has told. */
   drawDoes() {
     const { model, explorer } = this, { colours } = explorer, seen = explorer.seenOf(this);
-    this.doesBox.hidden = !seen || !seen.head;
+    this.doesBox.hidden = this.index > 0 || !explorer.host.predicts || model.epoch !== null || seen?.head === null;
+    this.doesBox.classList.toggle("ax-stale", !seen); // its place stays until the answer is there: nothing jumps
     this.drawStrip();
-    if (this.doesBox.hidden) return;
-    const { output, share, probabilities, shape: [height, width] = [model.height, model.width] } = seen.head, side = 120;
-    drawField(this.output, output, [height, width], side, [0, Math.max(...output)], colours);
+    if (this.doesBox.hidden || !seen) return;
+    const { output, share, probabilities, shape: [height, width] = [model.height, model.width] } = seen.head;
+    drawField(this.output, output, [height, width], OUTPUT, [0, Math.max(...output)], colours);
     const before = explorer.rightWith(explorer.state.edits), after = explorer.rightWith(explorer.withoutHead());
-    const counted = after && after.seen ? ` On test images: ${rightText(before)} right with it, ${rightText(after)} without.` : "";
-    const text = `Its share of the layer's output: ${share < 0 ? "−" : ""}${percent(Math.abs(share))}.${explorer.says("Without it the model says", probabilities)}${counted}`;
+    const counted =
+      after && after.seen ? ` On test images: ${rightText(before)} right with it, ${rightText(after)} without.` : "";
+    const part = `${share < 0 ? "−" : ""}${percent(Math.abs(share))}`;
+    const without = explorer.says("Without it the model says", probabilities);
+    const text = `Its share of the layer's output: ${part}.${without}${counted}`;
     if (this.does.textContent !== text) this.does.textContent = text;
     this.count.hidden = !after || after.seen > 0;
-    this.output.setAttribute("aria-label", `What head ${explorer.state.head + 1} adds, the norm at every pixel. ${text}`);
+    this.output.setAttribute(
+      "aria-label",
+      `What head ${explorer.state.head + 1} adds, the norm at every pixel. ${text}`,
+    );
   }
 
   /** How often the model is right on the test images, before the changes and after. */
@@ -457,15 +626,20 @@ export class Panel {
     const { explorer } = this, { edits } = explorer.state, changed = this.index === 0 && Object.keys(edits).length > 0;
     const [before, after] = changed ? [explorer.rightWith({}), explorer.rightWith(edits)] : [];
     this.strip.hidden = !after || !after.seen;
-    if (!this.strip.hidden) this.strip.textContent = `On ${after.of} test images: ${rightText(before)} right before the changes, ${rightText(after)} after them.`;
+    if (!this.strip.hidden)
+      this.strip.textContent =
+        `On ${after.of} test images: ${rightText(before)} right before the changes, ` +
+        `${rightText(after)} after them.`;
   }
 
   drawTrack(layer, head) {
-    const { model, explorer: { colours } } = this, points = model.track(layer, head).filter(([r]) => Number.isFinite(r));
+    const { model, explorer: { colours } } = this;
+    const points = model.track(layer, head).filter(([r]) => Number.isFinite(r));
     this.trackBox.hidden = points.length < 2;
     if (this.trackBox.hidden) return;
     const side = 168, pen = canvasOf(this.track, side, side);
-    const range = clamp(Math.ceil(Math.max(...points.flat().map(Math.abs))) + 1, 3, 40) + 0.5, scale = side / (2 * range);
+    const range = clamp(Math.ceil(Math.max(...points.flat().map(Math.abs))) + 1, 3, 40) + 0.5;
+    const scale = side / (2 * range);
     const at = ([r, c]) => [side / 2 + c * scale, side / 2 + r * scale];
     pen.fillStyle = colours.panel;
     pen.fillRect(0, 0, side, side);
@@ -488,13 +662,17 @@ export class Panel {
     pen.strokeStyle = QUERY;
     if (model.epoch !== null && points[model.epoch]) dot(points[model.epoch], QUERY, 5);
     const words = points.map((p) => shiftText(p));
-    this.track.setAttribute("aria-label", `Centre before training ${words[0]}, after ${words.length - 1} epochs ${words.at(-1)}`);
+    this.track.setAttribute(
+      "aria-label",
+      `Centre before training ${words[0]}, after ${words.length - 1} epochs ${words.at(-1)}`,
+    );
   }
 
   setSliders(layer, head) {
     const { model, sliders, explorer } = this, replay = model.epoch !== null;
     sliders.gaussian.hidden = model.encoding !== "quadratic";
-    sliders.box.hidden = replay || !explorer.host.predicts && model.encoding !== "quadratic" && !Object.keys(model.edits).length;
+    sliders.box.hidden =
+      replay || (!explorer.host.predicts && model.encoding !== "quadratic" && !Object.keys(model.edits).length);
     sliders.off.parentElement.hidden = !explorer.host.predicts;
     sliders.off.checked = !model.isOff(layer, head);
     sliders.reset.disabled = !model.edits[`${layer}.${head}`];
@@ -515,16 +693,38 @@ export class Panel {
     const { classes } = this.explorer.host.choices, now = after || before;
     const order = classes.map((_, c) => c).sort((a, b) => before[b] - before[a]).slice(0, 10);
     if (this.model.epoch !== null)
-      return this.predictions.replaceChildren(element("p", { className: "ax-note", textContent: "Of earlier epochs only the heads are recorded, not the weights: no prediction." }));
+      return this.predictions.replaceChildren(
+        element("p", {
+          className: "ax-note",
+          textContent: "Of earlier epochs only the heads are recorded, not the weights: no prediction.",
+        }),
+      );
     const stale = !this.explorer.host.predicts && !after && Object.keys(this.model.edits).length > 0;
-    this.predictions.replaceChildren(...order.map((c) => {
-      const bar = element("span", { className: "ax-bar" }, element("i"), after ? element("b") : null);
-      bar.firstChild.style.width = `${100 * now[c]}%`;
-      if (after) bar.lastChild.style.width = `${100 * before[c]}%`;
-      const [was, is] = [percent(before[c]), percent(now[c])], change = was === is ? is : `${was.replace("%", "")} → ${is}`;
-      return element("div", { className: c === label ? "ax-class ax-true" : "ax-class", title: c === label ? "the image's class" : "" },
-        element("span", { textContent: (c === label ? "✓ " : "") + classes[c] }), bar, element("span", { textContent: change }));
-    }), ...(stale ? [element("p", { className: "ax-note", textContent: "Of the unchanged model: this page does not hold its weights, so the effect of a change needs Python." })] : []));
+    this.predictions.replaceChildren(
+      ...order.map((c) => {
+        const bar = element("span", { className: "ax-bar" }, element("i"), after ? element("b") : null);
+        bar.firstChild.style.width = `${100 * now[c]}%`;
+        if (after) bar.lastChild.style.width = `${100 * before[c]}%`;
+        const [was, is] = [percent(before[c]), percent(now[c])];
+        const change = was === is ? is : `${was.replace("%", "")} → ${is}`;
+        return element(
+          "div",
+          { className: c === label ? "ax-class ax-true" : "ax-class", title: c === label ? "the image's class" : "" },
+          element("span", { textContent: (c === label ? "✓ " : "") + classes[c] }),
+          bar,
+          element("span", { textContent: change }),
+        );
+      }),
+      ...(stale
+        ? [
+            element("p", {
+              className: "ax-note",
+              textContent:
+                "Of the unchanged model: this page does not hold its weights, so the effect of a change needs Python.",
+            }),
+          ]
+        : []),
+    );
   }
 
   /** Whether Python has yet to send what is to be drawn. */

@@ -4,12 +4,45 @@
 // What the reader has set is a `state`, and as text (`encode`, `decode`) it is the link, the widget's trait and what
 // Python starts with. A `host` holds the pictures and keeps that text.
 
-import { axisProbabilities, clamp, convolve, headWeights, largest, look, missedMass, padsOf, presetKernel, tapShifts } from "./maths.js";
-import { ARROWS, Live, button, canvasOf, cellUnder, chooser, element, inAddress, keepKeysAndDrops, linkBack, readPicture, rgb } from "./page.js";
+import {
+  axisProbabilities,
+  clamp,
+  convolve,
+  headWeights,
+  largest,
+  look,
+  missedMass,
+  padsOf,
+  presetKernel,
+  tapShifts,
+} from "./maths.js";
+import {
+  ARROWS,
+  Live,
+  NOT_HELD,
+  button,
+  canvasOf,
+  cellUnder,
+  chooser,
+  div,
+  element,
+  inAddress,
+  keepKeysAndDrops,
+  linkBack,
+  readPicture,
+  rgb,
+} from "./page.js";
 
 // --- state ----------------------------------------------------------------------------------------------------------
 
-export const KERNELS = { identity: "Identity", blur: "Blur", "sobel-x": "Sobel x", "sobel-y": "Sobel y", sharpen: "Sharpen", emboss: "Emboss" };
+export const KERNELS = {
+  identity: "Identity",
+  blur: "Blur",
+  "sobel-x": "Sobel x",
+  "sobel-y": "Sobel y",
+  sharpen: "Sharpen",
+  emboss: "Emboss",
+};
 export const ALPHAS = [0.02, 50]; // from a blur of 5 pixels to one pixel, to the last digit
 const SIZES = [3, 4, 5];
 const MOST_HEADS = 40;
@@ -27,10 +60,11 @@ export function encode(state) {
   const parts = [], { size } = state;
   parts.push(`kernel=${state.preset || state.kernel.map((value) => +value.toPrecision(6)).join(",")}`);
   if (state.preset && size !== 3) parts.push(`size=${size}`);
-  if (state.image !== "own") parts.push(`image=${state.image}`);
+  parts.push(`image=${state.image}`);
   if (state.alpha !== ALPHAS[1]) parts.push(`alpha=${+state.alpha.toPrecision(4)}`);
   if (!state.padding) parts.push("padding=0");
-  const heads = (all) => all.map(({ tap, centre, on }) => [tap, ...centre.map((c) => +c.toFixed(3)), on ? 1 : 0].join(":")).join("_");
+  const heads = (all) =>
+    all.map(({ tap, centre, on }) => [tap, ...centre.map((c) => +c.toFixed(3)), on ? 1 : 0].join(":")).join("_");
   if (heads(state.heads) !== heads(headsOnTaps(size))) parts.push(`heads=${heads(state.heads)}`);
   parts.push(`query=${state.query.join(",")}`);
   if (state.step) parts.push(`step=${state.step}`);
@@ -40,20 +74,50 @@ export function encode(state) {
 /** Text -> state. What is missing or makes no sense is as at the start. `pictures` have a name and a size. */
 export function decode(text, pictures) {
   const given = new URLSearchParams(text), numbers = (name) => (given.get(name) || "").split(",").map(Number);
-  const named = Object.hasOwn(KERNELS, given.get("kernel")) ? given.get("kernel") : null, own = named ? [] : numbers("kernel");
+  const named = Object.hasOwn(KERNELS, given.get("kernel")) ? given.get("kernel") : null;
+  const own = named ? [] : numbers("kernel");
   const written = own.length >= 9 && own.every(Number.isFinite) && SIZES.find((n) => n * n === own.length);
-  const size = written || SIZES.find((n) => n === Number(given.get("size"))) || 3, preset = written ? null : named || "sobel-x";
-  const kernel = written ? own.map((value) => clamp(value, -LARGEST_WEIGHT, LARGEST_WEIGHT)) : presetKernel(preset, size);
+  const size = written || SIZES.find((n) => n === Number(given.get("size"))) || 3;
+  const preset = written ? null : named || "sobel-x";
+  const kernel = written
+    ? own.map((value) => clamp(value, -LARGEST_WEIGHT, LARGEST_WEIGHT))
+    : presetKernel(preset, size);
   const picture = pictures.find(({ name }) => name === given.get("image")) || pictures[0], reach = reachOf(size);
-  const heads = (given.get("heads") || "").split("_").slice(0, MOST_HEADS).map((one) => one.split(":").map(Number))
-    .filter(([tap, row, column, on]) => Number.isInteger(tap) && tap >= 0 && tap < kernel.length && Number.isFinite(row) && Number.isFinite(column) && (on === 0 || on === 1))
-    .map(([tap, row, column, on]) => ({ tap, centre: [row, column].map((c) => clamp(c, -reach, reach)), on: on === 1 }));
-  const alpha = Number(given.get("alpha")), sides = [picture.height, picture.width], query = numbers("query"), step = Number(given.get("step"));
+  const heads = (given.get("heads") || "")
+    .split("_")
+    .slice(0, MOST_HEADS)
+    .map((one) => one.split(":").map(Number))
+    .filter(
+      ([tap, row, column, on]) =>
+        Number.isInteger(tap) &&
+        tap >= 0 &&
+        tap < kernel.length &&
+        Number.isFinite(row) &&
+        Number.isFinite(column) &&
+        (on === 0 || on === 1),
+    )
+    .map(([tap, row, column, on]) => ({
+      tap,
+      centre: [row, column].map((c) => clamp(c, -reach, reach)),
+      on: on === 1,
+    }));
+  const alpha = Number(given.get("alpha"));
+  const sides = [picture.height, picture.width];
+  const query = numbers("query");
+  const step = Number(given.get("step"));
   return {
-    size, preset, kernel, image: picture.name, padding: given.get("padding") !== "0",
+    size,
+    preset,
+    kernel,
+    image: picture.name,
+    padding: given.get("padding") !== "0",
     alpha: alpha > 0 ? clamp(alpha, ...ALPHAS) : ALPHAS[1],
-    heads: heads.length ? heads : headsOnTaps(size), chosen: 0,
-    query: query.length === 2 && query.every(Number.isInteger) ? query.map((q, i) => clamp(q, 0, sides[i] - 1)) : picture.query || sides.map((n) => n >> 1),
+    heads: heads.length ? heads : headsOnTaps(size),
+    chosen: 0,
+    query:
+      query.length === 2 && query.every(Number.isInteger)
+        ? query.map((q, i) => clamp(q, 0, sides[i] - 1))
+        : picture.query || sides.map((n) => n >> 1),
     step: Number.isInteger(step) && step > 0 && step <= STEPS ? step : 0,
   };
 }
@@ -64,14 +128,18 @@ export function pictureOf({ name, height, width, data }) {
   return { name, height, width, pixels: Float64Array.from(bytes, (value) => value / 255) };
 }
 
-/** Everything that is drawn: Conv2d, what each head adds, their sum, the difference. Heads that did not change are kept. */
+/** Everything that is drawn: Conv2d, what each head adds, their sum, the difference. Heads that did not change are
+ * kept. */
 export class Sums {
   constructor() {
     this.kept = new Map();
   }
 
   update(state, picture) {
-    const { size, kernel, alpha } = state, pads = state.padding ? padsOf(size) : [0, 0], kept = new Map(), shared = new Map();
+    const { size, kernel, alpha } = state;
+    const pads = state.padding ? padsOf(size) : [0, 0];
+    const kept = new Map();
+    const shared = new Map();
     if (this.picture !== picture) this.kept.clear();
     const weights = headWeights(state.heads, kernel);
     const seen = state.heads.map(({ centre }) => {
@@ -85,7 +153,8 @@ export class Sums {
     Object.assign(this, { kept, about, picture, weights, seen });
     this.total = new Float64Array(picture.pixels.length);
     state.heads.forEach(({ on }, head) => {
-      if (on && weights[head]) for (let at = 0; at < this.total.length; at++) this.total[at] += weights[head] * seen[head][at];
+      if (on && weights[head])
+        for (let at = 0; at < this.total.length; at++) this.total[at] += weights[head] * seen[head][at];
     });
     this.difference = this.total.map((value, at) => value - this.convolved[at]);
     this.apart = largest(this.difference);
@@ -93,13 +162,19 @@ export class Sums {
   }
 }
 
-/** The most that heads on their taps can differ, per share of attention they miss: weights times the brightest pixel. */
-export const bound = ({ kernel }, { pixels }) => kernel.reduce((sum, value) => sum + Math.abs(value), 0) * largest(pixels);
+/** The most that heads on their taps can differ, per share of attention they miss: weights times the brightest
+ * pixel. */
+export const bound = ({ kernel }, { pixels }) =>
+  kernel.reduce((sum, value) => sum + Math.abs(value), 0) * largest(pixels);
 
 /** Whether every tap has its heads, all of them on. */
 export const complete = ({ heads, kernel, size }) => {
-  const shifts = tapShifts(size), taps = new Set(heads.map(({ tap }) => tap));
-  return heads.every(({ tap, centre, on }) => (on && near(centre, shifts[tap])) || kernel[tap] === 0) && kernel.every((value, tap) => value === 0 || taps.has(tap));
+  const shifts = tapShifts(size);
+  const taps = new Set(heads.map(({ tap }) => tap));
+  return (
+    heads.every(({ tap, centre, on }) => (on && near(centre, shifts[tap])) || kernel[tap] === 0) &&
+    kernel.every((value, tap) => value === 0 || taps.has(tap))
+  );
 };
 
 const near = (a, b) => Math.abs(a[0] - b[0]) < 1e-6 && Math.abs(a[1] - b[1]) < 1e-6;
@@ -112,61 +187,139 @@ export function written(value, plus = false) {
   if (size < 1e-12) return "0";
   if (size < 5e-4) {
     const power = Math.floor(Math.log10(size));
-    return `${sign}${(size / 10 ** power).toFixed(1)}·10${[...String(power)].map((digit) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(digit)]).join("")}`;
+    const raised = [...String(power)].map((digit) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(digit)]);
+    return `${sign}${(size / 10 ** power).toFixed(1)}·10${raised.join("")}`;
   }
   return sign + (size >= 100 ? size.toFixed(0) : String(+size.toFixed(size >= 10 ? 1 : 3)));
 }
 
-const shiftText = (shift, digits = 2) => `(${shift.map((value) => +value.toFixed(digits)).map((c) => (c > 0 ? "+" : c < 0 ? "−" : "") + Math.abs(c)).join(", ")})`;
-const percent = (p) => (p > 0.9995 && p < 1 ? "99.9%" : p < 0.0005 && p > 0 ? `${written(100 * p)}%` : `${(100 * p).toFixed(p < 0.1 ? 1 : 0)}%`);
-const numerals = ["no heads", "one head", "two heads", "three heads", "four heads", "five heads", "six heads", "seven heads", "eight heads", "nine heads"];
+const shiftText = (shift, digits = 2) =>
+  `(${shift
+    .map((value) => +value.toFixed(digits))
+    .map((c) => (c > 0 ? "+" : c < 0 ? "−" : "") + Math.abs(c))
+    .join(", ")})`;
+const percent = (p) =>
+  p > 0.9995 && p < 1
+    ? "99.9%"
+    : p < 0.0005 && p > 0
+      ? `${written(100 * p)}%`
+      : `${(100 * p).toFixed(p < 0.1 ? 1 : 0)}%`;
+const numerals = [
+  "no heads", "one head", "two heads", "three heads", "four heads", "five heads", "six heads", "seven heads",
+  "eight heads", "nine heads",
+];
 const howMany = (n) => numerals[n] || `${n} heads`;
 const listed = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
 
-const CONVOLUTION = "Conv(<i>X</i>)<sub><i>q</i></sub> = Σ<sub>Δ</sub> <i>X</i><sub><i>q</i>+Δ</sub> <i>W</i><sub>Δ</sub>";
+const CONVOLUTION =
+  "Conv(<i>X</i>)<sub><i>q</i></sub> = Σ<sub>Δ</sub> <i>X</i><sub><i>q</i>+Δ</sub> <i>W</i><sub>Δ</sub>";
 
 /** The equation of a state as HTML, and sentences about what makes it differ from the convolution. */
 export function equation(state) {
   const { heads, kernel, size, alpha, padding } = state, shifts = tapShifts(size), sharp = missedMass(alpha) < 1e-6;
   const numbered = heads.map((head, index) => ({ ...head, number: index + 1, tapShift: shifts[head.tap] }));
-  const removed = numbered.filter(({ on }) => !on), moved = numbered.filter(({ on, centre, tapShift }) => on && !near(centre, tapShift));
+  const removed = numbered.filter(({ on }) => !on);
+  const moved = numbered.filter(({ on, centre, tapShift }) => on && !near(centre, tapShift));
   const whole = moved.every(({ centre }) => centre.every(Number.isInteger));
-  const shared = shifts.map((_, tap) => numbered.filter((head) => head.tap === tap)).filter((group) => group.length > 1);
+  const shared = shifts
+    .map((_, tap) => numbered.filter((head) => head.tap === tap))
+    .filter((group) => group.length > 1);
   const under = removed.length ? `<i>h</i> ∉ {${removed.map(({ number }) => number).join(", ")}}` : "<i>h</i>";
   const attention = sharp
-    ? `Σ<sub>${under}</sub> <i>X</i><sub><i>q</i>+${moved.length ? "<i>c</i><sub>h</sub>" : "Δ<sub>h</sub>"}</sub> <i>W</i><sup><i>h</i></sup>`
-    : `Σ<sub>${under}</sub> Σ<sub><i>k</i></sub> <i>P</i><sub><i>h</i></sub>(<i>q</i>, <i>k</i>) <i>X<sub>k</sub></i> <i>W</i><sup><i>h</i></sup>`;
+    ? `Σ<sub>${under}</sub> <i>X</i><sub><i>q</i>+${moved.length ? "<i>c</i><sub>h</sub>" : "Δ<sub>h</sub>"}</sub> ` +
+      "<i>W</i><sup><i>h</i></sup>"
+    : `Σ<sub>${under}</sub> Σ<sub><i>k</i></sub> <i>P</i><sub><i>h</i></sub>(<i>q</i>, <i>k</i>) ` +
+      "<i>X<sub>k</sub></i> <i>W</i><sup><i>h</i></sup>";
   const equal = complete(state) && sharp && padding;
   const words = [];
   if (equal && !shared.length)
-    words.push(`Each head gives all its attention to <i>k</i> = <i>q</i> + Δ<sub>h</sub>, and <i>W</i><sup><i>h</i></sup> is the kernel's number there. So both sums have the same terms. This is Theorem 1.`);
+    words.push(
+      "Each head gives all its attention to <i>k</i> = <i>q</i> + Δ<sub>h</sub>, and <i>W</i><sup><i>h</i></sup> is " +
+        "the kernel's number there. So both sums have the same terms. This is Theorem 1.",
+    );
   if (!sharp)
-    words.push(`<i>P</i><sub><i>h</i></sub>(<i>q</i>, <i>k</i>) is the softmax of −<i>α</i>‖<i>k</i> − <i>q</i> − <i>c</i><sub>h</sub>‖². At <i>α</i> = ${written(alpha)} a head gives its own pixel ${percent(1 - missedMass(alpha))} of its attention; ${percent(missedMass(alpha))} goes to the pixels around it.`);
+    words.push(
+      "<i>P</i><sub><i>h</i></sub>(<i>q</i>, <i>k</i>) is the softmax of −<i>α</i>‖<i>k</i> − <i>q</i> − " +
+        `<i>c</i><sub>h</sub>‖². At <i>α</i> = ${written(alpha)} a head gives its own pixel ` +
+        `${percent(1 - missedMass(alpha))} of its attention; ${percent(missedMass(alpha))} goes to the pixels ` +
+        "around it.",
+    );
   for (const { number, centre, tapShift, tap } of moved.slice(0, 3))
-    words.push(`Head ${number} looks at <i>q</i> + ${shiftText(centre)} and not at its tap <i>q</i> + ${shiftText(tapShift)}${kernel[tap] ? "" : ", but its weight is 0: it says nothing"}.`);
+    words.push(
+      `Head ${number} looks at <i>q</i> + ${shiftText(centre)} and not at its tap <i>q</i> + ` +
+        `${shiftText(tapShift)}${kernel[tap] ? "" : ", but its weight is 0: it says nothing"}.`,
+    );
   if (moved.length > 3) words.push(`So do ${moved.length - 3} others.`);
-  if (moved.length && sharp) words.push(whole ? "All heads look at whole shifts: their sum is a convolution still, with another kernel." : "Between two pixels, a head divides its attention.");
+  if (moved.length && sharp)
+    words.push(
+      whole
+        ? "All heads look at whole shifts: their sum is a convolution still, with another kernel."
+        : "Between two pixels, a head divides its attention.",
+    );
   if (removed.length) {
-    const silent = removed.every(({ tap }) => kernel[tap] === 0);
-    words.push(`Without head${removed.length > 1 ? "s" : ""} ${listed(removed.map(({ number }) => number))} ${silent ? "nothing is missing: the weight is 0" : `the sum lacks ${removed.length > 1 ? "their terms" : "its term"}`}.`);
+    const silent = removed.every(({ tap }) => kernel[tap] === 0), several = removed.length > 1;
+    const missing = silent
+      ? "nothing is missing: the weight is 0"
+      : `the sum lacks ${several ? "their terms" : "its term"}`;
+    words.push(`Without head${several ? "s" : ""} ${listed(removed.map(({ number }) => number))} ${missing}.`);
   }
   for (const group of shared)
-    words.push(`Heads ${listed(group.map(({ number }) => number))} have one tap and share its weight: ${group.map(({ number }) => `<i>W</i><sup>${number}</sup>`).join(" + ")} = <i>W</i><sub>${shiftText(group[0].tapShift)}</sub>.`);
-  if (!padding) words.push("Without zeros around the picture, a head whose pixel lies outside gives its attention to the nearest pixels that exist, as its probabilities must sum to 1. The inside stays as it is; the border differs.");
+    words.push(
+      `Heads ${listed(group.map(({ number }) => number))} have one tap and share its weight: ` +
+        `${group.map(({ number }) => `<i>W</i><sup>${number}</sup>`).join(" + ")} = ` +
+        `<i>W</i><sub>${shiftText(group[0].tapShift)}</sub>.`,
+    );
+  if (!padding)
+    words.push(
+      "Without zeros around the picture, a head whose pixel lies outside gives its attention to the nearest pixels " +
+        "that exist, as its probabilities must sum to 1. The inside stays as it is; the border differs.",
+    );
   return { html: `${CONVOLUTION} <b class="pg-relation">${equal ? "=" : "≠"}</b> ${attention}`, words, equal };
 }
 
 const TOUR = (n) => [
-  ["kernel table", "This is the kernel.", `${n[0].toUpperCase()}${n.slice(1)} numbers, one for each neighbour of a pixel <i>q</i>. For every <i>q</i>, <b>Conv2d</b> multiplies each neighbour by its number and adds up the products. Point at a picture, or tap it: the table lists the products of that pixel.`],
-  ["heads", "Each dot is an attention head.", `A head averages pixels. Its softmax weighs them by how near they are to one shift from <i>q</i>, the head's <b>centre</b>. The heads have just flown to the ${n} cells of the kernel: one head for each number. Drag a dot, and see the pictures change.`],
-  ["strip", "A sharp head shifts the picture.", `It looks at one pixel, always at the same shift. So all it sees is the picture, moved by one cell. Times the kernel's number there, this is <b>one product of the convolution</b>. The strip shows what each of the ${n} heads adds.`],
-  ["images heads", "The sum of the heads is the convolution.", `The same products, added up: the difference is 0 everywhere. Click a dot to take its head away. What is missing now is its product, and nothing else.`],
-  ["sharp images", "Two conditions.", `Heads must be <b>sharp</b>: lower <i>α</i>, and each blurs; the difference grows as 1 − 1/<i>S</i>(<i>α</i>)² says. And the picture needs <b>zeros around it</b>: switch them off, and the border differs. With both, K² heads can be any K × K convolution: <b>Theorem 1</b>.`],
+  [
+    "kernel table",
+    "This is the kernel.",
+    `${n[0].toUpperCase()}${n.slice(1)} numbers, one for each neighbour of a pixel <i>q</i>. For every <i>q</i>, ` +
+      "<b>Conv2d</b> multiplies each neighbour by its number and adds up the products. Point at a picture, or tap " +
+      "it: the table lists the products of that pixel.",
+  ],
+  [
+    "heads",
+    "Each dot is an attention head.",
+    "A head averages pixels. Its softmax weighs them by how near they are to one shift from <i>q</i>, the head's " +
+      `<b>centre</b>. The heads have just flown to the ${n} cells of the kernel: one head for each number. Drag a ` +
+      "dot, and see the pictures change.",
+  ],
+  [
+    "strip",
+    "A sharp head shifts the picture.",
+    "It looks at one pixel, always at the same shift. So all it sees is the picture, moved by one cell. Times the " +
+      `kernel's number there, this is <b>one product of the convolution</b>. The strip shows what each of the ${n} ` +
+      "heads adds.",
+  ],
+  [
+    "images heads",
+    "The sum of the heads is the convolution.",
+    "The same products, added up: the difference is 0 everywhere. Click a dot to take its head away. What is missing " +
+      "now is its product, and nothing else.",
+  ],
+  [
+    "sharp images",
+    "Two conditions.",
+    "Heads must be <b>sharp</b>: lower <i>α</i>, and each blurs; the difference grows as 1 − 1/<i>S</i>(<i>α</i>)² " +
+      "says. And the picture needs <b>zeros around it</b>: switch them off, and the border differs. With both, K² " +
+      "heads can be any K × K convolution: <b>Theorem 1</b>.",
+  ],
 ];
 
 // --- colours --------------------------------------------------------------------------------------------------------
 
-const SIGNED = { false: ["#2166ac", "#67a9cf", "#f7f7f7", "#ef8a62", "#b2182b"], true: ["#9ad0ff", "#3a7fc0", "#14171c", "#c8603a", "#ffc09a"] };
+const SIGNED = {
+  false: ["#2166ac", "#67a9cf", "#f7f7f7", "#ef8a62", "#b2182b"],
+  true: ["#9ad0ff", "#3a7fc0", "#14171c", "#c8603a", "#ffc09a"],
+};
 
 /** 257 colours, packed r, g, b: from below zero over the page's own white or black to above. */
 export function signedRamp(dark) {
@@ -212,6 +365,7 @@ export class Playground extends Live {
     this.state = decode(host.state, host.pictures);
     this.build();
     this.renew();
+    this.tellOwn(host.state);
     host.listen(() => host.state !== this.saved && this.take(host.state));
     this.watch();
   }
@@ -231,88 +385,202 @@ export class Playground extends Live {
     const { host, id } = this;
     const choose = (label, options, act) => chooser(label, "pg-field", options, act);
     const card = (name, title, ...children) => {
-      const box = element("section", { className: `pg-card pg-card-${name}`, "aria-labelledby": `${id}-${name}` }, element("h3", { id: `${id}-${name}`, textContent: title }), ...children);
+      const box = element(
+        "section",
+        { className: `pg-card pg-card-${name}`, "aria-labelledby": `${id}-${name}` },
+        element("h3", { id: `${id}-${name}`, textContent: title }),
+        ...children,
+      );
       box.dataset.card = name;
       if (["kernel", "heads", "images", "sharp"].includes(name)) box.style.gridArea = name; // its place at the top
       return box;
     };
     let field, size, image;
-    [field, this.preset] = choose("Kernel", [...Object.entries(KERNELS), ["", "your own"]], (preset) => preset && this.set({ preset, kernel: presetKernel(preset, this.state.size) }));
+    [field, this.preset] = choose(
+      "Kernel",
+      [...Object.entries(KERNELS), ["", "your own"]],
+      (preset) => preset && this.set({ preset, kernel: presetKernel(preset, this.state.size) }),
+    );
     [size, this.size] = choose("Size", SIZES.map((n) => [n, `${n} × ${n}`]), (n) => this.setSize(Number(n)));
-    [image, this.image] = choose("Picture", [...host.pictures.map(({ name, title }) => [name, title]), ["own", "your own …"]], (name) => this.setImage(name));
-    this.cells = element("div", { className: "pg-cells" });
-    this.file = element("input", { type: "file", accept: "image/*", hidden: true, onchange: () => this.upload(this.file.files[0]) });
+    [image, this.image] = choose(
+      "Picture",
+      [...host.pictures.map(({ name, title }) => [name, title]), ["own", "your own …"]],
+      (name) => this.setImage(name),
+    );
+    this.cells = div("pg-cells");
+    this.file = element("input", {
+      type: "file",
+      accept: "image/*",
+      hidden: true,
+      onchange: () => this.upload(this.file.files[0]),
+    });
     this.credit = element("p", { className: "pg-note" });
     this.notice = element("p", { className: "pg-notice", role: "alert", hidden: true });
-    const kernelCard = card("kernel", "The kernel", element("div", { className: "pg-row" }, field, size), this.cells,
-      element("p", { className: "pg-note", textContent: "Type your own numbers into the cells." }));
+    const kernelCard = card(
+      "kernel",
+      "The kernel",
+      div("pg-row", field, size),
+      this.cells,
+      element("p", { className: "pg-note", textContent: "Type your own numbers into the cells." }),
+    );
 
     this.plane = element("canvas", { className: "pg-plane", role: "img" });
-    this.dots = element("div", { className: "pg-dots" });
+    this.dots = div("pg-dots");
     this.about = element("p", { className: "pg-about", "aria-live": "polite" });
     this.toggle = button("", () => this.toggleHead(this.state.chosen));
-    const headsCard = card("heads", "The heads, around pixel q", element("div", { className: "pg-stage" }, this.plane, this.dots),
-      element("p", { className: "pg-note", textContent: "Drag a dot to move its head; click it to take it away or bring it back. Arrow keys move it, too." }),
-      element("div", { className: "pg-told" }, this.about, this.toggle),
-      element("div", { className: "pg-row" }, button("Heads, take your taps", () => this.home(), "Every head back on its own cell of the kernel"), button("Scatter", () => this.scatter(), "Heads anywhere"),
-        button("Add a head here", () => this.addHead(), "A second head for the chosen head's tap; they share its weight")));
+    const headsCard = card(
+      "heads",
+      "The heads, around pixel q",
+      div("pg-stage", this.plane, this.dots),
+      element("p", {
+        className: "pg-note",
+        textContent: "Drag a dot to move its head; click it to take it away or bring it back. Arrow keys move it, too.",
+      }),
+      div("pg-told", this.about, this.toggle),
+      div(
+        "pg-row",
+        button("Heads, take your taps", () => this.home(), "Every head back on its own cell of the kernel"),
+        button("Scatter", () => this.scatter(), "Heads anywhere"),
+        button(
+          "Add a head here",
+          () => this.addHead(),
+          "A second head for the chosen head's tap; they share its weight",
+        ),
+      ),
+    );
 
     const [low, high] = ALPHAS.map(Math.log);
-    this.alpha = element("input", { type: "range", id: `${id}-alpha`, min: low, max: high, step: 0.01, oninput: () => this.set({ alpha: clamp(Math.exp(this.alpha.value), ...ALPHAS) }) });
+    this.alpha = element("input", {
+      type: "range",
+      id: `${id}-alpha`,
+      min: low,
+      max: high,
+      step: 0.01,
+      oninput: () => this.set({ alpha: clamp(Math.exp(this.alpha.value), ...ALPHAS) }),
+    });
     this.alphaText = element("output", { htmlFor: `${id}-alpha` });
     this.curve = element("canvas", { className: "pg-curve", role: "img" });
     this.curveText = element("p", { className: "pg-note" });
     this.padding = element("input", { type: "checkbox", onchange: () => this.set({ padding: this.padding.checked }) });
-    const sharpCard = card("sharp", "How sharp they look",
-      element("label", { className: "pg-alpha", htmlFor: `${id}-alpha` }, element("span", { innerHTML: "sharpness <i>α</i>" }), this.alphaText), this.alpha,
-      element("div", { className: "pg-ends", "aria-hidden": "true" }, element("span", { textContent: "a blur" }), element("span", { textContent: "one pixel" })),
-      this.curve, this.curveText, element("label", { className: "pg-check" }, this.padding, " zeros around the picture, for the heads"));
+    const sharpCard = card(
+      "sharp",
+      "How sharp they look",
+      element(
+        "label",
+        { className: "pg-alpha", htmlFor: `${id}-alpha` },
+        element("span", { innerHTML: "sharpness <i>α</i>" }),
+        this.alphaText,
+      ),
+      this.alpha,
+      element(
+        "div",
+        { className: "pg-ends", "aria-hidden": "true" },
+        element("span", { textContent: "a blur" }),
+        element("span", { textContent: "one pixel" }),
+      ),
+      this.curve,
+      this.curveText,
+      element("label", { className: "pg-check" }, this.padding, " zeros around the picture, for the heads"),
+    );
 
     this.shown = {};
     const figure = (name, title, label) => {
-      const canvas = element("canvas", { tabIndex: 0, role: "application", "aria-label": label, "aria-describedby": `${id}-sum` });
-      const mark = element("span", { className: "pg-mark" }), window = name === "picture" ? element("span", { className: "pg-mark pg-window" }) : null;
-      const caption = element("figcaption"), scale = element("span", { className: "pg-note" });
+      const canvas = element("canvas", {
+        tabIndex: 0,
+        role: "application",
+        "aria-label": label,
+        "aria-describedby": `${id}-sum`,
+      });
+      const mark = element("span", { className: "pg-mark" });
+      const window = name === "picture" ? element("span", { className: "pg-mark pg-window" }) : null;
+      const caption = element("figcaption");
+      const scale = element("span", { className: "pg-note" });
       this.shown[name] = { canvas, mark, window, caption, scale };
       caption.textContent = title;
       canvas.addEventListener("pointermove", (event) => this.point(event, canvas));
       canvas.addEventListener("pointerdown", (event) => this.point(event, canvas));
       canvas.addEventListener("keydown", (event) => this.pointKey(event));
-      return element("figure", {}, caption, element("div", { className: "pg-frame" }, canvas, mark, window), scale);
+      return element("figure", {}, caption, div("pg-frame", canvas, mark, window), scale);
     };
     this.apart = element("output", { className: "pg-apart", id: `${id}-apart` });
     const difference = figure("difference", "Their difference", "Difference. Arrow keys move the pixel q.");
     difference.lastChild.replaceWith(this.apart);
-    const images = card("images", "The pictures", element("div", { className: "pg-row" }, image, this.file, this.credit), this.notice,
-      element("div", { className: "pg-figures" },
-        figure("picture", "Picture X", "Picture. Arrow keys move the pixel q."), figure("convolved", "Conv2d", "Output of Conv2d. Arrow keys move the pixel q."),
-        figure("total", "Sum of the heads", "Sum of the heads. Arrow keys move the pixel q."), difference));
+    const images = card(
+      "images",
+      "The pictures",
+      div("pg-row", image, this.file, this.credit),
+      this.notice,
+      div(
+        "pg-figures",
+        figure("picture", "Picture X", "Picture. Arrow keys move the pixel q."),
+        figure("convolved", "Conv2d", "Output of Conv2d. Arrow keys move the pixel q."),
+        figure("total", "Sum of the heads", "Sum of the heads. Arrow keys move the pixel q."),
+        difference,
+      ),
+    );
 
-    this.strip = element("div", { className: "pg-strip" });
+    this.strip = div("pg-strip");
     this.rows = element("tbody");
     this.sumLine = element("p", { className: "pg-note", id: `${id}-sum`, "aria-live": "polite" });
-    const head = element("thead", { innerHTML: "<tr><th></th><th colspan=3>Conv2d: <i>X</i><sub>q+Δ</sub> · <i>W</i><sub>Δ</sub></th><th colspan=3>Heads: Σ<sub>k</sub> <i>P</i><sub>h</sub> <i>X</i><sub>k</sub> · <i>W</i><sup>h</sup></th></tr>" });
+    const head = element("thead", {
+      innerHTML:
+        "<tr><th></th><th colspan=3>Conv2d: <i>X</i><sub>q+Δ</sub> · <i>W</i><sub>Δ</sub></th><th colspan=3>Heads: " +
+        "Σ<sub>k</sub> <i>P</i><sub>h</sub> <i>X</i><sub>k</sub> · <i>W</i><sup>h</sup></th></tr>",
+    });
     this.equation = element("p", { className: "pg-equation" });
     this.words = element("p", { className: "pg-words", "aria-live": "polite" });
     const stripCard = card("strip", "What each head adds", this.strip);
-    const tableCard = card("table", "Pixel q, product by product", this.sumLine, element("div", { className: "pg-scroll", tabIndex: 0, role: "region", "aria-label": "Products" }, element("table", {}, head, this.rows)));
+    const tableCard = card(
+      "table",
+      "Pixel q, product by product",
+      this.sumLine,
+      element(
+        "div",
+        { className: "pg-scroll", tabIndex: 0, role: "region", "aria-label": "Products" },
+        element("table", {}, head, this.rows),
+      ),
+    );
 
     this.tourText = element("p", { className: "pg-step" });
-    this.tourDots = element("span", { className: "pg-steps", "aria-hidden": "true" }, ...Array.from({ length: STEPS }, () => element("i")));
+    this.tourDots = element(
+      "span",
+      { className: "pg-steps", "aria-hidden": "true" },
+      ...Array.from({ length: STEPS }, () => element("i")),
+    );
     this.back = button("Back", () => this.goto(this.state.step - 1));
     this.next = button("Next", () => this.goto(this.state.step >= STEPS ? 0 : this.state.step + 1));
     this.next.className = "pg-main";
     this.close = button("×", () => this.goto(0), "End the tour");
     this.close.setAttribute("aria-label", "End the tour");
-    this.tour = element("section", { className: "pg-tour", "aria-label": "Tour" }, element("div", { "aria-live": "polite" }, this.tourText), element("div", { className: "pg-row" }, this.tourDots, this.back, this.next, this.close));
+    this.tour = element(
+      "section",
+      { className: "pg-tour", "aria-label": "Tour" },
+      element("div", { "aria-live": "polite" }, this.tourText),
+      div("pg-row", this.tourDots, this.back, this.next, this.close),
+    );
     this.linkText = element("span", { className: "pg-note", role: "status" });
-    const foot = element("div", { className: "pg-row pg-foot" }, button("Start again", () => this.take("")), host.link ? button("Copy link", () => this.copyLink(), "This very state, as an address") : null, this.linkText);
+    const foot = div(
+      "pg-row pg-foot",
+      button("Start again", () => this.take("")),
+      host.link ? button("Copy link", () => this.copyLink(), "This very state, as an address") : null,
+      this.linkText,
+    );
 
     this.root.classList.add("attnconv-playground");
-    this.root.replaceChildren(element("h2", { textContent: "A convolution is attention with one head per tap" }),
-      element("p", { className: "pg-lead", innerHTML: "<b>Drag a coloured dot</b> and watch the pictures. With every head on its cell of the kernel, the sum of the heads <i>is</i> the convolution. Or take the tour." }),
-      this.tour, element("div", { className: "pg-top" }, kernelCard, headsCard, images, sharpCard),
-      element("div", { className: "pg-says" }, this.equation, this.words), element("div", { className: "pg-low" }, stripCard, tableCard), foot);
+    this.root.replaceChildren(
+      element("h2", { textContent: "A convolution is attention with one head per tap" }),
+      element("p", {
+        className: "pg-lead",
+        innerHTML:
+          "<b>Drag a coloured dot</b> and watch the pictures. With every head on its cell of the kernel, the sum of " +
+          "the heads <i>is</i> the convolution. Or take the tour.",
+      }),
+      this.tour,
+      div("pg-top", kernelCard, headsCard, images, sharpCard),
+      div("pg-says", this.equation, this.words),
+      div("pg-low", stripCard, tableCard),
+      foot,
+    );
     keepKeysAndDrops(this.root, (file) => this.upload(file));
   }
 
@@ -321,31 +589,61 @@ export class Playground extends Live {
     const { state } = this, { size, heads } = state, shifts = tapShifts(size);
     this.cells.style.setProperty("--size", size);
     if (this.cells.childElementCount !== size * size)
-      this.cells.replaceChildren(...shifts.map((shift, tap) => {
-        const input = element("input", { type: "number", step: "any", "aria-label": `Weight of the tap at shift ${shiftText(shift)}`, oninput: () => this.typed(tap, input), onblur: () => this.fill() });
-        return input;
-      }));
+      this.cells.replaceChildren(
+        ...shifts.map((shift, tap) => {
+          const input = element("input", {
+            type: "number",
+            step: "any",
+            "aria-label": `Weight of the tap at shift ${shiftText(shift)}`,
+            oninput: () => this.typed(tap, input),
+            onblur: () => this.fill(),
+          });
+          return input;
+        }),
+      );
     if (this.dots.childElementCount !== heads.length) {
-      this.dots.replaceChildren(...heads.map((_, head) => {
-        const dot = element("button", { type: "button", className: "pg-dot" }, element("span", { textContent: head + 1 }));
-        dot.addEventListener("pointerdown", (event) => this.grab(event, dot, head));
-        dot.addEventListener("pointermove", (event) => {
-          this.drag(event, head);
-          this.now(event.timeStamp);
-        });
-        dot.addEventListener("pointerup", () => { this.held = null; });
-        dot.addEventListener("pointercancel", () => { this.held = null; });
-        dot.addEventListener("focus", () => this.set({ chosen: head }));
-        dot.addEventListener("click", (event) => (this.dragged && event.detail ? null : this.toggleHead(head)));
-        dot.addEventListener("keydown", (event) => this.dotKey(event, head));
-        dot.style.setProperty("--colour", this.colourOf(head));
-        return dot;
-      }));
-      this.strip.replaceChildren(...heads.map((_, head) => {
-        const tile = element("button", { type: "button", className: "pg-tile", onclick: () => this.toggleHead(head), onfocus: () => this.set({ chosen: head }) }, element("canvas"), element("span"));
-        tile.style.setProperty("--colour", this.colourOf(head));
-        return tile;
-      }));
+      this.dots.replaceChildren(
+        ...heads.map((_, head) => {
+          const dot = element(
+            "button",
+            { type: "button", className: "pg-dot" },
+            element("span", { textContent: head + 1 }),
+          );
+          dot.addEventListener("pointerdown", (event) => this.grab(event, dot, head));
+          dot.addEventListener("pointermove", (event) => {
+            this.drag(event, head);
+            this.now(event.timeStamp);
+          });
+          dot.addEventListener("pointerup", () => {
+            this.held = null;
+          });
+          dot.addEventListener("pointercancel", () => {
+            this.held = null;
+          });
+          dot.addEventListener("focus", () => this.set({ chosen: head }));
+          dot.addEventListener("click", (event) => (this.dragged && event.detail ? null : this.toggleHead(head)));
+          dot.addEventListener("keydown", (event) => this.dotKey(event, head));
+          dot.style.setProperty("--colour", this.colourOf(head));
+          return dot;
+        }),
+      );
+      this.strip.replaceChildren(
+        ...heads.map((_, head) => {
+          const tile = element(
+            "button",
+            {
+              type: "button",
+              className: "pg-tile",
+              onclick: () => this.toggleHead(head),
+              onfocus: () => this.set({ chosen: head }),
+            },
+            element("canvas"),
+            element("span"),
+          );
+          tile.style.setProperty("--colour", this.colourOf(head));
+          return tile;
+        }),
+      );
     }
     this.later();
   }
@@ -366,19 +664,35 @@ export class Playground extends Live {
     this.flight = null;
     this.state = decode(text, this.host.pictures);
     this.renew();
+    this.tellOwn(text);
+  }
+
+  /** A text names a reader's own picture, but cannot hold it. */
+  tellOwn(text) {
+    const own = new URLSearchParams(text).get("image") === "own";
+    this.complain(own ? NOT_HELD : "");
   }
 
   setSize(size) {
     const preset = this.state.preset || "sobel-x";
     this.flight = null;
-    Object.assign(this.state, { size, preset, kernel: presetKernel(preset, size), heads: headsOnTaps(size), chosen: 0 });
+    Object.assign(this.state, {
+      size,
+      preset,
+      kernel: presetKernel(preset, size),
+      heads: headsOnTaps(size),
+      chosen: 0,
+    });
     this.renew();
   }
 
   typed(tap, input) {
     const value = Number(input.value);
     if (input.value === "" || !Number.isFinite(value)) return;
-    this.set({ preset: null, kernel: this.state.kernel.map((old, at) => (at === tap ? clamp(value, -LARGEST_WEIGHT, LARGEST_WEIGHT) : old)) });
+    this.set({
+      preset: null,
+      kernel: this.state.kernel.map((old, at) => (at === tap ? clamp(value, -LARGEST_WEIGHT, LARGEST_WEIGHT) : old)),
+    });
   }
 
   setImage(name) {
@@ -387,7 +701,10 @@ export class Playground extends Live {
       this.fill();
       return this.file.click();
     }
-    const { height, width, query } = { ...this.pictures[name], ...this.host.pictures.find((picture) => picture.name === name) };
+    const { height, width, query } = {
+      ...this.pictures[name],
+      ...this.host.pictures.find((picture) => picture.name === name),
+    };
     this.set({ image: name, query: query || [height >> 1, width >> 1] });
   }
 
@@ -397,7 +714,12 @@ export class Playground extends Live {
     if (!file) return;
     try {
       const { data } = await readPicture(file, [OWN_SIDE, OWN_SIDE, 1]);
-      this.pictures.own = { name: "own", height: OWN_SIDE, width: OWN_SIDE, pixels: Float64Array.from(data, (value) => value / 255) };
+      this.pictures.own = {
+        name: "own",
+        height: OWN_SIDE,
+        width: OWN_SIDE,
+        pixels: Float64Array.from(data, (value) => value / 255),
+      };
     } catch {
       return this.complain(`${file.name} is not a picture that this browser reads. PNG, JPEG and WebP are.`);
     }
@@ -471,7 +793,13 @@ export class Playground extends Live {
   dotKey(event, head) {
     const step = ARROWS[event.key];
     if (event.key === "Delete" || event.key === "Backspace") this.changeHead(head, { on: false });
-    else if (step) this.moveHead(head, this.state.heads[head].centre.map((c, i) => Math.round((c + step[i] * (event.shiftKey ? 0.05 : 0.25)) * 100) / 100));
+    else if (step)
+      this.moveHead(
+        head,
+        this.state.heads[head].centre.map(
+          (c, i) => Math.round((c + step[i] * (event.shiftKey ? 0.05 : 0.25)) * 100) / 100,
+        ),
+      );
     else return;
     event.preventDefault();
   }
@@ -490,18 +818,31 @@ export class Playground extends Live {
 
   scatter() {
     const { heads, size } = this.state, reach = reachOf(size);
-    this.fly(heads.map((head) => ({ ...head, centre: head.centre.map(() => Math.round((2 * Math.random() - 1) * reach * 20) / 20) })));
+    this.fly(
+      heads.map((head) => ({
+        ...head,
+        centre: head.centre.map(() => Math.round((2 * Math.random() - 1) * reach * 20) / 20),
+      })),
+    );
   }
 
   /** Move heads to new centres, to be followed by the eye; at once for readers who want no motion. */
   fly(targets) {
     const from = this.state.heads.map(({ centre }) => centre), start = performance.now();
-    if (targets.every(({ centre }, at) => near(centre, from[at])) || window.matchMedia("(prefers-reduced-motion: reduce)").matches) return this.setHeads(targets);
+    if (
+      targets.every(({ centre }, at) => near(centre, from[at])) ||
+      window.matchMedia("(prefers-reduced-motion: reduce)").matches
+    )
+      return this.setHeads(targets);
     const flight = (this.flight = {});
     const step = (now) => {
       if (this.flight !== flight) return;
-      const part = clamp((now - start) / FLIGHT, 0, 1), eased = part * part * (3 - 2 * part);
-      this.state.heads = targets.map((head, at) => ({ ...head, centre: head.centre.map((to, i) => (part === 1 ? to : from[at][i] + eased * (to - from[at][i]))) }));
+      const part = clamp((now - start) / FLIGHT, 0, 1);
+      const eased = part * part * (3 - 2 * part);
+      this.state.heads = targets.map((head, at) => ({
+        ...head,
+        centre: head.centre.map((to, i) => (part === 1 ? to : from[at][i] + eased * (to - from[at][i]))),
+      }));
       if (part === 1) this.flight = null;
       else requestAnimationFrame(step);
       this.later();
@@ -515,7 +856,11 @@ export class Playground extends Live {
     if (!this.state.step) return;
     const { size } = this.state, heads = headsOnTaps(size), reach = reachOf(size);
     this.set({ alpha: ALPHAS[1], padding: true });
-    if (step === 2) this.setHeads(heads.map((head, at) => ({ ...head, centre: [reach * Math.sin(7 * at + 1), reach * Math.cos(5 * at)] })), 0);
+    if (step === 2)
+      this.setHeads(
+        heads.map((head, at) => ({ ...head, centre: [reach * Math.sin(7 * at + 1), reach * Math.cos(5 * at)] })),
+        0,
+      );
     if (this.state.heads.length !== heads.length) this.setHeads(heads, 0); // those that were added go
     this.fly(heads);
     this.paint(); // so that the cards are lit, and the tour has its height
@@ -526,9 +871,10 @@ export class Playground extends Live {
   }
 
   async copyLink() {
-    const link = this.host.link(encode(this.state));
+    this.saved = encode(this.state);
+    this.host.save(this.saved); // the address has it, too
     try {
-      await navigator.clipboard.writeText(link);
+      await navigator.clipboard.writeText(this.host.link(this.saved));
       this.linkText.textContent = "Copied.";
     } catch {
       this.linkText.textContent = "The address bar has the link.";
@@ -560,7 +906,12 @@ export class Playground extends Live {
   /** Bring the controls in line with the state. */
   fill() {
     const { state } = this, most = largest(state.kernel) || 1;
-    const values = [[this.preset, state.preset || ""], [this.size, String(state.size)], [this.image, state.image], [this.alpha, String(Math.log(state.alpha))]];
+    const values = [
+      [this.preset, state.preset || ""],
+      [this.size, String(state.size)],
+      [this.image, state.image],
+      [this.alpha, String(Math.log(state.alpha))],
+    ];
     for (const [control, value] of values) if (control.value !== value) control.value = value;
     this.padding.checked = state.padding;
     this.alphaText.textContent = written(state.alpha);
@@ -580,7 +931,9 @@ export class Playground extends Live {
     paint(shown.picture.canvas, picture.pixels, picture, { grey: true, range: 1 }, ramp);
     for (const name of ["convolved", "total"]) paint(shown[name].canvas, sums[name], picture, scale, ramp);
     paint(shown.difference.canvas, sums.difference, picture, { grey: false, range: scale.range }, ramp);
-    const bar = scale.grey ? `grey: 0 to ${written(scale.range)}` : `blue −${scale.range.toPrecision(3)}, red +${scale.range.toPrecision(3)}`;
+    const bar = scale.grey
+      ? `grey: 0 to ${written(scale.range)}`
+      : `blue −${scale.range.toPrecision(3)}, red +${scale.range.toPrecision(3)}`;
     shown.convolved.scale.textContent = shown.total.scale.textContent = bar;
     shown.picture.scale.textContent = `${height} × ${width} pixels`;
     const on = state.heads.filter((head) => head.on).length;
@@ -590,7 +943,13 @@ export class Playground extends Live {
     this.apart.title = same ? `${sums.apart.toExponential(1)}, which is rounding` : String(sums.apart);
     this.root.classList.toggle("pg-same", same);
     const [row, column] = state.query, [before, after] = padsOf(state.size);
-    const place = (mark, top, left, tall, wide) => Object.assign(mark.style, { top: `${(100 * top) / height}%`, left: `${(100 * left) / width}%`, height: `${(100 * tall) / height}%`, width: `${(100 * wide) / width}%` });
+    const place = (mark, top, left, tall, wide) =>
+      Object.assign(mark.style, {
+        top: `${(100 * top) / height}%`,
+        left: `${(100 * left) / width}%`,
+        height: `${(100 * tall) / height}%`,
+        width: `${(100 * wide) / width}%`,
+      });
     for (const { mark, window, canvas } of Object.values(shown)) {
       canvas.style.aspectRatio = `${width} / ${height}`;
       place(mark, row, column, 1, 1);
@@ -600,9 +959,13 @@ export class Playground extends Live {
 
   /** The pixels around q, the kernel's cells, and over them the heads. */
   drawPlane() {
-    const { state, picture, colours } = this, { size, alpha, heads, chosen } = state, reach = reachOf(size), cells = 2 * reach + 1;
-    const side = (this.side = Math.min(this.plane.parentElement.clientWidth, 340) || this.side), // hidden, it has no width
-      cell = (this.cell = side / cells), middle = side / 2;
+    const { state, picture, colours } = this;
+    const { size, alpha, heads, chosen } = state;
+    const reach = reachOf(size);
+    const cells = 2 * reach + 1;
+    const side = (this.side = Math.min(this.plane.parentElement.clientWidth, 340) || this.side);
+    const cell = (this.cell = side / cells);
+    const middle = side / 2;
     const pen = canvasOf(this.plane, side, side), [row, column] = state.query;
     const at = (shift) => middle + shift * cell;
     for (let r = -reach; r <= reach; r++)
@@ -669,7 +1032,11 @@ export class Playground extends Live {
       pen.strokeStyle = this.colourOf(index);
       pen.stroke();
     });
-    this.plane.setAttribute("aria-label", `The ${cells} by ${cells} pixels around q, row ${row}, column ${column}, with the ${size} by ${size} cells of the kernel`);
+    this.plane.setAttribute(
+      "aria-label",
+      `The ${cells} by ${cells} pixels around q, row ${row}, column ${column}, with the ${size} by ${size} cells of ` +
+        "the kernel",
+    );
 
     // Dots; those in one place stand around it.
     const places = new Map();
@@ -683,23 +1050,39 @@ export class Playground extends Live {
     this.dots.style.setProperty("--look", `${look}px`);
     const weights = this.sums.weights, shifts = tapShifts(size);
     [...this.dots.children].forEach((dot, index) => {
-      const { centre, on, tap } = heads[index], group = places.get(centre.map((c) => c.toFixed(1)).join());
-      const turn = (2 * Math.PI * group.indexOf(index)) / group.length - Math.PI / 2, away = group.length > 1 ? 0.42 * look : 0;
-      dot.style.transform = `translate(${at(centre[1]) - hit / 2 + away * Math.cos(turn)}px, ${at(centre[0]) - hit / 2 + away * Math.sin(turn)}px)`;
+      const { centre, on, tap } = heads[index];
+      const group = places.get(centre.map((c) => c.toFixed(1)).join());
+      const turn = (2 * Math.PI * group.indexOf(index)) / group.length - Math.PI / 2;
+      const away = group.length > 1 ? 0.42 * look : 0;
+      dot.style.transform =
+        `translate(${at(centre[1]) - hit / 2 + away * Math.cos(turn)}px, ` +
+        `${at(centre[0]) - hit / 2 + away * Math.sin(turn)}px)`;
       dot.classList.toggle("pg-off", !on);
       dot.classList.toggle("pg-chosen", index === chosen);
       dot.setAttribute("aria-pressed", String(on));
-      dot.setAttribute("aria-label", `Head ${index + 1}, weight ${written(weights[index])}, looks at shift ${shiftText(centre)}, its tap is ${shiftText(shifts[tap])}${on ? "" : ", taken away"}`);
+      dot.setAttribute(
+        "aria-label",
+        `Head ${index + 1}, weight ${written(weights[index])}, looks at shift ${shiftText(centre)}, its tap is ` +
+          `${shiftText(shifts[tap])}${on ? "" : ", taken away"}`,
+      );
     });
     const { centre, tap, on } = heads[chosen];
-    this.about.replaceChildren(element("b", { textContent: `Head ${chosen + 1}` }), `: weight ${written(weights[chosen])}, looks at ${shiftText(centre)}${near(centre, shifts[tap]) ? "" : `, its tap is ${shiftText(shifts[tap])}`}`);
+    this.about.replaceChildren(
+      element("b", { textContent: `Head ${chosen + 1}` }),
+      `: weight ${written(weights[chosen])}, looks at ` +
+        `${shiftText(centre)}${near(centre, shifts[tap]) ? "" : `, its tap is ${shiftText(shifts[tap])}`}`,
+    );
     this.toggle.textContent = on ? "Take away" : "Bring back";
   }
 
   drawStrip() {
-    const { state, sums, ramp, picture } = this, range = Math.max(1e-9, largest(state.kernel)), work = new Float64Array(picture.pixels.length);
+    const { state, sums, ramp, picture } = this;
+    const range = Math.max(1e-9, largest(state.kernel));
+    const work = new Float64Array(picture.pixels.length);
     [...this.strip.children].forEach((tile, head) => {
-      const [canvas, label] = tile.children, weight = sums.weights[head], { on } = state.heads[head];
+      const [canvas, label] = tile.children;
+      const weight = sums.weights[head];
+      const { on } = state.heads[head];
       for (let at = 0; at < work.length; at++) work[at] = on ? weight * sums.seen[head][at] : 0;
       paint(canvas, work, picture, { grey: false, range }, ramp);
       const text = `${head + 1}: ${on ? `× ${written(weight)}` : "away"}`;
@@ -707,15 +1090,24 @@ export class Playground extends Live {
       tile.classList.toggle("pg-off", !on);
       tile.classList.toggle("pg-chosen", head === state.chosen);
       tile.setAttribute("aria-pressed", String(on));
-      tile.setAttribute("aria-label", `What head ${head + 1} adds: weight ${written(weight)} times what it sees${on ? "" : "; taken away"}`);
+      tile.setAttribute(
+        "aria-label",
+        `What head ${head + 1} adds: weight ${written(weight)} times what it sees${on ? "" : "; taken away"}`,
+      );
     });
   }
 
   /** The output at q, written out: as the sum over taps, and beside it as the sum over heads. */
   drawTable() {
-    const { state, sums, picture } = this, { size, kernel, heads } = state, [row, column] = state.query, at = row * picture.width + column;
+    const { state, sums, picture } = this;
+    const { size, kernel, heads } = state;
+    const [row, column] = state.query;
+    const at = row * picture.width + column;
     const shifts = tapShifts(size), line = [];
-    const pixel = ([r, c]) => (row + r >= 0 && column + c >= 0 && row + r < picture.height && column + c < picture.width ? picture.pixels[(row + r) * picture.width + column + c] : 0);
+    const pixel = ([r, c]) =>
+      row + r >= 0 && column + c >= 0 && row + r < picture.height && column + c < picture.width
+        ? picture.pixels[(row + r) * picture.width + column + c]
+        : 0;
     const order = shifts.flatMap((_, tap) => {
       const own = heads.map((_, head) => head).filter((head) => heads[head].tap === tap);
       return (own.length ? own : [null]).map((head, i) => ({ tap: i ? null : tap, head }));
@@ -723,17 +1115,38 @@ export class Playground extends Live {
     for (const { tap, head } of order) {
       const cells = [["", head === null ? "" : head + 1, head]];
       if (tap === null) cells.push(["pg-shift", ""], ["", ""], ["", ""]);
-      else cells.push(["pg-shift", shiftText(shifts[tap])], ["", `${pixel(shifts[tap]).toFixed(3)} · ${written(kernel[tap])}`], ["pg-product", product(pixel(shifts[tap]) * kernel[tap])]);
+      else
+        cells.push(
+          ["pg-shift", shiftText(shifts[tap])],
+          ["", `${pixel(shifts[tap]).toFixed(3)} · ${written(kernel[tap])}`],
+          ["pg-product", product(pixel(shifts[tap]) * kernel[tap])],
+        );
       if (head === null) cells.push(["pg-shift", ""], ["", "no head"], ["", ""]);
       else {
-        const { on, centre } = heads[head], sees = sums.seen[head][at], same = on && tap !== null && Math.abs(sees * sums.weights[head] - pixel(shifts[tap]) * kernel[tap]) < 5e-4;
-        cells.push(["pg-shift", shiftText(centre, 1)], ["", on ? `${sees.toFixed(3)} · ${written(sums.weights[head])}` : "away"], [same ? "pg-product" : "pg-product pg-other", on ? product(sees * sums.weights[head]) : "–"]);
+        const { on, centre } = heads[head];
+        const sees = sums.seen[head][at];
+        const same =
+          on && tap !== null && Math.abs(sees * sums.weights[head] - pixel(shifts[tap]) * kernel[tap]) < 5e-4;
+        cells.push(
+          ["pg-shift", shiftText(centre, 1)],
+          ["", on ? `${sees.toFixed(3)} · ${written(sums.weights[head])}` : "away"],
+          [same ? "pg-product" : "pg-product pg-other", on ? product(sees * sums.weights[head]) : "–"],
+        );
       }
       line.push(cells);
     }
-    line.push([["", ""], ["pg-shift", "sum"], ["", ""], ["pg-product", product(sums.convolved[at])], ["pg-shift", "sum"], ["", ""], [Math.abs(sums.difference[at]) < 5e-4 ? "pg-product" : "pg-product pg-other", product(sums.total[at])]]);
+    line.push([
+      ["", ""],
+      ["pg-shift", "sum"],
+      ["", ""],
+      ["pg-product", product(sums.convolved[at])],
+      ["pg-shift", "sum"],
+      ["", ""],
+      [Math.abs(sums.difference[at]) < 5e-4 ? "pg-product" : "pg-product pg-other", product(sums.total[at])],
+    ]);
     while (this.rows.childElementCount > line.length) this.rows.lastChild.remove();
-    while (this.rows.childElementCount < line.length) this.rows.append(element("tr", {}, ...Array.from({ length: 7 }, () => element("td"))));
+    while (this.rows.childElementCount < line.length)
+      this.rows.append(element("tr", {}, ...Array.from({ length: 7 }, () => element("td"))));
     line.forEach((cells, index) => cells.forEach(([name, text, head], i) => {
       const cell = this.rows.children[index].children[i], words = String(text);
       if (cell.textContent !== words) cell.textContent = words;
@@ -741,14 +1154,20 @@ export class Playground extends Live {
       if (cell.className !== own) cell.className = own;
       if (own === "pg-number") cell.style.setProperty("--colour", this.colourOf(head));
     }));
-    this.sumLine.textContent = `q = row ${row}, column ${column}. Conv2d: ${product(sums.convolved[at])}; heads: ${product(sums.total[at])}.`;
+    this.sumLine.textContent =
+      `q = row ${row}, column ${column}. Conv2d: ${product(sums.convolved[at])}; heads: ` +
+      `${product(sums.total[at])}.`;
   }
 
   /** The formula over alpha, and on it the current point; dots are the difference measured on this very picture. */
   drawCurve() {
-    const { state, colours, sums } = this, wide = clamp(this.curve.parentElement.clientWidth - 26, 200, 360), tall = 150, pen = canvasOf(this.curve, wide, tall);
+    const { state, colours, sums } = this;
+    const wide = clamp(this.curve.parentElement.clientWidth - 26, 200, 360);
+    const tall = 150;
+    const pen = canvasOf(this.curve, wide, tall);
     const [left, right, top, bottom] = [34, wide - 8, 10, tall - 30], [low, high] = ALPHAS.map(Math.log);
-    const x = (alpha) => left + ((Math.log(alpha) - low) / (high - low)) * (right - left), y = (p) => bottom - p * (bottom - top);
+    const x = (alpha) => left + ((Math.log(alpha) - low) / (high - low)) * (right - left);
+    const y = (p) => bottom - p * (bottom - top);
     pen.font = `11px ${colours.font}`;
     pen.lineWidth = 1;
     pen.strokeStyle = colours.line;
@@ -794,7 +1213,12 @@ export class Playground extends Live {
       pen.fill();
       pen.stroke();
     }
-    const text = `Line: the attention that misses its tap, 1 − 1/S(α)², now ${percent(missed)}.` + (fair && most ? " Dots: the largest difference in the picture, as a share of the most that a kernel like this allows. It stays below the line." : "");
+    const text =
+      `Line: the attention that misses its tap, 1 − 1/S(α)², now ${percent(missed)}.` +
+      (fair && most
+        ? " Dots: the largest difference in the picture, as a share of the most that a kernel like this allows. It " +
+          "stays below the line."
+        : "");
     this.curveText.textContent = text;
     this.curve.setAttribute("aria-label", `Missed attention over sharpness, falling from 99% to 0. ${text}`);
   }
@@ -804,12 +1228,18 @@ export class Playground extends Live {
   }
 
   drawWords() {
-    const { state } = this, { html, words, equal } = equation(state), step = this.state.step, n = howMany(state.size ** 2).split(" ")[0];
+    const { state } = this;
+    const { html, words, equal } = equation(state);
+    const step = this.state.step;
+    const n = howMany(state.size ** 2).split(" ")[0];
     if (this.equation.innerHTML !== html && this.wrote !== html) this.equation.innerHTML = this.wrote = html;
     const text = words.join(" ");
     if (this.said !== text) this.words.innerHTML = this.said = text;
     this.root.classList.toggle("pg-equal", equal);
-    const tour = TOUR(n), [cards, title, story] = step ? tour[step - 1] : ["", "Five steps, two minutes.", "Why is a convolution a sum of attention heads?"];
+    const tour = TOUR(n);
+    const [cards, title, story] = step
+      ? tour[step - 1]
+      : ["", "Five steps, two minutes.", "Why is a convolution a sum of attention heads?"];
     const told = `<b>${step ? `${step}. ` : ""}${title}</b> ${story}`;
     if (this.story !== told) this.tourText.innerHTML = this.story = told;
     this.next.textContent = step === STEPS ? "Done" : step ? "Next" : "Take the tour";
@@ -817,7 +1247,8 @@ export class Playground extends Live {
     this.close.hidden = this.tourDots.hidden = !step;
     this.tour.classList.toggle("pg-going", step > 0);
     [...this.tourDots.children].forEach((dot, i) => dot.classList.toggle("pg-now", i + 1 === step));
-    for (const card of this.root.querySelectorAll("[data-card]")) card.classList.toggle("pg-lit", cards.split(" ").includes(card.dataset.card));
+    for (const card of this.root.querySelectorAll("[data-card]"))
+      card.classList.toggle("pg-lit", cards.split(" ").includes(card.dataset.card));
   }
 
   /** After a rest: keep the state, and measure the difference at other sharpnesses, a few milliseconds at a time. */
@@ -826,7 +1257,9 @@ export class Playground extends Live {
     this.host.save(this.saved);
     const { state, picture } = this, key = this.measureKey(), most = bound(state, picture);
     if (!(complete(state) && state.padding && most) || (this.measured && this.measured.key === key)) return;
-    const alphas = Array.from({ length: 15 }, (_, i) => ALPHAS[0] * (ALPHAS[1] / ALPHAS[0]) ** (i / 14)), points = [], sums = new Sums();
+    const alphas = Array.from({ length: 15 }, (_, i) => ALPHAS[0] * (ALPHAS[1] / ALPHAS[0]) ** (i / 14));
+    const points = [];
+    const sums = new Sums();
     const one = () => {
       if (!this.root.isConnected || this.measureKey() !== key) return;
       const alpha = alphas[points.length];
@@ -883,7 +1316,10 @@ export function pageHost(data, place = window) {
 /** Start the offline page. */
 export function openPage(page) {
   linkBack(page);
-  return new Playground(page.getElementById("playground"), pageHost(JSON.parse(page.getElementById("data").textContent)));
+  return new Playground(
+    page.getElementById("playground"),
+    pageHost(JSON.parse(page.getElementById("data").textContent)),
+  );
 }
 
 export default {

@@ -1,0 +1,133 @@
+"""Changes that a reader makes to a model: heads moved, sharpened or switched off, layers as convolutions."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from attnconv.attention import PositionalAttention, QuadraticAttention
+from attnconv.equivalence import TapAttention, attention_to_conv
+from attnconv.explorer.images import ExplorerError
+from attnconv.models import AttentionNet
+
+SIGMAS = (0.05, 50.0)
+"""Smallest and largest standard deviation that the slider of a Gaussian head gives, in pixels of the grid."""
+
+
+def layers_of(model: nn.Module) -> tuple[Any, ...]:
+    """The attention layers of an `AttentionNet` or a converted network, first to last."""
+    if isinstance(model, AttentionNet):
+        return tuple(model.attention_layers)
+    return tuple(module for module in model.modules() if isinstance(module, TapAttention))
+
+
+@contextlib.contextmanager
+def edited(model: nn.Module, edits: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """The model with some changes, inside a ``with`` block; all is put back afterwards.
+
+    An edit of a head names a ``layer`` and a ``head`` (from 0) and any of: ``off`` (true: the head adds nothing), and
+    for Gaussian heads ``centre`` (row, column; pixels) and ``sigma``, the standard deviation det(Sigma)^(1/4) in
+    pixels: a full covariance keeps its shape and is scaled.
+
+    An edit of a ``layer`` with a ``kernel`` puts the convolution of that side in its place, as
+    `attnconv.equivalence.swap` does. It is read from the layer with its heads as they are changed.
+
+    Raises:
+        ExplorerError: there is no such head, a value that is no finite number in range, or no such convolution.
+    """
+    layers = layers_of(model)
+    saved = [(parameter, parameter.detach().clone()) for layer in layers for parameter in layer.parameters()]
+    places = contextlib.ExitStack()
+    try:
+        with torch.no_grad():
+            for edit in edits:
+                if edit.get("kernel") is None:
+                    _edit(*head_of(layers, edit), edit)
+                else:
+                    places.enter_context(_swapped(model, layer_of(layers, edit), edit))
+        yield
+    finally:
+        places.close()
+        with torch.no_grad():
+            for parameter, values in saved:
+                parameter.copy_(values)
+
+
+def _swapped(model: nn.Module, layer: Any, edit: dict[str, Any]) -> RemovableHandle:
+    """Put a convolution in a layer's place, until what is returned is closed."""
+    size = edit["kernel"]
+    if not isinstance(model, AttentionNet) or not isinstance(layer, PositionalAttention):
+        raise ExplorerError(
+            f"Layer {edit['layer'] + 1} cannot be a convolution here: only a layer of an AttentionNet can that does "
+            "not look at content."
+        )
+    grid = model.config.grid
+    sizes = range(1, min(grid) + 1, 2)
+    if size not in sizes:
+        raise ExplorerError(f"A kernel of side {size!r} does not fit: it must be an odd number, at most {sizes[-1]}.")
+    # Read anew whenever it computes: its heads may be changed after this.
+    return layer.register_forward_hook(lambda layer, inputs, _: convolved(layer, inputs[0], size, grid))
+
+
+def _edit(layer: Any, head: int, edit: dict[str, Any]) -> None:
+    if edit.get("off") and isinstance(layer, TapAttention):
+        row, column = divmod(head, layer.kernel_size[1])
+        layer.weight[:, :, row, column] = 0
+    elif edit.get("off"):
+        layer.value.weight[:, head * layer.channels : (head + 1) * layer.channels] = 0
+    if isinstance(layer, QuadraticAttention):
+        if edit.get("centre") is not None:
+            centre = [_number(value, "centre", -1000, 1000) for value in edit["centre"]]
+            layer.centres[head] = torch.tensor(centre).to(layer.centres)
+        if edit.get("sigma") is not None:
+            layer.spreads[head] = _rescaled(layer.spreads[head], _number(edit["sigma"], "sigma", *SIGMAS))
+
+
+def convolved(layer: PositionalAttention, x: Tensor, size: int, grid: tuple[int, int]) -> Tensor:
+    """What the size x size convolution that is read from a layer makes of its input, (B, H, W, C) both."""
+    conv, _ = attention_to_conv(layer, size, size=grid)
+    return conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+def head_of(layers: Sequence[nn.Module], edit: dict[str, Any]) -> tuple[Any, int]:
+    """The layer that an edit names, and the head's number in it."""
+    layer, head = layer_of(layers, edit), edit.get("head")
+    if not isinstance(head, int) or not 0 <= head < layer.heads:
+        raise ExplorerError(f"Layer {edit['layer'] + 1} has no head {head!r}: it has {layer.heads}.")
+    return layer, head
+
+
+def layer_of(layers: Sequence[nn.Module], edit: dict[str, Any]) -> Any:
+    """The layer that an edit names."""
+    number = edit.get("layer")
+    if not isinstance(number, int) or not 0 <= number < len(layers):
+        raise ExplorerError(f"There is no layer {number!r}: the model has {len(layers)}.")
+    return layers[number]
+
+
+def _number(value: Any, name: str, low: float, high: float) -> float:
+    if not isinstance(value, int | float) or not low <= value <= high:
+        raise ExplorerError(f"{name} = {value!r} must be a number from {low:g} to {high:g}.")
+    return float(value)
+
+
+def sigma_of(spread: Tensor) -> float:
+    """det(Sigma)^(1/4) of a head, from its Sigma^{-1/2}; 0 where it has no such scale."""
+    scale = spread.detach().double()
+    scale = scale.abs() if spread.dim() == 0 else scale.det().abs().sqrt()
+    return 1 / scale.item() if scale.isfinite() and scale >= 1e-6 else 0.0
+
+
+def _rescaled(spread: Tensor, sigma: float) -> Tensor:
+    """Sigma^{-1/2} of a head, scaled so that det(Sigma)^(1/4) is sigma; round where it has no such scale."""
+    if spread.dim() == 0:
+        return torch.full_like(spread, math.copysign(1 / sigma, spread.item()))
+    if not (before := sigma_of(spread)):
+        return torch.eye(2).to(spread) / sigma
+    return (spread.double() * (before / sigma)).to(spread)
