@@ -10,12 +10,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from attnconv.config import PRESETS, config_hash, replace
+from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash, replace
 from attnconv.cost import cost
 from attnconv.training.runs import JPEG_COPY, Run
 
 CIFAR10_IMAGES = 50_000
 """Training images of CIFAR-10, all of which the paper uses."""
+_FREE = {"kind", "image_size", "image_channels", "classes", "seed", "checkpoint_seconds", "precision", "compile"}
+"""Settings that follow from the preset, the data or the machine."""
+_ONLY = {
+    "quadratic": ("covariance", "centre_std", "centre_start", "spread_start", "position_lr"),
+    "learned": ("encoding_lr",),
+    "learned_content": ("encoding_lr", "key_size"),
+    "resnet": ("resnet_width",),
+}
+"""Settings that concern only models of these kinds."""
 TOLERANCE = 1.0
 """Points of accuracy within which ours agrees with the paper's."""
 
@@ -114,22 +123,40 @@ def _verdict(run: Run, accuracy: float) -> str:
     return "; ".join([f"{word}: {points:+.2f} points (tolerance {TOLERANCE:g})".replace("-", "−"), *copy])
 
 
+def settings(config: ModelConfig | TrainConfig, full_size: ModelConfig | TrainConfig, kind: str) -> pd.DataFrame:
+    """A model's or a recipe's settings beside those at full size: a row for each that concerns such a model.
+
+    ``kind`` is the model's. Columns are ``ours`` and ``at full size``. What neither of the two uses is left out.
+    """
+    ours, theirs = dict(config), dict(full_size)
+    optimizers = {ours.get("optimizer"), theirs.get("optimizer")}
+    other = {name for names in _ONLY.values() for name in names}.difference(_ONLY[kind]) | _FREE
+    other |= ModelConfig.model_fields.keys() - {"resnet_width"} if kind == "resnet" else set()
+    other |= {"adamw_lr"} if "muon" not in optimizers else set()
+    other |= {"beta2"} if optimizers <= {"sgd"} else set()
+    other |= {"prune"} if not ours.get("start_from") else set()
+    rows = {name: [value, theirs[name]] for name, value in ours.items() if name not in other and (value or theirs[name])}
+    return pd.DataFrame.from_dict(rows, "index", dtype=object, columns=["ours", "at full size"])
+
+
 def difference(run: Run) -> str:
-    """Why a run's accuracy cannot be held against the paper's, in a few words; empty if it can."""
+    """Why a run's accuracy cannot be held against the paper's, in a few words; empty if it can.
+
+    Only settings that concern its model are named: a ResNet has no hidden size, and only content has keys.
+    """
     data = run.config["data"]
     if data["name"] != "cifar10":
         return f"on {data['name']}"
     if run.preset not in PRESETS:
         return "not a model of the paper"
-    free = {"image_size", "image_channels", "classes", "seed", "checkpoint_seconds", "precision", "compile"}
-    free |= {"heads"} if run.train.start_from else set()  # pruning decides them
-    own, base = dict(run.model) | dict(run.train), PRESETS[run.preset]
-    of_paper = dict(base.model) | dict(base.train)
+    base, kind = PRESETS[run.preset], run.model.kind
+    both = pd.concat([settings(run.model, base.model, kind), settings(run.train, base.train, kind)])
+    if run.train.start_from:
+        both = both.drop(index="heads", errors="ignore")  # pruning decides them
     epochs = run.train.epochs
     words = {"epochs": f"{epochs} epoch{'s' * (epochs != 1)}", "batch_size": f"batch {run.train.batch_size}"}
     words |= {"lr": f"learning rate {run.train.lr:g}"}
-    other = [name for name in own if name not in free and own[name] != of_paper[name]]
-    said = [words.get(name, f"{name} {own[name]}") for name in other]
+    said = [words.get(name, f"{name} {own}") for name, own, paper in both.itertuples() if own != paper]
     if data["train_images"] < CIFAR10_IMAGES:
         said.append(f"{data['train_images']} training images")
     if len(said) > 4:  # config.json has them all
