@@ -490,7 +490,7 @@ def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
     if len(gain) < 2:
         return None, [*lines, "a single seed, so the noise is not known"]
     error = gain.std(ddof=1) / math.sqrt(len(gain))
-    lines += [f"gain {gain.mean():+.1f} ± {error:.1f}"]
+    lines += [f"difference {gain.mean():+.1f} ± {error:.1f}"]
     return (None if abs(gain.mean()) <= 2 * error else bool(gain.mean() > 0)), lines
 
 

@@ -126,17 +126,22 @@ def _verdict(run: Run, accuracy: float) -> str:
 def settings(config: ModelConfig | TrainConfig, full_size: ModelConfig | TrainConfig, kind: str) -> pd.DataFrame:
     """A model's or a recipe's settings beside those at full size: a row for each that concerns such a model.
 
-    ``kind`` is the model's. Columns are ``ours`` and ``at full size``. What neither of the two uses is left out.
+    ``kind`` is the model's. Columns are ``ours`` and ``at full size``; None is a value that is not set or not used.
     """
-    ours, theirs = dict(config), dict(full_size)
-    optimizers = {ours.get("optimizer"), theirs.get("optimizer")}
-    other = {name for names in _ONLY.values() for name in names}.difference(_ONLY[kind]) | _FREE
-    other |= ModelConfig.model_fields.keys() - {"resnet_width"} if kind == "resnet" else set()
-    other |= {"adamw_lr"} if "muon" not in optimizers else set()
-    other |= {"beta2"} if optimizers <= {"sgd"} else set()
-    other |= {"prune"} if not ours.get("start_from") else set()
-    rows = {name: [value, theirs[name]] for name, value in ours.items() if name not in other and (value or theirs[name])}
-    return pd.DataFrame.from_dict(rows, "index", dtype=object, columns=["ours", "at full size"])
+    both = {"ours": _used(config, kind), "at full size": _used(full_size, kind)}
+    rows = {name: [values.get(name) for values in both.values()] for name in dict(config)}
+    return pd.DataFrame.from_dict({name: pair for name, pair in rows.items() if any(pair)}, "index", object, [*both])
+
+
+def _used(config: ModelConfig | TrainConfig, kind: str) -> dict[str, Any]:
+    """The values that change something for a model of that kind."""
+    values = dict(config)
+    unused = {name for names in _ONLY.values() for name in names}.difference(_ONLY[kind]) | _FREE
+    unused |= ModelConfig.model_fields.keys() - {"resnet_width"} if kind == "resnet" else set()
+    unused |= {"adamw_lr"} if values.get("optimizer") != "muon" else set()
+    unused |= {"beta2"} if values.get("optimizer") == "sgd" else set()
+    unused |= {"prune"} if not values.get("start_from") else set()
+    return {name: value for name, value in values.items() if name not in unused}
 
 
 def difference(run: Run) -> str:
@@ -151,6 +156,7 @@ def difference(run: Run) -> str:
         return "not a model of the paper"
     base, kind = PRESETS[run.preset], run.model.kind
     both = pd.concat([settings(run.model, base.model, kind), settings(run.train, base.train, kind)])
+    both = both.drop(index=["adamw_lr", "beta2"], errors="ignore")  # the optimizer's name says it
     if run.train.start_from:
         both = both.drop(index="heads", errors="ignore")  # pruning decides them
     epochs = run.train.epochs
