@@ -209,6 +209,7 @@ def test_accuracies_are_compared(name):
     check = getattr(claims, name)
     assert check([trained(0.9)], [trained(0.8)])[0] is True
     assert check([trained(0.8)], [trained(0.9)])[0] is False
+    assert check([], [trained(0.9)]) == check([trained(0.9)], []) == (None, [claims.NOT_TRAINED])
     even = {"matches_resnet": True, "hybrid": True}.get(name)  # they may lie behind, by two points and one
     assert check([trained(0.9)], [trained(0.9)])[0] is even
     # A longer training may be the reason: what both had after as many epochs must say the same.
@@ -218,6 +219,7 @@ def test_accuracies_are_compared(name):
 
 def test_harder_to_train_is_said_of_training():
     easy = trained(0.8, loss=1.0)
+    assert claims.content_harder([easy], []) == (None, [claims.NOT_TRAINED])
     assert claims.content_harder([easy], [trained(0.9, loss=1.1)])[0] is True  # whatever the test accuracy
     assert claims.content_harder([easy], [trained(0.7, loss=0.9)])[0] is False
     assert claims.content_harder([easy], [trained(0.7, loss=1.01)])[0] is None

@@ -48,8 +48,9 @@ def seeds_of_levels():
     """Two factors, three levels, two seeds, two layers."""
     names = itertools.product([("Start", "wide"), ("Start", "close"), ("Rate", "0.1")], (0, 1), (1, 2))
     rows = [(*level, seed, layer, n % 9) for n, (level, seed, layer) in enumerate(names)]
-    frame = pd.DataFrame(rows, columns=["factor", "level", "seed", "layer", "taps"])
-    return frame.assign(accuracy=0.5 + 0.01 * frame["seed"] + 0.02 * (frame["level"] == "wide"), chance=3.5)
+    frame = pd.DataFrame(rows, columns=["factor", "level", "seed", "layer", "after"])
+    frame["accuracy"] = 50 + frame["seed"] + 2 * (frame["level"] == "wide")
+    return frame.assign(before=(3 * frame["after"] + 1) % 8)
 
 
 def swapped(models=("A", "B"), depth=3, seeds=(0,)):
@@ -64,6 +65,7 @@ def swapped(models=("A", "B"), depth=3, seeds=(0,)):
     return pd.DataFrame(rows)
 
 
+CHANCE = {("Start", "wide"): [3, 3], ("Start", "close"): [4, 5], ("Rate", "0.1"): [9, 9]}
 EVERYTHING = {
     "accuracy_by_depth": lambda: figures.accuracy_by_depth(swapped(), 10),
     "accuracy_curves": lambda: figures.accuracy_curves(ACCURACIES, {"SA quadratic": 0.95, "ResNet18": 0.93}),
@@ -75,7 +77,6 @@ EVERYTHING = {
     "content_share": lambda: figures.content_share(SHARES, SHARES / 2),
     "cost_growth": lambda: figures.cost_growth(COSTS, {"dense, alone": ([8, 16], [1, 2]), "floor": ([8, 16], [1, 1])}),
     "cost_ratios": lambda: figures.cost_ratios(RATIOS),
-    "coverage_grid": lambda: figures.coverage_grid(seeds_of_levels()),
     "error_before_and_after": lambda: figures.error_before_and_after(ERRORS),
     "gaussian_heads": lambda: figures.gaussian_heads(CENTRES, PRECISION, grid=(7, 7), paths=HISTORY),
     "image_rows": lambda: figures.image_rows(PICTURES, ["a", "b", "c"], ["published", "trained on"]),
@@ -86,6 +87,7 @@ EVERYTHING = {
     "schema": figures.schema,
     "signed_images": lambda: figures.signed_images(IMAGES[:2], ["In", "a", "b"], photo=PHOTO, query=(3, 4)),
     "stacked_costs": lambda: figures.stacked_costs(PARTS, "GFLOP"),
+    "taps_gained": lambda: figures.taps_gained(seeds_of_levels(), CHANCE),
     "sum_of_heads": lambda: figures.sum_of_heads(np.eye(9).reshape(9, 3, 3), np.arange(9) - 4.0, RNG.random((9, 5, 5))),
 }
 """Every figure function on ordinary arrays."""
@@ -629,30 +631,29 @@ def test_content_share_keeps_what_leaves_the_scale():
     assert axis_names(figure) == [("Layer", "Share of the score's variance\nowed to content (%)")]
 
 
-def test_coverage_grid_shows_means_and_ranges_of_every_level():
-    figure, frame = EVERYTHING["coverage_grid"](), seeds_of_levels()
-    entries, (start, rate, *below) = legend(figure), panels(figure)
-    assert [ax.get_title() for ax in (start, rate)] == ["Start", "Rate"]
-    assert [left for _, left in axis_names(figure)] == ["Taps covered, of 9", "", "Test accuracy (%)", ""]
-    for factor, taps, accuracy in (("Start", start, below[0]), ("Rate", rate, below[1])):
-        own = frame[frame["factor"] == factor]
-        levels = list(own["level"].unique())
-        assert names(accuracy.get_xticklabels()) == levels
-        drawn = [
-            (taps, "layer 1", own[own["layer"] == 1], "taps", 1),
-            (taps, "layer 2", own[own["layer"] == 2], "taps", 1),
-        ]
-        for ax, name, rows, column, unit in [*drawn, (accuracy, "accuracy", own[own["layer"] == 1], "accuracy", 100)]:
-            marks = next(line for line in ax.lines if line.get_marker() == entries[name].get_marker())
-            assert to_hex(marks.get_color()) == to_hex(entries[name].get_color()) and marks.get_linestyle() == "None"
-            seeds = [unit * rows.loc[rows["level"] == level, column] for level in levels]
-            np.testing.assert_allclose(marks.get_ydata(), [values.mean() for values in seeds])
-            np.testing.assert_allclose(np.rint(marks.get_xdata()), range(len(levels)))
-            bars = [line.get_ydata().tolist() for line in ax.lines]
-            assert all([pytest.approx(values.min()), pytest.approx(values.max())] in bars for values in seeds)
-    (dashes,) = start.collections
-    np.testing.assert_allclose(dashes.get_segments(), [[[x, 3.5], [x + 0.8, 3.5]] for x in (-0.4, 0.6)])
-    assert to_hex(dashes.get_color()[0]) == to_hex(entries["taps by chance"].get_color())
+def test_taps_gained_lead_from_before_to_after_beside_what_chance_gives():
+    figure, frame = EVERYTHING["taps_gained"](), seeds_of_levels()
+    entries, (*taps, accuracy) = legend(figure), panels(figure)
+    assert [ax.get_title() for ax in (*taps, accuracy)] == ["Layer 1", "Layer 2", "Accuracy"]
+    assert names(taps[0].get_yticklabels()) == ["Start: wide", "Start: close", "Rate: 0.1"]
+    assert taps[0].get_ylim()[0] > taps[0].get_ylim()[1]  # the first on top
+    rows = [0, 0, 1, 1, 2, 2] + np.array([-0.11, 0.11] * 3)
+    for layer, ax in enumerate(taps, 1):
+        own = frame[frame["layer"] == layer]
+        chance, lines, before, after = ax.collections
+        np.testing.assert_allclose(chance.get_array()[[0, 1, 2], [3, 4, 9]], [1, 0.5, 1])
+        ends = np.array(lines.get_segments())
+        np.testing.assert_allclose(ends[..., 0], own[["before", "after"]])
+        np.testing.assert_allclose(ends[:, 0, 1], rows)
+        for marks, column in ((before, "before"), (after, "after")):
+            np.testing.assert_allclose(marks.get_offsets(), np.stack([own[column], rows], 1))
+        colours = {name: to_hex(entries[name].get_color()) for name in ("after, more taps", "after, fewer")}
+        change = [to_hex(colour) for colour in after.get_facecolors()]
+        assert set(change[i] for i in np.flatnonzero(own["after"] > own["before"])) == {colours["after, more taps"]}
+        assert set(change[i] for i in np.flatnonzero(own["after"] < own["before"])) == {colours["after, fewer"]}
+        assert {to_hex(colour) for colour in before.get_facecolors()} == {"#ffffff"}
+    [marks] = accuracy.collections
+    np.testing.assert_allclose(marks.get_offsets()[:, 0], frame[frame["layer"] == 1]["accuracy"])
 
 
 def test_rank_curves_match_dashed_to_solid():

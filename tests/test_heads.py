@@ -9,6 +9,8 @@ from scipy.special import entr
 
 from attnconv.analysis import heads
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+from attnconv.config import ModelConfig, replace
+from attnconv.models import build_attention
 
 H, W, QUERY = 7, 10, (3, 5)
 
@@ -292,3 +294,20 @@ def test_a_tap_has_its_mass_on_a_pixel_that_exists() -> None:
         layer.spreads.fill_(10.0)
     edge = heads.describe(heads.query_maps(layer, (2, 3), 5, 7), (2, 3))
     assert edge.mass.item() > 0.99 and not heads.taps(edge.mass, layer.centres.detach().numpy(), (5, 7)).any()
+
+
+@pytest.mark.parametrize(("kernel", "heads_a_layer"), [(3, 9), (4, 16)])
+@pytest.mark.parametrize(("start", "std"), [("disc", 0.6), ("gaussian", 0.6), ("gaussian", 2.0)])
+def test_taps_by_chance_are_those_of_fresh_layers_whose_heads_snap(kernel, heads_a_layer, start, std):
+    config = ModelConfig(heads=heads_a_layer, centre_start=start, centre_std=std)
+    state = torch.get_rng_state()
+    counts = heads.taps_by_chance(config, kernel)
+    assert counts.shape == (20_000,) and torch.equal(torch.get_rng_state(), state)
+    np.testing.assert_array_equal(counts, heads.taps_by_chance(config, kernel))
+    assert (counts[:200] != heads.taps_by_chance(config, kernel, 200, seed=1)).any()
+
+    small = replace(config, {"hidden": 1, "layers": 1})
+    centres = np.stack([build_attention(small, heads_a_layer).centres.detach().numpy() for _ in range(1000)])
+    fresh = heads.kernel_cells(np.ones(centres.shape[:2]), centres, kernel).sum((1, 2))
+    shares = [np.bincount(some, minlength=kernel**2 + 1) / len(some) for some in (counts, fresh)]
+    assert np.abs(np.cumsum(shares[0]) - np.cumsum(shares[1])).max() < 1.63 / 1000**0.5  # Kolmogorov-Smirnov, 1%

@@ -68,9 +68,30 @@ def test_why_a_run_is_not_held_against_the_paper():
     assert many == "hidden 96, mlp 192, 1 epoch and 3 more settings"  # a cell of a table
     assert results.difference(run("quadratic", 0.9, hidden=800)) == "hidden 800"  # larger than the paper's
     assert results.difference(run("mine", 0.9)) == "not a model of the paper"
+    narrow = dict(hidden=96, mlp=192, key_size=16, resnet_width=17, epochs=1, position_lr=0.1, encoding_lr=0.1)
+    concerns = {
+        "resnet18": "resnet_width 17, 1 epoch",
+        "quadratic": "hidden 96, mlp 192, 1 epoch, position_lr 0.1",
+        "learned": "hidden 96, mlp 192, 1 epoch, encoding_lr 0.1",
+        "learned_content": "hidden 96, mlp 192, key_size 16 and 2 more settings",
+    }
+    assert {preset: results.difference(run(preset, 0.9, **narrow)) for preset in concerns} == concerns
     few = run("quadratic", 0.9)
     few.config["data"]["train_images"] = 1000
     assert results.difference(few) == "1000 training images"
+
+
+def test_settings_stand_beside_those_at_full_size():
+    ours, paper = run("quadratic", 0.9, hidden=96, optimizer="muon", clip=5.0), PRESETS["quadratic"]
+    model = results.settings(ours.model, paper.model, "quadratic")
+    assert model.loc["hidden"].to_dict() == {"ours": 96, "at full size": 400}
+    assert not {"key_size", "resnet_width", "classes", "kernels"} & set(model.index)
+    recipe = results.settings(ours.train, paper.train, "quadratic")
+    assert recipe.loc["clip"].tolist() == [5.0, None] and recipe.loc["adamw_lr"].tolist() == [0.003, None]
+    assert not {"seed", "position_lr", "validation", "prune"} & set(recipe.index), "neither uses them"
+    own = results.settings(paper.train, paper.train, "resnet")
+    assert (own["ours"] == own["at full size"]).all() and not {"adamw_lr", "beta2"} & set(own.index)
+    assert list(results.settings(paper.model, paper.model, "resnet").index) == ["resnet_width"]
 
 
 def test_seeds_share_a_row_and_recipes_do_not():

@@ -40,6 +40,7 @@ SMALL = 5
 LEVEL = 0.05
 """Of significance: how often chance may give at least what was found."""
 DRAWS = 1000
+NOT_TRAINED = "one of the two models is not among the runs"
 NOT_MEASURED = "what convolutions in the layers' places cost was not measured for this run"
 
 Verdict = tuple[bool | None, list[str]]
@@ -435,6 +436,8 @@ def hybrid(made: Sequence[Run], control: Sequence[Run]) -> Verdict:
 
 def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> Verdict:
     """As `results.ahead`; undecided where a longer training may be the reason."""
+    if not (better and worse):
+        return None, [NOT_TRAINED]
     holds, words = results.ahead(better, worse, margin)
     images = better[0].config["data"]["test_images"]
     lines = [
@@ -456,6 +459,8 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
 
 def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
     """By the training loss, epoch by epoch, or by the learning rate that the recipe had to take."""
+    if not (learned and content):
+        return None, [NOT_TRAINED]
     epochs = [runs[0].train.epochs for runs in (learned, content)]
     common = min(epochs)
     losses = (
@@ -485,7 +490,7 @@ def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
     if len(gain) < 2:
         return None, [*lines, "a single seed, so the noise is not known"]
     error = gain.std(ddof=1) / math.sqrt(len(gain))
-    lines += [f"gain {gain.mean():+.1f} ± {error:.1f}"]
+    lines += [f"difference {gain.mean():+.1f} ± {error:.1f}"]
     return (None if abs(gain.mean()) <= 2 * error else bool(gain.mean() > 0)), lines
 
 

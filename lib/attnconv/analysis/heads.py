@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,8 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
+from attnconv.attention.layers import evenly_on_a_disc
 from attnconv.attention.mixing import scores
-from attnconv.config import replace
+from attnconv.config import ModelConfig, replace
 from attnconv.models import Attention, AttentionNet, Convolution
 from attnconv.training.data import Dataset, normalize
 
@@ -277,6 +279,25 @@ def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArra
     choices = np.stack(placed)
     best = choices.sum((-2, -1)).argmax(0)[None, ..., None, None]
     return np.take_along_axis(choices, best, axis=0)[0]
+
+
+def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000, seed: int = 0) -> NDArray:
+    """Taps of a k x k kernel that fresh layers of a quadratic model cover once heads snap: whole numbers, (draws,).
+
+    Each draw is the start of one layer. Its heads become sharp where they are, each on its nearest pixel, and move no
+    farther: what is covered beyond that, training has done. A layer has as many heads as the largest of ``config``.
+    """
+    heads = max(config.heads_per_layer)
+    with torch.random.fork_rng(devices=[]):  # torch's own generator stays as it is
+        torch.manual_seed(seed)
+        if config.centre_start == "gaussian":
+            centres = torch.randn(draws, heads, 2)
+        else:  # one arrangement, which each layer turns by an angle of its own
+            angle = 2 * math.pi * torch.rand(draws)
+            turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], dim=1).unflatten(1, (2, 2))
+            centres = evenly_on_a_disc(heads) @ turn
+    shifts = config.centre_std * centres.numpy()
+    return kernel_cells(np.ones(shifts.shape[:2]), shifts, kernel_size).sum((-2, -1))
 
 
 def overlap(maps: ArrayLike) -> NDArray:

@@ -10,12 +10,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from attnconv.config import PRESETS, config_hash, replace
+from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash, replace
 from attnconv.cost import cost
 from attnconv.training.runs import JPEG_COPY, Run
 
 CIFAR10_IMAGES = 50_000
 """Training images of CIFAR-10, all of which the paper uses."""
+_FREE = {"kind", "image_size", "image_channels", "classes", "seed", "checkpoint_seconds", "precision", "compile"}
+"""Settings that follow from the preset, the data or the machine."""
+_ONLY = {
+    "quadratic": ("covariance", "centre_std", "centre_start", "spread_start", "position_lr"),
+    "learned": ("encoding_lr",),
+    "learned_content": ("encoding_lr", "key_size"),
+    "resnet": ("resnet_width",),
+}
+"""Settings that concern only models of these kinds."""
 TOLERANCE = 1.0
 """Points of accuracy within which ours agrees with the paper's."""
 
@@ -114,22 +123,46 @@ def _verdict(run: Run, accuracy: float) -> str:
     return "; ".join([f"{word}: {points:+.2f} points (tolerance {TOLERANCE:g})".replace("-", "−"), *copy])
 
 
+def settings(config: ModelConfig | TrainConfig, full_size: ModelConfig | TrainConfig, kind: str) -> pd.DataFrame:
+    """A model's or a recipe's settings beside those at full size: a row for each that concerns such a model.
+
+    ``kind`` is the model's. Columns are ``ours`` and ``at full size``; None is a value that is not set or not used.
+    """
+    both = {"ours": _used(config, kind), "at full size": _used(full_size, kind)}
+    rows = {name: [values.get(name) for values in both.values()] for name in dict(config)}
+    return pd.DataFrame.from_dict({name: pair for name, pair in rows.items() if any(pair)}, "index", object, [*both])
+
+
+def _used(config: ModelConfig | TrainConfig, kind: str) -> dict[str, Any]:
+    """The values that change something for a model of that kind."""
+    values = dict(config)
+    unused = {name for names in _ONLY.values() for name in names}.difference(_ONLY[kind]) | _FREE
+    unused |= ModelConfig.model_fields.keys() - {"resnet_width"} if kind == "resnet" else set()
+    unused |= {"adamw_lr"} if values.get("optimizer") != "muon" else set()
+    unused |= {"beta2"} if values.get("optimizer") == "sgd" else set()
+    unused |= {"prune"} if not values.get("start_from") else set()
+    return {name: value for name, value in values.items() if name not in unused}
+
+
 def difference(run: Run) -> str:
-    """Why a run's accuracy cannot be held against the paper's, in a few words; empty if it can."""
+    """Why a run's accuracy cannot be held against the paper's, in a few words; empty if it can.
+
+    Only settings that concern its model are named: a ResNet has no hidden size, and only content has keys.
+    """
     data = run.config["data"]
     if data["name"] != "cifar10":
         return f"on {data['name']}"
     if run.preset not in PRESETS:
         return "not a model of the paper"
-    free = {"image_size", "image_channels", "classes", "seed", "checkpoint_seconds", "precision", "compile"}
-    free |= {"heads"} if run.train.start_from else set()  # pruning decides them
-    own, base = dict(run.model) | dict(run.train), PRESETS[run.preset]
-    of_paper = dict(base.model) | dict(base.train)
+    base, kind = PRESETS[run.preset], run.model.kind
+    both = pd.concat([settings(run.model, base.model, kind), settings(run.train, base.train, kind)])
+    both = both.drop(index=["adamw_lr", "beta2"], errors="ignore")  # the optimizer's name says it
+    if run.train.start_from:
+        both = both.drop(index="heads", errors="ignore")  # pruning decides them
     epochs = run.train.epochs
     words = {"epochs": f"{epochs} epoch{'s' * (epochs != 1)}", "batch_size": f"batch {run.train.batch_size}"}
     words |= {"lr": f"learning rate {run.train.lr:g}"}
-    other = [name for name in own if name not in free and own[name] != of_paper[name]]
-    said = [words.get(name, f"{name} {own[name]}") for name in other]
+    said = [words.get(name, f"{name} {own}") for name, own, paper in both.itertuples() if own != paper]
     if data["train_images"] < CIFAR10_IMAGES:
         said.append(f"{data['train_images']} training images")
     if len(said) > 4:  # config.json has them all

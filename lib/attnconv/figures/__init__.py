@@ -16,14 +16,13 @@ from attnconv.figures.curves import (
     content_share,
     cost_growth,
     cost_ratios,
-    coverage_grid,
     error_before_and_after,
     lines,
     rank_curves,
     reach_over_training,
     stacked_costs,
 )
-from attnconv.figures.evidence import agreement_and_ceiling, score_shares, taps_and_chance
+from attnconv.figures.evidence import agreement_and_ceiling, score_shares, taps_and_chance, taps_gained
 from attnconv.figures.maps import (
     attention_grid,
     attention_on_image,

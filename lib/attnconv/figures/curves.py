@@ -228,41 +228,6 @@ def content_share(shares: ArrayLike, untrained: ArrayLike) -> Figure:
     return figure
 
 
-@styled
-def coverage_grid(runs: pd.DataFrame) -> Figure:
-    """How what was varied decides whether heads form a kernel: a panel for each factor, its levels side by side.
-
-    ``runs`` has a row for each run and layer, with columns ``factor``, ``level``, ``layer`` (1 or 2), ``taps`` of the
-    3 x 3 kernel that have a head, ``chance``, the taps that heads placed at random cover, and ``accuracy`` in [0, 1].
-    Marks are means over runs and bars run from the least to the most.
-    """
-    figure = style.new_figure(DOUBLE, 3.4)
-    runs = runs.assign(percent=100 * runs["accuracy"])
-    factors, widths = runs["factor"].unique(), runs.groupby("factor", sort=False)["level"].nunique()
-    axes = figure.subplots(2, len(factors), squeeze=False, sharex="col", sharey="row", width_ratios=widths)
-    colours = seaborn.color_palette("flare", 2)
-    for (taps, accuracy), factor in zip(axes.T, factors, strict=True):
-        own = runs[runs["factor"] == factor]
-        look: Look = {"x": "level", "linestyle": "none", "errorbar": ("pi", 100), "err_kws": {"linewidth": 1}}
-        look |= {"markersize": 3.5, "markeredgewidth": 0, "legend": False}
-        seaborn.pointplot(own, y="taps", hue="layer", palette=colours, markers=["o", "s"], dodge=0.3, ax=taps, **look)
-        seaborn.pointplot(own, y="percent", color=PALETTE[0], markers="D", ax=accuracy, **look)
-        levels = own.groupby("level", sort=False)["chance"].first()
-        x = np.arange(len(levels))
-        taps.hlines(levels, x - 0.4, x + 0.4, color="0.4", linewidth=0.9, linestyle=DASHED)
-        taps.set(title=factor, xlabel="", ylabel="", ylim=(-0.3, 9.3), yticks=(0, 3, 6, 9))
-        accuracy.set_xticks(x, [level.replace(" ", "\n") for level in levels.index])
-        accuracy.set(xlim=(-0.5, len(x) - 0.5), xlabel="", ylabel="")
-        for ax in (taps, accuracy):
-            ax.grid(axis="y")
-    axes[0, 0].set_ylabel("Taps covered, of 9")
-    axes[1, 0].set_ylabel("Test accuracy (%)")
-    handles = [_line("layer 1", color=colours[0], marker="o"), _line("layer 2", color=colours[1], marker="s")]
-    handles += [_line("accuracy", color=PALETTE[0], marker="D"), _line("taps by chance", linestyle=DASHED)]
-    _legend_below(figure, handles, 4)
-    return figure
-
-
 # --- theory: how exactly heads are taps ---------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
 import seaborn
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -12,6 +13,8 @@ from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
 from attnconv.figures.style import DASHED, DOUBLE, PALETTE, SINGLE, Look, array, layer_titles, new_figure, styled
+
+_MORE, _AS_MANY, _FEWER = PALETTE[2], "#4d4d4d", PALETTE[3]
 
 
 @styled
@@ -36,6 +39,49 @@ def taps_and_chance(covered: Mapping[str, ArrayLike], by_chance: ArrayLike, taps
             ax.text(count, height, layers, ha="center", va="center", color=PALETTE[0], fontweight="bold")
     ax.set_ylim(0, top * (1 + 0.16 * (len(covered) + 0.8)))
     ax.set_yticks([tick for tick in ax.get_yticks() if tick <= top])
+    return figure
+
+
+@styled
+def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLike]) -> Figure:
+    """Taps of a 3 x 3 kernel before training and after it, a line a run: a row for each level of each factor.
+
+    ``runs`` has a row for each run and layer, with columns ``factor``, ``level``, ``seed``, ``layer``, taps ``before``
+    and ``after``, and ``accuracy`` (%), which the last panel shows. ``by_chance``: for each (factor, level) the taps
+    that fresh layers cover whose heads snap, (draws,). The more of them have a count, the darker it is.
+    """
+    levels, layers = list(by_chance), sorted(runs["layer"].unique())
+    row, seed = runs.set_index(["factor", "level"]).index.map(levels.index), runs["seed"].rank(method="dense")
+    runs = runs.assign(y=row + 0.22 * (seed - (1 + seed.max()) / 2))  # seeds of a level beside each other
+    shares = [np.bincount(counts, minlength=10) / len(counts) for counts in map(np.asarray, by_chance.values())]
+    figure = new_figure(DOUBLE, 0.8 + 0.21 * len(levels))
+    axes = figure.subplots(1, len(layers) + 1, sharey=True, width_ratios=[2] * len(layers) + [1.1])
+    look: Look = {"s": 9, "linewidths": 0.8, "zorder": 3, "clip_on": False}
+    for ax, layer in zip(axes, layers, strict=False):
+        own = runs[runs["layer"] == layer]
+        change = np.sign(own["after"] - own["before"]).astype(int)
+        colours = np.array([_FEWER, _AS_MANY, _MORE])[1 + change]
+        ax.pcolormesh(range(10), range(len(levels)), shares, cmap="Greys", vmin=0, vmax=1.6, shading="nearest")
+        ax.hlines(own["y"], own["before"], own["after"], colours, linewidth=0.9)
+        ax.scatter(own["before"], own["y"], facecolors="white", edgecolors=colours, **look)
+        ax.scatter(own["after"], own["y"], color=colours, **look)
+        ax.set(title=f"Layer {layer}", xlabel="Taps covered, of 9", xticks=range(10), xlim=(-0.5, 9.5))
+    own = runs[runs["layer"] == layers[0]]
+    axes[-1].scatter(own["accuracy"], own["y"], marker="D", color=PALETTE[0], **look)
+    axes[-1].set(title="Accuracy", xlabel="Test images (%)")
+    for ax in axes:
+        ax.grid(axis="y", visible=False)
+        for place in range(1, len(levels)):
+            if levels[place][0] != levels[place - 1][0]:
+                ax.axhline(place - 0.5, color="0.3", linewidth=0.5)
+    axes[0].set_yticks(range(len(levels)), [": ".join(level) for level in levels])
+    axes[0].invert_yaxis()
+    mark: Look = {"linestyle": "none", "marker": "o", "color": _MORE}
+    handles = [Line2D([], [], label="before training", markerfacecolor="white", **mark)]
+    handles += [Line2D([], [], label="after, more taps", **mark)]
+    handles += [Line2D([], [], label="after, fewer", **mark | {"color": _FEWER})]
+    handles += [Patch(color="0.8", label="fresh layers whose heads snap")]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4)
     return figure
 
 
