@@ -261,23 +261,3 @@ def size_as_convolution(table: pd.DataFrame, points: float = 1.0) -> pd.DataFram
     enough = alone.assign(kernel=alone["kernel"].where(alone["difference"] > -points, math.inf))
     smallest = enough.groupby(["model", "seed", "layer"], sort=False)["kernel"].min()
     return smallest.groupby(["model", "layer"], sort=False).median().unstack()
-
-
-def layers_as_convolutions(table: pd.DataFrame, model: str, points: float = 1.0) -> tuple[int, str]:
-    """How many first layers of a model may be 3 x 3 convolutions together for less than a point, and all in words.
-
-    The words say, for each size of kernel that may take the place of any, how many layers it takes, and what is lost:
-    mean over seeds, with the paired standard error.
-    """
-    rows = table[(table["model"] == model) & (table["layers"] == "up to") & (table["how"] == "read")]
-    mean = rows.groupby(["kernel", "layer"])[["accuracy", "whole", "difference", "error", "images"]].mean()
-    found, said = {}, []
-    for kernel, at_depth in mean.groupby(level="kernel"):
-        fine = (at_depth["difference"].to_numpy() > -points).tolist()
-        found[kernel] = depth = [*fine, False].index(False)
-        if depth and kernel > 1:
-            row = at_depth.iloc[depth - 1]
-            layers = f"layers 1 to {depth}" if depth > 1 else "layer 1"
-            said.append(f"{layers} as {kernel} × {kernel}: {row['difference']:+.2f} ± {row['error']:.2f} points")
-    whole = f"with attention everywhere {mean['whole'].iloc[0]:.2f}% of {mean['images'].iloc[0]:,.0f} test images"
-    return found.get(3, 0), "; ".join([whole, *said]).replace("-", "−")
