@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 import seaborn
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -77,7 +78,7 @@ def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLik
     axes[0].set_yticks(range(len(levels)), [": ".join(level) for level in levels])
     axes[0].invert_yaxis()
     mark: Look = {"linestyle": "none", "marker": "o", "color": _MORE}
-    handles = [Line2D([], [], label="before training", markerfacecolor="white", **mark)]
+    handles: list[Artist] = [Line2D([], [], label="before training", markerfacecolor="white", **mark)]
     handles += [Line2D([], [], label="after, more taps", **mark)]
     handles += [Line2D([], [], label="after, fewer", **mark | {"color": _FEWER})]
     handles += [Patch(color="0.8", label="fresh layers whose heads snap")]
