@@ -19,7 +19,7 @@ import attnconv.batch.run as runner
 from attnconv.batch import cli, fresh
 from attnconv.batch.run import reproduce
 from attnconv.config import load_profile
-from conftest import PER_RUN, Toys, damaged, planned, put_run, write
+from conftest import PER_RUN, Toys, damaged, planned, put_run, result, write
 
 
 @pytest.fixture
@@ -224,6 +224,21 @@ def test_short_runs_are_inputs_of_who_reads_them_but_for_one_that_joins(toys: To
     assert record() == set()
     (toys.output / "study" / "learned-seed0-0" / "model.safetensors").unlink()
     assert record() == {"10"}
+
+
+def test_results_of_others_are_inputs_of_who_reads_them(toys: Toys) -> None:
+    toys.add("00_front", needs=["01"], reads=["tables/01-*.json"])
+    toys.add("01_first", result("tables/01-claims.json"))
+
+    def run() -> list[str]:
+        assert reproduce("toy", output=toys.output, notebooks=toys.notebooks) == 0
+        return toys.executed()
+
+    assert run() == ["01", "00"] and run() == []
+    toys.add("01_first", result("tables/01-claims.json", "y"))
+    assert run() == ["01", "00"] and run() == []
+    toys.add("01_first", result("tables/01-claims.json", "y"), "1 + 1")  # the same result
+    assert run() == ["01"]
 
 
 def test_a_damaged_manifest_means_that_nothing_is_done(toys: Toys, record) -> None:

@@ -68,6 +68,10 @@ def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[s
     files = sorted(file for file in LIBRARY.rglob("*") if file.is_file() and file.suffix != ".pyc")
     found |= {file.relative_to(LIBRARY.parent).as_posix(): file_hash(file) for file in files}
 
+    patterns = [pattern for pattern in job.reads if pattern.startswith(("tables/", "figures/"))]
+    for file in sorted(file for pattern in patterns for file in output.glob(pattern)):
+        found[file.relative_to(output).as_posix()] = file_hash(file)
+
     finished = [weights for place in places for weights in sorted(place.glob("*/*/model.safetensors"))]
     for weights in finished:  # an unfinished run is nobody's input
         folder, kind = weights.parent, weights.parts[-3]

@@ -5,6 +5,7 @@ A notebook's metadata says what the runner must know, all of it optional:
     "attnconv": {"per_run": true}                 it is executed once for each preset and seed of the profile
     "attnconv": {"needs": ["03", "04:learned"]}   it comes after these notebooks, or after their jobs of one preset
     "attnconv": {"reads": ["study/learned/*"]}    it reads these runs besides: folder/preset/seed
+    "attnconv": {"reads": ["tables/*.json"]}      it reads what other notebooks made
     "attnconv": {"alone": true}                   it measures time: nothing else runs beside it
     "attnconv": {"timed": ["07-hybrid: * (ms)*"]} what it states there is measured anew each time (see `compare`)
 """
