@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import reference
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
@@ -207,3 +208,14 @@ def test_gradients_of_far_centres_are_those_of_the_formula():
     expected = torch.autograd.grad((plain(*parameters) * weights).sum(), parameters)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "full", "learned"])
+@pytest.mark.parametrize("block", [2**23, 200])
+def test_the_value_projection_may_be_replaced(kind, block, monkeypatch):
+    """By what adapters or quantization put around it, which has no weight of its own."""
+    layer, x = make(kind), torch.randn(2, 4, 5, 3)
+    expected = layer(x)
+    monkeypatch.setattr("attnconv.attention.mixing.BLOCK", block)
+    layer.value = nn.Sequential(layer.value)
+    torch.testing.assert_close(layer(x), expected)

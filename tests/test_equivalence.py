@@ -363,7 +363,7 @@ def test_other_refusals_name_their_cause():
         convert(scripted)
     limits = [(a, torch.float32) for a in (0.0, -1.0, math.inf, math.nan, 1e39, 1.8e38)] + [(1e308, torch.float64)]
     for alpha, dtype in limits:
-        with pytest.raises(ValueError, match=f"alpha = .*too large for {dtype}"):
+        with pytest.raises(ValueError, match=f"alpha = .*positive number, and for {dtype} at most"):
             conv_to_attention(nn.Conv2d(1, 1, 1, dtype=dtype), alpha)
     layer = conv_to_attention(nn.Conv2d(2, 1, (3, 5), dilation=2))
     for shape in [(2, 9, 9), (9, 9), (1, 1, 2, 9, 9), (1, 3, 9, 9)]:
@@ -660,3 +660,25 @@ def test_converted_networks_work_in_other_tools():
             torch.testing.assert_close(exported(x[:1].repeat(5, 1, 1, 1))[4], expected[0])
         torch.testing.assert_close(torch.jit.trace(attention, (x,))(x), expected)
         assert attention.to("meta")(x.to("meta")).shape == expected.shape
+
+
+@pytest.mark.parametrize("network", [None, "resnet18"])
+def test_what_is_no_network_is_refused(network):
+    with pytest.raises(TypeError, match=f"convert takes a torch.nn.Module, not {network!r}"):
+        convert(network)
+
+
+@pytest.mark.parametrize("alpha", ["3", None, float("nan"), -1, True and float("inf")])
+def test_alpha_must_be_a_positive_number(alpha):
+    with pytest.raises(ValueError, match=re.escape(f"alpha = {alpha!r} must be a positive number")):
+        convert(nn.Sequential(nn.Conv2d(2, 2, 3)), alpha)
+
+
+def test_convolutions_that_would_stay_without_a_word_are_refused():
+    network = nn.Sequential(nn.ReLU())
+    network[0].branches = [nn.Conv2d(2, 2, 3)]
+    with pytest.raises(ValueError, match="^0 holds modules in a plain list.*nn.ModuleList"):
+        convert(network)
+    quantized = type("Conv2d", (nn.Module,), {"__module__": "torch.ao.nn.quantized.modules.conv"})()
+    with pytest.raises(TypeError, match="^0: Conv2d is not a Conv1d or Conv2d"):
+        convert(nn.Sequential(quantized))

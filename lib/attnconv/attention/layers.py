@@ -76,7 +76,7 @@ class PositionalAttention(nn.Module):
 
     def shifts(self, length: int, axis: int) -> Tensor:
         """Shift k - q of every query and key along one axis (0 rows, 1 columns): (length, length), query x key."""
-        position = torch.arange(length, device=self.value.weight.device)
+        position = torch.arange(length, device=next(self.parameters()).device)  # `value` may be of any kind
         return position - position[:, None]
 
     def extra_repr(self) -> str:

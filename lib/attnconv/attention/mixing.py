@@ -207,18 +207,21 @@ def attend_in_blocks(x: Tensor, terms: tuple[Tensor, ...], value: nn.Linear, dro
     batch, height, width, channels = x.shape
     pixels = height * width
     keys = x.permute(1, 2, 0, 3).reshape(pixels, batch * channels)
-    heads = value.in_features // channels
+    heads = len(terms[0])
+    plain = type(value) is nn.Linear
+    project = (value.weight, value.bias) if plain else (None, None)  # what stands in its place projects afterwards
 
-    def attend(queries: Tensor, keys: Tensor, weight: Tensor, bias: Tensor | None, *terms: Tensor) -> Tensor:
-        """(q,) -> (B, q, D)."""
+    def attend(queries: Tensor, keys: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Tensor) -> Tensor:
+        """(q,) -> (B, q, D), or (B, q, h C) where there is no weight."""
         p = scores(queries // width, queries % width, *terms).flatten(-2).softmax(-1)  # (h, q, N)
         p = F.dropout(p, dropout).to(keys.dtype).transpose(0, 1).reshape(-1, pixels)
         mixed = (p @ keys).view(len(queries), heads, batch, channels)
-        return F.linear(mixed.permute(2, 0, 1, 3).flatten(-2), weight, bias)
+        mixed = mixed.permute(2, 0, 1, 3).flatten(-2)
+        return mixed if weight is None else F.linear(mixed, weight, bias)
 
     blocks = torch.arange(pixels, device=x.device).split(max(1, BLOCK // (heads * pixels)))
-    parts = [_made_again(attend, queries, keys, value.weight, value.bias, *terms) for queries in blocks]
-    return torch.cat(parts, dim=1).view(batch, height, width, -1)
+    y = torch.cat([_made_again(attend, queries, keys, *project, *terms) for queries in blocks], dim=1)
+    return (y if plain else value(y)).view(batch, height, width, -1)
 
 
 def attend_content(q: Tensor, k: Tensor, rows: Tensor, columns: Tensor, x: Tensor, dropout: float = 0.0) -> Tensor:

@@ -63,8 +63,10 @@ class TapAttention(QuadraticAttention):
         weight, bias = conv.weight, conv.bias
         kind = torch.promote_types(weight.dtype, torch.float32)
         largest = torch.finfo(kind).max / 2  # spreads are squared
-        if not 0 < alpha <= largest:
-            raise ValueError(f"alpha = {alpha} must be positive, and not too large for {kind}: at most {largest:.2g}.")
+        if not isinstance(alpha, (int, float)) or not 0 < alpha <= largest:
+            raise ValueError(
+                f"alpha = {alpha!r} must be a positive number, and for {kind} at most {largest:.2g}."
+            )
         out_channels, channels, *kernel = weight.shape
         with torch.device("meta"):  # every parameter is set below: no random numbers drawn, no memory used
             super().__init__(conv.groups * channels, out_channels, math.prod(kernel))
@@ -258,7 +260,17 @@ def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
     Everything else (norms, pooling, linear layers) is copied as it is, and weights that are tied stay tied. The network
     that is given stays as it is. Fast under `torch.no_grad`. ``alpha`` is that of `conv_to_attention`.
     """
-    found = {n: m for n, m in network.named_modules() if isinstance(m, (_ConvNd, torch.jit.ScriptModule))}
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"convert takes a torch.nn.Module, not {network!r}.")
+    for name, module in network.named_modules():
+        held = [one for many in vars(module).values() if isinstance(many, (list, tuple)) for one in many]
+        if any(isinstance(one, nn.Module) for one in held):
+            raise ValueError(
+                f"{name or type(module).__name__} holds modules in a plain list, where PyTorch does not see them (nor "
+                "their weights): put them into an nn.ModuleList, then convert."
+            )
+    kinds = (_ConvNd, torch.jit.ScriptModule)
+    found = {n: m for n, m in network.named_modules() if isinstance(m, kinds) or _is_quantized_convolution(m)}
     convolutions = [_plain_convolution(module, name) for name, module in found.items()]
     # deepcopy's memo: what it finds here it takes for the copy, wherever it is used. It copies no tensor that was
     # computed, such as the pruned weight of a linear layer.
@@ -267,6 +279,11 @@ def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
     for conv in convolutions:
         copies[id(conv)] = TapAttention(copy.deepcopy(conv, copies), alpha)
     return copy.deepcopy(network, copies)
+
+
+def _is_quantized_convolution(module: nn.Module) -> bool:
+    """Whether it is one of torch.ao's, which are no convolutions to Python and hold packed integers."""
+    return "quantized" in type(module).__module__ and "Conv" in type(module).__name__
 
 
 def _plain_convolution(module: nn.Module, name: str) -> nn.Conv1d | nn.Conv2d:
