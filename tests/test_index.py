@@ -57,7 +57,8 @@ def test_the_index_is_notebook_00_then_all_files_by_notebook(output):
     assert "06 Accuracy &lt;i&gt;versus&lt;/i&gt; ResNet</h2>" in rest and ".running" not in page
     assert "notebooks/06_acc%3Cb%3E%26%27%2523-x.ipynb" in rest and "acc<b>" not in rest
     assert page.count('src="figures/0') == 2 and 'alt="plain"' in page and 'href="tables/06-table1.csv"' in page
-    assert not re.search(r'(src|href)="(https?:|/)', page)
+    assert not re.search(r'src="(https?:|/)|href="/', page)
+    assert set(re.findall(r'href="(https?:[^"]+)"', page)) == {"https://arxiv.org/abs/1911.03584"}
     assert re.findall(r'id="(n\d\d)"', page) == ["n04", "n05", "n06"]
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
 from attnconv.analysis.claims import PAPER_CLAIMS, Claims
 from attnconv.batch.pages import export_html, write_page
+from attnconv.training.runs import find_runs
 from browser import needs_browser, playwright
 
 pytestmark = needs_browser
+RECORD = Path(__file__).parents[1] / "outputs" / "evening"
 SCREENS = {"phone": (390, 844), "desktop": (1280, 900)}
 FORMULAS = r"""# A formula
 
@@ -60,6 +64,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = nbformat.v4.new_markdown_cell(FORMULAS)
         nbformat.write(nbformat.v4.new_notebook(cells=[text, code]), output / "notebooks" / f"{name}.ipynb")
         export_html(output / "notebooks" / f"{name}.ipynb", output / "notebooks" / pages[name], pages)
+    (output / "runs").symlink_to(RECORD / "runs")
+    for name in ("playground", "explorer"):
+        (output / f"{name}.html").write_text("<title>it</title>")
     return write_page(output)
 
 
@@ -107,11 +114,53 @@ LOWEST_CONTRAST = r"""() => {
 """The smallest contrast of any text with what is behind it, as the WCAG defines it."""
 
 
-def test_the_first_screen_asks_and_leads_on(page: playwright.Page, site: Path) -> None:
+DOTS = "[...document.querySelectorAll('.film circle')].map((dot) => [dot.cy, dot.cx].map((at) => at.baseVal.value))"
+"""Where the film's heads are: rows, columns."""
+
+
+def test_the_first_screen_asks_shows_heads_and_leads_on(page: playwright.Page, site: Path) -> None:
     page.goto(site.as_uri())
     assert fits(page) and page.evaluate(LOWEST_CONTRAST) >= 4.5  # the WCAG's bound
-    question = page.get_by_text("Does it learn to be one?").bounding_box()
-    assert question["y"] + question["height"] <= page.viewport_size["height"]
+    for shown in ("h1 >> nth=0", ".film svg", "text=Move the heads", "text=Look into a trained network"):
+        box = page.locator(shown).bounding_box()
+        assert box["y"] >= 0 and box["y"] + box["height"] <= page.viewport_size["height"], shown
+    assert "Does it learn to be one?" in page.locator("h1").first.inner_text()
+
+
+@LIGHT
+def test_the_film_runs_once_from_the_start_to_the_end_and_heads_can_be_dragged(page, site: Path) -> None:
+    run = next(run for run in find_runs(RECORD / "runs") if run.preset == "quadratic")
+    page.goto(site.as_uri())
+    layer = int(re.search(r"Layer (\d)", page.locator(".film figcaption").inner_text())[1]) - 1
+    history = run.heads["parameter_centre"][:, layer]
+    np.testing.assert_allclose(page.evaluate(DOTS), history[0], atol=0.3)
+    page.wait_for_timeout(4600)
+    np.testing.assert_allclose(page.evaluate(DOTS), history[-1], atol=0.011)
+    covered = page.locator(".tap.covered").count()
+    assert covered == len({tuple(tap) for tap in np.rint(history[-1]).astype(int) if np.abs(tap).max() <= 1})
+    box = page.locator(".film .query").bounding_box()  # a pixel
+    centre = page.locator(".film circle").first.bounding_box()
+    page.mouse.move(centre["x"] + centre["width"] / 2, centre["y"] + centre["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 2.5 * box["width"], box["y"] - box["height"])  # 2 to the right, 1.5 up
+    page.mouse.up()
+    np.testing.assert_allclose(page.evaluate(DOTS)[0], (-1.5, 2), atol=0.05)
+    page.locator(".film circle").nth(1).focus()
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate(DOTS)[1][0] == pytest.approx(history[-1][1][0] + 0.25, abs=0.02)
+
+
+def test_who_asks_for_less_motion_sees_the_end_at_once(browser: playwright.Browser, site: Path) -> None:
+    context = browser.new_context(reduced_motion="reduce", offline=True)
+    page = context.new_page()
+    page.goto(site.as_uri())
+    first = page.evaluate(DOTS)
+    page.wait_for_timeout(1500)
+    assert page.evaluate(DOTS) == first
+    run = next(run for run in find_runs(RECORD / "runs") if run.preset == "quadratic")
+    ends = run.heads["parameter_centre"][-1]
+    assert min(np.abs(layer - first).max() for layer in ends) < 0.011
+    context.close()
 
 
 @LIGHT

@@ -6,6 +6,7 @@ All of it opens without a network: pictures are inside, formulas are MathML. No 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import jinja2
 import nbformat
+import numpy as np
 from latex2mathml.converter import convert as to_mathml
 from markupsafe import Markup
 from nbconvert import HTMLExporter
@@ -21,10 +23,16 @@ from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
 
 from attnconv.batch.plan import title_of
-from attnconv.training.runs import find_runs, read_json, writing
+from attnconv.training.runs import Run, find_runs, read_json, writing
 
 FRONT = "00"
 """Number of the notebook that is the index."""
+FINDINGS = (
+    ("01-sum-of-heads", "Exactly", "Nine heads are a 3 × 3 convolution: a theorem, and code."),
+    ("07-swaps", "By what they do", "Put convolutions in the place of trained layers: where does it cost?"),
+    ("06-accuracy", "As accurate?", "Attention beside a ResNet, epoch by epoch."),
+)
+"""Of the first screen: a figure, a title, a sentence."""
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
 """Forms of output that a page shows, the first that there is. A widget would need scripts from the network."""
 
@@ -114,15 +122,32 @@ def write_page(output: Path) -> Path:
         pages = {stem.partition("-")[0]: f"notebooks/{stem}.html" for stem in first}
         with contextlib.suppress(Exception):  # nbformat raises many kinds; without it the page shows the rest
             body = _body(front["notebooks"][0], pages, code=False)
+    runs = find_runs(output / "runs")
     write(
         output / "index.html",
         name=output.name,
         found=Markup(body),
         sections=sections,
-        links=[name for name in ("explorer", "playground") if (output / f"{name}.html").is_file()],
-        runs=find_runs(output / "runs"),
+        links=[name for name in ("playground", "explorer") if (output / f"{name}.html").is_file()],
+        runs=runs,
+        film=next((_film(run) for run in runs if run.preset == "quadratic"), None),
+        script=Markup(Path(__file__).with_name("front.js").read_text("utf-8")),
+        shown=[one for one in FINDINGS if (output / "figures" / f"{one[0]}.png").is_file()],
     )
     return output / "index.html"
+
+
+def _film(run: Run) -> dict[str, Any]:
+    """The layer whose heads sit on most pixels of a 3 x 3 kernel, as the first screen shows it: centres by epoch."""
+    from attnconv.figures import head_colours  # imports seaborn, which takes a second
+
+    centres, mass = run.heads["parameter_centre"], run.heads["mass"][-1]
+    on_taps = (np.abs(centres[-1]) < 1.5).all(-1) & (mass > 0.5)
+    layer = int(on_taps.sum(1).argmax())
+    heads = [
+        [[round(float(x), 2) for x in head] for head in epoch if np.isfinite(head).all()] for epoch in centres[:, layer]
+    ]
+    return {"layer": layer + 1, "data": json.dumps({"centres": heads, "colours": head_colours(len(heads[0]))})}
 
 
 def _picture(file: Path) -> dict[str, Any]:

@@ -64,9 +64,7 @@ class TapAttention(QuadraticAttention):
         kind = torch.promote_types(weight.dtype, torch.float32)
         largest = torch.finfo(kind).max / 2  # spreads are squared
         if not isinstance(alpha, (int, float)) or not 0 < alpha <= largest:
-            raise ValueError(
-                f"alpha = {alpha!r} must be a positive number, and for {kind} at most {largest:.2g}."
-            )
+            raise ValueError(f"alpha = {alpha!r} must be a positive number, and for {kind} at most {largest:.2g}.")
         out_channels, channels, *kernel = weight.shape
         with torch.device("meta"):  # every parameter is set below: no random numbers drawn, no memory used
             super().__init__(conv.groups * channels, out_channels, math.prod(kernel))
