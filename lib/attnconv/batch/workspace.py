@@ -22,7 +22,7 @@ import numpy as np
 
 from attnconv.analysis.claims import Claims
 from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
-from attnconv.training.runs import Run, find_runs, identity, writing
+from attnconv.training.runs import Run, find_runs, identity, write_arrays, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROFILES = REPOSITORY / "notebooks" / "profiles"
-NAMED_DATA = ("embedded", "cifar10", "fashion-mnist")
+NAMED_DATA = ("embedded", "cifar10")
 """Data sets known by name; anything else is a path."""
 _described = itertools.count(1)  # figures, in the order in which the index shows them
 
@@ -143,9 +143,7 @@ class Workspace:
 
         file = run.path / f"{name}.npz"
         if not file.is_file():
-            arrays = measure(load_run(run.path)[0])
-            with writing(file) as temporary:
-                np.savez_compressed(temporary, **arrays)
+            write_arrays(file, measure(load_run(run.path)[0]))
         return getattr(Run(run.path), name)
 
     def runs(self) -> list[Run]:

@@ -126,7 +126,7 @@ def pool_of(
         about = dict(classes=images.classes, mean=images.mean, std=images.std) | about
         name, labels, images = "test image", images.test_labels, images.test_images
     values = _fitting(images, size, channels)
-    usual = STATISTICS["cifar10" if channels == 3 else "fashion-mnist"]
+    usual = STATISTICS["cifar10" if channels == 3 else "fashion-mnist-sample"]
     mean, std = (tuple(g or about.get(n, u)) for g, n, u in zip((mean, std), ("mean", "std"), usual, strict=True))
     names = tuple(classes or about.get("classes", ()) or map(str, range(side.classes)))
     if side.classes and len(names) != side.classes:
@@ -204,10 +204,10 @@ def _picture(image: Any, size: tuple[int, int], channels: int) -> NDArray[np.uin
 def _own_data(name: str | None, size: tuple[int, int], channels: int) -> Dataset | NDArray:
     """The data that a run names, where it is on this machine (nothing is downloaded); else a drawn picture."""
     source = "embedded" if name in (None, "fashion-mnist-sample") else name
-    if source in ("embedded", "cifar10", "fashion-mnist"):
+    if source in ("embedded", "cifar10"):
         with contextlib.suppress(DataError):
             find_data(source)
-            data = load_data(source, progress=False)
+            data = load_data(source)
             if name or (data.image_size, data.image_channels) == (size, channels):
                 return data
     rows, columns = np.mgrid[: size[0], : size[1]] / np.array(size, float)[:, None, None] - 0.5
