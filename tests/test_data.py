@@ -10,11 +10,11 @@ import os
 import pickle
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import tarfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from torchvision.transforms.v2 import functional as tv
 
 from attnconv.training import data
 from attnconv.training.data import CIFAR10_CLASSES, SPLITS, DataError, MissingData, content_key, find_data, load_data
+from attnconv.training.runs import held
 
 # Writers: each puts four arrays on disk, named as in `data.ARRAYS`, and gives the path of what it wrote ------------
 
@@ -82,21 +83,6 @@ def folders(folder: Path, arrays: dict, classes=CIFAR10_CLASSES) -> Path:
             file = folder / split / classes[label] / f"{i:04}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(encoded(arrays[f"{split}_images"][i]))
-    return folder
-
-
-def fashion(folder: Path, arrays: dict, monkeypatch) -> Path:
-    """Fashion-MNIST as torchvision unpacks it; the published key is replaced by that of these files."""
-    (folder / "raw").mkdir(parents=True)
-    for name, array in arrays.items():
-        split, part = name.replace("test", "t10k").split("_")
-        values = array.squeeze().astype(np.uint8)
-        content = struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *values.shape) + values.tobytes()
-        (folder / "raw" / f"{split}-{part}-idx{values.ndim}-ubyte").write_bytes(content)
-    with monkeypatch.context() as patch:
-        patch.setattr(data, "PUBLISHED", {})
-        key = content_key(find_data(folder))
-    monkeypatch.setitem(data.PUBLISHED, data.IDX, key)
     return folder
 
 
@@ -215,13 +201,13 @@ def test_embedded_sample(sample, root):
     assert hashlib.sha256(content).hexdigest() in (folder / "README.md").read_text()
 
 
-def test_damaged_or_missing_embedded_sample(root, tmp_path, monkeypatch):
+def test_damaged_or_missing_embedded_sample(tmp_path, monkeypatch):
     folder = find_data("embedded").path.parent
-    flip(shutil.copytree(folder, root / folder.name) / "fashion-mnist-sample.npz", 1_000_000)
-    refused("embedded", root, "checksum mismatch", "git checkout")
     monkeypatch.setattr(data, "REPOSITORY_DATA", tmp_path)
-    monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path))
-    with pytest.raises(MissingData, match="embedded is not on this machine"):
+    flip(shutil.copytree(folder, tmp_path / folder.name) / "fashion-mnist-sample.npz", 1_000_000)
+    refused("embedded", tmp_path, "cannot be read", "replace it")
+    shutil.rmtree(tmp_path / folder.name)
+    with pytest.raises(MissingData, match="embedded is not on this machine.*git checkout data"):
         load_data("embedded")
 
 
@@ -263,18 +249,6 @@ def test_own_images_in_folders(tmp_path):
     assert loaded.image_size == (8, 7)
     measured = [[f(GRAY["train_images"] / 255)] for f in (np.mean, np.std)]
     np.testing.assert_allclose((loaded.mean, loaded.std), measured)
-
-
-def test_fashion_mnist(root, monkeypatch):
-    arrays = some(30, 10, (28, 28, 1))
-    folder = fashion(root / "FashionMNIST", arrays, monkeypatch)
-    for source in ("fashion-mnist", folder):
-        loaded = load_data(source)
-        assert_holds(loaded, arrays)
-        assert (loaded.name, loaded.form, loaded.mean) == ("fashion-mnist", "idx files", (0.286,))
-        assert loaded.classes == tuple(FashionMNIST.classes)
-    flip(folder / "raw" / "train-images-idx3-ubyte", 100)
-    refused("fashion-mnist", folder, "checksum mismatch", "download it again")
 
 
 def test_statistics_and_jpeg_of_other_images(tmp_path):
@@ -434,7 +408,7 @@ def test_paths_that_cannot_be(source):
 @pytest.mark.parametrize(
     ("write", "words"),
     [
-        (lambda p: None, ["no data set", "Name embedded, cifar10 or fashion-mnist", "parquet", "train/<class>/"]),
+        (lambda p: None, ["no data set", "Name embedded or cifar10", "parquet", "train/<class>/"]),
         (lambda p: p.mkdir(), ["no data set", "cifar-10-batches-py"]),
         (lambda p: p.write_bytes(b"hello"), ["no data set"]),
         (lambda p: os.unlink(parquet(p, SMALL) / "train.parquet"), ["no data set"]),
@@ -472,20 +446,18 @@ def test_data_that_cannot_be_used(tmp_path, write, words):
 # Download --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cifar10", "fashion-mnist"])
-def test_no_network(root, monkeypatch, name):
+def test_no_network(root, monkeypatch):
     def offline(self):
-        (Path(self.root) / "half.tar.gz").write_bytes(b"half")
         assert socket.getdefaulttimeout() == 30
         raise RuntimeError("Error downloading:\nno route to host")
 
-    for kind in (CIFAR10, FashionMNIST):
-        monkeypatch.setattr(kind, "download", offline)
-    refused(name, root, "no route to host", "'embedded'")
+    monkeypatch.setattr(CIFAR10, "download", offline)
+    (root / ".lock").touch()
+    refused("cifar10", root, "no route to host", "'embedded'")
     assert socket.getdefaulttimeout() is None
 
 
-def test_downloaded_cifar10_is_moved_to_the_data_folder(tmp_path, root, cifar, monkeypatch):
+def test_cifar10_is_downloaded_once_and_again_where_it_is_damaged(tmp_path, root, cifar, monkeypatch):
     file = archive(tmp_path / "cifar-10-python.tar.gz", cifar, monkeypatch)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
     monkeypatch.setattr(handler.func, "log_message", lambda *_: None)
@@ -495,18 +467,26 @@ def test_downloaded_cifar10_is_moved_to_the_data_folder(tmp_path, root, cifar, m
         monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{file.name}")
         with monkeypatch.context() as patch:
             patch.setattr(CIFAR10, "tgz_md5", "0" * 32)  # torchvision checks the sum of what it fetched
-            refused("cifar10", "The download failed", "corrupted", root / "cifar-10-batches-py")
-        assert_holds(load_data("cifar10"), cifar)
+            with pytest.raises(MissingData, match="The download failed.*corrupted.*cifar-10-batches-py") as failed:
+                load_data("cifar10")
+            assert "\n" not in str(failed.value)
+        (root / "cifar-10-python.tar.gz").write_bytes(b"half")  # as a download leaves it that was cut off
+        with ThreadPoolExecutor() as pool:
+            with held(root, wait=False):  # another notebook downloads
+                second = pool.submit(load_data, "cifar10")
+                with pytest.raises(TimeoutError):
+                    second.result(timeout=0.3)
+            assert_holds(second.result(timeout=60), cifar)
         server.shutdown()
     assert_holds(load_data("cifar10"), cifar)  # not fetched again
-    assert [path.name for path in root.iterdir()] == ["cifar-10-batches-py"]
+    assert {path.name for path in root.iterdir()} == {".lock", "cifar-10-batches-py", "cifar-10-python.tar.gz"}
 
 
 def test_an_archive_in_the_data_folder_is_unpacked_and_not_downloaded(root, cifar, monkeypatch):
     archive(root / "cifar-10-python.tar.gz", cifar, monkeypatch)
     monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/none")
     assert_holds(load_data("cifar10"), cifar)
-    assert {path.name for path in root.iterdir()} == {"cifar-10-batches-py", "cifar-10-python.tar.gz"}
+    assert_holds(load_data("cifar10"), cifar)
 
 
 # Subsets ---------------------------------------------------------------------------------------------------------

@@ -484,7 +484,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Explorer, Path]:
         model.attention_layers[1].centres[0] = torch.tensor([-20.0, 3])
         model.attention_layers[1].spreads[1:] = 0.9
         model.classifier.weight *= 6
-    explorer = explore(model, images=load_data("embedded", progress=False).first(10, 20))
+    explorer = explore(model, images=load_data("embedded").first(10, 20))
     return explorer, explorer.export_html(tmp_path_factory.mktemp("grid") / "page.html")
 
 

@@ -170,7 +170,7 @@ def test_what_cannot_be_swapped_is_refused():
 
 @pytest.fixture(scope="module")
 def data():
-    return load_data("embedded", progress=False).first(100, 60)
+    return load_data("embedded").first(100, 60)
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "learned_content"])
@@ -221,7 +221,7 @@ def test_shuffled_taps_are_the_same_taps_in_other_places():
 def test_the_record_says_what_its_networks_do():
     """Answers in swaps.npz, of the first test images, which are kept with the record: given again by the weights."""
     work = open_workspace("evening", output=REPOSITORY / "outputs" / "evening")
-    data, checked = load_data(work.folder / "strip.npz", progress=False), 0
+    data, checked = load_data(work.folder / "strip.npz"), 0
     for run in work.runs():
         if run.swaps and run.preset != "learned_content":  # read on training images, which are not kept
             checked += 1

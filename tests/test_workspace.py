@@ -41,7 +41,6 @@ def run(work):
         (Profile(name="quick"), "/somewhere/CIFAR 10", "quick-cifar-10-f57d"),
         (Profile(name="paper", data="cifar10"), "/somewhere/images", "paper-images-8f60"),
         (Profile(name="paper", data="cifar10"), "/elsewhere/images", "paper-images-b2e7"),
-        (Profile(name="paper", data="cifar10"), "fashion-mnist", "paper-fashion-mnist"),
         (Profile(name="evening", recorded=True), None, "reproduced/evening"),
         (Profile(name="evening", recorded=True), "embedded", "reproduced/evening"),
         (Profile(name="evening", recorded=True), "cifar10", "evening-cifar10"),

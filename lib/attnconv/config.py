@@ -143,23 +143,13 @@ class TrainConfig(Config):
     start_from: str | None = None  # preset whose finished run (same seed) gives the first weights
     prune: bool = True  # whether the degenerate heads of that run are dropped first
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the device has it built in
-    compile: bool | Literal["reduce-overhead", "max-autotune"] | None = None  # None: `machine.to_be_compiled` decides
+    compile: bool | None = None  # whether ``torch.compile`` makes the steps; None: `machine.to_be_compiled` decides
     checkpoint_seconds: NotNegative = 60.0  # between checkpoints inside an epoch; each epoch ends with one too
-
-
-def from_dict(cls: type[AnyConfig], values: dict[str, Any]) -> AnyConfig:
-    """Build a configuration from its values by name; `ConfigError` names those that do not fit."""
-    return cls(**{str(name): value for name, value in values.items()})
 
 
 def replace(config: AnyConfig, changes: dict[str, Any]) -> AnyConfig:
     """The same configuration with some values changed, checked as if it were new."""
-    return from_dict(type(config), {**dict(config), **changes})
-
-
-def to_dict(config: Config) -> dict[str, Any]:
-    """The inverse of `from_dict`, ready for JSON (tuples become lists)."""
-    return config.model_dump(mode="json")
+    return type(config)(**{**dict(config), **changes})
 
 
 _LATER: dict[str, Any] = {"encoding_lr": None, "kernels": [], "prune": True}
@@ -168,7 +158,7 @@ _LATER: dict[str, Any] = {"encoding_lr": None, "kernels": [], "prune": True}
 
 def config_hash(*configs: Any) -> str:
     """Eight hexadecimal digits that name these configurations (or plain values)."""
-    plain = [to_dict(c) if isinstance(c, Config) else c for c in configs]
+    plain = [c.model_dump(mode="json") if isinstance(c, Config) else c for c in configs]
     late = _LATER.items()
     plain = [{n: v for n, v in c.items() if (n, v) not in late} if isinstance(c, dict) else c for c in plain]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
@@ -222,7 +212,7 @@ class Profile(Config):
 
     name: str
     description: str = ""
-    data: str = "embedded"  # ``embedded``, ``cifar10``, ``fashion-mnist``, or a path (`training.data.load_data`)
+    data: str = "embedded"  # ``embedded``, ``cifar10``, or a path (`training.data.load_data`)
     recorded: bool = False  # its runs are in the repository: they stand in for training, with any copy of the data
     train_images: Count | None = None  # use only that many training images, balanced by class; None uses all
     test_images: Count | None = None
@@ -275,6 +265,6 @@ def load_profile(path: str | Path) -> Profile:
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
         raise ConfigError(f"There is no profile {path.stem!r} in {path.parent}. Profiles there: {known}.")
     try:
-        return from_dict(Profile, {**read_yaml(path.read_text(encoding="utf-8")), "name": path.stem})
-    except (OSError, ValueError, TypeError) as error:  # TypeError: no 'name: value' lines
+        return Profile(**{**read_yaml(path.read_text(encoding="utf-8")), "name": path.stem})
+    except (OSError, ValueError, TypeError) as error:  # TypeError: no 'name: value' lines, or a name that is no text
         raise ConfigError(f"{path}: {error}") from None

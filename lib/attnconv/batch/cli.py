@@ -11,7 +11,7 @@ from typing import Any
 from attnconv import __version__
 
 PROFILE_HELP = "model size and recipe: smoke, quick (default), evening or paper, a file of notebooks/profiles"
-DATA_HELP = "embedded, cifar10, fashion-mnist, or a path to images (default: the profile's)"
+DATA_HELP = "embedded, cifar10, or a path to images (default: the profile's)"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -80,7 +80,7 @@ def _train(preset: str, profile: str, seed: int | None, epochs: int | None, word
     train |= {} if epochs is None else {"epochs": epochs}
     work = open_workspace(profile, **options)
     _, recipe = work.profile.configs(preset, seed, model, train)  # a wrong value costs no time
-    work.data.check_hold_out(recipe.validation)
+    work.data.hold_out(recipe.validation, recipe.seed)
     try:
         run = work.run(preset, seed, model_changes=model, train_changes=train, fresh=True)
     except KeyboardInterrupt:

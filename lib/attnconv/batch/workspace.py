@@ -36,7 +36,7 @@ OUTPUTS = Path(os.path.realpath(REPOSITORY / "outputs"))
 REPRODUCED = OUTPUTS / "reproduced"
 """Where profiles are drawn whose record is committed, in outputs/<profile>."""
 PROFILES = REPOSITORY / "notebooks" / "profiles"
-NAMED_DATA = ("embedded", "cifar10", "fashion-mnist")
+NAMED_DATA = ("embedded", "cifar10")
 """Data sets known by name; anything else is a path."""
 _described = itertools.count(1)  # figures, in the order in which the index shows them
 

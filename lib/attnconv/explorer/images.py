@@ -64,7 +64,7 @@ def pool_of(
         about = dict(classes=images.classes, mean=images.mean, std=images.std) | about
         name, labels, images = "test image", images.test_labels, images.test_images
     values = fitting(images, size, channels)
-    usual = STATISTICS["cifar10" if channels == 3 else "fashion-mnist"]
+    usual = STATISTICS["cifar10" if channels == 3 else "fashion-mnist-sample"]
     mean, std = (tuple(g or about.get(n, u)) for g, n, u in zip((mean, std), ("mean", "std"), usual, strict=True))
     names = tuple(classes or about.get("classes", ()) or map(str, range(side.classes)))
     if side.classes and len(names) != side.classes:
@@ -158,10 +158,10 @@ def _cropped(image: Image.Image, size: tuple[int, int], channels: int) -> NDArra
 
 def _own_data(name: str | None, size: tuple[int, int], channels: int) -> Dataset | Tensor:
     """The data that a run names, where it is on this machine (nothing is downloaded); else pictures of the sample."""
-    if name in ("cifar10", "fashion-mnist"):
+    if name == "cifar10":
         with contextlib.suppress(DataError):
             find_data(name)
-            return load_data(name, progress=False)
-    sample = load_data("embedded", progress=False)
+            return load_data(name)
+    sample = load_data("embedded")
     fits = name == "fashion-mnist-sample" or (sample.image_size, sample.image_channels) == (size, channels)
     return sample if fits else sample.test_images

@@ -35,7 +35,7 @@ def pictures() -> list[dict[str, Any]]:
         Image.open(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)).convert("L").crop((120, 10, 400, 290))
     )
     hopper = np.asarray(photo.resize((64, 64), Image.Resampling.LANCZOS))
-    boot = load_data("embedded", progress=False).test_images[0, ..., 0].numpy()
+    boot = load_data("embedded").test_images[0, ..., 0].numpy()
     pixel = np.zeros((15, 15), np.uint8)
     pixel[7, 7] = 255
     return [

@@ -12,7 +12,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import nn
 
 from attnconv.models import Network, build_model
 from attnconv.training.machine import best_device
@@ -37,11 +36,6 @@ def read_state(file: Path) -> dict[str, Any]:
         if hashlib.sha256(content[DIGEST:]).digest() != content[:DIGEST]:
             raise ValueError("it is not what was written")
         return torch.load(io.BytesIO(content[DIGEST:]), map_location="cpu", weights_only=True)
-
-
-def packed_weights(model: nn.Module) -> bytes:
-    """The content of a model.safetensors."""
-    return safetensors.torch.save({name: value.contiguous() for name, value in model.state_dict().items()})
 
 
 def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[Network, Run]:

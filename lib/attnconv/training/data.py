@@ -1,4 +1,4 @@
-"""Images: CIFAR-10, Fashion-MNIST, the embedded sample or your own; and batches made on the device.
+"""Images: CIFAR-10, the embedded sample of Fashion-MNIST, or your own; and batches made on the device.
 
 A data set is read once into four tensors, moved whole to the device, and stays uint8. What happens to a batch is a few
 tensor operations there: no worker processes, no Python per image, no wait for the GPU.
@@ -11,9 +11,7 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from attnconv.training.runs import writing
+from attnconv.training.runs import held, writing
 
 REPOSITORY_DATA = Path(__file__).resolve().parents[3] / "data"
 SPLITS = ("train", "test")
@@ -36,7 +34,7 @@ CIFAR10_IMAGES = (50_000, 10_000)  # Parquet files do not name their classes: th
 # Mean and standard deviation per channel, pixels in [0, 1]: the original code's for CIFAR-10, else the usual ones.
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    **dict.fromkeys(("fashion-mnist", "fashion-mnist-sample"), ((0.2860,), (0.3530,))),
+    "fashion-mnist-sample": ((0.2860,), (0.3530,)),
 }
 PAD = 4  # pixels of black around an image before it is cropped to its size again
 
@@ -53,8 +51,8 @@ class MissingData(DataError):
 class Dataset:
     """Images and labels of two splits, exactly as published and in that order."""
 
-    name: str  # cifar10, fashion-mnist, fashion-mnist-sample, or the folder's name
-    form: str  # what it was read from, for people: "Parquet, JPEG images", "idx files", ...
+    name: str  # cifar10, fashion-mnist-sample, or the folder's name
+    form: str  # what it was read from, for people: "Parquet, JPEG images", "image folders", ...
     key: str  # hex sha256 that names the content; a subset has its own
     classes: tuple[str, ...]
     train_images: Tensor = field(repr=False)  # uint8 (N, H, W, C)
@@ -98,20 +96,15 @@ class Dataset:
     def hold_out(self, n: int, seed: int) -> tuple[Dataset, Tensor, Tensor]:
         """The data without n training images, and those n for validation: images (n, H, W, C) and labels (n,).
         The seed draws them, equally many of each class where that is possible. The test split is untouched."""
-        self.check_hold_out(n)
-        images, labels = self.train_images, self.train_labels
-        shuffled = torch.randperm(len(labels), generator=_generator("hold out", seed)).to(labels.device)
+        images, labels, total = self.train_images, self.train_labels, len(self.train_labels)
+        if not 0 <= n < total:
+            raise DataError(f"{n} validation images cannot be held out of {total}: choose 0 to {total - 1}.")
+        shuffled = torch.randperm(total, generator=_generator("hold out", seed)).to(labels.device)
         held = shuffled[balanced(labels[shuffled], n)].sort().values
         keep = torch.ones_like(labels, dtype=torch.bool)
         keep[held] = False
         key = _digest(self.key, "hold out", n, seed).hex() if n else self.key
         return replace(self, key=key, train_images=images[keep], train_labels=labels[keep]), images[held], labels[held]
-
-    def check_hold_out(self, n: int) -> None:
-        """Refuse, with `DataError`, more validation images than `hold_out` can take."""
-        total = len(self.train_labels)
-        if not 0 <= n < total:
-            raise DataError(f"{n} validation images cannot be held out of {total}: choose 0 to {total - 1}.")
 
 
 def balanced(labels: Tensor, n: int | None) -> Tensor:
@@ -189,19 +182,15 @@ def batches(
 
 
 EMBEDDED, NPZ, PARQUET, FOLDERS = "embedded sample", "npz", "Parquet", "image folders"
-BATCHES, ARCHIVE, IDX = "cifar-10-batches-py", "cifar-10-python.tar.gz", "idx files"  # as torchvision has them
+BATCHES = "cifar-10-batches-py"  # as CIFAR-10 is published
 LAYOUTS = (  # of a folder: a form, and its files of both splits
     (BATCHES, "data_batch_*", "test_batch"),
-    (IDX, "raw/train-*-ubyte", "raw/t10k-*-ubyte"),
     (PARQUET, "train*.parquet", "test*.parquet"),
     (FOLDERS, "train/*/*", "test/*/*"),
 )
-FORMS = f"""Name embedded, cifar10 or fashion-mnist, or the path of {BATCHES}, of torchvision's FashionMNIST, or of a \
-folder with train*.parquet and test*.parquet (columns img, label) or with train/<class>/ and test/<class>/ (images)"""
-PUBLISHED = {  # the keys of what has one content only
-    EMBEDDED: "fa086e380daed098d0cf73df9491c262ba86da6dffb89c77ea244fda824b92e4",
-    IDX: "92a2f8c9d7f6975fcb68208016759210b9be46eca0aaa8511930a5aa944b63b3",
-}
+FORMS = f"""Name embedded or cifar10, or the path of {BATCHES}, of a folder with train*.parquet and test*.parquet \
+(columns img, label), or of one with train/<class>/ and test/<class>/ (images)"""
+SAMPLE = "fashion-mnist-sample/fashion-mnist-sample.npz"
 
 
 class Source(NamedTuple):
@@ -215,14 +204,10 @@ class Source(NamedTuple):
 
 
 def find_data(source: str | Path = "embedded") -> Source:
-    """Find ``embedded``, ``cifar10``, ``fashion-mnist`` or what lies at a path; nothing is decoded or downloaded.
+    """Find ``embedded``, ``cifar10`` or what lies at a path; nothing is decoded or downloaded.
     Raises `MissingData` where a named set is not here, `DataError` where a path holds none."""
-    root, name, sample = _data_folder(), str(source), "fashion-mnist-sample/fashion-mnist-sample.npz"
-    named = {
-        "embedded": [root / sample, REPOSITORY_DATA / sample],
-        "cifar10": [root / BATCHES, root / "cifar10"],
-        "fashion-mnist": [root / "FashionMNIST"],
-    }
+    root, name = _data_folder(), str(source)
+    named = {"embedded": [REPOSITORY_DATA / SAMPLE], "cifar10": [root / BATCHES, root / "cifar10"]}
     with reading_data(source):
         for path in (places := named.get(name) or [Path(source).expanduser().absolute()]):
             if path.suffix == ".npz" and path.is_file():
@@ -230,8 +215,7 @@ def find_data(source: str | Path = "embedded") -> Source:
             for form, *patterns in LAYOUTS:
                 files = [sorted(f for f in path.glob(p) if f.is_file() and f.name[0] != ".") for p in patterns]
                 if all(files):
-                    called = "fashion-mnist" if form == IDX else name if name in named else path.name
-                    return Source(called, form, path, *map(tuple, files))
+                    return Source(name if name in named else path.name, form, path, *map(tuple, files))
     if name in named:
         remedy = " In a clone, 'git checkout data' restores it." if name == "embedded" else ""
         raise MissingData(f"{name} is not on this machine: looked for {', '.join(map(str, places))}.{remedy}")
@@ -248,10 +232,10 @@ def may_be_cifar10(path: str) -> bool:
     from pyarrow.parquet import read_metadata
 
     with contextlib.suppress(DataError), reading_data(path):
-        found = find_data(path)
+        found, images = find_data(path), 0
         if found.form == PARQUET:
-            return sum(read_metadata(file).num_rows for file in (*found.train, *found.test)) == sum(CIFAR10_IMAGES)
-        return found.form == BATCHES
+            images = sum(read_metadata(file).num_rows for file in (*found.train, *found.test))
+        return found.form == BATCHES or images == sum(CIFAR10_IMAGES)
     return False
 
 
@@ -265,90 +249,84 @@ def content_key(source: Source) -> str:
             where = f"{split} {file.parent.name}" if source.form == FOLDERS else split
             digest.update(f"\0{where}\0{len(content)}\0".encode(errors="surrogateescape"))
             digest.update(content)
-    key = digest.hexdigest()
-    if key != PUBLISHED.get(source.form, key):
-        remedy = "'git checkout data' restores it" if source.form == EMBEDDED else "remove it to download it again"
-        raise DataError(f"{source.path}: checksum mismatch, it is not what was published; {remedy}.")
-    return key
+    return digest.hexdigest()
 
 
-def _download(name: str, missing: MissingData) -> None:
-    """Let torchvision fetch and verify a data set, or unpack an archive that is here. Only a complete one is kept."""
-    from torchvision.datasets import CIFAR10, FashionMNIST
+def _download(missing: MissingData) -> None:
+    """Let torchvision fetch CIFAR-10 into the data folder, or unpack the archive there. It checks what it gets."""
+    from torchvision.datasets import CIFAR10
 
-    kind, folder = (CIFAR10, BATCHES) if name == "cifar10" else (FashionMNIST, "FashionMNIST")
     root, patience = _data_folder(), socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)  # seconds without a byte; torchvision would wait for ever
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as temporary:
-            if (root / ARCHIVE).is_file():
-                shutil.copy(root / ARCHIVE, temporary)
-            kind(temporary, download=True)
-            if not (root / folder).exists():  # else another process was faster
-                os.rename(Path(temporary, folder), root / folder)
+        with held(root, wait=True):  # notebooks that run side by side need one copy
+            CIFAR10(root, download=True)
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        remedy = f"Bring its published files to {root / folder} yourself, or use 'embedded', which needs no download."
+        remedy = f"Bring its published files to {root / BATCHES} yourself, or use 'embedded', which needs no download."
         raise MissingData(f"{missing} The download failed ({why}). {remedy}") from error
     finally:
         socket.setdefaulttimeout(patience)
 
 
-def load_data(source: str | Path = "embedded", *, progress: bool = True) -> Dataset:
-    """The data set ``embedded``, ``cifar10``, ``fashion-mnist``, or what lies at a path (see `FORMS`).
+def load_data(source: str | Path = "embedded") -> Dataset:
+    """The data set ``embedded``, ``cifar10``, or what lies at a path (see `FORMS`).
 
-    The two full sets are downloaded where they are missing. Pixels of encoded images are cached in the folder for data.
-    ``progress=False``, or ATTNCONV_QUIET=1, shows no bar. Raises `DataError` naming file, row and remedy.
+    CIFAR-10 is downloaded where it is missing. Pixels of encoded images are cached in the folder for data.
+    ATTNCONV_QUIET=1 shows no bar. Raises `DataError` naming file, row and remedy.
     """
     try:
         found = find_data(source)
     except MissingData as missing:
         if source == "embedded":
             raise
-        _download(str(source), missing)
+        _download(missing)
         found = find_data(source)
-    key, name = content_key(found), found.name
+    key = content_key(found)
     with reading_data(found.path):
-        arrays = _read(found, key, progress and os.environ.get("ATTNCONV_QUIET") != "1")
+        arrays = _read(found, key)
         tensors: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in ARRAYS}
         for part, values in tensors.items():  # gray images get the one channel that they may lack
             tensors[part] = values.reshape(*values.shape[:3], -1) if "images" in part else values.long()
         classes, form = tuple(map(str, arrays["classes"])), str(arrays.get("form", found.form))
     images = tensors["train_images"]
-    if classes == CIFAR10_CLASSES and images.shape[1:] == (32, 32, 3):
-        name = "cifar10"
-    elif name == "cifar10":
+    is_cifar10 = classes == CIFAR10_CLASSES and images.shape[1:] == (32, 32, 3)
+    if found.name == "cifar10" and not is_cifar10:
         raise DataError(f"{found.path} is not CIFAR-10 as published. Rename it, and give its path as the source.")
-    channels = [images[..., c].numpy() for c in range(images.shape[3])]
-    measured = tuple(c.mean().item() / 255 for c in channels), tuple(c.std().item() / 255 or 1.0 for c in channels)
-    mean, std = STATISTICS.get(name, measured)
+    name = "cifar10" if is_cifar10 else found.name
+    mean, std = STATISTICS.get(name) or _statistics(images)
     return Dataset(name=name, form=form, key=key, classes=classes, mean=mean, std=std, **tensors)
 
 
-def _read(source: Source, key: str, progress: bool) -> dict[str, Any]:
+def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel, pixels in [0, 1]; 1 where all pixels are the same."""
+    channels = [images[..., c].numpy() for c in range(images.shape[3])]
+    return tuple(c.mean().item() / 255 for c in channels), tuple(c.std().item() / 255 or 1.0 for c in channels)
+
+
+def _read(source: Source, key: str) -> dict[str, Any]:
     """The `ARRAYS` of a source, its classes and, where it is not the source's, its form."""
     if source.form in (NPZ, EMBEDDED):
         with np.load(source.path) as arrays:
             return dict(arrays)
-    if source.form in (BATCHES, IDX):  # torchvision unpickles CIFAR-10 only if all its checksums are right
-        from torchvision.datasets import CIFAR10, FashionMNIST
+    if source.form == BATCHES:  # torchvision unpickles CIFAR-10 only if all its checksums are right
+        from torchvision.datasets import CIFAR10
 
-        kind = CIFAR10 if source.form == BATCHES else FashionMNIST
-        train, test = (kind(source.path.parent, train=split == "train") for split in SPLITS)
+        train, test = (CIFAR10(source.path.parent, train=split == "train") for split in SPLITS)
         values = map(np.asarray, (train.data, train.targets, test.data, test.targets))
         return dict(zip(ARRAYS, values, strict=True)) | {"classes": train.classes}
     cache = _data_folder() / "cache" / f"{key}.npz"
     with contextlib.suppress(Exception), np.load(cache) as arrays:  # missing or damaged: it is made again
         return dict(arrays)
-    decoded = _decoded(source, progress)
+    decoded = _decoded(source)
     with contextlib.suppress(OSError), writing(cache) as temporary:
         np.savez(temporary, **decoded)
     return decoded
 
 
-def _decoded(source: Source, progress: bool) -> dict[str, Any]:
+def _decoded(source: Source) -> dict[str, Any]:
     """What `_read` gives, of image folders and Parquet files. Images must be of one size, and all gray or all RGB."""
+    quiet = os.environ.get("ATTNCONV_QUIET") == "1"
     rows = {split: _rows(source, split) for split in SPLITS}
     classes, others = (sorted({label for *_, label in part}) for part in rows.values())
     if classes != others:
@@ -356,7 +334,7 @@ def _decoded(source: Source, progress: bool) -> dict[str, Any]:
     arrays: dict[str, Any] = {"form": source.form}
     for split, part in rows.items():
         images: list[np.ndarray] = []
-        for place, content, _ in tqdm(part, f"Reading {split}", unit=" images", disable=not progress, leave=False):
+        for place, content, _ in tqdm(part, f"Reading {split}", unit=" images", disable=quiet, leave=False):
             with reading_data(place):
                 images.append(_pixels(content))
                 if images[-1].shape != (first := arrays.get("train_images", images)[0].shape):

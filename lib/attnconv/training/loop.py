@@ -8,11 +8,8 @@ Without its bookkeeping, the loop is this:
             optimizer.step()
 
 All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and dropout. A run that
-was stopped and resumed therefore ends with the same bits, on a CPU, as one that was never stopped.
-
-In this order: the paper's learning rate (`optimizers` has the optimizers), the step and the loop (`Trainer`), its
-checkpoints, and `train`. A trained model is judged by `attnconv.models.evaluate`, and loaded again by
-`checkpoints.load_run`. Under torchrun the same loop runs in every process (`machine.Team`).
+was stopped and resumed therefore ends with the same bits, on a CPU, as one that was never stopped. Under torchrun the
+same loop runs in every process (`machine.Team`).
 """
 
 from __future__ import annotations
@@ -28,9 +25,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,30 +35,21 @@ from tqdm.auto import tqdm
 
 from attnconv.analysis import heads
 from attnconv.attention.precision import Computation, choose, computing
-from attnconv.config import ModelConfig, TrainConfig, for_images, to_dict
+from attnconv.config import ModelConfig, TrainConfig, for_images
 from attnconv.equivalence.swapping import READ_ON, swap
 from attnconv.models import AttentionNet, Network, build_model, evaluate
-from attnconv.training.checkpoints import load_run, packed_weights, read_state, write_state
+from attnconv.training import machine
+from attnconv.training.checkpoints import load_run, read_state, write_state
 from attnconv.training.data import Dataset, batches, epoch_plan, normalize
-from attnconv.training.machine import (
-    Team,
-    best_device,
-    compiled,
-    compiler_works,
-    environment,
-    progress_bar,
-    signals_to_stop,
-    to_be_compiled,
-)
 from attnconv.training.optimizers import build_optimizers, own_rates
 from attnconv.training.runs import Run, RunError, identity, locked, write_arrays, write_record, writing
+
+GO_ON, SAVE, STOP = range(3)
+"""What a process is asked to do after a step."""
 
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the message says at which step, why, and what to do."""
-
-
-# The learning rate -----------------------------------------------------------------------------------------------
 
 
 def lr_factor(step: int, steps: int, warmup: float) -> float:
@@ -72,27 +60,24 @@ def lr_factor(step: int, steps: int, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
-# The step and the loop -------------------------------------------------------------------------------------------
-
-
 class Trainer:
     """The state of a run under way, and the loop over it."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Dataset, folder: Path, progress: bool, team: Team):
-        self.model, self.config, self.folder, self.progress, self.team = model, config, folder, progress, team
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Dataset, folder: Path, team: machine.Team):
+        self.model, self.config, self.folder, self.team = model, config, folder, team
         self.checkpoint = folder / "checkpoint" / "state.pt"
         self.device = next(model.parameters()).device
-        self.computation = choose(self.device, config.precision)
         self.optimizers = build_optimizers(model, config)
         apart = own_rates(model, config)
         self.clipped = [p for p in model.parameters() if p not in apart]
-        self.data, self.validation = data, None
+        self.data, self.validation = data, list[Tensor]()  # the images and labels that are held out
         if config.validation:
             self.data, *self.validation = data.hold_out(config.validation, config.seed)
         self.images = len(self.data.train_labels)
         self.epoch_steps = math.ceil(self.images / config.batch_size)
-        compiles = to_be_compiled(self.device, self.computation, config.compile, config.epochs * self.images)
-        self.computation = replace(self.computation, compiled=compiles)
+        computation = choose(self.device, config.precision)
+        compiles = machine.to_be_compiled(self.device, computation, config.compile, config.epochs * self.images)
+        self.computation = replace(computation, compiled=compiles)
 
         # What changes while it trains: a checkpoint holds all of it.
         self.epoch, self.step = 0, 0  # the next step to take
@@ -128,6 +113,7 @@ class Trainer:
         # Backward and update.
         self.model.zero_grad()
         loss.backward()
+        self.team.average_gradients(self.model)
         if self.config.clip is not None:
             nn.utils.clip_grad_norm_(self.clipped, self.config.clip)
         for optimizer in self.optimizers:
@@ -159,13 +145,14 @@ class Trainer:
             bar.update(len(y))
             if self.device.type == "cpu":
                 self.refuse_non_finite()
-                bar.set_postfix(loss=f"{loss.item():.3f}", **self.last_accuracy(), refresh=False)
+                bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
 
-            # Where one process is asked to stop, all stop at this step.
-            stopping = self.team.any(stop.is_set())
-            if stopping or time.monotonic() - self.saved > config.checkpoint_seconds:
+            # Where one process is to save, or is asked to stop, all do so at this step.
+            overdue = time.monotonic() - self.saved > config.checkpoint_seconds
+            asked = self.team.most(STOP if stop.is_set() else SAVE if overdue else GO_ON)
+            if asked >= SAVE:
                 self.save()
-            if stopping:
+            if asked == STOP:
                 raise KeyboardInterrupt(
                     f"stopped in epoch {self.epoch + 1} of {config.epochs}; {self.folder} resumes by the same command"
                 )
@@ -173,7 +160,7 @@ class Trainer:
             torch.cuda.synchronize(self.device)  # the steps were only queued
         self.seconds = before + time.monotonic() - started
 
-    def finish_epoch(self, bar: tqdm) -> None:
+    def finish_epoch(self) -> None:
         """Evaluate, measure the heads, write the record and a checkpoint."""
         self.refuse_non_finite()
         loss, accuracy = (self.sums / self.images).tolist()
@@ -194,30 +181,31 @@ class Trainer:
 
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
         self.sums.zero_()
-        bar.set_postfix(loss=f"{loss:.3f}", **self.last_accuracy())
         self.save()
 
     def fit(self) -> None:
         """Train from wherever the run is to its end."""
-        wrapped = self.forward = self.team.wrap(self.model, self.device)
-        if self.computation.compiled and (self.device.type != "cpu" or compiler_works()):
-            self.forward = compiled(wrapped, self.config.compile)
-        if self.device.type == "cuda":
+        cuda = self.device.type == "cuda"
+        self.team.align(self.model)
+        if self.computation.compiled and (cuda or machine.compiler_works()):
+            self.forward = machine.compiled(self.model)
+        if cuda:
             torch.backends.cudnn.benchmark = True
         try:
             done = self.epoch * self.images + self.step * self.config.batch_size
-            bar = progress_bar(self.config.epochs * self.images, done, self.progress and self.team.leads)
-            with computing(self.computation, self.device), bar, signals_to_stop() as stop:
+            bar = machine.progress_bar(self.config.epochs * self.images, done, drawn=self.team.leads)
+            with computing(self.computation, self.device), bar, machine.signals_to_stop() as stop:
                 if not self.geometry:
                     self.measure_heads()  # before training
                 self.record()  # the process may have died between a checkpoint and its record
                 while self.epoch < self.config.epochs:
-                    bar.set_description(f"{self.folder.name}: epoch {self.epoch + 1}/{self.config.epochs}")
+                    tested = f" (test accuracy {self.metrics[-1]['test_accuracy']:.1%})" if self.metrics else ""
+                    bar.set_description(f"{self.folder.name}: epoch {self.epoch + 1}/{self.config.epochs}{tested}")
                     self.run_epoch(bar, stop)
-                    self.finish_epoch(bar)
+                    self.finish_epoch()
                 self.finish()
         except OSError as error:
-            raise TrainingError(f"The run cannot be written: {error}. Make room there; {self.kept()}.") from error
+            raise TrainingError(f"The run cannot be written: {error}. Make room there. {self.remedy}") from error
         if stop.is_set():
             raise KeyboardInterrupt(f"{self.folder} is finished.")
 
@@ -228,43 +216,49 @@ class Trainer:
         if self.team.leads:
             arrays = {name: values.to("cpu", torch.int16).numpy() for name, values in answers.items()}
             write_arrays(self.folder / "predictions.npz", arrays)
-            weights = packed_weights(self.model)
+            weights = safetensors.torch.save({n: value.contiguous() for n, value in self.model.state_dict().items()})
             self.about |= {"weights": hashlib.sha256(weights).hexdigest()}
             self.record()
             with writing(self.folder / "model.safetensors") as temporary:
                 temporary.write_bytes(weights)
             shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
-        self.team.any(False)  # the folder is complete when any process returns
+        self.team.most(0)  # the folder is complete when any process returns
 
     # Checkpoints: a run resumes from them alone. What others read is rewritten from them, never read back.
 
     def save(self) -> None:
         """Write everything that resuming needs, whole or not at all; never the state of a run that diverged."""
         self.refuse_non_finite()
-        if self.team.leads:
-            write_state(self.checkpoint, self.state())
-            self.record()
-            self.saved = time.monotonic()
-
-    def state(self) -> dict[str, Any]:
-        """All that changes while it trains."""
         cuda = self.device.type == "cuda"
-        return dict(
-            model=self.model.state_dict(),
-            optimizer=[optimizer.state_dict() for optimizer in self.optimizers],
-            place=(self.epoch, self.step, self.seconds),
-            sums=self.sums,
-            metrics=json.dumps(self.metrics),
-            geometry={name: torch.from_numpy(np.stack(values)) for name, values in self.geometry.items()},
-            computation=asdict(self.computation),
-            rng=torch.get_rng_state(),
-            cuda_rng=torch.cuda.get_rng_state(self.device) if cuda else None,
-        )
+        # Dropout draws from these: in each process other masks.
+        generators = self.team.stacked(torch.get_rng_state())
+        cuda_generators = self.team.stacked(torch.cuda.get_rng_state(self.device)) if cuda else None
+        if self.team.leads:
+            state = dict(
+                model=self.model.state_dict(),
+                optimizer=[optimizer.state_dict() for optimizer in self.optimizers],
+                place=(self.epoch, self.step, self.seconds),
+                sums=self.sums,
+                metrics=json.dumps(self.metrics),
+                geometry={name: torch.from_numpy(np.stack(values)) for name, values in self.geometry.items()},
+                computation=asdict(self.computation),
+                rng=generators,
+                cuda_rng=cuda_generators,
+            )
+            write_state(self.checkpoint, state)
+            self.record()
+        self.saved = time.monotonic()
 
     def resume(self) -> None:
         """Take the state of the last checkpoint, if there is one."""
         if self.checkpoint.is_file():
-            state = read_state(self.checkpoint)
+            state, team = read_state(self.checkpoint), self.team
+            generators = torch.atleast_2d(state["rng"])  # (processes, bytes); in older files (bytes,)
+            if len(generators) != team.size:
+                raise RunError(
+                    f"{self.checkpoint} is of a training with {len(generators)} process(es), here are {team.size}: "
+                    f"resume it with as many, or remove {self.folder} and train again."
+                )
             self.model.load_state_dict(state["model"])
             for optimizer, own in zip(self.optimizers, state["optimizer"], strict=True):
                 optimizer.load_state_dict(own)
@@ -272,10 +266,10 @@ class Trainer:
             self.sums, self.metrics = state["sums"].to(self.device), json.loads(state["metrics"])
             self.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
             self.computation = Computation(**state["computation"])  # this machine might choose another
-            torch.set_rng_state(state["rng"])
+            torch.set_rng_state(generators[team.rank].clone())  # torch crashes on part of a tensor
             if state["cuda_rng"] is not None and self.device.type == "cuda":
-                torch.cuda.set_rng_state(state["cuda_rng"], self.device)
-        self.team.any(False)  # nobody goes on, and may write a checkpoint, while another still reads this one
+                torch.cuda.set_rng_state(torch.atleast_2d(state["cuda_rng"])[team.rank].clone(), self.device)
+        self.team.most(0)  # nobody goes on, and may write a checkpoint, while another still reads this one
 
     def record(self) -> None:
         """Write the parts of the run folder that others read."""
@@ -287,13 +281,9 @@ class Trainer:
         for name, value in heads.network_geometry(self.model, self.data).items():
             self.geometry.setdefault(name, []).append(value)
 
-    def last_accuracy(self) -> dict[str, str]:
-        return {"test accuracy": f"{100 * self.metrics[-1]['test_accuracy']:.1f}%"} if self.metrics else {}
-
-    def kept(self) -> str:
-        if self.checkpoint.is_file():
-            return f"the same command resumes from the last good checkpoint, {self.checkpoint}"
-        return "no checkpoint was written yet"
+    @property
+    def remedy(self) -> str:
+        return f"The same command resumes from the last good checkpoint, {self.checkpoint}, where there is one."
 
     def refuse_non_finite(self) -> None:
         """Stop a run that diverged, before its state reaches a checkpoint."""
@@ -301,7 +291,7 @@ class Trainer:
         if not math.isfinite(loss):
             raise TrainingError(
                 f"The loss is {loss} at epoch {self.epoch + 1}, step {self.step} of {self.epoch_steps} (learning rate "
-                f"{lr:.3g}); {self.kept()}. Lower lr, position_lr or encoding_lr, or set clip, in a run of its own."
+                f"{lr:.3g}). Lower lr, position_lr or encoding_lr, or set clip, in a run of its own. {self.remedy}"
             )
 
 
@@ -323,8 +313,6 @@ def train(
     *,
     preset: str = "custom",
     start: Run | None = None,
-    device: torch.device | None = None,
-    progress: bool = True,
 ) -> Run:
     """Train a model and leave a run folder; resume it if it was stopped, return it as it is if it is finished.
 
@@ -344,18 +332,16 @@ def train(
         TrainingError: the loss is not finite, or the disk is full.
         KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP, once a checkpoint is written; the same call resumes.
     """
-    # Refuse what cannot work before anything is written.
     folder = Path(run_dir)
     model_config = for_images(model_config, data.image_size, data.image_channels, len(data.classes))
-    data.check_hold_out(train_config.validation)
     if (train_config.start_from is None) != (start is None):
         raise RunError(f"start_from = {train_config.start_from!r}, but the run to start from is {start}.")
     name = identity(model_config, train_config, data.key, start.config["hash"] if start else None)
-    team, device = Team(), device or best_device()
-    if team.any(Run(folder).finished_as(name)):
+    team, device = machine.Team(), machine.best_device()
+    if team.most(Run(folder).finished_as(name)):
         return Run(folder)
     with locked(folder) if team.leads else contextlib.nullcontext():
-        if team.any(Run(folder).finished_as(name)):
+        if team.most(Run(folder).finished_as(name)):
             return Run(folder)  # another process finished it while this one waited
         if (folder / "model.safetensors").exists():
             warnings.warn(f"{folder / 'model.safetensors'} is damaged: the run is trained again.", stacklevel=2)
@@ -365,15 +351,16 @@ def train(
         model = _started(start, model_config, train_config, data) if start else build_model(model_config)
         if device.type == "cuda":
             model.to(memory_format=torch.channels_last)  # kernels of convolutions, as the images are
-        trainer = Trainer(model.to(device), train_config, data.to(device), folder, progress, team)
+        trainer = Trainer(model.to(device), train_config, data.to(device), folder, team)
         trainer.first_answers = evaluate(model, trainer.data).predicted if start else None
         trainer.resume()
 
         # config.json says how the run is made. Each start and each resumption adds to its sessions.
-        here = environment(device) | {"computation": str(trainer.computation), "processes": team.size}
+        here = machine.environment(device) | {"computation": str(trainer.computation), "processes": team.size}
         before = Run(folder).config.get("sessions", []) if (folder / "config.json").is_file() else []
-        trainer.about = dict(preset=preset, hash=name, model=to_dict(model.config), train=to_dict(train_config))
-        trainer.about |= dict(data=data.about(), environment=here, sessions=[*before, here])
+        model_values, train_values = (config.model_dump(mode="json") for config in (model.config, train_config))
+        trainer.about = dict(preset=preset, hash=name, model=model_values, train=train_values, data=data.about())
+        trainer.about |= dict(environment=here, sessions=[*before, here])
         if start:
             trainer.about |= dict(start=start.config["hash"], kept=getattr(model, "kept", None))
         trainer.fit()

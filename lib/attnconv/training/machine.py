@@ -9,19 +9,22 @@ import importlib.metadata
 import os
 import platform
 import signal
+import socket
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from tqdm.auto import tqdm
 
 from attnconv.attention.precision import Computation
+from attnconv.config import ConfigError
 from attnconv.training.runs import said
 
 
@@ -35,15 +38,14 @@ LONG = 100_000
 """Images of all epochs from which compiled steps on a CPU save more than the half minute that compiling takes."""
 
 
-def to_be_compiled(device: torch.device, computation: Computation, mode: bool | str | None, images: int) -> bool:
-    """Whether a run of so many images is compiled. Mode None is the rule, as measured: always on CUDA; on a CPU where
-    it computes in bfloat16 (1.1 to 1.3 times faster; float32 gains nothing), for long, and has a C++ compiler.
+def to_be_compiled(device: torch.device, computation: Computation, asked: bool | None, images: int) -> bool:
+    """Whether a run of so many images is compiled. ``asked`` None is the rule, as measured: always on CUDA; on a CPU
+    where it computes in bfloat16 (1.1 to 1.3 times faster; float32 gains nothing), for long, and has a C++ compiler.
     """
-    if mode is None and device.type == "cpu":
-        mode = computation.bfloat16 and images >= LONG
-    elif mode is None:
-        mode = device.type == "cuda"
-    return bool(mode) and (device.type != "cpu" or compiler_works())
+    if device.type == "cuda":
+        return asked is not False
+    rule = device.type == "cpu" and computation.bfloat16 and images >= LONG
+    return (rule if asked is None else asked) and compiler_works()
 
 
 @functools.cache
@@ -60,11 +62,10 @@ def compiler_works() -> bool:
     return True
 
 
-def compiled(model: nn.Module, mode: bool | str | None) -> Callable[[Tensor], Tensor]:
-    """The model, compiled in this mode of ``torch.compile``; the default mode unless one is named."""
+def compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The model, compiled: one graph for each batch size that occurs, since one for all sizes would be slower."""
     torch._dynamo.reset()  # models share one forward: beyond eight of them dynamo would quietly stop compiling
-    # One graph for each batch size that occurs (a last, smaller batch is one more): a graph for all is slower.
-    return torch.compile(model, dynamic=False, mode=mode if isinstance(mode, str) else None)
+    return torch.compile(model, dynamic=False)
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:
@@ -120,27 +121,59 @@ def signals_to_stop() -> Iterator[threading.Event]:
 class Team:
     """The processes that torchrun started for one run. Alone, which is the rule, each method gives back what it got.
 
-    The batch size stays that of the whole run: each process takes its share of every batch, and
-    `DistributedDataParallel` averages the gradients. One process and several follow the same loss curve (BatchNorm
-    aside: on a CPU each process normalises by its own share).
+    The batch size stays that of the whole run: each process takes its share of every batch, and the gradients are
+    averaged. One process and several follow the same loss curve (BatchNorm aside: on a CPU each process normalises by
+    its own share).
     """
 
     def __init__(self) -> None:
-        self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+        """`ConfigError` where the variables that torchrun sets do not fit together, or lead to no other process."""
+        try:
+            self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+            if not 0 <= self.rank < self.size:
+                raise ValueError(f"of {self.size} processes none has rank {self.rank}")
+            if self.size > 1 and not dist.is_initialized():
+                self._join()
+        except (ValueError, OSError, RuntimeError) as error:
+            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+            given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+            raise ConfigError(
+                f"This training has no team of processes ({' '.join(str(error).split())[:200]}), as {given} asks for. "
+                "torchrun sets these variables; to train with one process, unset them."
+            ) from error
         self.leads = self.rank == 0  # one process writes the run folder and speaks to the user
-        if self.size > 1 and not dist.is_initialized():
-            if torch.cuda.is_available():
-                torch.cuda.set_device(best_device())
-            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-            atexit.register(dist.destroy_process_group)
 
-    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model as the training step calls it."""
-        if self.size == 1:
-            return model
-        cuda = device.type == "cuda"
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if cuda else model
-        return nn.parallel.DistributedDataParallel(model, device_ids=[device] if cuda else None)
+    def _join(self) -> None:
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(best_device())
+        if host := os.environ.get("MASTER_ADDR"):
+            socket.getaddrinfo(host, None)  # torch would ask for an unknown host for minutes, with pages of warnings
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(minutes=5)))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=rank, world_size=size)
+        atexit.register(dist.destroy_process_group)
+
+    def align(self, model: nn.Module) -> None:
+        """Give every process the first one's weights. On GPUs, BatchNorm normalises by the whole batch from now on."""
+        if self.size > 1:
+            for value in model.state_dict().values():
+                first = value.contiguous()
+                dist.broadcast(first, 0)
+                value.copy_(first)
+            if torch.cuda.is_available():
+                nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+    def average_gradients(self, model: nn.Module) -> None:
+        """Make each gradient its mean over processes.
+
+        All go in one piece. `DistributedDataParallel` groups them anew after the first step of a session, and sums in
+        other groups are rounded otherwise: a resumed run would not end with the same bits.
+        """
+        if self.size > 1:
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            means = self.mean(torch.cat([gradient.flatten() for gradient in gradients]))
+            for gradient, part in zip(gradients, means.split([g.numel() for g in gradients]), strict=True):
+                gradient.copy_(part.view_as(gradient))
 
     def share(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
         """This process's images and labels of a batch, and their weight: the mean over processes is the batch's."""
@@ -159,9 +192,17 @@ class Team:
             value = value / self.size
         return value
 
-    def any(self, flag: bool) -> bool:
-        """Whether any process raised the flag; all wait here for each other. Goes between CPUs, not over a GPU."""
-        raised = torch.tensor(flag, dtype=torch.int32)
+    def most(self, number: int) -> int:
+        """The largest number of any process; all wait here for each other. It goes between CPUs, not over a GPU."""
+        largest = torch.tensor(int(number))
         if self.size > 1:
-            dist.all_reduce(raised, dist.ReduceOp.MAX)
-        return bool(raised)
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
+
+    def stacked(self, value: Tensor) -> Tensor:
+        """What each process has, by rank: (processes, ...)."""
+        if self.size == 1:
+            return value[None]
+        values = [torch.empty_like(value) for _ in range(self.size)]
+        dist.all_gather(values, value)
+        return torch.stack(values)

@@ -3,16 +3,19 @@
 A run folder holds ``config.json`` (enough to rebuild the model), ``metrics.jsonl`` (a line an epoch), ``heads.npz``
 (what every head did after every epoch), ``model.safetensors`` (written last: it marks a finished run) and, while a
 run is under way, ``checkpoint/`` (optimizer and random state, for resuming only). ``predictions.npz`` holds the class
-that the trained network gives each test image, ``attention.npz`` what its heads attend to. Figures and comparisons need
-no more of the data, so they can be made again where the data set is missing. No torch is imported here.
+that the trained network gives each test image. ``attention.npz`` (what its heads attend to) and ``swaps.npz`` (what it
+loses by convolutions in its layers' place) are measured when they are first asked for. Figures and comparisons need no
+more of the data, so they can be made again where the data set is missing. No torch is imported here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,14 +24,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from attnconv.config import PRESETS, ModelConfig, Positive, TrainConfig, config_hash
+from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash
 
 JPEG_COPY = "JPEG copy of CIFAR-10"
 """JPEG changes pixels, so an accuracy on such a copy is not quite one on CIFAR-10 itself."""
@@ -45,48 +48,20 @@ def identity(model: ModelConfig | dict, train: TrainConfig | dict, data_key: str
     return config_hash(model, recipe, data_key, start)
 
 
-class _Read(BaseModel):
-    """What is read of a run folder: values of these types. Names that are not here are kept as they are."""
+class _Config(BaseModel):
+    """config.json: what is read of it. Names that are not here are kept as they are."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class _Data(_Read):
-    name: str
-    form: str
-    key: str
-    classes: list[str]
-    train_images: int
-    test_images: int
-    mean: list[float]
-    std: list[Positive]
-
-
-class _Config(_Read):
-    """config.json."""
-
     preset: str
     hash: str
     model: ModelConfig
     train: TrainConfig
-    data: _Data
+    data: dict[str, Any]  # see `Dataset.about`
     weights: str | None = None  # hex sha256 of model.safetensors, once the run is finished
-    metrics: str  # that of metrics.jsonl
-    checksum: str  # that of what says above how the run was made
 
 
-class _Epoch(_Read):
-    """A line of metrics.jsonl."""
-
-    epoch: int
-    train_loss: float
-    train_accuracy: Annotated[float, Field(ge=0, le=1)]
-    test_loss: float
-    test_accuracy: Annotated[float, Field(ge=0, le=1)]
-    lr: float
-
-
-_EPOCHS = TypeAdapter(list[_Epoch])
+_EPOCHS = TypeAdapter(list[dict[str, float]])
+"""The lines of metrics.jsonl."""
 
 
 @contextlib.contextmanager
@@ -117,12 +92,10 @@ def read_json(file: Path, kind: type[Json]) -> Json:
 
 def write_record(folder: Path, config: dict[str, Any], metrics: list[dict], heads: dict[str, list[NDArray]]) -> None:
     """Write what others read of a run under way: config.json, metrics.jsonl and, where there are heads, heads.npz."""
-    lines = "".join(json.dumps(line) + "\n" for line in metrics).encode()
-    sums = {"checksum": _checksum(config), "metrics": hashlib.sha256(lines).hexdigest()}
     with writing(folder / "config.json") as temporary:
-        temporary.write_text(json.dumps(config | sums, indent=1) + "\n")
+        temporary.write_text(json.dumps(config, indent=1) + "\n")
     with writing(folder / "metrics.jsonl") as temporary:
-        temporary.write_bytes(lines)
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in metrics))
     if heads:
         write_arrays(folder / "heads.npz", {name: np.stack(values) for name, values in heads.items()})
 
@@ -131,12 +104,6 @@ def write_arrays(file: Path, arrays: Mapping[str, NDArray]) -> None:
     """Write an npz file, whole or not at all."""
     with writing(file) as temporary:
         np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]  # NumPy's stub fears that one is allow_pickle
-
-
-def _checksum(config: dict[str, Any]) -> str:
-    """Hex sha256 of how config.json says the run was made. Types alone would not show a changed width."""
-    about = {name: config[name] for name in ("preset", "hash", "model", "train", "data")}
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -154,15 +121,14 @@ class Run:
         with reading(file):
             found = json.loads(file.read_bytes())
             parsed = _Config.model_validate(found)
-            named = identity(found["model"], found["train"], found["data"]["key"])
-            named = found["hash"] if found["train"].get("start_from") else named  # that run is no part of config.json
-            if found["hash"] != named or found["checksum"] != _checksum(found):
+            named = identity(found["model"], found["train"], parsed.data["key"])
+            if parsed.hash != named and parsed.train.start_from is None:  # else the run it starts from is part of it
                 raise ValueError("it is not what was written")
             return parsed
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """``config.json``: preset, hash, model, train, data, environment, and the checksum of the weights."""
+        """``config.json``: preset, hash, model, train, data, environment, sessions, and the weights' checksum."""
         return self._parsed.model_dump(mode="json")
 
     @cached_property
@@ -220,13 +186,10 @@ class Run:
         if not weights and not file.exists():
             return []
         with reading(file):
-            content = file.read_bytes()
-            lines = [json.loads(line) for line in content.splitlines()]
-            _EPOCHS.validate_python(lines)
-            if weights and self.config["metrics"] != hashlib.sha256(content).hexdigest():
-                raise ValueError("it is not what was written")  # while a run is under way the two may differ
-            wanted = self.config["train"]["epochs"] if weights else len(lines)
-            if len(lines) != wanted or [line["epoch"] for line in lines] != list(range(1, len(lines) + 1)):
+            lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+            _EPOCHS.validate_python(lines, strict=True)
+            wanted = self.train.epochs if weights else len(lines)
+            if [line["epoch"] for line in lines] != list(range(1, wanted + 1)):
                 raise ValueError(f"its {len(lines)} lines are not one for each of {wanted} epochs")
             return lines
 
@@ -240,31 +203,24 @@ class Run:
     @cached_property
     def heads(self) -> dict[str, NDArray]:
         """Head geometry before training and after every epoch: each (epochs + 1, layers, heads, ...), see `heads`."""
-        inner: dict[str, tuple[int, ...]] = {"mass": (), "entropy": (), "reach": (), "centre": (2,)}
-        inner |= {"covariance": (2, 2), "parameter_centre": (2,), "precision": (2, 2)}
-        shapes = {name: (len(self.metrics) + 1, *self._heads, *shape) for name, shape in inner.items()}
-        found = self._arrays("heads.npz", shapes, needed=self.finished and self.model.kind != "resnet")
-        return {name: values for name, values in found.items() if name in shapes}
+        return self._arrays("heads.npz", needed=self.finished and self.model.kind != "resnet")
 
     @cached_property
     def right(self) -> NDArray | None:
         """Whether the trained network is right about each test image, in the data's order: (N,); None if not kept."""
-        shape = (self.config["data"]["test_images"],)
-        kept = self._arrays("predictions.npz", {"predicted": shape, "label": shape})
+        kept = self._arrays("predictions.npz")
         return kept["predicted"] == kept["label"] if kept else None
 
     @cached_property
     def right_at_start(self) -> NDArray | None:
         """The same before its first step, where it goes on from another run and this was kept."""
-        shape = (self.config["data"]["test_images"],)
-        kept = self._arrays("predictions.npz", {"label": shape})
+        kept = self._arrays("predictions.npz")
         return kept["start"] == kept["label"] if "start" in kept else None
 
     @cached_property
     def attention(self) -> dict[str, NDArray]:
         """What its heads attend to after training, as `heads.measure_attention` found it; empty if not asked yet."""
-        shapes = {"queries": (2,), "mean": (*self._heads, *self.model.grid), "agreement": self._heads}
-        arrays = self._arrays("attention.npz", shapes)
+        arrays = self._arrays("attention.npz")
         for name in {"mean", "single"} & arrays.keys():  # float16 on disk
             maps = arrays[name].astype(np.float32)
             arrays[name] = maps / maps.sum((-2, -1), keepdims=True)
@@ -276,34 +232,22 @@ class Run:
 
         Answers are bool, an image each (n): ``alone`` and ``up_to`` (L, S, n), ``fitted``, ``shuffled``, ``whole`` (n).
         """
-        found = self._arrays("swaps.npz", {"images": ()})
+        found = self._arrays("swaps.npz")
         for name in {"alone", "up_to", "fitted", "shuffled", "whole"} & found.keys():  # bits on disk
             found[name] = np.unpackbits(found[name], axis=-1, count=int(found["images"])).astype(bool)
         return found
 
-    @property
-    def _heads(self) -> tuple[int, int]:
-        """Layers, and heads of the layer with most."""
-        return self.model.layers, max(self.model.heads_per_layer)
-
-    def _arrays(self, name: str, shapes: dict[str, tuple[int, ...]], needed: bool = False) -> dict[str, NDArray]:
-        """The arrays of an npz file, these among them, whose shapes end like this; empty without a file."""
+    def _arrays(self, name: str, needed: bool = False) -> dict[str, NDArray]:
+        """The arrays of an npz file; empty where there is none."""
         file = self.path / name
         if not needed and not file.exists():
             return {}
-        with reading(file):
-            with np.load(file, allow_pickle=False) as arrays:
-                found = dict(arrays)
-            if missing := shapes.keys() - found.keys():
-                raise ValueError(f"it has no {', '.join(sorted(missing))}")
-            for part, shape in shapes.items():
-                if found[part].shape[-len(shape) :] != shape:
-                    raise ValueError(f"its {part} is {found[part].shape}, this run's {shape}")
-        return found
+        with reading(file), np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
 
     def check(self) -> None:
         """Read all that is small: `RunError` names the first file that is damaged."""
-        _ = self.config, self.model, self.train, self.metrics, self.heads, self.right
+        _ = self.config, self.metrics, self.heads, self.right
         if not self.finished:
             raise RunError(f"{self.path / 'model.safetensors'} is damaged or missing; train the run again.")
 
@@ -333,7 +277,10 @@ def find_runs(folder: str | Path) -> list[Run]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Write a file whole or not at all: gives a temporary path beside it, moved into place when it is on the disk."""
+    """Write a file whole or not at all: gives a temporary path beside it, moved into place when it is on the disk.
+
+    An `OSError` names the file, its disk, and how much room is left there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
@@ -345,8 +292,9 @@ def writing(path: Path) -> Iterator[Path]:
             os.fsync(file)
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not say where
-        raise
+        disk = next(place for place in path.resolve().parents if place.is_mount())
+        room = f"the disk at {disk} has {shutil.disk_usage(disk).free >> 20} MiB left"
+        raise OSError(error.errno or errno.EIO, f"{error.strerror or error} ({room})", str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -357,22 +305,20 @@ def held(folder: Path, *, wait: bool) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=0)
+        taken = lock.acquire(timeout=0)
     except Timeout:
         if not wait:
             raise RunError(f"Another process is at work in {folder}; wait for it, or choose another folder.") from None
         print(f"Another process is at work in {folder}: waiting for it.", file=sys.stderr, flush=True)
-        lock.acquire()
-    try:
+        taken = lock.acquire()
+    with taken:
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager
-def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a run folder; what killed processes left in it is removed."""
-    with held(folder, wait=wait):
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run folder, if need be after another process; what killed processes left in it is removed."""
+    with held(folder, wait=True):
         for leftover in folder.rglob(".*-*"):  # of `writing`
             leftover.unlink()
         yield
