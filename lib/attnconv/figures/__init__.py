@@ -8,17 +8,14 @@ layers with fewer heads, encodings without a covariance, pixels outside the imag
 the same arrays give the same bytes (`save`).
 """
 
-from attnconv.figures.centres import centre_animation, gaussian_heads, kernel_grids, panel_widths
+from attnconv.figures.centres import centre_animation, gaussian_heads, panel_widths
 from attnconv.figures.curves import (
     accuracy_by_depth,
     accuracy_curves,
-    agreement,
-    content_share,
     cost_growth,
     cost_ratios,
     error_before_and_after,
     lines,
-    rank_curves,
     reach_over_training,
     stacked_costs,
 )
@@ -26,7 +23,6 @@ from attnconv.figures.evidence import agreement_and_ceiling, score_shares, taps_
 from attnconv.figures.maps import (
     attention_grid,
     attention_on_image,
-    image_rows,
     schema,
     signed_images,
     sum_of_heads,

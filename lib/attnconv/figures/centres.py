@@ -5,7 +5,6 @@ Shifts count rows, then columns, from the query pixel, whose frame is black; row
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -28,7 +27,7 @@ _MARGIN = 0.45
 """Pixels shown beyond the shifts that exist: room for the image's frame, and none for a tick."""
 _SIZE = 22
 """Area of a head's mark, in square points."""
-_COVERED, _OUTSIDE, _OTHER = "#CFE3F5", "0.88", "0.84"
+_COVERED, _OUTSIDE = "#CFE3F5", "0.88"
 
 _HALF, _MOST, _FLAT = "50% of the mass", "90%", "flat: 50% do not fit in"
 _ENTRIES: dict[str, Look] = {
@@ -41,8 +40,6 @@ _ENTRIES: dict[str, Look] = {
     "dropped": {"marker": "x", "color": "0.55"},
     "tap covered": {"marker": "s", "color": _COVERED, "markersize": 6},
     "outside the image": {"marker": "s", "color": _OUTSIDE, "markersize": 6},
-    "other queries": {"marker": "s", "color": _OTHER, "markersize": 6},
-    "centre of a head": {"marker": "o", "color": style.PALETTE[0]},
 }
 """How the legend shows each kind of mark. What is drawn bears the kind's name, as its label or its group (gid)."""
 
@@ -56,8 +53,8 @@ def _image(grid: tuple[int, int]) -> NDArray:
 
 
 def _shift_panels(
-    titles: Sequence[str], half_width: ArrayLike, grid: tuple[int, int] | None = None, rows: Sequence[str] = ()
-) -> tuple[Figure, NDArray, NDArray]:
+    titles: Sequence[str], half_width: ArrayLike, grid: tuple[int, int], rows: Sequence[str] = ()
+) -> tuple[Figure, list[Axes], NDArray]:
     """A figure with panels over shifts, and room for legends; its panels, and what they show.
 
     There is a panel for each title, at most three in a row. Or there are several ``rows``, by name, of small panels
@@ -66,65 +63,56 @@ def _shift_panels(
     """
     down, across = (len(rows), len(titles)) if rows else style.rows_and_columns(len(titles))
     widths = np.tile(np.broadcast_to(half_width, len(titles)), len(rows) or 1)
+    low, high = _image(grid).T
     views = np.multiply.outer(widths, [[-1.0, 1.0]] * 2)
-    if grid:
-        low, high = _image(grid).T
-        views = np.clip(views, low[:, None] - _MARGIN, high[:, None] + _MARGIN)
+    views = np.clip(views, low[:, None] - _MARGIN, high[:, None] + _MARGIN)
     widest = (DOUBLE - 0.5) / across
     side = min(1.6, widest) if rows else {1: SINGLE - 0.6, 2: 2.6}.get(across, widest)
-    figure = style.new_figure(
-        np.clip(across * side + 0.5, SINGLE, DOUBLE), down * (side + (0 if rows else 0.21)) + 0.95
-    )
-    axes = figure.subplots(down, across, squeeze=False).ravel()
-    for ax in axes[len(views) :]:
-        ax.remove()
-    for place, (ax, view) in enumerate(zip(axes, views, strict=False)):
+    size = np.clip(across * side + 0.5, SINGLE, DOUBLE), down * (side + (0 if rows else 0.21)) + 0.95
+    figure = style.new_figure(*size)
+    above, panels = [*titles, *[""] * (len(views) - len(titles))], figure.subplots(down, across, squeeze=False)
+    axes = style.name_panels(panels, above, "Column shift (pixels)", "Row shift (pixels)")
+    for ax, row in zip(axes[::across], rows, strict=False):
+        ax.set_ylabel(f"{row}\n{ax.get_ylabel()}")
+    for place, (ax, view) in enumerate(zip(axes, views, strict=True)):
         _draw_shifts(ax, view, grid)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(5 if rows else 9, integer=True, steps=[1, 2, 4, 10]))
-        lowest, first = place + across >= len(views), place % across == 0
-        ax.tick_params(labelbottom=lowest or widths[place] != widths[place + across])
-        ax.tick_params(labelleft=first or widths[place] != widths[place - 1])
-        ax.set_title(titles[place] if place < len(titles) else "")
-        ax.set_xlabel("Column shift (pixels)" if lowest else "")
-        name = f"{rows[place // across]}\n" if rows else ""
-        ax.set_ylabel(f"{name}Row shift (pixels)" if first else "")
-    return figure, axes[: len(views)], views
+        ax.tick_params(labelbottom=place + across >= len(views) or widths[place] != widths[place + across])
+        ax.tick_params(labelleft=place % across == 0 or widths[place] != widths[place - 1])
+    return figure, axes, views
 
 
-def _draw_shifts(ax: Axes, view: NDArray, grid: tuple[int, int] | None) -> None:
+def _draw_shifts(ax: Axes, view: NDArray, grid: tuple[int, int]) -> None:
     """The pixel grid, the query's frame, and grey where the image of the central query ends."""
     (top, bottom), (left, right) = view
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     ax.spines[:].set_visible(True)
     for draw, (low, high), ends in ((ax.hlines, *view), (ax.vlines, *view[::-1])):
         draw(np.arange(math.ceil(low), math.floor(high) + 2) - 0.5, *ends, color="0.9", linewidth=0.4, zorder=0.2)
-    if grid:
-        (top, bottom), (left, right) = _image(grid)
-        look: Look = {"facecolor": "white", "edgecolor": "0.35", "linewidth": 0.8, "zorder": 0.1}
-        ax.add_patch(Rectangle((left, top), right - left, bottom - top, label="image", **look))
-        ax.set_facecolor(_OUTSIDE)
-        if (np.abs(view) > np.abs(_image(grid))).any():
-            ax.patch.set_label("outside the image")
+    (top, bottom), (left, right) = _image(grid)
+    look: Look = {"facecolor": "white", "edgecolor": "0.35", "linewidth": 0.8, "zorder": 0.1}
+    ax.add_patch(Rectangle((left, top), right - left, bottom - top, label="image", **look))
+    ax.set_facecolor(_OUTSIDE)
+    if (np.abs(view) > np.abs(_image(grid))).any():
+        ax.patch.set_label("outside the image")
     look = {"fill": False, "edgecolor": "black", "linewidth": 1.3, "zorder": 2}
     ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, label="query pixel", **look))
 
 
-def _add_legends(figure: Figure, heads: int = 0) -> None:
+def _add_legends(figure: Figure, heads: int) -> None:
     """Below the panels: the heads at the left, and what else was drawn at the right."""
     rows = 3 if figure.get_figwidth() > 1.2 * SINGLE else 5
+    white: Look = {"linestyle": "none", "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    marks = [{"color": colour, "marker": head_marker(head)} for head, colour in enumerate(head_colours(heads))]
+    by_head = [Line2D([], [], label=f"{head + 1}", **white | mark) for head, mark in enumerate(marks)]
     plain: Look = {"linestyle": "none", "markersize": 4.5, "color": "0.4"}
-    white = plain | {"markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 5.5}
-    close: Look = {"columnspacing": 0.8, "labelspacing": 0.3, "alignment": "left"}
-    if heads:
-        looks = [{"color": colour, "marker": head_marker(head)} for head, colour in enumerate(head_colours(heads))]
-        handles = [Line2D([], [], label=f"{head + 1}", **white | look) for head, look in enumerate(looks)]
-        title = "Head" if len(figure.axes) == 1 else "Head (colours hold\nwithin a layer only)"
-        figure.legend(handles=handles, ncols=math.ceil(heads / rows), title=title, loc="outside lower left", **close)
     drawn = {name for ax in figure.axes for one in ax.get_children() for name in (one.get_label(), one.get_gid())}
-    handles = [Line2D([], [], label=name, **plain | look) for name, look in _ENTRIES.items() if name in drawn]
-    close["loc"] = "outside lower right" if heads else "outside lower center"
-    figure.legend(handles=handles, ncols=math.ceil(len(handles) / (rows if heads else 1)), **close)
+    kinds = [Line2D([], [], label=name, **plain | look) for name, look in _ENTRIES.items() if name in drawn]
+    title = "Head" if len(figure.axes) == 1 else "Head (colours hold\nwithin a layer only)"
+    for handles, heading, side in ((by_head, title, "left"), (kinds, None, "right")):
+        look: Look = {"loc": f"outside lower {side}", "alignment": "left", "columnspacing": 0.8, "labelspacing": 0.3}
+        figure.legend(handles=handles, ncols=math.ceil(len(handles) / rows), title=heading, **look)
 
 
 # --- heads as marks -----------------------------------------------------------------------------------------------
@@ -191,6 +179,8 @@ def _draw_heads(
 
 
 # --- figures 3 and 4 ----------------------------------------------------------------------------------------------
+
+
 def panel_widths(centres: ArrayLike) -> NDArray:
     """For each layer the smallest `half_width` that shows all its centres (..., layers, heads, 2): 2.5, 5 or whole."""
     shifts = np.moveaxis(np.abs(centres), -3, 0)  # (layers, ..., heads, 2)
@@ -221,10 +211,10 @@ def gaussian_heads(
         centres: (panels, heads, 2), in pixels; NaN for heads that do not exist.
         precision: (panels, heads, 2, 2), Sigma^{-1}; NaN, or None, where a head is not a Gaussian.
         grid: height and width of the image in pixels. Panels end where the shifts from its central query end.
-        half_width: of the panels, in pixels, if they are to show less than that; one, or one a layer (`panel_widths`).
+        half_width: of the panels, in pixels, where they show less than that; one, or one a layer (`panel_widths`).
         titles: of the layers.
         rows: names of several rows of small panels, epochs for example, each with all layers.
-        paths: (steps, panels, heads, 2), the centres' way here during training: faint, from a dot where it begins.
+        paths: (steps, panels, heads, 2), where the centres were during training: a faint line that a dot begins.
         dropped: (panels, any, 2), centres of heads that were pruned: grey crosses.
         covered: (panels, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted, and counted above.
     """
@@ -242,8 +232,9 @@ def gaussian_heads(
         if ways is not None:
             _draw_paths(ax, ways[:, panel])
         if dropped is not None:
-            ghosts = np.clip(dropped[panel], *view.T).T[::-1]
-            ax.scatter(*ghosts, s=18, marker="x", color="0.55", linewidth=0.9, clip_on=False, zorder=4, label="dropped")
+            row, column = np.clip(dropped[panel], *view.T).T
+            look: Look = {"marker": "x", "color": "0.55", "linewidth": 0.9, "clip_on": False, "zorder": 4}
+            ax.scatter(column, row, 18, label="dropped", **look)
         if covered is not None:
             _draw_covered(ax, covered[panel])
     _add_legends(figure, centres.shape[1])
@@ -259,17 +250,12 @@ def _draw_paths(ax: Axes, paths: NDArray) -> None:
 
 
 def _draw_covered(ax: Axes, covered: NDArray) -> None:
-    """Tint the covered taps of the k x k kernel (k, k), and outline the grid."""
+    """Tint the covered taps of the k x k kernel, (k, k), and outline the kernel."""
     first = -(len(covered) // 2) - 0.5
-    for row, column in np.argwhere(covered):
-        _draw_square(ax, first + row, first + column, _COVERED, "tap covered")
+    look: Look = {"facecolor": _COVERED, "edgecolor": "white", "linewidth": 0.6, "zorder": 0.4}
+    for row, column in np.argwhere(covered) + first:
+        ax.add_patch(Rectangle((column, row), 1, 1, label="tap covered", **look))
     ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, edgecolor="0.5", linewidth=0.8, zorder=0.5))
-
-
-def _draw_square(ax: Axes, top: float, left: float, colour: str, label: str) -> None:
-    """Tint one pixel."""
-    look: Look = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.6, "zorder": 0.4}
-    ax.add_patch(Rectangle((left, top), 1, 1, label=label, **look))
 
 
 @styled
@@ -297,26 +283,3 @@ def centre_animation(history: NDArray, precision: NDArray, grid: tuple[int, int]
     _add_legends(figure, heads)
     style.settle(figure)  # the panels must not move between frames
     return FuncAnimation(figure, draw, frames=epochs)
-
-
-# --- heads as taps of a kernel ------------------------------------------------------------------------------------
-
-
-@styled
-def kernel_grids(kernels: Mapping[str, tuple[ArrayLike, tuple[int, int]]]) -> Figure:
-    """Where the heads of different convolutions look: ``{title: (centres (h, 2), stride)}``.
-
-    Shifts are from the query, framed in black; other queries of the layer are grey squares, as many as its stride
-    (rows, columns) leaves.
-    """
-    figure, axes, (view, *_) = _shift_panels(list(kernels), 4.5)
-    around = np.arange(-4, 5)
-    for ax, (centres, (down, right)) in zip(axes, kernels.values(), strict=True):
-        for row, column in itertools.product(around[around % down == 0], around[around % right == 0]):
-            if row or column:
-                _draw_square(ax, row - 0.5, column - 0.5, _OTHER, "other queries")
-        look: Look = {"color": style.PALETTE[0], "edgecolor": "white", "linewidth": 0.5, "zorder": 5}
-        places = np.clip(array(centres, "centres (heads, 2)"), *view.T)
-        ax.scatter(places[:, 1], places[:, 0], s=20, label="centre of a head", **look)
-    _add_legends(figure)
-    return figure

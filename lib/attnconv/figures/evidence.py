@@ -9,11 +9,11 @@ import pandas as pd
 import seaborn
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
-from attnconv.figures.style import DASHED, DOUBLE, PALETTE, SINGLE, Look, array, layer_titles, new_figure, styled
+from attnconv.figures import style
+from attnconv.figures.style import DASHED, DOUBLE, PALETTE, SINGLE, Look, array, entry, styled
 
 _MORE, _AS_MANY, _FEWER = PALETTE[2], "#4d4d4d", PALETTE[3]
 
@@ -24,19 +24,18 @@ def taps_and_chance(covered: Mapping[str, ArrayLike], by_chance: ArrayLike, taps
 
     A number is a layer; those that cover as many stand beside each other.
     """
-    figure = new_figure(SINGLE, 1.7 + 0.25 * len(covered))
+    figure = style.new_figure(SINGLE, 1.7 + 0.25 * len(covered))
     ax = figure.add_subplot()
-    share = np.bincount(np.asarray(by_chance, dtype=int), minlength=taps + 1) / len(np.asarray(by_chance))
-    ax.bar(np.arange(taps + 1), 100 * share, 0.9, color="0.85")
+    share = 100 * np.bincount(np.asarray(by_chance), minlength=taps + 1) / np.size(by_chance)
+    ax.bar(np.arange(taps + 1), share, 0.9, color="0.85")
     ax.set(xlabel=f"Taps covered, of {taps}", ylabel="Fresh layers,\nsnapped (%)", xlim=(-0.6, taps + 0.6))
     ax.set_xticks(np.arange(0, taps + 1, 1 if taps < 12 else 2))
-    top = 100 * share.max()
+    top = share.max()
     for row, (when, counts) in enumerate(reversed(list(covered.items())), 1):
         height = top * (1 + 0.16 * row)
         ax.text(-0.02, height, when, ha="right", va="center", transform=ax.get_yaxis_transform(), color=PALETTE[0])
-        counts = np.asarray(counts, dtype=int)
         for count in np.unique(counts):
-            layers = " ".join(str(layer + 1) for layer in np.flatnonzero(counts == count))
+            layers = " ".join(str(layer + 1) for layer in np.flatnonzero(np.asarray(counts) == count))
             ax.text(count, height, layers, ha="center", va="center", color=PALETTE[0], fontweight="bold")
     ax.set_ylim(0, top * (1 + 0.16 * (len(covered) + 0.8)))
     ax.set_yticks([tick for tick in ax.get_yticks() if tick <= top])
@@ -55,7 +54,7 @@ def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLik
     row, seed = runs.set_index(["factor", "level"]).index.map(levels.index), runs["seed"].rank(method="dense")
     runs = runs.assign(y=row + 0.22 * (seed - (1 + seed.max()) / 2))  # seeds of a level beside each other
     shares = [np.bincount(counts, minlength=10) / len(counts) for counts in map(np.asarray, by_chance.values())]
-    figure = new_figure(DOUBLE, 0.8 + 0.21 * len(levels))
+    figure = style.new_figure(DOUBLE, 0.8 + 0.21 * len(levels))
     axes = figure.subplots(1, len(layers) + 1, sharey=True, width_ratios=[2] * len(layers) + [1.1])
     look: Look = {"s": 9, "linewidths": 0.8, "zorder": 3, "clip_on": False}
     for ax, layer in zip(axes, layers, strict=False):
@@ -71,18 +70,15 @@ def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLik
     axes[-1].scatter(own["accuracy"], own["y"], marker="D", color=PALETTE[0], **look)
     axes[-1].set(title="Accuracy", xlabel="Test images (%)")
     for ax in axes:
-        ax.grid(axis="y", visible=False)
         for place in range(1, len(levels)):
             if levels[place][0] != levels[place - 1][0]:
                 ax.axhline(place - 0.5, color="0.3", linewidth=0.5)
     axes[0].set_yticks(range(len(levels)), [": ".join(level) for level in levels])
     axes[0].invert_yaxis()
     mark: Look = {"linestyle": "none", "marker": "o", "color": _MORE}
-    handles: list[Artist] = [Line2D([], [], label="before training", markerfacecolor="white", **mark)]
-    handles += [Line2D([], [], label="after, more taps", **mark)]
-    handles += [Line2D([], [], label="after, fewer", **mark | {"color": _FEWER})]
-    handles += [Patch(color="0.8", label="fresh layers whose heads snap")]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4)
+    handles: list[Artist] = [entry("before training", markerfacecolor="white", **mark)]
+    handles += [entry("after, more taps", **mark), entry("after, fewer", **mark | {"color": _FEWER})]
+    style.legend_below(figure, [*handles, Patch(color="0.8", label="fresh layers whose heads snap")], 4)
     return figure
 
 
@@ -94,7 +90,7 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, concentrated: Array
     that are ``concentrated``.
     """
     moved, same = array(moved, "moved (layers, heads)"), array(same, "same (layers, heads)")
-    figure = new_figure(SINGLE, 3.3)
+    figure = style.new_figure(SINGLE, 3.3)
     ax = figure.add_subplot()
     colours = seaborn.color_palette("flare", len(moved))
     for layer, colour in enumerate(colours):
@@ -102,17 +98,15 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, concentrated: Array
         look: Look = {"s": 18, "edgecolors": [colour], "linewidths": 0.9, "zorder": 3, "clip_on": False}
         ax.scatter(same[layer], moved[layer], facecolors=np.where(filled, 1, 0)[:, None] * [[*colour, 1]], **look)
     low = 0.05 * np.floor(20 * np.nanmin([moved, same]))
-    ax.plot([low, 1], [low, 1], color="0.3", linewidth=0.9)
-    ax.plot([low / 0.9, 1], [low, 0.9], color="0.3", linewidth=0.9, linestyle=DASHED)
+    line: Look = {"color": "0.3", "linewidth": 0.9}
+    ax.plot([low, 1], [low, 1], **line)
+    ax.plot([low / 0.9, 1], [low, 0.9], linestyle=DASHED, **line)
     ax.set(xlabel="Two halves of the images, same query", ylabel="Two halves of the images,\nquery moved")
     ax.set(xlim=(low, 1), ylim=(low, 1), aspect="equal")
-    handles = [
-        Line2D([], [], linestyle="none", marker="o", color=c, label=title)
-        for c, title in zip(colours, layer_titles(len(moved)), strict=True)
-    ]
-    handles += [Line2D([], [], color="0.3", linewidth=0.9, label="all that can be seen")]
-    handles += [Line2D([], [], color="0.3", linewidth=0.9, linestyle=DASHED, label="nine tenths of it")]
-    handles += [Line2D([], [], linestyle="none", marker="o", color="0.3", label="concentrated")]
+    titles, dot = style.layer_titles(len(moved)), {"linestyle": "none", "marker": "o"}
+    handles = [entry(title, color=colour, **dot) for title, colour in zip(titles, colours, strict=True)]
+    handles += [entry("all that can be seen", **line), entry("nine tenths of it", linestyle=DASHED, **line)]
+    handles += [entry("concentrated", color="0.3", **dot)]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 
@@ -125,17 +119,17 @@ def score_shares(shares: ArrayLike) -> Figure:
     """
     shares = array(shares, "shares (3, layers, heads)")
     layers = shares.shape[1]
-    figure = new_figure(DOUBLE, 2.3)
+    figure = style.new_figure(DOUBLE, 2.3)
     axes = figure.subplots(1, layers, sharey=True, squeeze=False)[0]
     names = ("the same for every image and query", "with what the query holds", "comparison of contents")
     colours = (PALETTE[0], PALETTE[6], PALETTE[1])
-    for ax, title, parts in zip(axes, layer_titles(layers), shares.swapaxes(0, 1), strict=True):
+    for ax, title, parts in zip(axes, style.layer_titles(layers), shares.swapaxes(0, 1), strict=True):
         parts = 100 * parts[:, np.argsort(-parts[0])]
-        for part, below, colour in zip(parts, np.cumsum(parts, axis=0) - parts, colours, strict=True):
-            ax.bar(np.arange(parts.shape[1]), part, 0.86, below, color=colour)
+        starts = np.cumsum(parts, axis=0) - parts
+        for name, part, start, colour in zip(names, parts, starts, colours, strict=True):
+            ax.bar(np.arange(len(part)), part, 0.86, start, color=colour, label=name)
         ax.set(title=title, xticks=[], xlabel="Heads")
         ax.grid(axis="y")
     axes[0].set(ylabel="Variance of the scores (%)")
-    handles = [Patch(color=colour, label=name) for name, colour in zip(names, colours, strict=True)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    style.legend_below(figure, axes[0].containers, 3)
     return figure

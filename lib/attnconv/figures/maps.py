@@ -1,17 +1,16 @@
 """Attention maps and images: figures 5 to 10 of the paper, and how a convolution becomes heads (figure 1, notebook 01).
 
-Pixels outside the image are NaN in a map, and hatched.
+Pixels outside the image are NaN in a map, and hatched. A scale says how values become colours: a norm and a colour map.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, Normalize, PowerNorm
+from matplotlib.colors import Normalize, PowerNorm, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
@@ -19,12 +18,10 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from attnconv.figures import style
-from attnconv.figures.style import DOUBLE, SINGLE, array, new_figure, styled
+from attnconv.figures.style import DOUBLE, SINGLE, Look, array, new_figure, styled
 
 _ABOVE, _FOOT = 0.17, 0.6
 """Inches above each row of maps, for a name, and at the foot of the figure, for a colour bar."""
-Scale = tuple[Normalize, Colormap]
-"""How values become colours."""
 
 
 # --- grids of maps ------------------------------------------------------------------------------------------------
@@ -38,48 +35,42 @@ def _map_axes(
     widest: float = 0.8,
     above: float = _ABOVE,
     lowest: float = 0.0,
-    together: int = 1,
+    gaps: ArrayLike = 0.05,
 ) -> tuple[Figure, NDArray]:
     """A figure and its grid of panels (rows, columns) above the room for a colour bar.
 
     ``aspect``: height over width of a panel. In inches: ``left``, room at the left of the grid; ``widest``, a panel's
-    longest side; ``above``, room above each row; ``lowest``, the least height of the grid. ``together``: columns that
-    stand closer to each other than to the next ones.
+    longest side; ``above``, room above each row; ``lowest``, the least height of the grid; ``gaps`` between columns.
     """
-    column = np.arange(columns)
-    gaps = 0.05 * column if together == 1 else 0.015 * column + 0.045 * (column // together)
-    width = min(widest, widest / aspect, (DOUBLE - left - 0.1 - gaps[-1]) / columns)
-    height, across = width * aspect, columns * width + gaps[-1]
-    down = rows * (height + above)
-    wide, tall = max(SINGLE, left + across + 0.1), max(down, lowest) + _FOOT
+    starts = np.cumsum(np.broadcast_to(gaps, columns))  # what the gaps before each column add up to
+    starts -= starts[0]
+    width = min(widest, widest / aspect, (DOUBLE - left - 0.1 - starts[-1]) / columns)
+    height, across = width * aspect, columns * width + starts[-1]
+    wide, tall = max(SINGLE, left + across + 0.1), max(rows * (height + above), lowest) + _FOOT
     left += (wide - left - across - 0.1) / 2
     figure = new_figure(wide, tall, layout=None)
     axes = np.empty((rows, columns), dtype=object)
     for row, place in np.ndindex(axes.shape):
-        corner = (left + place * width + gaps[place]) / wide, 1 - (row + 1) * (height + above) / tall
+        corner = (left + place * width + starts[place]) / wide, 1 - (row + 1) * (height + above) / tall
         axes[row, place] = ax = figure.add_axes((*corner, width / wide, height / tall), xticks=[], yticks=[])
         ax.spines[:].set(visible=True, color="0.6", linewidth=0.4)
     return figure, axes
 
 
-def _bar(figure: Figure, scale: Scale, label: str, ticks: Sequence[float] | None = None) -> None:
+def _bar(figure: Figure, scale: Look, label: str, ticks: Sequence[float] | None = None) -> None:
     """A horizontal colour bar in the lowest half inch of the figure."""
-    norm, colours = scale
     width, height = figure.get_size_inches()
     ax = figure.add_axes((0.5 - 1.3 / width, 0.37 / height, 2.6 / width, 0.09 / height))
-    places = ticks or MaxNLocator(4, symmetric=True)
-    bar = figure.colorbar(
-        ScalarMappable(norm, colours), cax=ax, orientation="horizontal", ticks=places, format="{x:.2g}", label=label
-    )
+    look: Look = {"orientation": "horizontal", "format": "{x:.2g}", "label": label}
+    bar = figure.colorbar(ScalarMappable(**scale), ax, ticks=ticks or MaxNLocator(4, symmetric=True), **look)
     bar.minorticks_off()
     bar.outline.set_linewidth(0.4)
 
 
-def _draw(ax: Axes, image: NDArray, scale: Scale, query: ArrayLike | None = None) -> None:
+def _draw(ax: Axes, image: NDArray, scale: Look, query: ArrayLike | None = None) -> None:
     """An image (H, W) in the colours of its scale; what is NaN is hatched. The query pixel of a map is framed."""
     ax.patch.set(facecolor="0.93", edgecolor="0.7", hatch="//////", linewidth=0)
-    norm, colours = scale
-    ax.imshow(np.ma.masked_invalid(image), colours, norm, aspect="auto")
+    ax.imshow(np.ma.masked_invalid(image), aspect="auto", **scale)
     if query is not None:
         pixel = 72 * ax.get_window_extent().width / ax.figure.dpi / image.shape[1]  # in points
         _frame_pixel(ax, query, linewidth=np.clip(0.15 * pixel, 0.4, 0.9))
@@ -92,9 +83,9 @@ def _frame_pixel(ax: Axes, pixel: ArrayLike, size: ArrayLike = (1, 1), **look) -
     ax.add_patch(Rectangle((column - width / 2, row - height / 2), width, height, **look))
 
 
-def _probability_scale(largest: float) -> Scale:
+def _probability_scale(largest: float) -> Look:
     """Probabilities from 0 to the largest; the scale is that of their square roots, which keeps faint heads visible."""
-    return PowerNorm(0.5, vmin=0, vmax=largest or 1.0), style.MAP_COLOURS
+    return {"norm": PowerNorm(0.5, vmin=0, vmax=largest or 1.0), "cmap": style.MAP_COLOURS}
 
 
 @styled
@@ -106,7 +97,6 @@ def attention_grid(
     names: Sequence[Sequence[str]] | None = None,
     largest: float | None = None,
     room: tuple[float, float] = (0.0, 0.0),
-    together: int = 1,
 ) -> Figure:
     """Attention probabilities, a row a layer and a column a head (figures 5 to 7), on one scale.
 
@@ -119,10 +109,10 @@ def attention_grid(
             middle.
         order: (layers, heads), which head comes at each place, from near to far for example.
         titles: of the layers.
-        names: (layers, heads), written above the maps; None is the number of a head within its layer.
+        names: (layers, heads), written above the maps; None is the number of a head within its layer. A column without
+            a name stands close to the one before: both show one head, at two queries for example.
         largest: the probability that is black, for figures that are to be compared; None is the largest here.
         room: inches that are left free at the left of the grid, and its least height.
-        together: columns that belong together, such as one head at two queries.
     """
     maps = array(maps, "maps (layers, heads, height, width)")
     layers, heads, height, width = maps.shape
@@ -132,7 +122,8 @@ def attention_grid(
     left = 0.18 + room[0] + 0.058 * max(map(len, titles))
     above = _ABOVE + 0.11 * max(name.count("\n") for row in names for name in row)
     widest = 0.8 if heads > 4 else 1.5
-    figure, axes = _map_axes(layers, heads, height / width, left, widest, above, room[1], together)
+    gaps = [0.05 if name else 0.015 for name in names[0]]
+    figure, axes = _map_axes(layers, heads, height / width, left, widest, above, room[1], gaps)
     top = np.nanmax(maps) if largest is None else largest
     scale = _probability_scale(top)
     for layer, title in enumerate(titles):
@@ -176,29 +167,13 @@ def attention_on_image(
     return figure
 
 
-@styled
-def image_rows(rows: Sequence[NDArray], names: Sequence[str], labels: Sequence[str]) -> Figure:
-    """Images in rows: each row (n, H, W, 1 or 3), uint8, has a label at its left; ``names`` (n,) stand above."""
-    columns = len(names)
-    figure = new_figure(DOUBLE, 0.25 + len(rows) * DOUBLE / (columns + 0.5))
-    axes = figure.subplots(len(rows), columns, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
-    for ax, image in zip(axes.ravel(), np.concatenate(rows), strict=True):
-        ax.imshow(image, cmap="gray", vmin=0, vmax=255)
-        ax.spines[:].set_visible(False)
-    for ax, label in zip(axes[:, 0], labels, strict=True):
-        ax.set_ylabel(label)
-    for ax, name in zip(axes[0], names, strict=True):
-        ax.set_title(textwrap.fill(name, 10), fontsize=6.5)
-    return figure
-
-
 # --- convolution as attention -------------------------------------------------------------------------------------
 
 
-def _signed_scale(images: Sequence[NDArray]) -> Scale:
+def _signed_scale(images: Sequence[NDArray]) -> Look:
     """One scale for all signed images, symmetric around zero."""
     largest = max(np.abs(image).max() for image in images) or 1.0
-    return Normalize(-largest, largest), style.SIGNED_COLOURS
+    return {"norm": Normalize(-largest, largest), "cmap": style.SIGNED_COLOURS}
 
 
 @styled
@@ -218,7 +193,6 @@ def signed_images(
     """
     signed = [array(image, "image (H, W)") for image in images]
     scale = _signed_scale(signed)
-    largest = max(np.abs(image).max() for image in signed)
     aspect = max(image.shape[0] / image.shape[1] for image in signed)
     figure, axes = _map_axes(1, len(titles), aspect, widest=1.9, above=0.22)
     for ax, title in zip(axes[0], titles, strict=True):
@@ -233,7 +207,7 @@ def signed_images(
     for ax, image in zip(axes[0, photo is not None :], signed, strict=True):
         _draw(ax, image, scale)
         most = np.abs(image).max()
-        if most < 0.01 * largest or not largest:
+        if most < 0.01 * scale["norm"].vmax:
             note = f"zero everywhere\n(at most {most:.0e})" if most else "zero everywhere"
             ax.text(0.5, 0.5, note, transform=ax.transAxes, ha="center", va="center", color="0.35")
     _bar(figure, scale, label)
@@ -270,33 +244,30 @@ def schema() -> Figure:
     From left to right: an image with a query pixel; nine heads, each of which attends to one shift from the query, in
     its colour; their value matrices, which are the taps of a kernel; and what they add up to, the output at the query.
     """
-    figure = new_figure(DOUBLE, 2.9)
-    places = figure.add_gridspec(3, 6, width_ratios=(2.6, 1, 1, 1, 2.2, 1.7))
-    patch = np.random.default_rng(3).uniform(0.6, 0.95, (5, 5))
-    image, kernel, output = (figure.add_subplot(places[:, column]) for column in (0, 4, 5))
-    _draw_pixels(image, patch, "Image $X$, query pixel $q$", query=(2, 2))
-    _draw_pixels(kernel, np.ones((3, 3)), "Value matrices $W^h$:\nthe taps of a kernel")
-    _draw_pixels(output, np.ones((5, 5)), "Output at $q$:\ntheir sum", query=(2, 2))
-    for head, colour in enumerate([*style.head_colours(8), style.PALETTE[9]]):  # the ninth is as grey as the pixels
-        row, column = divmod(head, 3)
-        looks = figure.add_subplot(places[row, 1 + column])
-        shift = f"({row - 1:+d}, {column - 1:+d})".replace("-", "−").replace("+0", "0")
-        heading = "Nine heads: each attends\nto one shift $Δ_h$\n\n" if head == 1 else ""
-        _draw_pixels(looks, patch, heading + shift, query=(2, 2))
-        for ax, first in ((image, 1), (looks, 1), (kernel, 0)):
-            ax.add_patch(Rectangle((first + column, first + row), 1, 1, facecolor=colour, linewidth=0, label="tap"))
-        kernel.text(column + 0.5, row + 0.5, f"$W^{head + 1}$", ha="center", va="center", fontsize=9.5)
-    output.add_patch(Rectangle((2, 2), 1, 1, facecolor="0.45", linewidth=0, label="sum"))
-    for ax, x in ((image, 1.12), (kernel, -0.12), (output, -0.16)):
-        ax.annotate("→", (x, 0.5), xycoords="axes fraction", ha="center", va="center", fontsize=15)
+    figure, square = new_figure(DOUBLE, 2.9), {"xticks": [], "yticks": [], "aspect": "equal", "frame_on": False}
+    widths = 2.6, 1, 1, 1, 2.2, 1.7  # image, heads, kernel, output
+    axes = figure.subplot_mosaic("i012ko;i345ko;i678ko", width_ratios=widths, subplot_kw=square)
+    patch = np.random.default_rng(3).uniform(0.6, 0.95, (5, 5, 1)).repeat(3, axis=2)  # grey: (rows, columns, RGB)
+    ninth = style.PALETTE[9]  # that of the ninth head is as grey as the pixels
+    taps = np.reshape([to_rgb(colour) for colour in (*style.head_colours(8), ninth)], (3, 3, 3))
+    pixels = {"i": patch.copy(), "k": taps, "o": np.ones((5, 5, 3))}
+    pixels["i"][1:4, 1:4], pixels["o"][2, 2] = taps, 0.45
+    titles = {"i": "Image $X$, query pixel $q$", "o": "Output at $q$:\ntheir sum"}
+    titles["k"] = "Value matrices $W^h$:\nthe taps of a kernel"
+    for head, (row, column) in enumerate(np.ndindex(3, 3)):
+        pixels[f"{head}"] = patch.copy()
+        pixels[f"{head}"][1 + row, 1 + column] = taps[row, column]
+        titles[f"{head}"] = f"({row - 1:+d}, {column - 1:+d})".replace("-", "−").replace("+0", "0")
+        centred: Look = {"ha": "center", "va": "center"}
+        axes["k"].text(column + 0.5, row + 0.5, f"$W^{head + 1}$", fontsize=9.5, **centred)
+    titles["1"] = f"Nine heads: each attends\nto one shift $Δ_h$\n\n{titles['1']}"
+    for name, ax in axes.items():
+        ax.pcolormesh(pixels[name], edgecolor="0.8", linewidth=0.4)
+        ax.set_title(titles[name])
+        ax.invert_yaxis()
+        if name != "k":
+            _frame_pixel(ax, (2.5, 2.5), edgecolor="black", linewidth=1.2, zorder=4)
+    for name, x in (("i", 1.12), ("k", -0.12), ("o", -0.16)):
+        axes[name].annotate("→", (x, 0.5), xycoords="axes fraction", fontsize=15, **centred)
     figure.supxlabel(r"$\mathrm{Output}_q \;=\; \sum_h X_{q + \Delta_h} W^h \;=\; \mathrm{Conv}(X)_q$", fontsize=9.5)
     return figure
-
-
-def _draw_pixels(ax: Axes, patch: NDArray, title: str, query: tuple[int, int] | None = None) -> None:
-    """Grey pixels in a square, the query framed."""
-    ax.pcolormesh(patch, cmap="gray", vmin=0, vmax=1, edgecolor="0.8", linewidth=0.4)
-    ax.set(xticks=[], yticks=[], aspect="equal", frame_on=False, title=title)
-    ax.invert_yaxis()
-    if query:
-        ax.add_patch(Rectangle(query, 1, 1, fill=False, edgecolor="black", linewidth=1.2, zorder=4))

@@ -14,10 +14,12 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.animation import Animation
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from seaborn import color_palette
@@ -143,19 +145,39 @@ def rows_and_columns(panels: int) -> tuple[int, int]:
     return rows, math.ceil(panels / rows)
 
 
-def panels(titles: Sequence[str], height: float, xlabel: str, ylabel: str = "") -> tuple[Figure, list[Axes]]:
+def panels(
+    titles: Sequence[str], height: float, xlabel: str, ylabel: str = "", width: float | None = None
+) -> tuple[Figure, list[Axes]]:
     """A figure with a panel of that height, in inches, for each title. Panels share a vertical axis that has a name."""
     rows, columns = rows_and_columns(len(titles))
-    figure = new_figure(SINGLE if columns == 1 else DOUBLE, rows * height + 0.5)
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=bool(ylabel)).ravel()
-    for ax in axes[len(titles) :]:
+    figure = new_figure(width or (SINGLE if columns == 1 else DOUBLE), rows * height + 0.5)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=bool(ylabel))
+    for ax in axes.flat:
+        ax.grid(axis="y")
+    return figure, name_panels(axes, titles, xlabel, ylabel)
+
+
+def name_panels(axes: NDArray, titles: Sequence[str], xlabel: str, ylabel: str) -> list[Axes]:
+    """Give panels (rows, columns) their titles, and the outer ones the names of their axes. The others are removed."""
+    columns = axes.shape[1]
+    for ax in axes.flat[len(titles) :]:
         ax.remove()
-    for place, (ax, title) in enumerate(zip(axes, titles, strict=False)):
+    for place, (ax, title) in enumerate(zip(axes.flat, titles, strict=False)):
         ax.set_title(textwrap.fill(title, 36))
         ax.set_xlabel(xlabel if place + columns >= len(titles) else "")
         ax.set_ylabel(ylabel if place % columns == 0 else "")
-        ax.grid(axis="y")
-    return figure, list(axes[: len(titles)])
+    return list(axes.flat[: len(titles)])
+
+
+def entry(label: str, **look) -> Line2D:
+    """An entry of a legend: a grey line, or what ``look`` makes of it."""
+    return Line2D([], [], label=label, **{"color": "0.4"} | look)
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
+    """A legend that reads along rows: matplotlib fills its columns first."""
+    by_rows = [handle for column in range(columns) for handle in handles[column::columns]]
+    figure.legend(handles=by_rows, loc="outside lower center", ncols=columns)
 
 
 def layer_titles(layers: int) -> list[str]:
