@@ -203,10 +203,11 @@ test("a link names the image; one that it cannot hold is not shown without a wor
   place.location.hash = `#${inLink({ image: "d" })}`;
   assert.match(page().lost, /does not hold .*“d”/);
   const heard = [];
-  first.listen((what) => heard.push(what));
+  second.listen((what) => heard.push(what));
   place.location.hash = `#${inLink({ image: "b" })}`;
   place.followed();
-  assert.deepEqual([first.image, first.lost, ...heard], [images[1], "", "state"]);
+  assert.deepEqual([second.image, second.lost, ...heard], [images[1], "", "state"]);
+  assert.deepEqual(second.state, {}); // what the link does not say stays as the reader has it
 });
 
 test("the exported page knows the changed heads it came with, and no others", () => {

@@ -248,8 +248,10 @@ class Explorer(assets.Widget):
         def fits(part: Any) -> bool:
             nonlocal room
             size = len(pack(part)) + 100
-            room -= size if (fit := size <= room) else 0
-            return fit
+            if size > room:
+                return False
+            room -= size
+            return True
 
         weights, content = self._sides[0].weights, any(side.content for side in self._sides)
         if weights and fits(weights):

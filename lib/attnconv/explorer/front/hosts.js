@@ -125,10 +125,10 @@ export function pageHost(data, ask = null, place = window) {
     serial++;
   };
   const inThisLink = (state) => inLink({ ...state, image: host.image.own ? null : host.image.title });
-  /** Take over the state of the address, and the image that it names. */
-  const follow = () => {
+  /** Take over the state that the address holds, and the image that it names. */
+  const follow = (before = {}) => {
     const { image: title, ...state } = fromLink(place.location.hash);
-    host.state = { ...host.state, ...state };
+    host.state = { ...before, ...state };
     const named = images.find((image) => image.title === title);
     if (named && named !== host.image) show(named);
     host.lost = "";
@@ -205,6 +205,6 @@ export function pageHost(data, ask = null, place = window) {
       told("done", message.id);
     },
   };
-  follow();
+  follow(data.state);
   return host;
 }
