@@ -80,8 +80,8 @@ def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLik
     handles = [Line2D([], [], label="before training", markerfacecolor="white", **mark)]
     handles += [Line2D([], [], label="after, more taps", **mark)]
     handles += [Line2D([], [], label="after, fewer", **mark | {"color": _FEWER})]
-    handles += [Patch(color="0.8", label="fresh layers whose heads snap")]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4)
+    grey = Patch(color="0.8", label="fresh layers whose heads snap")
+    figure.legend(handles=[*handles, grey], loc="outside lower center", ncols=4)
     return figure
 
 
