@@ -56,7 +56,7 @@ def test_its_copies_are_of_whole_notebooks():
 
 
 def test_it_is_drawn_again_beside_itself_without_the_data_set_and_says_the_same(tmp_path):
-    for name in ("lib", "notebooks", "outputs/evening"):
+    for name in ("lib", "notebooks", "outputs/evening", "data/fashion-mnist-sample"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "manifest.json"))
     shutil.copy(ROOT / "requirements.lock", tmp_path)
     record, output = tmp_path / "outputs" / "evening", tmp_path / "outputs" / "reproduced" / "evening"
