@@ -537,6 +537,14 @@ def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
     assert left.get_ylim()[1] < 3 < right.get_ylim()[1]
 
 
+def test_legends_read_along_rows():
+    figure = figures.lines({"": {name: ([0, 1], [1, 2]) for name in "abcde"}}, "x")
+    figure.draw_without_rendering()
+    texts = [(text.get_window_extent(), text.get_text()) for text in figure.legends[0].texts]
+    placed = sorted((-round(box.y0), box.x0, name) for box, name in texts)
+    assert "".join(name for *_, name in placed) == "abcde" and len({y for y, *_ in placed}) == 2
+
+
 def test_reach_over_training_has_two_yardsticks_and_counts_layers_from_one():
     reach = {"SA quadratic": RNG.random((4, 3)), "SA learned": RNG.random((6, 2))}
     figure = figures.reach_over_training(reach, (2, 2))  # the query sees itself, two neighbours and the diagonal
