@@ -537,6 +537,14 @@ def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
     assert left.get_ylim()[1] < 3 < right.get_ylim()[1]
 
 
+def test_legends_read_along_rows():
+    figure = figures.lines({"": {name: ([0, 1], [1, 2]) for name in "abcde"}}, "x")
+    figure.draw_without_rendering()
+    texts = [(text.get_window_extent(), text.get_text()) for text in figure.legends[0].texts]
+    placed = sorted((-round(box.y0), box.x0, name) for box, name in texts)
+    assert "".join(name for *_, name in placed) == "abcde" and len({y for y, *_ in placed}) == 2
+
+
 def test_reach_over_training_has_two_yardsticks_and_counts_layers_from_one():
     reach = {"SA quadratic": RNG.random((4, 3)), "SA learned": RNG.random((6, 2))}
     figure = figures.reach_over_training(reach, (2, 2))  # the query sees itself, two neighbours and the diagonal
@@ -604,19 +612,13 @@ def test_error_before_and_after_points_from_the_start_to_the_end():
 def test_taps_of_each_layer_stand_above_their_number_and_over_chance():
     figure = EVERYTHING["taps_and_chance"]()
     (ax,) = figure.axes
-    assert {round(bar.get_x() + 0.45): bar.get_height() for bar in ax.patches if bar.get_height()} == {
-        4: 50,
-        6: 25,
-        9: 25,
-    }
-    row = {text.get_text(): text.get_position()[1] for text in ax.texts if text.get_text() in ("before", "after")}
-    assert row["before"] > row["after"] > 50 and max(ax.get_yticks()) <= 50, "above the bars, in order"
-    numbers = {text.get_text(): text.get_position() for text in ax.texts if text.get_text() not in row}
-    rows = {"before": {"1 3": 4, "2": 7}, "after": {"1": 9, "2": 8, "3": 0}}
-    found = [(t.get_position(), t.get_text()) for t in ax.texts if t.get_text() not in row]
-    assert len(numbers) == 4 and sorted(found) == sorted(
-        ((count, row[when]), layers) for when, counts in rows.items() for layers, count in counts.items()
-    )
+    bars = {round(bar.get_x() + 0.45): bar.get_height() for bar in ax.patches}
+    assert bars == {taps: {4: 50, 6: 25, 9: 25}.get(taps, 0) for taps in range(10)}
+    rows = {text.get_text(): text.get_position()[1] for text in ax.texts if text.get_text() in ("before", "after")}
+    assert rows["before"] > rows["after"] > 50 >= max(ax.get_yticks()), "above the bars, in order"
+    layers = {(*text.get_position(), text.get_text()) for text in ax.texts if text.get_text() not in rows}
+    before = {(4, rows["before"], "1 3"), (7, rows["before"], "2")}
+    assert layers == before | {(9, rows["after"], "1"), (8, rows["after"], "2"), (0, rows["after"], "3")}
     assert axis_names(figure) == [("Taps covered, of 9", "Fresh layers,\nsnapped (%)")]
 
 
