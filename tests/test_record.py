@@ -1,6 +1,5 @@
 """The record of the evening: its runs are whole, and what was drawn from them is drawn again without the data set."""
 
-import fnmatch
 import hashlib
 import os
 import shutil
@@ -11,8 +10,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from attnconv.batch.compare import statements
-from attnconv.batch.plan import read_notebook
 from attnconv.config import load_profile
 from attnconv.training.runs import find_runs
 
@@ -71,12 +68,6 @@ def test_it_is_drawn_again_beside_itself_without_the_data_set_and_says_the_same(
 
     for kind in ("runs", "study"):  # nothing was trained
         assert {run.name for run in (output / kind).iterdir()} == {run.name for run in (record / kind).iterdir()}
-    assert {path.name[:2] for path in output.glob("figures/*.png")} >= set(numbers) - {"08"}
+    drawn = {path.name[:2] for path in output.glob("figures/*.png")}
+    assert drawn >= set(numbers) - {"00", "08"}  # 00 shows the others' figures
     assert (output / "explorer.html").stat().st_size < 15 * 2**20
-
-
-def test_every_mark_of_what_is_timed_is_of_a_statement():
-    stated = [f"{file.stem}: {name}" for file in RECORD.glob("*/*.*") for name in statements(file)]
-    for notebook in map(read_notebook, (ROOT / "notebooks").glob("[0-9]*.ipynb")):
-        for mark in notebook.timed:
-            assert mark.startswith(notebook.number) and fnmatch.filter(stated, mark), mark

@@ -1,15 +1,13 @@
 """How a reproduction compares with the record beside which it was drawn: file by file, statement by statement.
 
-A statement is a cell of a table, a claim's verdict, a line of its evidence, or a value of a figure's note. The metadata
-of a notebook (see `plan`) says which of its statements are timed: these may differ. Every other one must be the same,
-but for rounding. Pictures and executed notebooks are told apart by their bytes alone, and are not judged, since their
-numbers stand in the statements.
+A statement is a cell of a table, a claim's verdict, a line of its evidence, or a value of a figure's note. Each must be
+the same, but for rounding. Pictures and executed notebooks are told apart by their bytes alone, and are not judged:
+times, which are measured anew, stand in these only, and all other numbers in the statements, too.
 """
 
 from __future__ import annotations
 
 import csv
-import fnmatch
 import json
 import re
 from collections.abc import Iterable
@@ -69,9 +67,8 @@ def compare(record: Path, folder: Path, jobs: dict[str, Job], made: dict[str, It
     partly = {job.notebook.number for name, job in jobs.items() if name not in made}
     kept = [file for file in record.glob("*/[0-9][0-9][-_]*") if file.name[:2] not in partly]
     names = {file.relative_to(record).as_posix() for file in kept}.union(*made.values())
-    timed = {pattern for job in jobs.values() for pattern in job.notebook.timed}
 
-    found: dict[str, list[str]] = {kind: [] for kind in ("bytes", "same", "rounded", "timed", "differ")}
+    found: dict[str, list[str]] = {kind: [] for kind in ("bytes", "same", "rounded", "differ")}
     for name in sorted(names):
         before, now = record / name, folder / name
         if not (before.is_file() and now.is_file()):
@@ -82,19 +79,13 @@ def compare(record: Path, folder: Path, jobs: dict[str, Job], made: dict[str, It
         stated, states = statements(before), statements(now)
         for key in stated | states:
             one, other = stated.get(key, "nothing"), states.get(key, "nothing")
-            where, change = f"{before.stem}: {key}", f": {one} in the record, {other} here" if one != other else ""
-            if any(fnmatch.fnmatchcase(where, pattern) for pattern in timed):
-                found["timed"].append(where + (change if key.endswith(", verdict") else ""))
-            elif alike(one, other):
-                found["rounded" if change else "same"].append(where)
-            else:
-                found["differ"].append(f"{name}: {key}{change}")
+            kind = "same" if one == other else "rounded" if alike(one, other) else "differ"
+            found[kind].append(f"{name}: {key}: {one} in the record, {other} here")
 
     number = {kind: len(entries) for kind, entries in found.items()}
     print(f"\nBeside the record {record}, which was only read:")
     print(f"  files of the same bytes: {len(names) - number['bytes']} of {len(names)}{_few('; not ', found['bytes'])}")
     print(f"  statements of claims, tables, captions: {number['same']} the same, {number['rounded']} but for rounding")
-    print(f"  timed anew: {number['timed']}{_few(': ', found['timed'])}")
     print("\n    ".join([f"  differ: {number['differ']}", *found["differ"]]), flush=True)
     return 1 if found["differ"] else 0
 

@@ -7,7 +7,6 @@ A notebook's metadata says what the runner must know, all of it optional:
     "attnconv": {"reads": ["study/learned/*"]}    it reads these runs besides: folder/preset/seed
     "attnconv": {"reads": ["tables/*.json"]}      it reads what other notebooks made
     "attnconv": {"alone": true}                   it measures time: nothing else runs beside it
-    "attnconv": {"timed": ["07-hybrid: * (ms)*"]} what it states there is measured anew each time (see `compare`)
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class Notebook(Config):
     alone: bool = False
     needs: Words = ()
     reads: Words = ()
-    timed: Words = ()
 
     @property
     def number(self) -> str:
