@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnconv.analysis import claims
+from attnconv.analysis import claims, heads
 from attnconv.analysis.claims import PAPER_CLAIMS, SENTENCES, Claim, Claims, board, read_claims, recorded
+from attnconv.attention import QuadraticAttention
 from attnconv.config import ModelConfig
 from attnconv.training.runs import find_runs
 
@@ -136,9 +137,17 @@ def test_arranged_heads_beat_the_same_heads_drawn_anew(monkeypatch):
     assert claims.apart(run_of(gaussian_heads(bare[5:])))[0] is None
 
 
+@pytest.mark.parametrize("covariance", ["isotropic", "full"])
+def test_what_no_other_head_duplicates_is_that_of_the_layers_attention(covariance):
+    layer = QuadraticAttention(4, 4, heads=5, covariance=covariance).double()
+    maps = heads.query_maps(layer, (4, 6), 9, 13)  # the middle: it sees every shift that a 5 x 7 image has
+    found = claims._unshared(layer.centres.detach().numpy(), layer.precision().detach().numpy(), (5, 7))
+    np.testing.assert_allclose(found, maps.max(0).sum(), atol=1e-6)
+
+
 def test_sixteen_heads_are_local_and_long_range():
-    heads = np.tile(nine()[:, None], (1, 2, 1)).reshape(18, 2)[:16]
-    local, both = [heads] * 6, [heads] * 5 + [heads * 6]
+    pairs = np.tile(nine()[:, None], (1, 2, 1)).reshape(18, 2)[:16]
+    local, both = [pairs] * 6, [pairs] * 5 + [pairs * 6]
     fine = swaps([[80, 9, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
     lossy = swaps([[80, 9, 9, 9]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
     found, evidence = claims.sixteen(run_of(gaussian_heads(both, start=local), swaps=fine))
