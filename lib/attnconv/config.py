@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from ruamel.yaml import YAML
 
-
 _BELOW = [Path(__file__).resolve().parents[2], Path.cwd(), *Path.cwd().parents]
 REPOSITORY = next((folder for folder in _BELOW if (folder / "notebooks" / "profiles").is_dir()), Path.cwd())
 """Where notebooks, data and outputs are: the clone that holds this library or else the current folder, and without a
