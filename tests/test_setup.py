@@ -12,6 +12,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from attnconv import __version__
 from attnconv.batch import cli
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +21,11 @@ LOCK = (ROOT / "requirements.lock").read_text()
 LOCKED = dict(line.split("==") for line in LOCK.splitlines() if not line.startswith("#"))
 
 
-@pytest.mark.parametrize("line", [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]])
+EXTRAS = PROJECT["optional-dependencies"]
+NEEDED = [line for line in [*PROJECT["dependencies"], *EXTRAS["notebooks"], *EXTRAS["test"]] if "attnconv" not in line]
+
+
+@pytest.mark.parametrize("line", NEEDED)
 def test_the_lock_satisfies_pyproject(line: str) -> None:
     wanted = Requirement(line)
     assert wanted.specifier.contains(LOCKED[wanted.name]), "run `make lock`"
@@ -39,8 +44,35 @@ def test_the_environment_file_gives_conda_users_the_same() -> None:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     *plain, by_pip = environment["dependencies"]
     assert plain == [f"python{PROJECT['requires-python']}", "pip"]
-    assert by_pip["pip"] == ["--constraint requirements.lock", "--editable ."]
+    assert by_pip["pip"] == ["--constraint requirements.lock", "--editable .[notebooks]"]
     assert "://" not in (ROOT / "environment.yml").read_text()
+
+
+def test_tests_need_what_notebooks_need_and_the_library_alone_no_jupyter() -> None:
+    assert "attnconv[notebooks]" in EXTRAS["test"]
+    alone = {Requirement(line).name for line in PROJECT["dependencies"]}
+    assert not alone & {"jupyterlab", "ipykernel", "papermill", "matplotlib", "pandas", "nbconvert"}
+
+
+def test_every_file_of_the_library_is_in_the_wheel() -> None:
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    said = subprocess.run(["git", "ls-files", "lib/attnconv"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    packed = set()
+    for package in setup["packages"]:
+        for pattern in ["*.py", *setup["package-data"].get(package, [])]:
+            packed |= set((ROOT / "lib" / package.replace(".", "/")).glob(pattern))
+    files = {ROOT / name for name in said if (ROOT / name).exists()}
+    assert len(files) > 40 and files - packed == set()
+
+
+def test_what_others_are_told_of_the_project_is_so() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    ran = {step.get("run") for job in workflow["jobs"].values() for step in job["steps"]}
+    assert {".ci/run", ".ci/wheel", "make reproduce"} <= ran and "schedule" in workflow[True]  # YAML 1.1 reads `on` so
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__ and f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert citation["preferred-citation"]["url"] in (ROOT / "README.md").read_text()
+    assert len((ROOT / "Snakefile").read_text().splitlines()) <= 50
 
 
 def test_no_line_of_the_front_end_is_longer_than_one_of_python() -> None:

@@ -14,6 +14,11 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from ruamel.yaml import YAML
 
+_BELOW = [Path(__file__).resolve().parents[2], Path.cwd(), *Path.cwd().parents]
+REPOSITORY = next((folder for folder in _BELOW if (folder / "notebooks" / "profiles").is_dir()), Path.cwd())
+"""Where notebooks, data and outputs are: the clone that holds this library or else the current folder, and without a
+clone the current folder."""
+
 
 class ConfigError(ValueError):
     """A configuration value that cannot work; the message names the value and the limit."""
@@ -263,7 +268,8 @@ def load_profile(path: str | Path) -> Profile:
     path = Path(path)
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
-        raise ConfigError(f"There is no profile {path.stem!r} in {path.parent}. Profiles there: {known}.")
+        remedy = "" if path.parent.is_dir() else " They come with a clone of the repository: run the command in one."
+        raise ConfigError(f"There is no profile {path.stem!r} in {path.parent}. Profiles there: {known}.{remedy}")
     try:
         return Profile(**{**read_yaml(path.read_text(encoding="utf-8")), "name": path.stem})
     except (OSError, ValueError, TypeError) as error:  # TypeError: no 'name: value' lines, or a name that is no text

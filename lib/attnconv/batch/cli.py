@@ -116,7 +116,10 @@ def explained(error: Exception) -> str:
     if type(error).__module__.startswith("attnconv."):
         return str(error)
     if isinstance(error, ImportError):
-        return f"{error}. 'make clean', then the same command, installs all packages."
+        return (
+            f"{error}. It comes with what the notebooks need: pip install '.[notebooks]' in a clone of the repository. "
+            "For make's environment: 'make clean', then the same command."
+        )
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):  # torch's
         return f"There is not enough memory ({str(error)[:200]}). Choose a smaller model, batch or data set."
     if isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)):

@@ -19,8 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnconv.analysis.claims import Claims
-from attnconv.config import ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
+from attnconv.config import REPOSITORY, ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
 from attnconv.training.runs import Run, find_runs, identity, write_arrays, writing
 
 if TYPE_CHECKING:
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.animation import Animation
     from matplotlib.figure import Figure
 
+    from attnconv.analysis.claims import Claims
     from attnconv.training.data import Dataset
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 OUTPUTS = Path(os.path.realpath(REPOSITORY / "outputs"))
 REPRODUCED = OUTPUTS / "reproduced"
 """Where profiles are drawn whose record is committed, in outputs/<profile>."""
@@ -181,6 +180,8 @@ class Workspace:
 
     def claims(self, name: str) -> Claims:
         """A list to check claims in, and to save as tables/<name>.json."""
+        from attnconv.analysis.claims import Claims
+
         return Claims(self.results / "tables" / f"{name}.json")
 
 

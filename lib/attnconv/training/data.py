@@ -24,9 +24,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
+from attnconv.config import REPOSITORY
 from attnconv.training.runs import held, writing
 
-REPOSITORY_DATA = Path(__file__).resolve().parents[3] / "data"
+REPOSITORY_DATA = REPOSITORY / "data"
 SPLITS = ("train", "test")
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -217,7 +218,11 @@ def find_data(source: str | Path = "embedded") -> Source:
                 if all(files):
                     return Source(name if name in named else path.name, form, path, *map(tuple, files))
     if name in named:
-        remedy = " In a clone, 'git checkout data' restores it." if name == "embedded" else ""
+        remedy = (
+            " It comes with a clone of the repository; 'git checkout data' restores it there."
+            if name == "embedded"
+            else ""
+        )
         raise MissingData(f"{name} is not on this machine: looked for {', '.join(map(str, places))}.{remedy}")
     raise DataError(f"There is no data set that can be read at {places[0]}. {FORMS}.")
 
