@@ -27,13 +27,13 @@ def verdicts(folders: Mapping[str, Path]) -> str:
 
 
 def accuracies(folders: Mapping[str, Path]) -> str:
-    """Test accuracy of each model, the paper's and each folder's, as Markdown; ± over seeds where there are several."""
+    """Test accuracy of each model as Markdown, the paper's and each folder's, with epochs; ± over several seeds."""
     ours = {name: _accuracies(folder / "tables" / "06-table1.csv") for name, folder in folders.items()}
     titles = dict.fromkeys([*PAPER_TABLE, *itertools.chain(*ours.values())])
-    head = ["Test accuracy (%)", "Paper", "2021", *folders]
+    head = ["Test accuracy (%)", "Paper", "2021", *(title for name in folders for title in (name, "epochs"))]
     rows = [
         [title, PAPER_TABLE.get(title, {}).get("accuracy", "—"), REPRODUCTION_2021.get(title, "—")]
-        + [found.get(title, "—") for found in ours.values()]
+        + [cell for found in ours.values() for cell in found.get(title, ("—", "—"))]
         for title in titles
     ]
     align = ("left", *["right"] * (len(head) - 1))
@@ -44,12 +44,14 @@ def _source(number: str) -> str:
     return next(f"notebooks/{file.name}" for file in (ROOT / "notebooks").glob(f"{number}_*.ipynb"))
 
 
-def _accuracies(file: Path) -> dict[str, str]:
+def _accuracies(file: Path) -> dict[str, tuple[str, str]]:
+    """By model: accuracy and epochs."""
     if not file.is_file():
         return {}
-    table = pd.read_csv(file).set_index("Model")[["Accuracy (%)", "±"]]
+    table = pd.read_csv(file).set_index("Model")[["Accuracy (%)", "±", "Epochs"]]
     return {
-        model: f"{a:.1f}" + (f" ± {spread:.1f}" if spread == spread else "") for model, a, spread in table.itertuples()
+        model: (f"{a:.1f}" + (f" ± {spread:.1f}" if spread == spread else ""), f"{epochs}")
+        for model, a, spread, epochs in table.itertuples()
     }
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnconv.analysis import claims
+from attnconv.analysis import claims, heads
 from attnconv.analysis.claims import PAPER_CLAIMS, SENTENCES, Claim, Claims, board, read_claims, recorded
+from attnconv.attention import QuadraticAttention
 from attnconv.config import ModelConfig
 from attnconv.training.runs import find_runs
 
@@ -42,7 +43,7 @@ def gaussian_heads(centres, spread=5.0, start=None):
     both = np.stack([centres if start is None else np.asarray(start, dtype=float), centres])
     precision = np.broadcast_to(spread**2 * np.eye(2), (*both.shape, 2))
     reach = np.linalg.norm(both, axis=-1)
-    return dict(parameter_centre=both, precision=precision, mass=np.ones(reach.shape), reach=reach)
+    return dict(parameter_centre=both, centre=both, precision=precision, mass=np.ones(reach.shape), reach=reach)
 
 
 def nine(step=1):
@@ -68,14 +69,17 @@ def attention(maps, **more):
 @pytest.mark.parametrize(
     ("lost", "before", "after", "holds"),
     [
-        (0.0, 0.9, 0.3, True),
-        (0.0, 0.1, 0.3, None),  # it began as a convolution: this run cannot tell
-        (30.0, 0.9, 0.3, False),
-        (1.0, 0.9, 0.3, None),  # within the noise of a point
+        ([80, 0, 0, 0], 0.9, 0.3, True),
+        ([80, 0, 0, 0], 0.1, 0.3, None),  # it began as a convolution: this run cannot tell
+        ([80, 0, 0, 0], 0.5, 0.3, None),  # it is hardly nearer to one than before
+        ([80, 30, 30, 30], 0.9, 0.3, False),
+        ([80, 1, 1, 1], 0.9, 0.3, None),  # within the noise of a point
+        ([80, 30, 30, 0], 0.9, 0.3, True),  # 7 x 7, as the pictures of the paper show
+        ([0, 0, 0, 0], 0.9, 0.3, False),  # the layer does not matter: a 1 x 1 does as well
     ],
 )
 def test_a_grid_is_a_layer_that_became_a_small_convolution(lost, before, after, holds):
-    one = swaps([[80, lost, lost, lost]] * 6, np.full((6, 4), before), np.full((6, 4), after))
+    one = swaps([lost] * 6, np.full((6, 4), before), np.full((6, 4), after))
     run = run_of(gaussian_heads([nine()] * 6, start=[nine(3)] * 6), swaps=one)
     found, evidence = claims.grid(run)
     assert found is holds
@@ -83,99 +87,164 @@ def test_a_grid_is_a_layer_that_became_a_small_convolution(lost, before, after, 
     assert claims.grid(run_of(run.heads))[0] is None  # not measured
 
 
-def test_a_large_kernel_makes_no_grid():
-    one = swaps([[80, 30, 30, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
-    assert claims.grid(run_of(gaussian_heads([nine()] * 6), swaps=one))[0] is False
+def test_the_smallest_kernel_that_fits_says_whether_a_layer_became_one():
+    before, after = np.full((6, 4), 0.08), np.full((6, 4), 0.2)
+    before[:, 3], after[:, 3] = 1e-3, 1e-4  # next to nothing, and yet less than half of it
+    one = swaps([[80, 0, 0, 0]] * 6, before, after)
+    assert claims.grid(run_of(gaussian_heads([nine()] * 6), swaps=one))[0] is None
+
+
+def test_a_grid_needs_heads_on_pixels_of_their_own():
+    one = swaps([[80, 0, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
+    pairs = np.repeat(nine()[:4], [3, 2, 2, 2], axis=0)  # four pixels for nine heads
+    assert claims.grid(run_of(gaussian_heads([pairs] * 6), swaps=one))[0] is False
+    soft = gaussian_heads([nine()] * 6)
+    soft["mass"] = 0.4 * soft["mass"]
+    assert claims.grid(run_of(soft, swaps=one))[0] is False
 
 
 def test_deeper_heads_look_farther():
     near, far = nine(), nine(4)
-    assert claims.local(run_of(gaussian_heads([near, near, near, far, far, far])))[0] is True
-    assert claims.local(run_of(gaussian_heads([far, far, near, near, near, near])))[0] is False
-    assert claims.local(run_of(gaussian_heads([near] * 6)))[0] is None
-    one = [near] * 5 + [np.concatenate([near[:8], [[5, 5]]])]  # 36 of 54 times by chance
-    found, evidence = claims.local(run_of(gaussian_heads(one)))
-    assert found is None and "1 of 36; as many by chance p = 0.67" in evidence[1]
+
+    def found(*layers):
+        return claims.local(run_of(gaussian_heads(layers, start=[near] * 6)))[0]
+
+    assert found(near, near, near, near, far, far) is True
+    assert found(near, near, near, near, near, far) is None  # one layer of four
+    assert found(near, far, near, near, far, far) is False
+    began = gaussian_heads([near, near, near, near, far, far], start=[near, near, far, far, near, near])
+    found, evidence = claims.local(run_of(began))
+    assert found is None and "2 of 4; before training 2" in evidence[1]  # the start had as many
+    none = gaussian_heads([np.full((9, 2), np.nan)] * 2 + [far] * 4)
+    assert claims.local(run_of(none))[0] is None and claims.local(run_of(gaussian_heads([near] * 2)))[0] is None
 
 
 def test_arranged_heads_beat_the_same_heads_drawn_anew(monkeypatch):
     monkeypatch.setattr(claims, "DRAWS", 60)
-    assert claims.apart(run_of(gaussian_heads([nine(2)] * 6, spread=2)))[0] is True
+    by_lot = 2 * np.random.default_rng(1).normal(size=(20, 2, 9, 2))
+    grids = [nine(2)] * 6
+    assert claims.apart(run_of(gaussian_heads(grids, spread=2, start=3 * by_lot[0, [0] * 6])))[0] is True
+    assert claims.apart(run_of(gaussian_heads(grids, spread=2)))[0] is None  # the start led as much
     pairs = np.repeat([[-2, 0], [2, 0]], [5, 4], axis=0)  # on two pixels only
-    found, evidence = claims.apart(run_of(gaussian_heads([pairs] * 6, spread=2, start=[nine(2)] * 6)))
+    found, evidence = claims.apart(run_of(gaussian_heads([pairs] * 6, spread=2, start=grids)))
     assert found is False and "22%, 22%" in evidence[0] and "before training 86%" in evidence[0]
-    by_lot = np.random.default_rng(1).normal(size=(20, 2, 9, 2))
-    found = [claims.apart(run_of(gaussian_heads(2 * centres, spread=2)))[0] for centres in by_lot]
+    found = [claims.apart(run_of(gaussian_heads(centres, spread=2, start=by_lot[0])))[0] for centres in by_lot]
     assert found.count(True) <= 3  # one in twenty
+    bare = np.concatenate([grids[:5], np.full((1, 9, 2), np.nan)])
+    start = [*np.tile(3 * by_lot[0, :1], (5, 1, 1)), bare[5]]
+    found, evidence = claims.apart(run_of(gaussian_heads(bare, spread=2, start=start)))
+    assert found is True and "in layers 1, 2, 3, 4, 5;" in evidence[0]
+    assert claims.apart(run_of(gaussian_heads(bare[5:])))[0] is None
+
+
+@pytest.mark.parametrize("covariance", ["isotropic", "full"])
+def test_what_no_other_head_duplicates_is_that_of_the_layers_attention(covariance):
+    layer = QuadraticAttention(4, 4, heads=5, covariance=covariance).double()
+    maps = heads.query_maps(layer, (4, 6), 9, 13)  # the middle: it sees every shift that a 5 x 7 image has
+    found = claims._unshared(layer.centres.detach().numpy(), layer.precision().detach().numpy(), (5, 7))
+    np.testing.assert_allclose(found, maps.max(0).sum(), atol=1e-6)
 
 
 def test_sixteen_heads_are_local_and_long_range():
-    heads = np.tile(nine()[:, None], (1, 2, 1)).reshape(18, 2)[:16]
-    local, both = [heads] * 6, [heads] * 5 + [heads * 6]
+    pairs = np.tile(nine()[:, None], (1, 2, 1)).reshape(18, 2)[:16]
+    local, both = [pairs] * 6, [pairs] * 5 + [pairs * 6]
     fine = swaps([[80, 9, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
-    lossy = swaps([[80, 9, 9, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
-    assert claims.sixteen(run_of(gaussian_heads(both), swaps=fine))[0] is True
+    lossy = swaps([[80, 9, 9, 9]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
+    found, evidence = claims.sixteen(run_of(gaussian_heads(both, start=local), swaps=fine))
+    assert found is True and "0, 0, 0, 0, 0, 14 of 16 in layers 1 to 6; before training 0, 0, 0, 0, 0, 0" in evidence[0]
+    assert claims.sixteen(run_of(gaussian_heads(both), swaps=fine))[0] is None  # the start had them, too
     assert claims.sixteen(run_of(gaussian_heads(local), swaps=fine))[0] is False
-    assert claims.sixteen(run_of(gaussian_heads(both), swaps=lossy))[0] is False
-    assert claims.sixteen(run_of(gaussian_heads(both)))[0] is None
+    assert claims.sixteen(run_of(gaussian_heads(both, start=local), swaps=lossy))[0] is False
+    assert claims.sixteen(run_of(gaussian_heads(both, start=local)))[0] is None
 
 
 def test_single_pixels_must_lie_around_the_query():
     spread = np.full((3, 9, *GRID), 1 / 256)
-    near, lot = spread.copy(), spread.copy()
+    near, lot, same, away = (spread.copy() for _ in range(4))
     near[0] = maps_at([nine()])[0]
     lot[0] = maps_at([nine(5)])[0]
+    same[0] = maps_at([[[0, 1]] * 9])[0]
+    away[:] = maps_at([[[0, 7]] * 9] * 3)
     assert claims.single_pixels(run_of(attention=attention(near)))[0] is True
     found, evidence = claims.single_pixels(run_of(attention=attention(lot)))
-    assert found is None and "1 of 9; as many by lot p = 0.85" in evidence[1]
-    lot[0, 4] = spread[0, 0]
-    assert claims.single_pixels(run_of(attention=attention(lot)))[0] is False
+    assert found is None and "together 1 of 9; as many by lot p = 0.85" in evidence[2]
+    assert claims.single_pixels(run_of(attention=attention(same)))[0] is None  # all on one pixel
+    assert claims.single_pixels(run_of(attention=attention(away)))[0] is False  # far fewer than by lot
     assert claims.single_pixels(run_of(attention=attention(spread)))[0] is False
 
 
 def test_symmetry_is_left_right_and_the_control_up_down():
-    sides = (maps_at([[[2, -6]] * 9]) + maps_at([[[2, 6]] * 9])) / 2  # two lobes, left and right, below the query
-    reach = {"reach": np.full((2, 1, 9), 7.0)}
-    assert claims.symmetric(run_of(reach, attention(sides)))[0] is True
+    sides = (maps_at([[[2, -6]] * 9] * 6) + maps_at([[[2, 6]] * 9] * 6)) / 2  # two lobes, left and right, below
+    reach = {"reach": np.stack([np.full((6, 9), 5.0), np.full((6, 9), 7.0)])}
+    found, evidence = claims.symmetric(run_of(reach, attention(sides)))
+    assert found is True and "1.00, 1.00, 1.00, 1.00, 1.00, 1.00" in evidence[2] and "p = 0.016" in evidence[2]
     assert claims.symmetric(run_of(reach, attention(sides.swapaxes(2, 3))))[0] is False
-    assert claims.symmetric(run_of({"reach": np.full((2, 1, 9), 5.0)}, attention(sides)))[0] is None  # none looks far
-    assert claims.symmetric(run_of(reach, attention(maps_at([nine()]))))[0] is False
+    assert claims.symmetric(run_of(reach, attention(sides[:4])))[0] is None  # four layers may agree by chance
+    assert claims.symmetric(run_of({"reach": reach["reach"][::-1]}, attention(sides)))[0] is None  # none looks far
+    assert claims.symmetric(run_of(reach, attention(maps_at([nine()] * 6))))[0] is False  # all are local
+    turned = sides.copy()
+    turned[0] = sides.swapaxes(2, 3)[0]
+    turned[1] = maps_at([[[5, 5]] * 9])[0]  # neither: 1/64 becomes 7/64
+    assert claims.symmetric(run_of(reach, attention(turned)))[0] is None
 
 
-@pytest.mark.parametrize(
-    ("moved", "same", "concentrated", "holds"),
-    [(0.8, 0.85, True, True), (0.7, 0.85, True, False), (0.8, 0.85, False, False), (0.95, 1.0, True, True)],
-)
-def test_a_constant_shift_is_judged_against_what_images_agree_on(moved, same, concentrated, holds):
-    maps = maps_at([nine()] * 6) if concentrated else np.full((6, 9, *GRID), 1 / 256)
-    halves = np.stack([np.full((6, 9), 0.5), np.full((6, 9), same)])
-    halves[0, 1:3, 4] = moved
-    assert claims.constant_shift(run_of(attention=attention(maps, halves=halves)))[0] is holds
-    short = run_of(attention=attention(maps[:2], halves=halves[:, :2]))
-    assert claims.constant_shift(short)[0] is None  # there is no layer 3
-    halves[0, 2] = 0.5  # layer 2 alone is not layers 2 and 3
-    assert claims.constant_shift(run_of(attention=attention(maps, halves=halves)))[0] is False
+def followed(shifts, queries=((8, 8), (6, 7), (9, 10)), spread=0.3):
+    """What heads with a peak at these shifts (Q, L, h, 2) attend to; the rest is spread evenly."""
+    maps = np.full((*np.shape(shifts)[:3], *GRID), spread / 256)
+    for index in np.ndindex(maps.shape[:3]):
+        maps[(*index, *(np.array(queries[index[0]]) + shifts[index]))] += 1 - spread
+    halves = np.stack([np.full(maps.shape[1:3], 0.8), np.full(maps.shape[1:3], 0.85)])
+    return dict(queries=np.array(queries), mean=maps, halves=halves)
 
 
-@pytest.mark.parametrize(("slope", "holds"), [(1, True), (-1, False), (0, None)])
-def test_heads_that_do_not_follow_the_query_use_content(slope, holds):
-    agreement = np.linspace(0.4, 0.9, 54).reshape(6, 9)
-    fixed = 0.5 + slope * (agreement - 0.6) + (slope == 0) * 0.1 * (-1) ** np.arange(54).reshape(6, 9)
-    shares = np.stack([fixed, 0.7 * (1 - fixed), 0.3 * (1 - fixed)])
-    assert claims.content_use(run_of(attention=dict(agreement=agreement, shares=shares)))[0] is holds
+def test_a_constant_shift_is_a_peak_that_follows_the_query():
+    shifts = np.broadcast_to(nine(), (3, 6, 9, 2)).copy()
+    found, evidence = claims.constant_shift(run_of(attention=followed(shifts)))
+    assert found is True and "head 1 of layer 2: shift (−1, −1); agreement of two halves" in evidence[1]
+    wandering = shifts.copy()
+    wandering[1] += (0, 1)
+    assert claims.constant_shift(run_of(attention=followed(wandering)))[0] is False
+    wandering[:, 1] = shifts[:, 1]  # layer 2 alone is not layers 2 and 3
+    assert claims.constant_shift(run_of(attention=followed(wandering)))[0] is None
+    same = np.zeros_like(shifts)  # at one pixel only
+    assert claims.constant_shift(run_of(attention=followed(same)))[0] is None
+    bars = followed(shifts)
+    bars["mean"] = np.broadcast_to(bars["mean"].mean(-2, keepdims=True), bars["mean"].shape)  # columns, not pixels
+    assert claims.constant_shift(run_of(attention=bars))[0] is False
+    changing = followed(shifts)
+    changing["halves"][0] = 0.7  # patterns change with the query more than with the images
+    assert claims.constant_shift(run_of(attention=changing))[0] is False
+    short = followed(shifts[:, :2])
+    assert claims.constant_shift(run_of(attention=short))[0] is None  # there is no layer 3
+
+
+@pytest.mark.parametrize(("more", "holds"), [(0.2, True), (-0.2, False), (0.0, None)])
+def test_heads_that_do_not_follow_the_query_use_content(more, holds):
+    shifts = np.broadcast_to(nine(), (3, 6, 9, 2)).copy()
+    shifts[1, :, 4:] += (0, 1)  # the last five heads do not follow
+    seen = followed(shifts)
+    content = 0.3 + 0.01 * np.random.default_rng(0).normal(size=(6, 9)) + np.arange(6)[:, None] / 10
+    content[:, 4:] += more
+    found, evidence = claims.content_use(
+        run_of(attention=seen | dict(shares=np.stack([1 - content, 0 * content, content])))
+    )
+    assert found is holds and "heads that follow the query: 4, 4, 4, 4, 4, 4 in layers 1 to 6" in evidence[3]
+    followers = followed(np.broadcast_to(nine(), (3, 6, 9, 2)))
+    found, _ = claims.content_use(run_of(attention=followers | dict(shares=np.full((3, 6, 9), 1 / 3))))
+    assert found is None  # there are no others
 
 
 def test_a_free_start_is_one_that_training_changed():
     def found(lost, before, after):
-        return claims.free_start(
-            run_of(swaps=swaps([[80, 9, 9, lost]] * 6, *np.full((2, 6, 4), [[[before]], [[after]]])))
-        )
+        lost, errors = [[80, 9, 9, lost]] * 6, np.full((2, 6, 4), [[[before]], [[after]]])
+        return claims.free_start(run_of(swaps=swaps(lost, *errors)))
 
     assert found(0.5, 0.9, 0.3)[0] is True
-    assert found(5, 0.9, 0.3)[0] is False and found(0.5, 0.5, 0.3)[0] is False and found(2, 0.9, 0.3)[0] is None
+    assert found(5, 0.9, 0.3)[0] is False and found(1, 0.9, 0.3)[0] is None
+    assert found(0.5, 0.5, 0.3)[0] is None  # it was half of one before
 
 
-def trained(accuracy, epochs=10, loss=1.0, lr=0.01, heads=9, start=None, halfway=None):
+def trained(accuracy, epochs=10, loss=1.0, lr=0.01, heads=9, start=None, halfway=None, encoding_lr=None):
     """A run with these answers to 4,000 test images."""
     count = range(1, epochs + 1)
     lines = [
@@ -189,7 +258,7 @@ def trained(accuracy, epochs=10, loss=1.0, lr=0.01, heads=9, start=None, halfway
         metrics=lines,
         config=dict(data=data),
         data_title="a test",
-        train=SimpleNamespace(epochs=epochs, lr=lr, seed=0),
+        train=SimpleNamespace(epochs=epochs, lr=lr, seed=0, encoding_lr=encoding_lr),
         model=SimpleNamespace(heads_per_layer=(heads,) * 6),
     )
 
@@ -219,13 +288,22 @@ def test_accuracies_are_compared(name):
 
 
 def test_harder_to_train_is_said_of_training():
-    easy = trained(0.8, loss=1.0)
-    assert claims.content_harder([easy], []) == (None, [claims.NOT_TRAINED])
-    assert claims.content_harder([easy], [trained(0.9, loss=1.1)])[0] is True  # whatever the test accuracy
-    assert claims.content_harder([easy], [trained(0.7, loss=0.9)])[0] is False
-    assert claims.content_harder([easy], [trained(0.7, loss=1.01)])[0] is None
-    assert claims.content_harder([easy], [trained(0.7, loss=1.01, lr=0.005)])[0] is True  # it had to learn slower
-    assert claims.content_harder([easy], [trained(0.7, loss=0.9, lr=0.005)])[0] is False
+    def found(loss, accuracy=0.7, **more):
+        return claims.content_harder([trained(0.8, loss=1.0)], [trained(accuracy, loss=loss, **more)])
+
+    assert claims.content_harder([trained(0.8)], []) == (None, [claims.NOT_TRAINED])
+    assert found(1.1, accuracy=0.9)[0] is True  # whatever the test accuracy
+    assert found(0.9)[0] is False and found(1.01)[0] is None
+    assert found(1.1, epochs=20)[0] is None and found(0.9, epochs=5)[0] is None  # another schedule may be the reason
+    holds, evidence = found(1.01, lr=0.005, encoding_lr=0.05)
+    assert holds is None and "0.005 of the weights, 0.05 of the encoding; without 0.01 of the weights" in evidence[2]
+
+    def several(*losses):
+        return [trained(0.8, loss=loss) for loss in losses]
+
+    assert claims.content_harder(several(1.0, 1.01, 1.0), several(1.1, 1.11, 1.1))[0] is True
+    assert claims.content_harder(several(1.0, 1.2, 1.0), several(1.1, 1.3, 1.1))[0] is None  # seeds differ as much
+    assert claims.content_harder(several(1.0, 1.01), several(1.1))[0] is True  # one seed: 2% of the loss
 
 
 def test_arithmetic_verdicts():
@@ -241,9 +319,12 @@ def test_arithmetic_verdicts():
 
 
 def test_snapping_is_the_yardstick_of_taps():
-    assert claims.more_than_snapping(np.array([8, 7, 8]), np.array([6, 5, 6]))[0] is True
-    assert claims.more_than_snapping(np.array([4, 3, 4]), np.array([6, 5, 6]))[0] is False
-    assert claims.more_than_snapping(np.array([8, 5, 6]), np.array([6, 6, 6]))[0] is None
+    def found(*gains):
+        return claims.more_than_snapping(np.array(gains) + 4.0, np.full(len(gains), 4.0))[0]
+
+    assert found(2, 2.2, 2.1) is True and found(-2, -2.2, -2.1) is False
+    assert found(2, 1.5, 2.5) is True and found(2, 1, 3) is None  # three seeds: beyond 4.3 standard errors
+    assert found(2, 2, 2) is None  # that no seed differs says nothing of the noise
     assert claims.more_than_snapping(np.array([9]), np.array([3]))[0] is None  # one seed
 
 
@@ -331,9 +412,10 @@ def test_damage_takes_claims_away_but_never_changes_a_verdict(tmp_path):
 
 
 def test_the_board_has_every_claim_of_the_paper_and_none_of_ours(tmp_path):
-    saved(tmp_path / "one", "04-claims-quadratic", ("grid", True, ["a"], "seed 0"), ("hybrid", True, ["1"]))
+    saved(tmp_path / "one", "04-claims", ("grid", True, ["a"], "seed 0"), ("hybrid", True, ["1"]))
     saved(tmp_path / "one", "05-claims", ("local", None, ["b"], "seed 0"), ("local", True, ["c"], "seed 1"))
-    saved(tmp_path / "two", "04-claims-quadratic", ("grid", False, ["d"]))
+    saved(tmp_path / "two", "04-claims", ("grid", False, ["d"]))
+    saved(tmp_path / "two", "04-quadratic_16-claims", ("grid", True, ["e"]))  # a user's, of another model
     table = board({"one": tmp_path / "one", "two": tmp_path / "two"})
     assert table["The paper says"].tolist() == [sentence.text for sentence in PAPER_CLAIMS.values()]
     of = dict(zip(PAPER_CLAIMS, table[["one", "two"]].to_numpy().tolist(), strict=True))

@@ -627,9 +627,9 @@ def test_agreement_stands_over_its_ceiling():
     (ax,), entries = figure.axes, colours(figure)
     for layer, marks in enumerate(ax.collections):
         np.testing.assert_allclose(marks.get_offsets(), np.stack([same[layer], moved[layer]], 1))
-        assert marks.get_facecolor()[:, 3].tolist() == (moved[layer] > 0.7).tolist(), "filled where it is concentrated"
+        assert marks.get_facecolor()[:, 3].tolist() == (moved[layer] > 0.7).tolist(), "filled where a peak follows"
         assert {to_hex(c) for c in marks.get_edgecolor()} == {entries[f"Layer {layer + 1}"]}
-    for name, slope in (("all that can be seen", 1), ("nine tenths of it", 0.9)):
+    for name, slope in (("as well as images agree", 1), ("nine tenths of it", 0.9)):
         (line,) = [line for line in ax.lines if look(line) == look(legend(figure)[name])]
         np.testing.assert_allclose(line.get_ydata(), slope * line.get_xdata())
     assert axis_names(figure) == [("Two halves of the images, same query", "Two halves of the images,\nquery moved")]

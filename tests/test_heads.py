@@ -217,24 +217,6 @@ def test_an_even_kernel_is_taken_wherever_the_query_is(first):
     assert found[0].all() and found[1].sum() < 5
 
 
-@pytest.mark.parametrize("covariance", ["isotropic", "full"])
-def test_gaussian_maps_are_the_attention_of_a_layer_far_from_borders(covariance):
-    layer = QuadraticAttention(4, 4, heads=5, covariance=covariance).double()
-    found = heads.geometry([layer], 9, 13)
-    maps = heads.gaussian_maps(layer.centres.detach(), layer.precision().detach(), 5, 7)
-    np.testing.assert_allclose(maps, heads.query_maps(layer, (4, 6), 9, 13), atol=1e-12)
-    assert np.isfinite(found["precision"]).all() and np.isnan(heads.gaussian_maps([np.nan] * 2, np.eye(2), 3, 3)).all()
-
-
-def test_overlap():
-    maps = np.concatenate([planted((0, 0), (0, 0), (1, 1)), np.full((1, H, W), 1 / (H * W))])
-    u = 1 / (H * W)
-    expected = [(1, 1, 0, u), (1, 1, 0, u), (0, 0, 1, u), (u, u, u, 1)]
-    np.testing.assert_allclose(heads.overlap(maps), expected)
-    padded = heads.overlap(np.concatenate([maps[:1], np.full((1, H, W), np.nan)]))
-    np.testing.assert_array_equal(np.isnan(padded), [(False, True), (True, True)])
-
-
 # --- moving queries, content --------------------------------------------------------------------------------------
 
 

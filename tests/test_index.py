@@ -194,10 +194,10 @@ def test_the_tables_of_the_pages_are_those_of_the_committed_records(page):
 
 
 def test_tables_show_verdicts_and_accuracies_of_a_record(output):
-    claims = Claims(output / "tables" / "04-claims-quadratic.json")
+    claims = Claims(output / "tables" / "04-claims.json")
     claims.record("local", False, ["-"], "seed 0")
     claims.record("local", None, ["-"], "seed 1")
-    rows = ["Model,Accuracy (%),±", "SA quadratic,87.251,0.12", "SA new,60,"]
+    rows = ["Model,Accuracy (%),±,Epochs", "SA quadratic,87.251,0.12,20", "SA new,60,,3"]
     (output / "tables" / "06-table1.csv").write_text("\n".join(rows))
     folders = {"mine": output, "empty": output / "nowhere"}
     board = tables.verdicts(folders)
@@ -206,7 +206,9 @@ def test_tables_show_verdicts_and_accuracies_of_a_record(output):
     assert all((ROOT / "docs" / link).is_file() for link in re.findall(r"\((\S*notebooks/.*?)\)", board))
     lines = tables.accuracies(folders).splitlines()
     found = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in lines}
-    assert found["SA quadratic"] == ["93.8", "93.65", "87.3 ± 0.1", "—"] and found["SA new"] == ["—", "—", "60.0", "—"]
+    assert found["Test accuracy (%)"] == ["Paper", "2021", "mine", "epochs", "empty", "epochs"]
+    assert found["SA quadratic"] == ["93.8", "93.65", "87.3 ± 0.1", "20", "—", "—"]
+    assert found["SA new"] == ["—", "—", "60.0", "3", "—", "—"]
     page = "a\n<!-- accuracies: mine -->\nstale 1\n<!-- -->\nb <!-- verdicts: mine --><!-- -->"
     assert "stale 1" not in tables.drawn(page, folders) and tables.drawn(page, folders).count("87.3 ± 0.1") == 1
 

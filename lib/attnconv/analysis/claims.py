@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import itertools
 import json
 import math
 import re
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -35,7 +36,7 @@ from attnconv.training.runs import Run, read_json, writing
 VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
 POINTS = 1.0
 """Points of accuracy that a convolution in the place of a layer may cost."""
-SMALL = 5
+SMALL = 7
 """Side of the largest kernel that is called small: heads on pixels around the query."""
 LEVEL = 0.05
 """Of significance: how often chance may give at least what was found."""
@@ -164,7 +165,7 @@ def read_claims(file: Path) -> list[Claim]:
 def recorded(folder: Path) -> dict[str, list[Claim]]:
     """What was recorded in an output folder: for each of `SENTENCES` the claims that were checked."""
     found: dict[str, list[Claim]] = {key: [] for key in SENTENCES}
-    for file in sorted((folder / "tables").glob("*-claims*.json")):
+    for file in sorted((folder / "tables").glob("??-claims.json")):
         for claim in read_claims(file):
             found[claim.key].append(claim)
     return found
@@ -219,66 +220,76 @@ def flops(counted: float) -> Verdict:
 
 
 def grid(run: Run) -> Verdict:
-    """Is there a layer that training made a small convolution?"""
+    """Is there a layer that training made a small convolution, with heads on pixels of their own?"""
     if not run.swaps:
         return None, [NOT_MEASURED]
-    fine, open_, lines = _small_convolutions(run)
-    largest = np.flatnonzero(run.swaps["sizes"] <= SMALL)[-1]
-    before, after = run.swaps["error"][:, :, largest]
-    name = _named(run.swaps["sizes"][largest])
-    lines += [f"relative error as {name}: {_by_layer(after, '.2f')}; before training {_listed(before, '.2f')}"]
+    small, lines = _small_convolutions(run)
+    sharp = run.heads["mass"][-1] > 0.5
+    places = np.rint(np.nan_to_num(run.heads["centre"][-1]))
+    own = np.array([len({*map(tuple, layer[there])}) for layer, there in zip(places, sharp, strict=True)])
+    many = own > run.heads["mass"].shape[-1] / 2
     moved = np.linalg.norm(run.heads["parameter_centre"][-1] - run.heads["parameter_centre"][0], axis=-1)
-    lines += [f"mean way of the centres, in pixels: {_by_layer(np.nanmean(moved, axis=1), '.1f')}"]
-    became = fine & (after < before)
+    began = small.fine & ~small.became
     lines += [
-        f"layers that became small convolutions: {_numbers(became)}; that began as ones: {_numbers(fine & ~became)}"
+        f"pixels that a head has for its own, with over half of its attention: {_by_layer(own, 'd', sharp.shape[1])}",
+        f"mean way of the centres, in pixels: {_by_layer(_mean(moved), '.1f')}",
+        f"layers that became grids: {_numbers(many & small.fine & small.became)}; "
+        f"that began as convolutions and are grids: {_numbers(many & began)}",
     ]
-    return (True if became.any() else None if (fine | open_).any() else False), lines
+    holds = many & small.fine & small.became
+    return (True if holds.any() else None if (many & (small.fine | small.open)).any() else False), lines
 
 
 def local(run: Run) -> Verdict:
-    """Do heads that reach farther than all of the first two layers stand in the deeper ones?"""
-    reach = run.heads["reach"][-1]
-    lines = [f"largest reach of a head, in pixels: {_by_layer(np.nanmax(reach, axis=1), '.1f')}"]
-    first, deeper = (part[np.isfinite(part)] for part in (reach[:2], reach[2:]))
-    if not len(deeper):
-        return None, [*lines, "the network has no deeper layers"]
-    beyond = int((deeper > first.max()).sum())
-    chance = math.comb(len(first) + len(deeper) - beyond, len(first)) / math.comb(len(first) + len(deeper), len(first))
-    lines += [
-        f"deeper heads that reach farther than all of layers 1 and 2: {beyond} of {len(deeper)}; "
-        f"as many by chance {_chance(chance)}"
+    """Do deeper layers have heads whose centres lie farther away than all of the first two layers'?"""
+    away = np.linalg.norm(run.heads["parameter_centre"][[0, -1]], axis=-1)  # (2, L, h), before and after
+    farthest = np.where(np.isfinite(away), away, 0).max(-1)  # (2, L)
+    lines = [
+        f"farthest centre, in pixels: {_by_layer(farthest[1], '.1f')}; before training {_listed(farthest[0], '.1f')}"
     ]
-    shallow = int((first > deeper.max()).sum())
-    return (True if chance < LEVEL else False if shallow else None), lines
+    if farthest.shape[1] < 3 or not np.isfinite(away[1, :2]).any():
+        return None, [*lines, "there are no deeper layers, or no heads in the first two"]
+    before, after = (farthest[:, 2:] >= farthest[:, :2].max(1, keepdims=True) + 1).sum(1)
+    deeper = farthest.shape[1] - 2
+    lines += [
+        f"deeper layers with a head at least a pixel farther than all of layers 1 and 2: {after} of {deeper}; "
+        f"before training {before}"
+    ]
+    return (True if 2 * after >= deeper and after > before else False if after == 0 else None), lines
 
 
 def apart(run: Run) -> Verdict:
-    """Do heads duplicate less of each other's attention than the same heads elsewhere?"""
-    start, trained = ([run.heads[name][epoch] for name in ("parameter_centre", "precision")] for epoch in (0, -1))
-    there, random = np.isfinite(trained[0]).all(-1), np.random.default_rng(0)  # (L, h)
-    heads, drawn = there.sum(1), []
-    for centres, precision, kept in zip(*trained, there, strict=True):
-        anew = random.standard_normal((DRAWS, kept.sum(), 2))
-        anew = (anew - anew.mean(1, keepdims=True)) / np.maximum(anew.std(1, keepdims=True), 1e-12)
-        anew = (
-            centres[kept].mean(0) + centres[kept].std(0) * anew
-        )  # mean and spread of the layer's own centres, exactly
-        drawn.append([_unshared(places, precision[kept], run.model.grid) for places in anew])
-    before, after = (
-        np.array([_unshared(c[kept], p[kept], run.model.grid) for c, p, kept in zip(*when, there, strict=True)])
-        for when in (start, trained)
-    )
-    total, by_chance = after.sum(), np.sum(drawn, axis=0)
-    at_least = (1 + (by_chance >= total).sum()) / (1 + DRAWS)
+    """Do heads duplicate less of each other's attention than the same heads elsewhere, more so than at the start?"""
+    there = np.isfinite(run.heads["parameter_centre"][-1]).all(-1)  # (L, h)
+    there, layers = there[there.any(1)], np.flatnonzero(there.any(1))
+    if not len(layers):
+        return None, ["there are no heads"]
+    heads, random = there.sum(1), np.random.default_rng(0)
+    shares, anew = [], []  # (L,), (L, DRAWS) each, before training and after
+    for epoch in (0, -1):
+        centres, precision = (run.heads[name][epoch][layers] for name in ("parameter_centre", "precision"))
+        kept = [(c[k], p[k]) for c, p, k in zip(centres, precision, there, strict=True)]
+        shares.append(np.array([_unshared(c, p, run.model.grid) for c, p in kept]))
+        anew.append(np.array([[_unshared(d, p, run.model.grid) for d in _redrawn(c, random)] for c, p in kept]))
+    start, end = (100 * (share.sum() - draws.sum(0)) / heads.sum() for share, draws in zip(shares, anew, strict=True))
+    p = (1 + (end <= 0).sum()) / (1 + DRAWS)
+    p_more = (1 + (end <= start).sum()) / (1 + DRAWS)
     lines = [
-        f"attention that no other head duplicates: {_by_layer(after / heads, '.0%')}; "
-        f"before training {_listed(before / heads, '.0%')}",
-        f"the same heads, centres drawn anew, mean: {_by_layer(np.mean(drawn, axis=1) / heads, '.0%')}",
-        f"all layers together {total / heads.sum():.0%} against {by_chance.mean() / heads.sum():.0%}; "
-        f"as much by chance {_chance(at_least)}",
+        f"attention that no other head duplicates: {_listed(shares[1] / heads, '.0%')} in layers {_comma(layers + 1)}; "
+        f"before training {_listed(shares[0] / heads, '.0%')}",
+        f"the same heads, centres drawn anew, mean: {_listed(anew[1].mean(1) / heads, '.0%')}",
+        f"lead of all layers together over what was drawn anew: {end.mean():.1f} points of "
+        f"{100 * shares[1].sum() / heads.sum():.0f}; as much by chance {_chance(p)}",
+        f"before training: {start.mean():.1f} points; as much more by chance {_chance(p_more)}",
     ]
-    return (True if at_least < LEVEL else False if at_least > 0.5 else None), lines
+    return (True if max(p, p_more) < LEVEL else False if p > 1 - LEVEL else None), lines
+
+
+def _redrawn(centres: NDArray, random: np.random.Generator) -> NDArray:
+    """Centres (h, 2) from a normal distribution, with exactly the mean and the spread of these: (DRAWS, h, 2)."""
+    drawn = random.standard_normal((DRAWS, *centres.shape))
+    drawn = (drawn - drawn.mean(1, keepdims=True)) / np.maximum(drawn.std(1, keepdims=True), 1e-12)
+    return centres.mean(0) + centres.std(0) * drawn
 
 
 def _unshared(centres: NDArray, precision: NDArray, grid: tuple[int, int]) -> float:
@@ -292,17 +303,22 @@ def _unshared(centres: NDArray, precision: NDArray, grid: tuple[int, int]) -> fl
 
 def sixteen(run: Run) -> Verdict:
     """Are there layers that are small convolutions, and heads that look far?"""
-    far = np.linalg.norm(run.heads["parameter_centre"][-1], axis=-1) > min(run.model.grid) / 4
-    sharp = run.heads["mass"][-1] > 0.5
+    limit = min(run.model.grid) / 4
+    before, after = (np.linalg.norm(run.heads["centre"][epoch], axis=-1) > limit for epoch in (0, -1))
     lines = [
-        f"heads with over half of their attention on one pixel: {_by_layer(sharp.sum(1), 'd', far.shape[1])}",
-        f"heads with a centre farther than {min(run.model.grid) / 4:g} pixels: {_by_layer(far.sum(1), 'd')}",
+        f"heads with a centre of attention farther than {limit:g} pixels: "
+        f"{_by_layer(after.sum(1), 'd', after.shape[1])}; before training {_listed(before.sum(1), 'd')}",
     ]
     if not run.swaps:
         return None, [*lines, NOT_MEASURED]
-    fine, open_, more = _small_convolutions(run)
-    holds = False if not far.any() else True if fine.any() else None if open_.any() else False
-    return holds, lines + more
+    small, more = _small_convolutions(run)
+    lines += [
+        *more,
+        f"layers that are small convolutions: {_numbers(small.fine)}; began as ones: {_numbers(small.began)}",
+    ]
+    if after.sum() <= before.sum():
+        return (None if after.any() else False), lines
+    return (True if small.fine.any() else None if small.open.any() else False), lines
 
 
 def pruned(run: Run, whole: Run, control: Run | None) -> Verdict:
@@ -318,101 +334,139 @@ def pruned(run: Run, whole: Run, control: Run | None) -> Verdict:
     if control is None:
         return None, [*lines, "the opponent, trained on with all heads, is not among the runs"]
     holds, words = results.ahead([run], [control], margin=POINTS)
-    return holds, [*lines, f"after {_epochs(run)} more, without them against with all: {words}"]
+    return holds, [*lines, f"trained on for {_epochs(run)}, without them against with all: {words}"]
 
 
 # --- learned heads -------------------------------------------------------------------------------------------------
 
 
 def single_pixels(run: Run) -> Verdict:
-    """Are there heads on one pixel around the query, and more than by lot?"""
+    """Are there heads on pixels around the query, each on one of its own, and more than by lot?"""
     from scipy.stats import binom
 
     maps, query = _maps(run)
     single = maps.max((2, 3)) > 0.5
-    near = _window(maps, query, 3).max((2, 3)) > 0.5
+    peaks = np.stack(np.unravel_index(maps.reshape(*maps.shape[:2], -1).argmax(-1), maps.shape[2:]), -1) - query
+    near = single & (abs(peaks) <= 3).all(-1)
+    own = [{*map(tuple, of_layer[kept].tolist())} for of_layer, kept in zip(peaks, near, strict=True)]
+    different, count = sum(map(len, own)), int(single.sum())
     lot = 49 / np.prod(run.model.grid)
-    chance = float(binom.sf(near.sum() - 1, single.sum(), lot)) if near.any() else 1.0
+    chance = float(binom.sf(different - 1, count, lot))
     lines = [
         f"heads with over half of their attention on one pixel: {_by_layer(single.sum(1), 'd', maps.shape[1])}",
-        f"that lies in the 7 × 7 around the query: {near.sum()} of {single.sum()}; as many by lot {_chance(chance)}",
+        f"different pixels of the 7 × 7 around the query among theirs: {_by_layer([len(one) for one in own], 'd')}",
+        f"together {different} of {count}; as many by lot {_chance(chance)}",
     ]
-    return (True if chance < LEVEL else None if near.any() else False), lines
+    if not count:
+        return False, lines
+    return (True if chance < LEVEL else False if binom.cdf(near.sum(), count, lot) < LEVEL else None), lines
 
 
 def symmetric(run: Run) -> Verdict:
-    """Are far patterns symmetric left-right, more than up-down?"""
-    from scipy.stats import binomtest
-
+    """Are patterns that are not local symmetric left-right, more than up-down, and do some heads look far?"""
     maps, query = _maps(run)
-    far = _window(maps, query, 2).sum((2, 3)) < 0.5
+    wide = _window(maps, query, 2).sum((2, 3)) < 0.5
     height, width = run.model.grid
     side, rise = min(query[1], width - 1 - query[1]), min(query[0], height - 1 - query[0])
     across = _mirrored(maps.sum(2)[..., query[1] - side : query[1] + side + 1])
     upright = _mirrored(maps.sum(3)[..., query[0] - rise : query[0] + rise + 1])
-    better = int((across > upright)[far].sum())
-    wide = (run.heads["reach"][-1] > _even(run.model.grid, query)).sum(1)
-    if not far.any():
+    if not wide.any():
         return False, ["all heads are local"]
-    alike = [(far & (agreement >= 0.8)).sum() for agreement in (across, upright)]
+    before, after = run.heads["reach"][0], run.heads["reach"][-1]
+    far = (after > np.nanmax(before)).sum(1)
+    alike = [(wide & (agreement >= 0.8)).sum() for agreement in (across, upright)]
+    of_layers = np.array([(a - u)[w].mean() for a, u, w in zip(across, upright, wide, strict=True) if w.any()])
+    signs = np.array(list(itertools.product((1, -1), repeat=len(of_layers))))
+    chances = [float((sign * signs @ of_layers >= sign * of_layers.sum() - 1e-12).mean()) for sign in (1, -1)]
     lines = [
-        f"heads that are not local: {_by_layer(far.sum(1), 'd')}",
-        f"agreement of their maps with the mirror image, mean: left-right {across[far].mean():.2f}, "
-        f"up-down {upright[far].mean():.2f}; to at least 80%: {alike[0]} and {alike[1]} heads",
-        f"heads that reach farther than attention that is spread evenly: {_by_layer(wide, 'd')}",
+        f"heads that are not local: {_by_layer(wide.sum(1), 'd')}",
+        f"agreement of their maps with the mirror image, mean: left-right {across[wide].mean():.2f}, "
+        f"up-down {upright[wide].mean():.2f}; to at least 80%: {alike[0]} and {alike[1]} heads",
+        f"left-right less up-down: {_listed(of_layers, '.2f')} in layers {_comma(np.flatnonzero(wide.any(1)) + 1)}; "
+        f"as much by chance {_chance(chances[0])}",
+        f"heads that reach farther than any did before training, {np.nanmax(before):.1f} pixels: {_by_layer(far, 'd')}",
     ]
-    chance = binomtest(better, int(far.sum()), 0.5, alternative="greater").pvalue
-    lines += [f"more symmetric left-right than up-down: {better} of {far.sum()}; as many by chance {_chance(chance)}"]
-    if chance < LEVEL and (far & (across >= 0.8)).any() and wide.any():
-        return True, lines
-    return (None if chance < 0.5 else False), lines
+    holds = chances[0] < LEVEL and bool(alike[0]) and far.any()
+    return (True if holds else False if chances[1] < LEVEL else None), lines
 
 
 def constant_shift(run: Run) -> Verdict:
-    """Do concentrated heads of layers 2 and 3 follow the query?"""
-    maps, _ = _maps(run)
+    """Do heads of layers 2 and 3 look at pixels at a fixed shift, and follow the query?"""
     moved, same = run.attention["halves"]
-    entropy = -(maps * np.log(np.where(maps > 0, maps, 1))).sum((2, 3))
-    kept = (moved >= 0.9 * same) & (entropy < 0.5 * np.log(np.prod(run.model.grid)))
-    lines = [
-        f"agreement of two halves of the images, same query: {_by_layer(same.mean(1), '.2f')}; "
-        f"query moved: {_listed(moved.mean(1), '.2f')}",
-        f"concentrated heads that keep their shift: {_by_layer(kept.sum(1), 'd', maps.shape[1])}",
-    ]
-    for layer, head in np.argwhere(kept[1:3]) + (1, 0):
-        lines += [f"head {head + 1} of layer {layer + 1}: {same[layer, head]:.2f} and {moved[layer, head]:.2f}"]
+    kept, shifts = following(run)
+    lines = [f"heads with a peak that follows the query: {_by_layer(kept.sum(1), 'd', kept.shape[1])}"]
     if len(kept) < 3:
         return None, [*lines, "the network has no layer 3"]
-    return bool(kept[1:3].any(1).all()), lines
+    for layer, head in np.argwhere(kept[1:3]) + (1, 0):
+        lines += [
+            f"head {head + 1} of layer {layer + 1}: shift ({_listed(shifts[layer, head], 'd')}); agreement of two "
+            f"halves of the images {same[layer, head]:.2f}, with the query moved {moved[layer, head]:.2f}"
+        ]
+    different = [len({*map(tuple, shifts[layer][kept[layer]].tolist())}) for layer in (1, 2)]
+    return (True if min(different) > 1 else False if max(different) == 0 else None), lines
+
+
+def following(run: Run) -> tuple[NDArray, NDArray]:
+    """Heads (L, h) whose attention has a peak that stays at one shift (L, h, 2) as the query moves.
+
+    At each query that was kept, the peak lies at this shift, where over half of what exceeds evenly spread attention
+    lies within a pixel of it; over all queries, heads agree nine tenths as well as two halves of the images do.
+    """
+    maps, queries = run.attention["mean"].astype(float), run.attention["queries"]
+    places = np.stack(np.unravel_index(maps.reshape(*maps.shape[:3], -1).argmax(-1), maps.shape[3:]), -1)
+    shifts = places - queries[:, None, None]  # (Q, L, h, 2)
+    above = np.maximum(maps - 1 / math.prod(maps.shape[3:]), 0)
+    around = np.zeros(maps.shape[:3])
+    for index in np.ndindex(around.shape):
+        around[index] = _window(above[index], places[index].tolist(), 1).sum()
+    peaked = (around > 0.5 * above.sum((3, 4))) & (shifts == shifts[0]).all(-1)
+    moved, same = run.attention["halves"]
+    return peaked.all(0) & (moved >= 0.9 * same), shifts[0]
 
 
 def content_use(run: Run) -> Verdict:
-    """Is the positional share of heads' scores larger where they follow the query?"""
+    """Do heads that do not follow the query compare contents more than those that do, in their own layer?"""
     fixed, questions, content = run.attention["shares"]
-    rise, error = results.rank_correlation(run.attention["agreement"], fixed)
+    kept, _ = following(run)
     lines = [
         f"of what makes scores vary, the same for every image and query: {_by_layer(fixed.mean(1), '.0%')}",
         f"with what the query holds: {_by_layer(questions.mean(1), '.0%')}",
         f"comparison of contents: {_by_layer(content.mean(1), '.0%')}",
-        f"rank correlation of a head's first share with its agreement {rise:.2f}, standard error {error:.2f}",
     ]
-    return (None if abs(rise) <= 2 * error else rise > 0), lines
+    mixed = np.flatnonzero(kept.any(1) & ~kept.all(1))
+    if not len(mixed):
+        return None, [*lines, "no layer has both heads that follow the query and others"]
+    random = np.random.default_rng(0)
+    shuffled = [kept[mixed], *(random.permuted(kept[mixed], axis=1) for _ in range(DRAWS))]
+    more = np.array([_of_others(content[mixed], one) - _of_others(content[mixed], ~one) for one in shuffled])
+    p, p_less = (float((sign * more >= sign * more[0] - 1e-12).mean()) for sign in (1, -1))
+    lines += [
+        f"heads that follow the query: {_by_layer(kept.sum(1), 'd')}; where both kinds are, their comparison of "
+        f"contents {_of_others(content[mixed], ~kept[mixed]):.0%}, the others' "
+        f"{_of_others(content[mixed], kept[mixed]):.0%}; as much by chance {_chance(p)}"
+    ]
+    return (True if p < LEVEL else False if p_less < LEVEL else None), lines
+
+
+def _of_others(values: NDArray, left_out: NDArray) -> float:
+    """Mean over layers of the mean over a layer's other heads: (L, h) both."""
+    return float(np.mean([of_layer[~out].mean() for of_layer, out in zip(values, left_out, strict=True)]))
 
 
 def free_start(run: Run) -> Verdict:
     """Did layer 1 of a learned model become a convolution?"""
     if not run.swaps:
         return None, [NOT_MEASURED]
-    lost, error = _lost(run)
-    nearer = run.swaps["error"][1, 0] <= run.swaps["error"][0, 0] / 2
-    lines = [
-        f"layer 1 as {_named(size)}: {loss:.2f} points lost; relative error {after:.2f}, before training {before:.2f}"
-        for size, loss, before, after in zip(run.swaps["sizes"], lost[0], *run.swaps["error"][:, 0], strict=True)
-        if size > 1
+    small, lines = _small_convolutions(run)
+    before, after = run.swaps["error"][:, 0]
+    lines += [
+        f"layer 1 as {_named(size)}: relative error {now:.2f}, before training {then:.2f}"
+        for size, then, now in zip(run.swaps["sizes"], before, after, strict=True)
+        if 1 < size <= SMALL
     ]
-    if (nearer & (lost + 2 * error < 2)[0]).any():
+    if small.fine[0] and small.became[0]:
         return True, lines
-    return (None if (nearer & (lost - 2 * error < 2)[0]).any() else False), lines
+    return (None if small.fine[0] or small.open[0] else False), lines
 
 
 # --- accuracy ------------------------------------------------------------------------------------------------------
@@ -458,7 +512,7 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
 
 
 def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
-    """By the training loss, epoch by epoch, or by the learning rate that the recipe had to take."""
+    """By the training loss, epoch by epoch."""
     if not (learned and content):
         return None, [NOT_TRAINED]
     epochs = [runs[0].train.epochs for runs in (learned, content)]
@@ -467,20 +521,28 @@ def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
         np.array([[line["train_loss"] for line in run.metrics[:common]] for run in runs]) for runs in (learned, content)
     )
     positions, both = (loss[:, common // 2 :] for loss in losses)  # (seeds, later half of the epochs that both have)
-    spread = [np.var(loss, axis=0, ddof=1) / len(loss) for loss in (positions, both) if len(loss) > 1]
-    noise = 2 * np.sqrt(sum(spread)) if spread else 0.02 * positions.mean(0)
+    seeds = min(len(positions), len(both))
+    if seeds > 1:
+        spread = [np.var(loss, axis=0, ddof=1) / len(loss) for loss in (positions, both)]
+        noise = results.surely(seeds - 1) * np.sqrt(sum(spread))
+    else:
+        noise = 0.02 * positions.mean(0)
     gap = both.mean(0) - positions.mean(0)
-    rates = [runs[0].train.lr for runs in (learned, content)]
     more, less = (gap > noise).sum(), (gap < -noise).sum()
+    rates = [
+        f"{runs[0].train.lr:g} of the weights"
+        + (f", {rate:g} of the encoding" if (rate := runs[0].train.encoding_lr) else "")
+        for runs in (content, learned)
+    ]
     lines = [
         f"training loss after {common} epochs {both[:, -1].mean():.3f} with content, "
         f"{positions[:, -1].mean():.3f} without; seeds: {len(content)} and {len(learned)}",
         f"beyond the noise higher with content after {more}, lower after {less} of the last {len(gap)} common epochs",
-        f"learning rate {rates[1]:g} with content, {rates[0]:g} without",
+        f"learning rates with content {rates[0]}; without {rates[1]}; epochs {epochs[1]} and {epochs[0]}",
     ]
     higher = bool((gap > noise).all()) and epochs[1] <= epochs[0]
     lower = bool((gap < -noise).all()) and epochs[1] >= epochs[0]
-    return (True if higher or (rates[1] < rates[0] and not lower) else False if lower else None), lines
+    return (True if higher else False if lower else None), lines
 
 
 def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
@@ -491,7 +553,8 @@ def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
         return None, [*lines, "a single seed, so the noise is not known"]
     error = gain.std(ddof=1) / math.sqrt(len(gain))
     lines += [f"difference {gain.mean():+.1f} ± {error:.1f}"]
-    return (None if abs(gain.mean()) <= 2 * error else bool(gain.mean() > 0)), lines
+    sure = error > 0 and abs(gain.mean()) > results.surely(len(gain) - 1) * error
+    return (bool(gain.mean() > 0) if sure else None), lines
 
 
 # --- numbers and words ---------------------------------------------------------------------------------------------
@@ -503,18 +566,45 @@ def _lost(run: Run) -> tuple[NDArray, NDArray]:
     return lost.mean(-1), lost.std(-1) / math.sqrt(lost.shape[-1])
 
 
-def _small_convolutions(run: Run) -> tuple[NDArray, NDArray, list[str]]:
-    """Layers that a `SMALL` convolution may replace for less than `POINTS`, layers where that is open: (L,) each."""
+class _Small(NamedTuple):
+    """Layers by what a convolution of at most `SMALL` does in their place: (L,) bool each."""
+
+    fine: NDArray
+    """It costs less than `POINTS`, and a 1 × 1 costs more: the layer matters."""
+    open: NDArray
+    """The noise is too large to tell."""
+    became: NDArray
+    """The smallest such convolution that is fine is at most half as far from the layer as before training."""
+
+    @property
+    def began(self) -> NDArray:
+        return self.fine & ~self.became
+
+
+def _small_convolutions(run: Run) -> tuple[_Small, list[str]]:
+    """Layers that a small convolution may replace, and the numbers in words."""
     lost, error = _lost(run)
-    small = np.flatnonzero(run.swaps["sizes"] <= SMALL)
+    sizes = run.swaps["sizes"]
+    small = (sizes > 1) & (sizes <= SMALL)
+    least, most = lost - 2 * error, lost + 2 * error  # (L, S)
+    matters = (least[:, sizes == 1] > POINTS).all(1)
+    fits = (most < POINTS) & small & matters[:, None]
+    maybe = (least < POINTS) & small & (most[:, sizes == 1] > POINTS).all(1, keepdims=True)
+    smallest = fits.argmax(1)  # where none fits, the first, which is left out below
+    before, after = (error[np.arange(len(fits)), smallest] for error in run.swaps["error"])
     lines = [
-        f"points lost with a {_named(run.swaps['sizes'][s])} convolution in one layer's place: "
-        f"{_by_layer(lost[:, s], '.1f')}"
-        for s in small
-        if run.swaps["sizes"][s] > 1
+        f"points lost with a {_named(size)} convolution in one layer's place: {_by_layer(lost[:, s], '.1f')}"
+        for s, size in enumerate(sizes)
+        if size <= SMALL
     ]
-    fine = (lost + 2 * error < POINTS)[:, small].any(1)
-    return fine, ~fine & (lost - 2 * error < POINTS)[:, small].any(1), lines
+    became = after <= before / 2
+    largest = np.flatnonzero(small)[-1]
+    before, after = run.swaps["error"][:, :, largest]
+    lines += [
+        f"relative error as {_named(sizes[largest])}: {_by_layer(after, '.2f')}; "
+        f"before training {_listed(before, '.2f')}"
+    ]
+    return _Small(fits.any(1), maybe.any(1) & ~fits.any(1), fits.any(1) & became), lines
 
 
 def _maps(run: Run) -> tuple[NDArray, tuple[int, int]]:
@@ -523,7 +613,7 @@ def _maps(run: Run) -> tuple[NDArray, tuple[int, int]]:
     return run.attention["mean"][0].astype(float), (int(row), int(column))
 
 
-def _window(maps: NDArray, query: tuple[int, int], radius: int) -> NDArray:
+def _window(maps: NDArray, query: Sequence[int], radius: int) -> NDArray:
     """The pixels at most so far from the query, along either axis."""
     rows, columns = (slice(max(0, place - radius), place + radius + 1) for place in query)
     return maps[..., rows, columns]
@@ -535,9 +625,9 @@ def _mirrored(profile: NDArray) -> NDArray:
     return np.minimum(profile, profile[..., ::-1]).sum(-1) / np.where(total > 0, total, 1)
 
 
-def _even(grid: tuple[int, int], query: tuple[int, int]) -> float:
-    """Reach of attention that is spread evenly over the image, in pixels."""
-    return float(np.hypot(*(np.indices(grid) - np.reshape(query, (2, 1, 1)))).mean())
+def _mean(values: NDArray) -> NDArray:
+    """Over a layer's heads; 0 where it has none."""
+    return np.nansum(values, axis=1) / np.maximum(np.isfinite(values).sum(1), 1)
 
 
 def _listed(values: ArrayLike | Sequence[Any], form: str) -> str:
@@ -555,7 +645,11 @@ def _named(size: int) -> str:
 
 
 def _numbers(layers: NDArray) -> str:
-    return ", ".join(str(layer + 1) for layer in np.flatnonzero(layers)) or "none"
+    return _comma(np.flatnonzero(layers) + 1) or "none"
+
+
+def _comma(numbers: NDArray) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _chance(p: float) -> str:

@@ -112,21 +112,6 @@ def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
     return padded[..., row : row + 2 * radius + 1, column : column + 2 * radius + 1]
 
 
-def gaussian_maps(centres: ArrayLike, precision: ArrayLike, height: int, width: int) -> NDArray:
-    """Gaussian heads at a query that sees every shift an H x W image has: (..., 2 H - 1, 2 W - 1), sums 1.
-
-    The softmax over shifts d of -(d - Delta)^T Sigma^{-1} (d - Delta) / 2, with ``centres`` Delta (..., 2) in pixels,
-    ``precision`` Sigma^{-1} (..., 2, 2) (section 3, and its general form in section 4). The query is in the
-    middle, (H - 1, W - 1): no border hides where a head looks. NaN for heads that are NaN.
-    """
-    centres, precision = np.asarray(centres, dtype=float), np.asarray(precision, dtype=float)
-    rows, columns = np.arange(1 - height, height), np.arange(1 - width, width)
-    away = np.stack(np.meshgrid(rows, columns, indexing="ij"), -1) - centres[..., None, None, :]
-    scores = -0.5 * np.einsum("...yxi,...ij,...yxj->...yx", away, precision, away)
-    weights = np.exp(scores - scores.max((-2, -1), keepdims=True))
-    return weights / weights.sum((-2, -1), keepdims=True)
-
-
 def _maps_and_shifts(maps: ArrayLike, query: Query) -> tuple[NDArray, NDArray, NDArray]:
     """Maps in float64, and the shift of every row (H,) and column (W,) from the query."""
     p = np.asarray(maps, dtype=float)
@@ -300,19 +285,6 @@ def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000, s
     return kernel_cells(np.ones(shifts.shape[:2]), shifts, kernel_size).sum((-2, -1))
 
 
-def overlap(maps: ArrayLike) -> NDArray:
-    """How much of their attention two heads share: maps (..., h, H, W) -> (..., h, h), in [0, 1].
-
-    sum_k min(P_a(k), P_b(k)), which is 1 minus the total variation distance: 1 for equal maps, 0 for disjoint ones.
-    Section 4 finds that heads attend to different pixels. NaN in the rows and columns of heads that are NaN.
-    """
-    p = np.asarray(maps, dtype=float)
-    result = np.empty((*p.shape[:-2], p.shape[-3]))
-    for head in range(p.shape[-3]):  # all pairs at once would hold h^2 H W numbers
-        result[..., head] = np.minimum(p, p[..., head : head + 1, :, :]).sum((-2, -1))
-    return result
-
-
 # --- what content changes -----------------------------------------------------------------------------------------
 
 
@@ -320,7 +292,7 @@ def translation_consistency(probabilities: ArrayLike, others: ArrayLike | None =
     """Whether heads keep their shifts as the query moves, as a convolution would: P (..., H, W, H, W) -> (...).
 
     Section 4 (figures 6, 7) sees it in layers 2 and 3 of the model with content. The map at each query is compared with
-    the one at the central query (H // 2, W // 2) by the mean of sum min(P, P_0), as in `overlap`: from 0 to 1, and 1
+    the one at the central query (H // 2, W // 2) by the mean of sum min(P, P_0): from 0 to 1, and 1
     for a positional head. Near a border some shifts leave the image, so both maps are first cut to the shifts that both
     queries have, and renormalized. A query's weight is the product of the probabilities that the two cuts keep: a cut
     that keeps nothing counts for nothing. NaN where no query can be compared.

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash, replace
 from attnconv.cost import cost
@@ -173,9 +172,10 @@ def difference(run: Run) -> str:
 def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> tuple[bool | None, str]:
     """Whether runs are more accurate than others, by the mean over their seeds, and the numbers in words.
 
-    ``margin``: points that they may lie behind. None within two standard errors, those of the difference: image by
-    image where all runs kept their answers to the same test images, else of two independent accuracies. What seeds add
-    to it shows with several of them only.
+    ``margin``: points that they may lie behind. None where chance may be the reason (5%, Student's t). The standard
+    error of the difference has two parts: of the images, one by one where all runs kept their answers to the same test
+    images, else of two independent accuracies; and of the seeds, once one side has several (a side with one is taken to
+    spread as the other does).
     """
     both = [*better, *worse]
     a, b = (100 * float(np.mean([run.test_accuracy for run in runs])) for runs in (better, worse))
@@ -185,25 +185,23 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
         error, how = 100 * (right - other).std() / math.sqrt(images), "paired standard error of the difference"
     else:
         error, how = math.sqrt((a * (100 - a) + b * (100 - b)) / images), "standard error of the difference"
-    several = [runs for runs in (better, worse) if len(runs) > 1]
-    of_seeds = [np.var([100 * run.test_accuracy for run in runs], ddof=1) / len(runs) for runs in several]
-    error = max(error, math.sqrt(sum(of_seeds)))
+    spreads = [np.var([100 * run.test_accuracy for run in runs], ddof=1) for runs in (better, worse) if len(runs) > 1]
+    of_seeds = np.mean(spreads) * (1 / len(better) + 1 / len(worse)) if spreads else 0.0
+    free = sum(len(runs) - 1 for runs in (better, worse))  # degrees of freedom of the seeds' part
+    parts = error**2 + of_seeds
+    sure = surely(free * (parts / of_seeds) ** 2 if of_seeds else math.inf) * math.sqrt(
+        parts
+    )  # Welch and Satterthwaite
     lead = a - b + margin
-    holds = None if abs(lead) <= 2 * error else lead > 0
-    return holds, f"{a:.1f}% against {b:.1f}%, {how} {error:.1f}"
+    holds = None if abs(lead) <= sure else lead > 0
+    return holds, f"{a:.1f}% against {b:.1f}%, {how} {math.sqrt(parts):.1f}"
 
 
-def rank_correlation(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
-    """Spearman's rank correlation of two arrays of one shape, NaN left out, and the standard error of no correlation.
+def surely(freedom: float) -> float:
+    """How many standard errors a difference must exceed to be none of chance (5%, both sides): Student's t."""
+    from scipy.stats import t  # takes a second
 
-    The error, 1 / sqrt(n - 1), is that of n pairs that have nothing to do with each other.
-    """
-    from scipy.stats import spearmanr  # takes a second
-
-    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    there = np.isfinite(a) & np.isfinite(b)
-    constant = min(len(np.unique(values[there])) for values in (a, b)) < 2
-    return 0.0 if constant else float(spearmanr(a[there], b[there])[0]), 1 / math.sqrt(max(there.sum() - 1, 1))
+    return float(t.ppf(0.975, freedom))
 
 
 def before_pruning(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str, np.ndarray]]:
@@ -255,9 +253,9 @@ def size_as_convolution(table: pd.DataFrame, points: float = 1.0) -> pd.DataFram
     """How large a convolution each layer is: the smallest kernel that takes its place, alone, for less than a point.
 
     ``table`` as of `swap_table`. A row a model, a column a layer: the median over seeds of the kernel's side; infinite
-    where the largest that was tried costs more than so many ``points``.
+    where the largest that was tried may cost more than so many ``points``, with two standard errors.
     """
     alone = table[(table["layers"] == "alone") & (table["how"] == "read")]
-    enough = alone.assign(kernel=alone["kernel"].where(alone["difference"] > -points, math.inf))
+    enough = alone.assign(kernel=alone["kernel"].where(alone["difference"] - 2 * alone["error"] > -points, math.inf))
     smallest = enough.groupby(["model", "seed", "layer"], sort=False)["kernel"].min()
     return smallest.groupby(["model", "layer"], sort=False).median().unstack()

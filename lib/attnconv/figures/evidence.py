@@ -83,18 +83,18 @@ def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLik
 
 
 @styled
-def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, concentrated: ArrayLike) -> Figure:
+def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, following: ArrayLike) -> Figure:
     """How far heads follow the query, over how far images agree at all: (layers, heads) each, in [0, 1].
 
-    On the line a head follows the query as well as can be seen through content that changes. Filled marks are heads
-    that are ``concentrated``.
+    On the line a head's pattern moves with the query as well as two halves of the images agree without moving. Filled
+    marks are heads that are ``following`` the query (`claims.following`).
     """
     moved, same = array(moved, "moved (layers, heads)"), array(same, "same (layers, heads)")
     figure = style.new_figure(SINGLE, 3.3)
     ax = figure.add_subplot()
     colours = seaborn.color_palette("flare", len(moved))
     for layer, colour in enumerate(colours):
-        filled = np.asarray(concentrated)[layer]
+        filled = np.asarray(following)[layer]
         look: Look = {"s": 18, "edgecolors": [colour], "linewidths": 0.9, "zorder": 3, "clip_on": False}
         ax.scatter(same[layer], moved[layer], facecolors=np.where(filled, 1, 0)[:, None] * [[*colour, 1]], **look)
     low = 0.05 * np.floor(20 * np.nanmin([moved, same]))
@@ -105,8 +105,8 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, concentrated: Array
     ax.set(xlim=(low, 1), ylim=(low, 1), aspect="equal")
     titles, dot = style.layer_titles(len(moved)), {"linestyle": "none", "marker": "o"}
     handles = [entry(title, color=colour, **dot) for title, colour in zip(titles, colours, strict=True)]
-    handles += [entry("all that can be seen", **line), entry("nine tenths of it", linestyle=DASHED, **line)]
-    handles += [entry("concentrated", color="0.3", **dot)]
+    handles += [entry("as well as images agree", **line), entry("nine tenths of it", linestyle=DASHED, **line)]
+    handles += [entry("a peak that follows", color="0.3", **dot)]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 
