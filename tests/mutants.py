@@ -49,10 +49,15 @@ class Mutant:
 
     def fault(self, root: Path) -> str:
         """Why it cannot be made in a tree; empty if it can."""
-        found = (root / self.file).read_text("utf-8").count(self.before) if (root / self.file).is_file() else None
-        if missing := [test for test in self.tests if not (root / "tests" / test.partition("::")[0]).is_file()]:
-            return f"there is no {missing[0]} in tests/"
-        return "there is no such file" if found is None else "" if found == 1 else f"its text stands there {found} times"
+        for test in self.tests:
+            place, _, name = test.partition("::")
+            file = root / "tests" / place
+            if not file.is_file() or f"def {name.partition('[')[0]}(" not in file.read_text("utf-8"):
+                return f"there is no test {test}"
+        if not (root / self.file).is_file():
+            return "there is no such file"
+        found = (root / self.file).read_text("utf-8").count(self.before)
+        return "" if found == 1 else f"its text stands there {found} times"
 
 
 def read(text: str) -> list[Mutant]:
