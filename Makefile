@@ -9,6 +9,7 @@
 # make explore     the interactive head explorer
 # make test        everything that continuous integration runs
 # make lint        style of code and notebooks only
+# make mutants     whether the tests can fail: each mistake of tests/mutants.txt, made in a copy (hours; ONLY="swapping.py Makefile" for some)
 # make bench       what attention costs on this machine, in time and memory (outputs/bench, ten minutes), ResNet-50 as attention
 #                  too; and how fast the explorer is, where there is chromium
 # make lock        bring requirements.lock in line with pyproject.toml; UPGRADE=1 takes the newest versions that fit together
@@ -29,7 +30,7 @@ LEFT_OUT = $(if $(findstring system-site-packages,$(VENV_FLAGS)),^(torch|torchvi
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce paper record lab explore test lint bench lock clean flags
+.PHONY: help reproduce paper record lab explore test lint mutants bench lock clean flags
 export PROFILE JOBS DATA OUTPUT ONLY
 
 help:
@@ -62,6 +63,10 @@ lint: $(READY)
 	$(RUN) ruff check
 	$(RUN) ruff format --check
 	$(RUN) mypy
+
+# No quotes around ONLY: the runner takes several words, and nothing in one means anything else to it.
+mutants: $(READY)
+	@set -f; nice $(VENV)/bin/python tests/mutants.py $${JOBS:+--jobs "$$JOBS"} $${ONLY:+--only $$ONLY}
 
 bench: $(READY)
 	$(VENV)/bin/python benchmarks/ratios.py

@@ -4,12 +4,15 @@ import zlib
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.config import PRESETS, ConfigError, ModelConfig, replace
 from attnconv.cost import PeakMemory, cost
-from attnconv.models import build_model, predict
+from attnconv.models import build_model, evaluate, predict
+from attnconv.training.data import load_data, normalize
 
 TABLE_1 = {  # parameters in millions, FLOPs in billions
     "resnet18": (11.2, 1.1),
@@ -47,11 +50,18 @@ def test_exact_flops_agree_with_pytorchs_counter(name):
     assert counted_flops(config, "dense") == pytest.approx(counted.dense, rel=1e-3)
     if config.kind in ("learned", "quadratic") and config.covariance == "isotropic":
         assert counted_flops(config, "separable") == pytest.approx(counted.separable, rel=1e-3)
+    else:
+        assert counted.separable == counted.dense
 
 
 SMALL = dict(layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=4, downsampling=4, image_size=(12, 20))
 KINDS = [name for name in PRESETS if name not in ("quadratic_pruned", "quadratic_16")]
 """Those two are `quadratic_full`, and `quadratic` with other numbers of heads."""
+
+
+def test_keys_may_be_smaller_than_the_layer():
+    config = ModelConfig(**SMALL, kind="learned_content")
+    assert counted_flops(config, "dense") == pytest.approx(cost(config).dense, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -85,6 +95,47 @@ def test_models_start_as_they_always_did(name):
     values = torch.cat([value.double().flatten() for value in state.values()])
     total = (values * torch.linspace(-1, 1, len(values), dtype=torch.float64)).sum().item()
     assert (names, total) == (STARTS[name][0], pytest.approx(STARTS[name][1], abs=1e-4))
+
+
+@pytest.mark.parametrize("covariance", ["isotropic", "full"])
+def test_heads_start_as_the_configuration_says(covariance):
+    sizes = dict(layers=1, heads=900, hidden=1, covariance=covariance)
+    (layer,) = build_model(ModelConfig(**sizes, centre_std=5.0, spread_start=3.0)).attention_layers
+    assert layer.centres.std().item() == pytest.approx(5, rel=0.1)
+    spreads = layer.spreads if covariance == "isotropic" else layer.spreads.diagonal(dim1=1, dim2=2)
+    assert spreads.mean().item() == pytest.approx(3, abs=0.01) and 0.005 < spreads.std() < 0.02
+    (disc,) = build_model(ModelConfig(**sizes, centre_std=5.0, centre_start="disc")).attention_layers
+    assert 9.9 < disc.centres.norm(dim=1).max() < 10, "a disc of two standard deviations"
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "learned", "learned_content"])
+def test_attention_drops_out_where_the_configuration_says_so(kind):
+    x = torch.randn(2, 3, 5, 8)
+    for share in (0.0, 0.5):
+        layer, _ = build_model(ModelConfig(**SMALL, kind=kind, attention_dropout=share)).attention_layers
+        assert torch.equal(layer(x), layer(x)) == (share == 0), "its masks differ"
+
+
+def test_a_block_is_what_the_paper_says():
+    """Attention and a perceptron with GELU; after each its dropout, the sum with the input, and a norm of that."""
+    torch.manual_seed(0)
+    block, _ = build_model(ModelConfig(**SMALL, dropout=0.4)).double().blocks
+    for name, p in block.named_parameters():
+        nn.init.normal_(p) if "norm" in name else nn.init.normal_(p, std=1e-3)
+    x = 1e-3 * torch.randn(2, 3, 5, 8, dtype=torch.float64)  # so small that the norms' eps shows
+
+    def norm(x, own):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-12).sqrt() * own.weight + own.bias
+
+    torch.manual_seed(1)
+    y = norm(x + F.dropout(F.linear(block.attention(x), block.output.weight, block.output.bias), 0.4), block.norm1)
+    up, _, down = block.mlp
+    hidden = F.linear(y, up.weight, up.bias)
+    hidden = hidden * (1 + torch.erf(hidden / 2**0.5)) / 2
+    expected = norm(y + F.dropout(F.linear(hidden, down.weight, down.bias), 0.4), block.norm2)
+    torch.manual_seed(1)
+    torch.testing.assert_close(block(x), expected)
 
 
 class DevicesOfResults(TorchDispatchMode):
@@ -157,11 +208,23 @@ def test_down_sampling_must_divide_the_image():
         build_model(ModelConfig(image_size=(30, 30), downsampling=4))
 
 
-def test_predict_leaves_the_mode_alone():
-    model = build_model(ModelConfig(**SMALL, dropout=0.5)).train()
+@pytest.mark.parametrize("training", [True, False])
+def test_predict_leaves_the_mode_alone(training):
+    model = build_model(ModelConfig(**SMALL, dropout=0.5)).train(training)
     images = torch.randn(2, 3, 12, 20)
     assert torch.equal(predict(model, images), predict(model, images))
-    assert model.training
+    assert model.training == training
+
+
+def test_an_evaluation_is_the_mean_loss_and_the_share_of_right_answers():
+    data = load_data("embedded").first(10, 30)
+    model = build_model(ModelConfig(**SMALL | {"image_size": (28, 28), "image_channels": 1}))
+    found = evaluate(model, data)
+    logits = predict(model, normalize(data.test_images, data.mean, data.std)).double()
+    own = logits.softmax(1)[range(30), data.test_labels]
+    assert found.loss == pytest.approx(-own.log().mean().item(), rel=1e-4)
+    assert found.predicted.equal(logits.argmax(1))
+    assert found.accuracy == pytest.approx((logits.argmax(1) == data.test_labels).double().mean().item())
 
 
 def test_peak_memory_is_what_tensors_hold_at_once():

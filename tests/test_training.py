@@ -23,11 +23,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import DistStoreError
 
-from attnconv.analysis import heads, results
+from attnconv.analysis import heads, results, swaps
 from attnconv.attention.precision import Computation
 from attnconv.batch.cli import explained, main
 from attnconv.batch.workspace import PROFILES
@@ -46,7 +47,7 @@ from attnconv.training import (
     train,
 )
 from attnconv.training import loop as training
-from attnconv.training.data import DataError, load_data, normalize
+from attnconv.training.data import DataError, augment, epoch_plan, load_data, normalize
 from attnconv.training.machine import Team
 from attnconv.training.optimizers import encoding_parameters, position_parameters
 from attnconv.training.runs import Run, RunError, find_runs, held, identity, locked, writing
@@ -91,6 +92,8 @@ def test_bfloat16_trains_to_about_the_same(run, data, tmp_path):
     losses = [[line["train_loss"] for line in one.metrics] for one in (run, half)]
     np.testing.assert_allclose(*losses, rtol=0.02)
     assert losses[0] != losses[1]
+    again = evaluate(load_run(half.path)[0], data)  # in float32, and so is the last epoch's
+    assert half.metrics[-1]["test_loss"] == pytest.approx(again.loss, rel=1e-5)
     assert half.test_accuracy == pytest.approx(run.test_accuracy, abs=0.1)
 
 
@@ -115,7 +118,7 @@ def test_every_optimizer_learns_and_resumes_to_the_same_bits(kind, optimizer, pr
     whole = train(model, recipe, data, tmp_path / "whole")
     assert whole.metrics[-1]["train_loss"] < whole.metrics[0]["train_loss"]
     assert ("compiled" in whole.config["sessions"][0]["computation"]) == (precision == "compiled")
-    interrupted(monkeypatch, 7, model, recipe, data, tmp_path / "cut")
+    interrupted(monkeypatch, 6, model, recipe, data, tmp_path / "cut")
     assert_same_run(train(model, recipe, data, tmp_path / "cut"), whole)
     if kind == "resnet":
         assert not whole.heads
@@ -228,7 +231,9 @@ def test_what_is_recorded_is_the_saved_models(run, data):
     assert evaluate(model, data).accuracy == run.test_accuracy == again.metrics[-1]["test_accuracy"]
     assert run.right.mean() == run.test_accuracy
     held_out = data.hold_out(RECIPE.validation, RECIPE.seed)[1:]
-    assert evaluate(model, data, *held_out).accuracy == run.metrics[-1]["validation_accuracy"]
+    on_them = evaluate(model, data, *held_out)
+    assert on_them.accuracy == run.metrics[-1]["validation_accuracy"]
+    assert on_them.loss == pytest.approx(run.metrics[-1]["validation_loss"], rel=1e-6)
     for layer, centres in zip(model.attention_layers, run.heads["parameter_centre"][-1], strict=True):
         np.testing.assert_array_equal(layer.centres.detach().numpy(), centres)
 
@@ -243,6 +248,31 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(run, data, tm
     assert_same_run(run, train(MODEL, RECIPE, data, tmp_path / "same"))
     other = train(MODEL, replace(RECIPE, {"seed": 6}), data, tmp_path / "other")
     assert other.metrics[-1]["train_loss"] != run.metrics[-1]["train_loss"]
+
+
+def test_the_seed_decides_the_first_weights(run):
+    torch.manual_seed(RECIPE.seed)
+    for network in (build_model(run.model), swaps.untrained(run)):
+        first = [layer.centres.detach().numpy() for layer in network.attention_layers]
+        np.testing.assert_array_equal(run.heads["parameter_centre"][0], first)
+
+
+def test_the_line_of_an_epoch_says_what_its_steps_gave(data, tmp_path, monkeypatch):
+    take_step, told = training.Trainer.take_step, []
+
+    def step(trainer, x, y):
+        right = (trainer.model(x).argmax(1) == y).sum().item()
+        told.append((trainer.epoch, len(y), right, take_step(trainer, x, y).item()))
+        return torch.tensor(told[-1][-1])
+
+    monkeypatch.setattr(training.Trainer, "take_step", step)
+    recipe = replace(RECIPE, {"epochs": 2, "batch_size": 30, "validation": 0})  # the last batch is of 10
+    run = train(replace(MODEL, {"dropout": 0.0}), recipe, data, tmp_path)
+    for epoch, line in enumerate(run.metrics):
+        steps = [one[1:] for one in told if one[0] == epoch]
+        assert sum(images for images, *_ in steps) == 100
+        assert line["train_loss"] == pytest.approx(sum(images * loss for images, _, loss in steps) / 100)
+        assert line["train_accuracy"] == pytest.approx(sum(right for _, right, _ in steps) / 100)
 
 
 # Being stopped
@@ -520,6 +550,78 @@ def test_weights_must_be_those_of_the_model_and_numbers_within_their_limits(copy
 # The recipe
 
 
+@pytest.mark.parametrize(("smoothing", "clip"), [(0.0, None), (0.3, None), (0.0, 0.05), (0.3, 0.05)])
+def test_a_step_does_what_the_recipe_says(smoothing, clip, data):
+    """Plain SGD by hand: a smoothed label, gradients clipped but for the positions', each group's rate at that step."""
+    model = build_model(replace(MODEL, {"dropout": 0.0}))
+    recipe = TrainConfig(
+        epochs=2, batch_size=20, lr=0.1, position_lr=0.5, momentum=0.0, weight_decay=0.0, warmup=0.3,
+        label_smoothing=smoothing, clip=clip, precision="float32",
+    )  # fmt: skip
+    trainer = Trainer(model, recipe, data, Path("unused"), Team())
+    x, y = torch.randn(5, 3, 32, 32), torch.arange(5)
+    for trainer.epoch, trainer.step, place in ((0, 1, 1), (1, 1, 6), (1, 2, 7)):  # of ten steps
+        before = deepcopy(model)
+        loss = trainer.take_step(x, y)
+        wanted = (1 - smoothing) * F.one_hot(y, 10) + smoothing / 10
+        by_hand = -(wanted * before(x).log_softmax(1)).sum(1).mean()
+        torch.testing.assert_close(loss, by_hand.detach())
+        before.zero_grad()
+        by_hand.backward()
+        positions = position_parameters(before)
+        others = [p.grad.norm() for p in before.parameters() if not any(p is one for one in positions)]
+        share = 1.0 if clip is None else min(1.0, clip / torch.stack(others).norm().item())
+        factor = (place + 1) / 3 if place < 3 else (1 + math.cos(math.pi * (place - 3) / 7)) / 2
+        for now, p in zip(model.parameters(), before.parameters(), strict=True):
+            rate = 0.5 if any(p is one for one in positions) else 0.1 * share
+            torch.testing.assert_close(now, p - factor * rate * p.grad, rtol=1e-4, atol=1e-6)
+        assert clip is None or share < 1
+
+
+@pytest.mark.parametrize("augmented", [True, False])
+def test_an_epoch_has_the_images_and_masks_of_its_seed(augmented, data, tmp_path, monkeypatch):
+    take_step, seen, masks = training.Trainer.take_step, [], []
+
+    def step(trainer, x, y):
+        seen.append(x)
+        masks.append(torch.get_rng_state().numpy().tobytes())
+        return take_step(trainer, x, y)
+
+    monkeypatch.setattr(training.Trainer, "take_step", step)
+    train(MODEL, replace(RECIPE, {"epochs": 2, "augment": augmented, "validation": 0}), data, tmp_path)
+    for epoch, batches in enumerate((seen[:5], seen[5:])):
+        plan = epoch_plan(100, seed=RECIPE.seed, epoch=epoch, augment=augmented)
+        images = data.train_images[plan.order]
+        if augmented:
+            images = augment(images, plan.rows, plan.columns, plan.flips)
+        torch.testing.assert_close(torch.cat(batches), normalize(images, data.mean, data.std))
+    assert len(seen) == 10 and masks[0] != masks[5], "every epoch drops other values"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reference"),
+    [
+        ("sgd", lambda p: torch.optim.SGD([p], lr=0.1, momentum=0.7, weight_decay=0.2)),
+        ("adamw", lambda p: torch.optim.AdamW([p], lr=0.1, betas=(0.7, 0.8), weight_decay=0.2)),
+        ("muon", lambda p: torch.optim.Muon([p], lr=0.1, momentum=0.7, weight_decay=0.2, nesterov=True)),
+    ],
+)
+def test_optimizers_step_as_the_recipe_says(optimizer, reference):
+    """Three steps of a weight between input and classifier, beside PyTorch's own."""
+    model = build_model(MODEL)
+    recipe = TrainConfig(optimizer=optimizer, lr=0.1, momentum=0.7, beta2=0.8, weight_decay=0.2)
+    weight = model.blocks[0].output.weight
+    own = torch.nn.Parameter(weight.detach().clone())
+    optimizers, beside = build_optimizers(model, recipe), reference(own)
+    for _ in range(3):
+        own.grad = torch.randn_like(own)
+        for p in model.parameters():
+            p.grad = own.grad.clone() if p is weight else torch.zeros_like(p)
+        for one in (*optimizers, beside):
+            one.step()
+        torch.testing.assert_close(weight, own)
+
+
 def test_a_diverging_run_stops_and_says_where(data, tmp_path):
     recipe = replace(RECIPE, {"lr": 1e30})
     said = r"loss is (nan|inf) at epoch 1, step \d+ of 4 \(learning rate 1e\+30\).*state.pt"
@@ -540,17 +642,18 @@ def test_learning_rate_warms_up_then_falls_as_a_cosine():
 @pytest.mark.parametrize(("kind", "number"), [("learned", 4), ("learned_content", 2), ("quadratic", 0)])
 def test_positions_and_encodings_have_rates_of_their_own_and_then_no_weight_decay(optimizer, kind, number, data):
     model = build_model(replace(MODEL, {"kind": kind, "covariance": "isotropic"}))
-    recipe = TrainConfig(optimizer=optimizer, lr=0.1, adamw_lr=0.1, position_lr=0.5, weight_decay=0.3)
+    base = 0.2 if optimizer == "muon" else 0.1
+    recipe = TrainConfig(optimizer=optimizer, lr=0.1, adamw_lr=0.2, weight_decay=0.3)
     encodings, positions = encoding_parameters(model), position_parameters(model)
     assert (len(encodings), len(positions)) == (number * model.config.layers, 0 if number else 2 * model.config.layers)
     for rate in (None, 0.7):
-        config = replace(recipe, {"encoding_lr": rate})
+        config = replace(recipe, {"encoding_lr": rate, "position_lr": rate and 0.5})
         groups = [g for built in build_optimizers(model, config) for g in built.param_groups]
         of = {id(p): (g["peak_lr"], g["weight_decay"]) for g in groups for p in g["params"]}
-        assert {of[id(p)] for p in positions} <= {(0.5, 0.0)}
-        assert {of[id(p)] for p in encodings} <= {(0.7, 0.0) if rate else (0.1, 0.3)}
-        assert of[id(model.embed.weight)] == (0.1, 0.3)
-        assert of[id(model.embed.bias)] == (0.1, 0.3 if optimizer == "sgd" else 0.0)
+        assert {of[id(p)] for p in positions} <= {(0.5 if rate else base, 0.0)}
+        assert {of[id(p)] for p in encodings} <= {(0.7, 0.0) if rate else (base, 0.3)}
+        assert of[id(model.embed.weight)] == (base, 0.3)
+        assert of[id(model.embed.bias)] == (base, 0.3 if optimizer == "sgd" else 0.0)
         assert len(of) == len(list(model.parameters()))
         clipped = {id(p) for p in Trainer(model, config, data, Path("unused"), Team()).clipped}
         apart = {id(p) for p in [*positions, *(encodings if rate else [])]}
