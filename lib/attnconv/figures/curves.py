@@ -149,8 +149,9 @@ def accuracy_by_depth(table: pd.DataFrame, chance: float, layers: str = "up to")
             mark: Look = {"color": colour, "marker": "o", "markeredgewidth": 0}
             seaborn.lineplot(read, label=f"{kernel} × {kernel}", **mark, **look)
         dashes: Look = {"color": "0.55", "linestyle": DASHED, "linewidth": 0.9}
-        seaborn.lineplot(own[own["how"] == "shuffled"], label="3 × 3, taps shuffled", **dashes, **look)
-        ax.axhline(own["whole"].mean(), color="black", linewidth=0.9, zorder=1, label="attention everywhere")
+        if (shuffled := own[own["how"] == "shuffled"]).size:
+            seaborn.lineplot(shuffled, label="3 × 3, taps shuffled", **dashes, **look)
+        ax.axhline(own["whole"].mean(), color="black", linewidth=0.7, zorder=3, label="attention everywhere")
         ax.axhline(chance, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1, label="chance")
         depth = range(1, own["layer"].max() + 1)
         ax.set_xticks(depth, [f"1–{n}" if n > 1 and layers == "up to" else f"{n}" for n in depth])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import string
 import textwrap
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
@@ -148,12 +149,17 @@ def rows_and_columns(panels: int) -> tuple[int, int]:
 def panels(
     titles: Sequence[str], height: float, xlabel: str, ylabel: str = "", width: float | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel of that height, in inches, for each title. Panels share a vertical axis that has a name."""
+    """A figure with a panel of that height, in inches, for each title; several have letters.
+
+    Panels share a vertical axis that has a name.
+    """
     rows, columns = rows_and_columns(len(titles))
     figure = new_figure(width or (SINGLE if columns == 1 else DOUBLE), rows * height + 0.5)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=bool(ylabel))
-    for ax in axes.flat:
+    for letter, ax in zip(string.ascii_lowercase, axes.flat, strict=False):
         ax.grid(axis="y")
+        if len(titles) > 1:
+            ax.set_title(letter, loc="left", weight="bold")
     return figure, name_panels(axes, titles, xlabel, ylabel)
 
 
