@@ -222,7 +222,12 @@ def test_short_runs_are_inputs_of_who_reads_them_but_for_one_that_joins(toys: To
     for file in [*joined.iterdir(), *(toys.output / "study" / "quadratic-seed0-0").iterdir()]:
         file.unlink()
     assert record() == set()
-    (toys.output / "study" / "learned-seed0-0" / "model.safetensors").unlink()
+    config = toys.output / "study" / "learned-seed0-0" / "config.json"
+    config.write_text(config.read_text().replace("{", '{"weights_kept": false, ', 1))
+    assert record() == {"10"}
+    (config.parent / "model.safetensors").unlink()
+    assert record() == {"10"}
+    (config.parent / "metrics.jsonl").write_text("3")
     assert record() == {"10"}
 
 

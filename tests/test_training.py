@@ -13,6 +13,7 @@ import resource
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -421,6 +422,20 @@ def test_unfinished_runs_are_not_found_and_not_loaded(run, tmp_path):
         load_run(tmp_path / "half")
     with pytest.raises(RunError, match="no run folder"):
         load_run(tmp_path)
+
+
+def test_weights_are_left_out_and_nothing_else(run, data, copy):
+    script = Path(__file__).parents[1] / "docs" / "lighten.py"
+    subprocess.run([sys.executable, script, copy], check=True)
+    light = Run(copy)
+    assert light.finished and light.metrics == run.metrics and find_runs(copy.parent) == [light]
+    np.testing.assert_equal(light.heads | {"right": light.right}, run.heads | {"right": run.right})
+    with pytest.raises(RunError, match="kept without its weights; train it again"):
+        load_run(copy)
+    assert train(MODEL, RECIPE, data, copy) == light and not (copy / "model.safetensors").exists()
+    (copy / "predictions.npz").unlink()
+    with pytest.raises(RunError, match="predictions.npz is damaged .*it is missing"):
+        Run(copy).check()
 
 
 # Damage

@@ -210,6 +210,7 @@ class Study(Config):
     model: dict[str, Any] = {}  # changes to the quadratic preset's `ModelConfig`, after the profile's
     train: dict[str, Any] = {}  # changes to its `TrainConfig`
     longer: Study | None = None  # of a few longer runs there: their seeds, and changes that come after the above
+    starts: dict[str, Study] = {}  # of one network, trained from several starts: changes that come after the above
 
 
 class Profile(Config):

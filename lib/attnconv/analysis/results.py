@@ -238,14 +238,9 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
                 right = found[kind][layer, s]
                 lost = 100.0 * (right.astype(float) - whole)
                 where = {"layers": layers, "layer": layer + 1, "kernel": int(sizes[s]), "how": how}
-                numbers = {
-                    "accuracy": 100 * right.mean(),
-                    "whole": 100 * whole.mean(),
-                    "images": len(whole),
-                    "difference": lost.mean(),
-                }
-                error = {"error": lost.std() / math.sqrt(len(lost)), "images": len(lost)}
-                rows.append({"model": title, "seed": run.train.seed} | where | numbers | error)
+                numbers = {"accuracy": 100 * right.mean(), "whole": 100 * whole.mean(), "images": len(whole)}
+                numbers |= {"difference": lost.mean(), "error": lost.std() / math.sqrt(len(lost))}
+                rows.append({"model": title, "seed": run.train.seed} | where | numbers)
     return pd.DataFrame(rows)
 
 

@@ -72,11 +72,11 @@ def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[s
     for file in sorted(file for pattern in patterns for file in output.glob(pattern)):
         found[file.relative_to(output).as_posix()] = file_hash(file)
 
-    finished = [weights for place in places for weights in sorted(place.glob("*/*/model.safetensors"))]
-    for weights in finished:  # an unfinished run is nobody's input
-        folder, kind = weights.parent, weights.parts[-3]
+    for folder in (file.parent for place in places for file in sorted(place.glob("*/*/config.json"))):
+        kind, config = folder.parent.name, read_json(folder / "config.json", dict)
+        if not (folder / "model.safetensors").exists() and config.get("weights_kept", True):
+            continue  # an unfinished run is nobody's input
         try:
-            config = read_json(folder / "config.json", dict)
             read = job.reads_run(kind, config["preset"], config["train"]["seed"])
         except (KeyError, TypeError):  # damaged: whoever reads it will say so
             read = any(pattern.startswith(f"{kind}/") for pattern in job.reads)

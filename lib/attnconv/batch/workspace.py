@@ -115,7 +115,8 @@ class Workspace:
     def _kept(self, name: str, model: ModelConfig, recipe: TrainConfig, kept_in: str, *, changed: bool) -> Run | None:
         """The recorded run of these configurations. Unless they were ``changed``, one of another recipe will do."""
         free = {"heads": 1} if recipe.start_from else {}  # pruning leaves each run its own
-        alike = [run for run in find_runs(self.folder / kept_in) if (run.preset, run.train.seed) == (name, recipe.seed)]
+        there = (run for place in dict.fromkeys((kept_in, "runs")) for run in find_runs(self.folder / place))
+        alike = [run for run in there if (run.preset, run.train.seed) == (name, recipe.seed)]
         exact = [r for r in alike if r.train == recipe and replace(r.model, free) == replace(model, free)]
         if exact or changed:
             return next(iter(exact), None)

@@ -41,10 +41,12 @@ def read_state(file: Path) -> dict[str, Any]:
 def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[Network, Run]:
     """The trained model of a run folder, in evaluation mode, and the run itself.
 
-    Raises `RunError` where the run is not finished, or its weights are damaged or another model's.
+    Raises `RunError` where the run is not finished, or its weights are damaged, left out or another model's.
     """
     run = Run(Path(run_dir))
     weights = run.path / "model.safetensors"
+    if run.without_weights:
+        raise RunError(f"{run.path} is kept without its weights; train it again, in another folder, to have them.")
     if not run.finished:
         why = "its model.safetensors is damaged" if weights.exists() else "it has no model.safetensors"
         raise RunError(f"{run.path} is not finished: {why}, {len(run.metrics)} epochs of {run.train.epochs}. Train it.")

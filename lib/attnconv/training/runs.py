@@ -58,6 +58,7 @@ class _Config(BaseModel):
     train: TrainConfig
     data: dict[str, Any]  # see `Dataset.about`
     weights: str | None = None  # hex sha256 of model.safetensors, once the run is finished
+    weights_kept: bool = True  # false: a finished run whose weights were left out of a record, and its measures kept
 
 
 _EPOCHS = TypeAdapter(list[dict[str, float]])
@@ -160,11 +161,16 @@ class Run:
         return JPEG_COPY if data["name"] == "cifar10" and "JPEG" in data["form"] else data["name"]
 
     @property
+    def without_weights(self) -> bool:
+        """Whether it is finished, and its weights were left out (docs/record.md)."""
+        return not (self.path / "model.safetensors").exists() and not self._parsed.weights_kept
+
+    @property
     def finished(self) -> bool:
-        """Whether the weights are there and whole."""
+        """Whether the weights are there and whole, or were left out."""
         file = self.path / "model.safetensors"
         if not file.is_file():
-            return False
+            return (self.path / "config.json").exists() and self.without_weights
         with reading(file):  # it may be nobody's to read
             about = file.stat()
             return _sha256(file, about.st_size, about.st_mtime_ns) == self.config.get("weights")
@@ -182,13 +188,13 @@ class Run:
     def metrics(self) -> list[dict[str, float]]:
         """One dictionary an epoch: train_loss, train_accuracy, test_loss, test_accuracy, lr, seconds, ..."""
         file = self.path / "metrics.jsonl"
-        weights = (self.path / "model.safetensors").exists()
-        if not weights and not file.exists():
+        ended = (self.path / "model.safetensors").exists() or self.without_weights
+        if not ended and not file.exists():
             return []
         with reading(file):
             lines = [json.loads(line) for line in file.read_bytes().splitlines()]
             _EPOCHS.validate_python(lines, strict=True)
-            wanted = self.train.epochs if weights else len(lines)
+            wanted = self.train.epochs if ended else len(lines)
             if [line["epoch"] for line in lines] != list(range(1, wanted + 1)):
                 raise ValueError(f"its {len(lines)} lines are not one for each of {wanted} epochs")
             return lines
@@ -208,7 +214,7 @@ class Run:
     @cached_property
     def right(self) -> NDArray | None:
         """Whether the trained network is right about each test image, in the data's order: (N,); None if not kept."""
-        kept = self._arrays("predictions.npz")
+        kept = self._arrays("predictions.npz", needed=self.without_weights)
         return kept["predicted"] == kept["label"] if kept else None
 
     @cached_property
@@ -266,7 +272,7 @@ def find_runs(folder: str | Path) -> list[Run]:
     order, runs = {name: place for place, name in enumerate(PRESETS)}, []
     for file in Path(folder).glob("*/config.json"):
         run = Run(file.parent)
-        if (run.path / "model.safetensors").exists():
+        if (run.path / "model.safetensors").exists() or not read_json(file, dict).get("weights_kept", True):
             try:
                 run.check()
                 runs.append(run)
