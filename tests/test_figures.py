@@ -34,6 +34,7 @@ HISTORY = CENTRES * np.linspace(2, 1, 5)[:, None, None, None]  # (epochs, layers
 PRECISION = np.broadcast_to([[1.0, 0.3], [0.3, 0.25]], (LAYERS, HEADS, 2, 2)).copy()
 IMAGES = RNG.normal(size=(3, 12, 10))
 SHARES, HALVES = RNG.dirichlet([1, 1, 1], (LAYERS, HEADS)).transpose(2, 0, 1), RNG.uniform(0.5, 1, (2, LAYERS, HEADS))
+FOLLOWING = HALVES[0] > 0.7
 MAPS, PHOTO = RNG.dirichlet(np.full(35, 0.2), (LAYERS, HEADS)).reshape(LAYERS, HEADS, 5, 7), RNG.random((12, 10))
 ACCURACIES = {"SA quadratic": [[0.2, 0.4]], "ResNet18": np.array([[0.1, 0.5, 0.9], [0.3, 0.7, 0.8]])}
 ERRORS = {"A": ([0.9, 0.1, 0.5], [0.2, 0.6, 0.5]), "B": ([1.0], [0.3])}
@@ -60,13 +61,13 @@ def swapped(models=("A", "B"), depth=3, seeds=(0,)):
     ):
         accuracy = 80 - 30 * m - 5 * layer + kernel + (layers == "alone") - 2 * (how == "shuffled") + 4 * seed
         row = dict(model=model, layers=layers, layer=layer, how=how, kernel=kernel, seed=seed, accuracy=accuracy)
-        rows.append(row | {"whole": 90 - 30 * m})
+        whole = 90 - 30 * m
+        rows.append(row | {"whole": whole, "difference": accuracy - whole})
     return pd.DataFrame(rows)
 
 
 CHANCE = {("Start", "wide"): [3, 3], ("Start", "close"): [4, 5], ("Rate", "0.1"): [9, 9]}
 EVERYTHING = {
-    "accuracy_by_depth": lambda: figures.accuracy_by_depth(swapped(), 10),
     "accuracy_curves": lambda: figures.accuracy_curves(ACCURACIES, {"SA quadratic": 0.95, "ResNet18": 0.93}),
     "agreement_and_ceiling": lambda: figures.agreement_and_ceiling(HALVES[0], HALVES[1], HALVES[0] > 0.7),
     "attention_grid": lambda: figures.attention_grid(MAPS),
@@ -78,9 +79,10 @@ EVERYTHING = {
     "error_before_and_after": lambda: figures.error_before_and_after(ERRORS),
     "gaussian_heads": lambda: figures.gaussian_heads(CENTRES, PRECISION, grid=(7, 7), paths=HISTORY),
     "lines": lambda: figures.lines(LINES, "x", "y", {"c": 2.5}, log=True),
+    "points_lost_by_depth": lambda: figures.points_lost_by_depth(swapped(), 10),
     "reach_over_training": lambda: figures.reach_over_training({"SA learned": RNG.random((5, LAYERS))}, (7, 7)),
     "schema": figures.schema,
-    "score_shares": lambda: figures.score_shares(SHARES),
+    "score_shares": lambda: figures.score_shares(SHARES, FOLLOWING),
     "signed_images": lambda: figures.signed_images(IMAGES[:2], ["In", "a", "b"], photo=PHOTO, query=(3, 4)),
     "stacked_costs": lambda: figures.stacked_costs(PARTS, "GFLOP"),
     "taps_and_chance": lambda: figures.taps_and_chance({"before": [4, 7, 4], "after": [9, 8, 0]}, [4, 4, 6, 9], 9),
@@ -379,7 +381,7 @@ def test_attention_grid():
         assert [query.get_bbox().bounds for query in ax.patches] == [(1.5, 0.5, 1, 1)]
         assert ax.get_ylabel() == ("" if place else f"Layer {layer + 1}")
     ticks = names(bar.ax.get_xticklabels())
-    assert ticks[0] == "0" and ticks[-1] == f"{maps.max():.2g}" and bar.ax.get_xlabel().startswith("Attention prob")
+    assert ticks[0] == "0" and float(ticks[-1]) == int(10 * maps.max()) / 10 and bar.ax.get_xlabel().startswith("Attention prob")
     figure = figures.attention_grid(MAPS[:1, :2, :4], [(0, 0), (3, 5)], names=[["a row", "a column"]])
     assert [ax.get_title() for ax in shown(figure)] == ["a row", "a column"]
     frames = [query.get_bbox().bounds[:2] for ax in shown(figure) for query in ax.patches]
@@ -451,7 +453,7 @@ def test_signed_images_share_a_scale_that_is_white_at_zero():
     texts = [
         [t.get_text() for t in ax.texts] for ax in shown(figures.signed_images([IMAGES[0], 1e-6 * IMAGES[1]], "ab"))
     ]
-    assert texts[0] == [] and texts[1][0].startswith("zero everywhere\n(at most"), "an empty panel says so"
+    assert texts[0] == [] and texts[1] == [f"at most {1e-6 * abs(IMAGES[1]).max():.0e}"], "an empty panel says so"
     nothing = shown(figures.signed_images([np.zeros((4, 4))], ["nothing"]))[0]
     assert nothing.images[0].get_clim() == (-1, 1) and nothing.texts[0].get_text() == "zero everywhere"
 
@@ -549,13 +551,14 @@ def test_reach_over_training_has_two_yardsticks_and_counts_layers_from_one():
     reach = {"SA quadratic": RNG.random((4, 3)), "SA learned": RNG.random((6, 2))}
     figure = figures.reach_over_training(reach, (2, 2))  # the query sees itself, two neighbours and the diagonal
     entries = legend(figure)
-    assert list(entries)[:3] == ["layer 1", "layer 2", "layer 3"]
+    assert list(entries) == ["attention spread evenly", "farthest pixel"]
     for ax, (title, values) in zip(panels(figure), reach.items(), strict=True):
         assert ax.get_title() == title and ax.get_ylim()[0] == 0
         for layer, curve in enumerate(values.T, 1):
             (line,) = labelled(ax.lines, f"layer {layer}")
             np.testing.assert_allclose(line.get_xydata(), [*enumerate(curve)])
-            assert look(line) == look(entries[f"layer {layer}"])
+            (name,) = [text for text in ax.texts if text.get_text() == f"layer {layer}"]
+            assert name.xy == (len(curve) - 1, curve[-1]) and to_hex(name.get_color()) == to_hex(line.get_color())
         for name, level in (("attention spread evenly", (2 + 2**0.5) / 4), ("farthest pixel", 2**0.5)):
             (line,) = labelled(ax.lines, name)
             assert line.get_ydata()[0] == pytest.approx(level) and look(line) == look(entries[name])
@@ -563,29 +566,34 @@ def test_reach_over_training_has_two_yardsticks_and_counts_layers_from_one():
 
 
 @pytest.mark.parametrize("layers", ["up to", "alone"])
-def test_accuracy_by_depth_draws_each_kernel_in_each_model(layers):
+def test_points_lost_by_depth_draws_each_kernel_in_each_model(layers):
     table = swapped()
-    figure = figures.accuracy_by_depth(table, 10, layers)
+    figure = figures.points_lost_by_depth(table, 10, layers)
     axes, entries = panels(figure), legend(figure)
-    assert [ax.get_title() for ax in axes] == ["A", "B"]
+    assert [ax.get_title() for ax in axes] == ["A\n90.0%", "B\n60.0%"]
     assert names(axes[0].get_xticklabels()) == (["1", "1–2", "1–3"] if layers == "up to" else ["1", "2", "3"])
     below = "Layers that are convolutions" if layers == "up to" else "Layer that is a convolution"
-    assert axis_names(figure) == [(below, "Test accuracy (%)"), (below, "")]
-    assert {*entries} == {"1 × 1", "5 × 5", "3 × 3, taps shuffled", "attention everywhere", "chance"}
+    assert axis_names(figure) == [(below, "Points of accuracy lost"), (below, "")]
+    assert {*entries} == {"1 × 1", "5 × 5", "3 × 3, taps shuffled", "attention everywhere", "one point", "chance"}
     for ax, model in zip(axes, ("A", "B"), strict=True):
+        assert ax.get_ylim()[0] > ax.get_ylim()[1], "what loses nothing is on top"
         for how, kernel, label in (("read", 1, "1 × 1"), ("read", 5, "5 × 5"), ("shuffled", 3, "3 × 3, taps shuffled")):
             own = table[(table["model"] == model) & (table["layers"] == layers)]
             own = own[(own["how"] == how) & (own["kernel"] == kernel)]
             same = [one for one in ax.lines if to_hex(one.get_color()) == to_hex(entries[label].get_color())]
-            (line,) = [one for one in same if len(one.get_xdata()) == 3 and one.get_linestyle() != "None"]
-            np.testing.assert_allclose(line.get_xydata(), np.transpose([[1, 2, 3], own["accuracy"]]))
-        for name, level in (("attention everywhere", {"A": 90, "B": 60}[model]), ("chance", 10)):
+            line = next(one for one in same if len(one.get_xdata()) == 3)
+            np.testing.assert_allclose(line.get_xydata(), np.transpose([[1, 2, 3], own["whole"] - own["accuracy"]]))
+            assert (line.get_linestyle() == "None") == (layers == "alone" and how == "read"), "layers are not joined"
+        lost = {"attention everywhere": 0, "one point": 1, "chance": {"A": 80, "B": 50}[model]}
+        for name, level in lost.items():
             (line,) = [one for one in ax.lines if look(one) == look(entries[name]) and list(one.get_xdata()) == [0, 1]]
             assert line.get_ydata()[0] == level
-    two = panels(figures.accuracy_by_depth(swapped(seeds=(0, 1)), 10, layers))[0]
+    none = figures.points_lost_by_depth(table[table["how"] == "read"], 10, layers)
+    assert "3 × 3, taps shuffled" not in legend(none), "what is not drawn is not named"
+    two = panels(figures.points_lost_by_depth(swapped(seeds=(0, 1)), 10, layers))[0]
     means = next(ln for ln in two.lines if to_rgb(ln.get_color()) == to_rgb(entries["1 × 1"].get_color()))
     one = table[(table["model"] == "A") & (table["layers"] == layers) & (table["kernel"] == 1)]["accuracy"]
-    np.testing.assert_allclose(means.get_ydata(), one + 2)  # the mean over seeds
+    np.testing.assert_allclose(means.get_ydata(), 90 - one - 2)  # the mean over seeds
 
 
 def test_error_before_and_after_points_from_the_start_to_the_end():
@@ -650,7 +658,11 @@ def test_score_shares_pile_up_in_each_layer():
             np.testing.assert_allclose([bar.get_height() for bar in bars], own[part])
             np.testing.assert_allclose([bar.get_y() for bar in bars], own[:part].sum(0))
         assert ax.get_title() == f"Layer {layer + 1}"
-    assert axis_names(figure) == [("Heads", "" if n else "Variance of the scores (%)") for n in range(LAYERS)]
+        order = np.argsort(-SHARES[0, layer])
+        assert names(ax.get_xticklabels()) == [f"{head + 1}" for head in order]
+        framed = [label.get_bbox_patch() is not None for label in ax.get_xticklabels()]
+        assert framed == FOLLOWING[layer, order].tolist()
+    assert axis_names(figure) == [("Head", "" if n else "Variance of the scores (%)") for n in range(LAYERS)]
 
 
 def test_taps_gained_lead_from_before_to_after_beside_what_chance_gives():
@@ -673,6 +685,8 @@ def test_taps_gained_lead_from_before_to_after_beside_what_chance_gives():
         change = [to_hex(colour) for colour in after.get_facecolors()]
         assert set(change[i] for i in np.flatnonzero(own["after"] > own["before"])) == {colours["after, more taps"]}
         assert set(change[i] for i in np.flatnonzero(own["after"] < own["before"])) == {colours["after, fewer"]}
+        same = np.flatnonzero(own["after"] == own["before"])
+        assert set(change[i] for i in same) <= {to_hex(entries["after, as many"].get_color())}
         assert {to_hex(colour) for colour in before.get_facecolors()} == {"#ffffff"}
     [marks] = accuracy.collections
     np.testing.assert_allclose(marks.get_offsets()[:, 0], frame[frame["layer"] == 1]["accuracy"])

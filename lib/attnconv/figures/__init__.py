@@ -10,12 +10,12 @@ the same arrays give the same bytes (`save`).
 
 from attnconv.figures.centres import centre_animation, gaussian_heads, panel_widths
 from attnconv.figures.curves import (
-    accuracy_by_depth,
     accuracy_curves,
     cost_growth,
     cost_ratios,
     error_before_and_after,
     lines,
+    points_lost_by_depth,
     reach_over_training,
     stacked_costs,
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
@@ -87,23 +88,29 @@ def lines(
     levels: Mapping[str, float] | None = None,
     log: bool = False,
     colours: Sequence = PALETTE,
+    names_at_ends: bool = False,
 ) -> Figure:
     """Curves in one or more panels: ``{title: {name: (x (n,), y (n,))}}``, each panel with the same colours in order.
 
     The vertical axis goes from 0 up or, with ``log``, over three decades; panels share it if it has a ``ylabel``.
-    ``levels``: up to two values by name, drawn across every panel.
+    ``levels``: up to two values by name, drawn across every panel. The names stand in a legend, or those of curves at
+    their right ends.
     """
     figure, axes = style.panels(list(panels), 1.75, xlabel, ylabel)
     for ax, curves in zip(axes, panels.values(), strict=True):
         for (name, (x, y)), colour in zip(curves.items(), colours, strict=False):
             ax.plot(x, y, color=colour, label=name, marker="o" if len(x) == 1 else None)
+        own = list(ax.lines)
         for (name, level), dashes in zip((levels or {}).items(), (DASHED, DOTTED), strict=False):
             ax.axhline(level, color="0.4", linewidth=0.8, linestyle=dashes, label=name, zorder=1)
         highest = max(np.nanmax(np.asarray(line.get_ydata()), initial=0) for line in ax.lines)
         ax.set_yscale("log" if log else "linear")
         ax.set_ylim((highest / 1000, 2 * highest) if log else (0, max(1.05 * highest, ax.get_ylim()[1])))
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    handles = max((ax.lines for ax in axes), key=len)
+        if names_at_ends:
+            _name_ends(ax, own)
+    handles = list(max(axes, key=lambda ax: len(ax.lines)).lines)
+    handles = handles[-len(levels or {}) :] if names_at_ends else handles
     if len(handles) > 1:
         legend_below(figure, handles, len(handles) if len(axes) > 1 else min(3, len(handles)))
     return figure
@@ -124,39 +131,47 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
     distance = np.hypot(*(np.indices(grid) - np.reshape(grid, (2, 1, 1)) // 2))
     levels = {"attention spread evenly": distance.mean(), "farthest pixel": distance.max()}
     colours = seaborn.color_palette("flare", max(map(len, panels.values())))
-    return lines(panels, "Epoch", "Reach (pixels)", levels, colours=colours)
+    return lines(panels, "Epoch", "Reach (pixels)", levels, colours=colours, names_at_ends=True)
 
 
 @styled
-def accuracy_by_depth(table: pd.DataFrame, chance: float, layers: str = "up to") -> Figure:
-    """What is left of networks whose layers are convolutions: a panel a model, a line for each size of kernel.
+def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up to") -> Figure:
+    """What networks lose when layers become convolutions: a panel a model, a line for each size of kernel.
 
     ``table`` as of `results.swap_table`. ``layers`` says which of its networks are drawn: those whose first layers are
-    convolutions, "up to" each layer, or those with one such layer, "alone". Bars run over seeds. Horizontal lines are
-    the network without convolutions, and ``chance`` (%).
+    convolutions, "up to" each layer, or those with one such layer, "alone", as marks. The axis of points lost is linear
+    up to one point, and logarithmic beyond. Bars run over seeds. Horizontal lines are the network without convolutions,
+    whose accuracy (%) stands above, one point, and ``chance`` (%).
     """
-    table = table[table["layers"] == layers]
-    models = list(table["model"].unique())
+    table = table[table["layers"] == layers].assign(lost=-table["difference"])
+    models, alone = list(table["model"].unique()), layers == "alone"
     sizes = sorted(table.loc[table["how"] == "read", "kernel"].unique())
-    below = "Layers that are convolutions" if layers == "up to" else "Layer that is a convolution"
-    figure, axes = style.panels(models, 1.9, below, "Test accuracy (%)")
+    below = "Layer that is a convolution" if alone else "Layers that are convolutions"
+    figure, axes = style.panels(models, 2.0, below, "Points of accuracy lost")
     for ax, model in zip(axes, models, strict=True):
         own, named = table[table["model"] == model], (ax.get_xlabel(), ax.get_ylabel())
-        look: Look = {"x": "layer", "y": "accuracy", "ax": ax, "errorbar": ("pi", 100), "err_style": "bars"}
+        look: Look = {"x": "layer", "y": "lost", "ax": ax, "errorbar": ("pi", 100), "err_style": "bars"}
         look["legend"] = False
         for kernel, colour in zip(sizes, seaborn.color_palette("crest", len(sizes)), strict=True):
             read = own[(own["how"] == "read") & (own["kernel"] == kernel)]
-            mark: Look = {"color": colour, "marker": "o", "markeredgewidth": 0}
+            mark: Look = {"color": colour, "marker": "o", "markeredgewidth": 0, "linestyle": "" if alone else "-"}
             seaborn.lineplot(read, label=f"{kernel} × {kernel}", **mark, **look)
         dashes: Look = {"color": "0.55", "linestyle": DASHED, "linewidth": 0.9}
         if (shuffled := own[own["how"] == "shuffled"]).size:
             seaborn.lineplot(shuffled, label="3 × 3, taps shuffled", **dashes, **look)
-        ax.axhline(own["whole"].mean(), color="black", linewidth=0.7, zorder=3, label="attention everywhere")
-        ax.axhline(chance, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1, label="chance")
+        whole = own["whole"].mean()
+        level: Look = {"linewidth": 0.8, "zorder": 1}
+        ax.axhline(0, color="black", label="attention everywhere", **level)
+        ax.axhline(1, color="black", linestyle=(0, (1, 3)), label="one point", **level)
+        ax.axhline(whole - chance, color="0.5", linestyle=DOTTED, label="chance", **level)
         depth = range(1, own["layer"].max() + 1)
-        ax.set_xticks(depth, [f"1–{n}" if n > 1 and layers == "up to" else f"{n}" for n in depth])
-        ax.set(ylim=(0, 100), xlabel=named[0], ylabel=named[1])
-    legend_below(figure, axes[0].get_legend_handles_labels()[0], 4 if len(axes) > 1 else 2)
+        ax.set_xticks(depth, [f"{n}" if alone or n == 1 else f"1–{n}" for n in depth])
+        ax.set_yscale("symlog", linthresh=1)
+        ax.set_yticks([0, 1, 3, 10, 30, 100], ["0", "1", "3", "10", "30", "100"], minor=False)
+        ax.set(ylim=(110, min(-0.6, 1.1 * own["lost"].min())), xlabel=named[0], ylabel=named[1])
+        ax.set_title(f"{model}\n{whole:.1f}%")
+        ax.yaxis.minorticks_off()
+    legend_below(figure, axes[0].get_legend_handles_labels()[0], 5 if len(axes) > 1 else 3)
     return figure
 
 
@@ -216,17 +231,19 @@ def cost_growth(curves: Curves, bounds: Curves | None = None, label: str = "Time
     ax.set(xscale="log", yscale="log")
     ax.set_xticks(sides, [f"{side:g}" for side in sides])
     ax.xaxis.minorticks_off()
-    _name_ends(ax)
+    _name_ends(ax, ax.lines)
     return figure
 
 
-def _name_ends(ax: Axes) -> None:
-    """Write each line's name at its right end; of names that would touch, the upper one stands higher."""
+def _name_ends(ax: Axes, curves: Iterable[Line2D]) -> None:
+    """Write each curve's name at its right end; of names that would touch, the upper one stands higher."""
     taken: dict[float, float] = {}  # at this end: the height up to which names stand, in points
-    for x, y, name in sorted((*np.asarray(one.get_xydata())[-1], str(one.get_label())) for one in ax.lines):
+    found = ((*np.asarray(one.get_xydata())[-1], str(one.get_label()), one.get_color()) for one in curves)
+    for x, y, name, colour in sorted(found, key=lambda end: end[:2]):
         at = ax.transData.transform((x, y))[1] * 72 / ax.figure.dpi
         taken[x] = place = max(at, taken.get(x, -np.inf) + 8)
-        ax.annotate(name, (x, y), (6, place - at), textcoords="offset points", va="center", fontsize=6.5)
+        look: Look = {"textcoords": "offset points", "va": "center", "fontsize": 6.5, "color": colour}
+        ax.annotate(name, (x, y), (6, place - at), **look)
 
 
 @styled

@@ -22,7 +22,7 @@ _MORE, _AS_MANY, _FEWER = PALETTE[2], "#4d4d4d", PALETTE[3]
 def taps_and_chance(covered: Mapping[str, ArrayLike], by_chance: ArrayLike, taps: int) -> Figure:
     """Taps that each layer covers, over the distribution by chance: ``{when: (layers,)}`` and (draws,), of so many.
 
-    A number is a layer; those that cover as many stand beside each other.
+    A number is a layer; those that cover as many stand beside each other, "1–6" if they follow on each other.
     """
     figure = style.new_figure(SINGLE, 1.7 + 0.25 * len(covered))
     ax = figure.add_subplot()
@@ -33,9 +33,11 @@ def taps_and_chance(covered: Mapping[str, ArrayLike], by_chance: ArrayLike, taps
     top = share.max()
     for row, (when, counts) in enumerate(reversed(list(covered.items())), 1):
         height = top * (1 + 0.16 * row)
-        ax.text(-0.02, height, when, ha="right", va="center", transform=ax.get_yaxis_transform(), color=PALETTE[0])
+        ax.text(-0.08, height, when, ha="right", va="center", transform=ax.get_yaxis_transform(), color=PALETTE[0])
         for count in np.unique(counts):
-            layers = " ".join(str(layer + 1) for layer in np.flatnonzero(np.asarray(counts) == count))
+            alike = 1 + np.flatnonzero(np.asarray(counts) == count)
+            run = len(alike) > 2 and len(alike) == alike[-1] - alike[0] + 1
+            layers = f"{alike[0]}–{alike[-1]}" if run else " ".join(map(str, alike))
             ax.text(count, height, layers, ha="center", va="center", color=PALETTE[0], fontweight="bold")
     ax.set_ylim(0, top * (1 + 0.16 * (len(covered) + 0.8)))
     ax.set_yticks([tick for tick in ax.get_yticks() if tick <= top])
@@ -68,7 +70,7 @@ def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLik
         ax.set(title=f"Layer {layer}", xlabel="Taps covered, of 9", xticks=range(10), xlim=(-0.5, 9.5))
     own = runs[runs["layer"] == layers[0]]
     axes[-1].scatter(own["accuracy"], own["y"], marker="D", color=PALETTE[0], **look)
-    axes[-1].set(title="Accuracy", xlabel="Test images (%)")
+    axes[-1].set(title="Accuracy", xlabel="Test accuracy (%)")
     for ax in axes:
         for place in range(1, len(levels)):
             if levels[place][0] != levels[place - 1][0]:
@@ -78,7 +80,8 @@ def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLik
     mark: Look = {"linestyle": "none", "marker": "o", "color": _MORE}
     handles: list[Artist] = [entry("before training", markerfacecolor="white", **mark)]
     handles += [entry("after, more taps", **mark), entry("after, fewer", **mark | {"color": _FEWER})]
-    style.legend_below(figure, [*handles, Patch(color="0.8", label="fresh layers whose heads snap")], 4)
+    handles += [entry("after, as many", **mark | {"color": _AS_MANY})]
+    style.legend_below(figure, [*handles, Patch(color="0.8", label="fresh layers whose heads snap")], 3)
     return figure
 
 
@@ -112,10 +115,11 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, following: ArrayLik
 
 
 @styled
-def score_shares(shares: ArrayLike) -> Figure:
+def score_shares(shares: ArrayLike, following: ArrayLike) -> Figure:
     """What makes the scores of content heads vary, in three parts (3, layers, heads): a panel a layer, a bar a head.
 
-    The parts are those of `heads.score_shares`. Heads are ordered by the first.
+    The parts are those of `heads.score_shares`. Heads are ordered by the first; the numbers of those that are
+    ``following`` the query (`claims.following`) are bold and framed.
     """
     shares = array(shares, "shares (3, layers, heads)")
     layers = shares.shape[1]
@@ -123,12 +127,18 @@ def score_shares(shares: ArrayLike) -> Figure:
     axes = figure.subplots(1, layers, sharey=True, squeeze=False)[0]
     names = ("the same for every image and query", "with what the query holds", "comparison of contents")
     colours = (PALETTE[0], PALETTE[6], PALETTE[1])
-    for ax, title, parts in zip(axes, style.layer_titles(layers), shares.swapaxes(0, 1), strict=True):
-        parts = 100 * parts[:, np.argsort(-parts[0])]
+    titles = style.layer_titles(layers)
+    for ax, title, parts, kept in zip(axes, titles, shares.swapaxes(0, 1), np.asarray(following), strict=True):
+        order = np.argsort(-parts[0])
+        parts = 100 * parts[:, order]
         starts = np.cumsum(parts, axis=0) - parts
         for name, part, start, colour in zip(names, parts, starts, colours, strict=True):
             ax.bar(np.arange(len(part)), part, 0.86, start, color=colour, label=name)
-        ax.set(title=title, xticks=[], xlabel="Heads")
+        ax.set(title=title, xlabel="Head")
+        ax.set_xticks(range(len(order)), order + 1, fontsize=6.5)
+        ax.tick_params(axis="x", length=0)
+        for label, head in zip(ax.get_xticklabels(), order, strict=True):
+            label.set(weight="bold", bbox={"boxstyle": "square,pad=0.12", "fill": False}) if kept[head] else None
         ax.grid(axis="y")
     axes[0].set(ylabel="Variance of the scores (%)")
     style.legend_below(figure, axes[0].containers, 3)

@@ -88,6 +88,12 @@ def _probability_scale(largest: float) -> Look:
     return {"norm": PowerNorm(0.5, vmin=0, vmax=largest or 1.0), "cmap": style.MAP_COLOURS}
 
 
+def _round_ticks(top: float) -> list[float]:
+    """Numbers of one digit from 0 to the largest, about evenly spaced on the scale of square roots."""
+    rounded = [float(f"{top * share:.0e}") for share in (0, 0.03, 0.12, 0.3, 0.6, 1)]
+    return [tick if tick <= top else tick - 10 ** np.floor(np.log10(top)) for tick in rounded]
+
+
 @styled
 def attention_grid(
     maps: ArrayLike,
@@ -134,7 +140,7 @@ def attention_grid(
                 continue
             _draw(ax, maps[layer, head], scale, queries[head])
             ax.set_title(names[layer][head], pad=2, fontsize=6.5)
-    _bar(figure, scale, "Attention probability (square-root scale)", [top * t for t in (0, 0.02, 0.1, 0.3, 0.6, 1)])
+    _bar(figure, scale, "Attention probability (square-root scale)", _round_ticks(top))
     return figure
 
 
@@ -208,7 +214,7 @@ def signed_images(
         _draw(ax, image, scale)
         most = np.abs(image).max()
         if most < 0.01 * scale["norm"].vmax:
-            note = f"zero everywhere\n(at most {most:.0e})" if most else "zero everywhere"
+            note = f"at most {most:.0e}" if most else "zero everywhere"
             ax.text(0.5, 0.5, note, transform=ax.transAxes, ha="center", va="center", color="0.35")
     _bar(figure, scale, label)
     return figure
