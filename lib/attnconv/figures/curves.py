@@ -29,8 +29,9 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
     """Test accuracy over epochs and at the end, a colour a model (figure 2): ``{title: (seeds, epochs)}``, in [0, 1].
 
     Left, a panel for each length of training: a line is the mean over seeds, and its band runs from the worst to the
-    best. NaN marks epochs that a seed has not seen. Then a row a model, the best first: its last epoch, with a bar over
-    seeds. Right, on an axis of its own, the accuracy in [0, 1] that was ``published`` of some of them.
+    best. NaN marks epochs that a seed has not seen. Then a row a model, the longest trainings first, of these the best:
+    its last epoch, with a bar over seeds. Right, on an axis of its own, the accuracy in [0, 1] that was ``published``
+    of some of them.
     """
     rows = [
         (title, epoch, 100 * accuracy)
@@ -42,7 +43,8 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
     frame["epochs"] = frame.groupby("model")["epoch"].transform("max")
     lengths, colours = sorted(set(frame["epochs"]), reverse=True), style.model_colours(curves)
     ends = frame[frame["epoch"] == frame["epochs"]].groupby("model")["percent"].agg(["mean", "min", "max"])
-    ends = ends.sort_values("mean")  # from the bottom up
+    ends["epochs"] = frame.groupby("model")["epochs"].first()
+    ends = ends.sort_values(["epochs", "mean"])  # from the bottom up
 
     figure = style.new_figure(DOUBLE, max(2.1, 0.9 + 0.26 * len(ends)))
     widths = [*(max(length / lengths[0], 0.22) * 2.2 for length in lengths), 1, *([1] if published else [])]
@@ -67,7 +69,11 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
         ax.margins(x=0.25)
         ax.xaxis.set_major_locator(MaxNLocator(3, integer=True))
         ax.grid(axis="y")
+        for below in np.flatnonzero(np.diff(ends["epochs"])):  # what was trained for as long stands together
+            ax.axhline(below + 0.5, color="0.3", linewidth=0.5)
     dots[0].set_yticklabels([textwrap.fill(title, 19) for title in ends.index])
+    for label, title in zip(dots[0].get_yticklabels(), ends.index, strict=True):
+        label.set_color(colours[title])
     return figure
 
 
@@ -254,6 +260,8 @@ def stacked_costs(rows: Mapping[str, Mapping[str, float]], label: str) -> Figure
     totals, starts = frame.sum(axis=1), frame.cumsum(axis=1) - frame
     for part, colour in zip(frame, PALETTE, strict=False):
         bars = ax.barh(frame.index, frame[part], 0.62, left=starts[part], color=colour, label=str(part))
+        if part == frame.columns[0] != frame.columns[-1]:
+            ax.bar_label(bars, [_short(value) for value in frame[part]], label_type="center", color="white")
     ax.bar_label(bars, [_short(total) for total in totals], padding=3)
     ax.set_xlim(0, 1.12 * totals.max())
     ax.grid(False)
@@ -272,7 +280,7 @@ def cost_ratios(costs: Mapping[str, tuple[float, float]]) -> Figure:
     ax.grid(False, axis="y")
     ax.grid(axis="x")
     bars = ax.barh(list(costs), ratios - 1, 0.5, left=1, color=style.MODELS["SA quadratic"])
-    ax.bar_label(bars, [f"{_short(ratio)}×" for ratio in ratios], padding=3)
+    ax.bar_label(bars, [f"{ratio:#.3g}".rstrip(".") + "×" for ratio in ratios], padding=3)
     ax.axvline(1, color="black", linewidth=1.2)
     left, right = min(ratios.min(), 1) / 1.25, max(ratios.max(), 1)
     ax.set(xscale="log", xlim=(left, right * (right / left) ** 0.1))
