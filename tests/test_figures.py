@@ -381,7 +381,11 @@ def test_attention_grid():
         assert [query.get_bbox().bounds for query in ax.patches] == [(1.5, 0.5, 1, 1)]
         assert ax.get_ylabel() == ("" if place else f"Layer {layer + 1}")
     ticks = names(bar.ax.get_xticklabels())
-    assert ticks[0] == "0" and float(ticks[-1]) == int(10 * maps.max()) / 10 and bar.ax.get_xlabel().startswith("Attention prob")
+    assert (
+        ticks[0] == "0"
+        and float(ticks[-1]) == int(10 * maps.max()) / 10
+        and bar.ax.get_xlabel().startswith("Attention prob")
+    )
     figure = figures.attention_grid(MAPS[:1, :2, :4], [(0, 0), (3, 5)], names=[["a row", "a column"]])
     assert [ax.get_title() for ax in shown(figure)] == ["a row", "a column"]
     frames = [query.get_bbox().bounds[:2] for ax in shown(figure) for query in ax.patches]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import json
@@ -175,6 +176,17 @@ def test_data_and_installed_packages_count(record, monkeypatch) -> None:
         patch.setattr(fresh, "installed", lambda: "others")
         assert record() == ALL
     assert record() == set()
+
+
+def test_parameters_count_but_for_where_data_and_output_are(toys: Toys, record) -> None:
+    batch = a_batch(toys)
+    job = batch.jobs["04_heads"]
+    before = batch.inputs(job)
+
+    def changed(**parameters: object) -> list[str]:
+        return fresh.changed(before, batch.inputs(dataclasses.replace(job, parameters=job.parameters | parameters)))
+
+    assert changed(seed=1) == ["its parameters"] and changed(data="x", output="/y") == []
 
 
 def test_python_and_every_locked_package_count(monkeypatch) -> None:

@@ -188,6 +188,8 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     assert run(toys, only=["02"], force=True) == 0
     assert toys.executed() == ["02"]
     assert copy.read_bytes() == before  # no time of day, no random id, no address
+    assert run(toys, only=["04"], force=True) == 0
+    assert toys.executed() == ["04"], "not what it needs"
     assert not (toys.output / ".running").exists()
 
 

@@ -100,6 +100,14 @@ def test_what_a_swapped_network_costs_and_what_its_heads_do():
     assert np.isnan(found["mass"][[0, 2]]).all() and np.isfinite(found["mass"][1]).all()
 
 
+def test_kernels_are_read_on_the_network_s_own_grid():
+    net = network(spread_start=0.3)  # so wide that the grid's size shows
+    layer = net.attention_layers[0]
+    p = layer.probabilities(8, 6)[:, 4, 3, 3:6, 2:5]
+    expected = torch.einsum("hij,dhc->dcij", p, layer.value.weight.unflatten(1, (9, 6)))
+    torch.testing.assert_close(swap(net, {1: 3}).attention_layers[0].conv.weight, expected)
+
+
 def test_content_is_read_as_the_mean_over_images_and_queries():
     net, images, size = network(kind="learned_content", spread_start=1.0), some(5), 3
     made = swap(net, {2: size}, images=images)

@@ -15,7 +15,7 @@ from matplotlib.animation import FuncAnimation
 
 from attnconv.analysis import results
 from attnconv.analysis.heads import AVERAGED, measure_attention
-from attnconv.batch import workspace
+from attnconv.batch import cli, workspace
 from attnconv.batch.workspace import REPOSITORY, open_workspace, output_folder
 from attnconv.config import Profile, replace
 from attnconv.training import load_run
@@ -176,6 +176,31 @@ def test_what_is_not_recorded_is_refused_without_the_data(recorded, no_data):
     for name, options in (("learned", {}), ("quadratic", changed), ("quadratic", {"fresh": True})):
         with pytest.raises(MissingData, match=f"{name}, seed 0, is not among the recorded runs.*--data PATH"):
             recorded.run(name, **options)
+
+
+def test_of_recorded_runs_the_longest_stands_in(recorded, monkeypatch):
+    model, recipe = recorded.configs("quadratic", None)
+    kept = [
+        SimpleNamespace(preset="quadratic", model=model, train=replace(recipe, {"epochs": n, "seed": s}))
+        for n, s in ((30, 0), (50, 0), (40, 0), (60, 1))
+    ]
+    monkeypatch.setattr(workspace, "find_runs", lambda folder: kept)
+    assert recorded.run("quadratic") is kept[1]
+
+
+def test_the_train_command_trains_what_it_is_asked_for(tmp_path, monkeypatch, capsys):
+    asked = {}
+
+    def run(work, name, seed, **options):
+        asked.update(options, name=name, seed=seed, folder=work.folder)
+        return SimpleNamespace(title="It", test_accuracy=0.5, metrics=[{}], path=tmp_path)
+
+    monkeypatch.setattr(workspace.Workspace, "run", run)
+    words = ["--profile", "smoke", "--seed", "3", "--epochs", "7", "--set", "heads=2", "--set", "lr=0.5", "--output"]
+    assert cli.main(["train", "quadratic", *words, str(tmp_path)]) == 0
+    changes = dict(model_changes={"heads": 2}, train_changes={"lr": 0.5, "epochs": 7})
+    assert asked == dict(name="quadratic", seed=3, fresh=True, folder=tmp_path) | changes
+    assert "50.00% test accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["quadratic", "learned_content"])
