@@ -304,6 +304,13 @@ def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(size
     assert torch.allclose(report.outside, 1 - p[:, 2:5, 1:4].sum((1, 2)), atol=1e-12)
 
 
+def test_a_quadratic_layer_is_read_where_it_has_all_shifts_of_the_paper():
+    layer = quadratic(spread=0.15)  # so wide that the grid's size shows
+    conv, _ = attention_to_conv(layer, 3)
+    p = layer.probabilities(33, 33)[:, 16, 16, 15:18, 15:18]
+    torch.testing.assert_close(conv.weight, torch.einsum("hij,hcd->dcij", p, weights_of(layer)))
+
+
 def hooked(register, *hook):
     """A convolution with something that `register` left on it."""
     conv = nn.Conv2d(2, 2, 3)

@@ -315,6 +315,16 @@ def test_results_move_into_place_together_and_what_is_no_longer_made_goes(toys: 
     assert {"figures/02-a.png", "notebooks/02_a.ipynb"} < manifest(toys)["notebooks"]["02_a"]["made"].keys()
 
 
+def test_what_changes_while_a_notebook_runs_is_seen_the_next_time(toys: Toys) -> None:
+    edit = (
+        "import pathlib; p = pathlib.Path('02_a.ipynb'); p.write_text(p.read_text().replace('# old', '# new'))  # old"
+    )
+    toys.add("02_a", edit)
+    assert run(toys) == 0 and toys.executed() == ["02"]
+    assert run(toys) == 0 and toys.executed() == ["02"]
+    assert run(toys) == 0 and toys.executed() == []
+
+
 def test_start_up_files_of_the_user_do_not_run_in_kernels(toys: Toys, tmp_path: Path, monkeypatch) -> None:
     write(tmp_path / "profile_default" / "startup" / "mine.py", "mine = 1")
     write(tmp_path / "profile_default" / "ipython_config.py", "c.InteractiveShellApp.exec_lines = ['mine = 1']")

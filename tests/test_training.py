@@ -331,6 +331,19 @@ def test_a_run_stopped_at_random_moments_ends_bit_identical(data, tmp_path):
     assert {file.name for file in folder.iterdir()} == {file.name for file in whole.path.iterdir()}
 
 
+def test_checkpoints_are_no_more_than_asked_for_and_keep_the_time_of_an_epoch(data, tmp_path, monkeypatch):
+    write, written = training.write_state, []
+    monkeypatch.setattr(
+        training, "write_state", lambda file, state: written.append(state["place"]) or write(file, state)
+    )
+    recipe = replace(RECIPE, {"checkpoint_seconds": 60.0})
+    interrupted(monkeypatch, 6, MODEL, recipe, data, tmp_path)
+    assert [place[:2] for place in written] == [(1, 0), (1, 3)], "after an epoch, and when stopped"
+    trainer = Trainer(build_model(Run(tmp_path).model), recipe, data, tmp_path, Team())
+    trainer.resume()
+    assert (trainer.epoch, trainer.step, trainer.seconds) == written[-1] and trainer.seconds > 0
+
+
 def test_a_second_training_waits_and_finds_the_run_finished(run, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(training, "Trainer", lambda *_: pytest.fail("trained again"))
     with ThreadPoolExecutor() as pool:

@@ -14,7 +14,7 @@ import torch
 from matplotlib.animation import FuncAnimation
 
 from attnconv.analysis import results
-from attnconv.analysis.heads import AVERAGED, measure_attention
+from attnconv.analysis.heads import measure_attention
 from attnconv.batch import cli, workspace
 from attnconv.batch.workspace import REPOSITORY, open_workspace, output_folder
 from attnconv.config import Profile, replace
@@ -208,7 +208,7 @@ def test_kept_attention_is_what_the_layers_do(work, name):
     run = work.run(name)
     kept, (model, _) = work.attention(run), load_run(run.path)
     assert kept["mean"].sum((-2, -1)) == pytest.approx(1, abs=1e-5)
-    x = normalize(work.data.test_images[:AVERAGED], work.data.mean, work.data.std)
+    x = normalize(work.data.test_images[:100], work.data.mean, work.data.std)
     with torch.no_grad():
         inputs = model.layer_inputs(x)
         for index, layer in enumerate(model.attention_layers):
