@@ -581,6 +581,9 @@ def test_sliders_maps_and_bars_show_what_they_say(show, tmp_path):
             at = zoom[int((row + 0.15) * cell), int((column + 0.15) * cell)]
             np.testing.assert_allclose(at, mixed, atol=15, err_msg=f"{layer} {head} {shift}")
 
+    shares = [float(text.strip("%")) for text in seen.root.locator(".ax-class > :last-child").all_inner_texts()]
+    assert len(shares) == 10 and shares == sorted(shares, reverse=True)
+
     for axis, name in enumerate(("centre row", "centre column")):
         now = seen.state()["edits"].get("1.0", {}).get("centre", shifts[1, 0].tolist())
         seen.slide(name, 3.5)

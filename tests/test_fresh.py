@@ -228,6 +228,15 @@ def test_of_runs_beside_only_finished_ones_of_a_wanted_kind_count(toys: Toys, re
     assert record() == {"03:quadratic", "03:learned", "04", "06", "08"}
 
 
+def test_runs_of_the_record_beside_are_inputs(toys: Toys, record, monkeypatch) -> None:
+    made = put_run(toys, "quadratic", seed=7)
+    made.parent.parent.joinpath("beside", "runs").mkdir(parents=True)
+    made.rename(toys.output / "beside" / "runs" / made.name)
+    assert record() == set()
+    monkeypatch.setattr(fresh, "record_of", lambda output: toys.output / "beside")
+    assert record() == {"04", "06", "08"}
+
+
 def test_short_runs_are_inputs_of_who_reads_them_but_for_one_that_joins(toys: Toys, record) -> None:
     joined = put_run(toys, "learned", seed=1, kind="study")
     assert record() == set()

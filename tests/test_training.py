@@ -606,6 +606,17 @@ def test_a_step_does_what_the_recipe_says(smoothing, clip, data):
         assert clip is None or share < 1
 
 
+def test_a_process_without_an_image_left_adds_nothing(data):
+    model = build_model(replace(MODEL, {"dropout": 0.0}))
+    team = Team()
+    team.size, team.mean, team.average_gradients = 2, lambda value: value, lambda model: None
+    team.share = lambda x, y: (x[:1], y[:1], 0.0)
+    trainer = Trainer(model, TrainConfig(epochs=1), data, Path("unused"), team)
+    x = torch.randn(1, 3, 32, 32)
+    trainer.take_step(x, model(x).argmax(1))  # it would be right
+    assert trainer.sums.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("augmented", [True, False])
 def test_an_epoch_has_the_images_and_masks_of_its_seed(augmented, data, tmp_path, monkeypatch):
     take_step, seen, masks = training.Trainer.take_step, [], []
