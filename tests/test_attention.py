@@ -105,6 +105,8 @@ def test_content_alone_is_permutation_equivariant():
 
 def test_precision_is_the_square_of_spreads():
     layer = make("full")
+    with torch.no_grad():
+        layer.spreads.copy_(torch.randn_like(layer.spreads))  # far from symmetric
     torch.testing.assert_close(layer.precision(), layer.spreads.transpose(1, 2) @ layer.spreads)
     layer = make("isotropic")
     torch.testing.assert_close(layer.precision()[0], layer.spreads[0] ** 2 * torch.eye(2))
@@ -177,7 +179,10 @@ def test_centres_far_off_the_image_cost_no_precision(covariance, away):
     with torch.no_grad():
         layer.centres.copy_(torch.tensor([away, (0.4, 0.7)]))
         if covariance == "full":
-            layer.spreads.copy_(torch.tensor([[[0.8, 0.0], [0.0, 0.6]], [[0.7, 0.2], [0.1, 0.5]]]))
+            far = (
+                [[0.8, 0.0], [0.0, 0.6]] if max(away) < 10_000 else [[3e-3, 1e-3], [0.0, 2e-3]]
+            )  # so wide that it varies
+            layer.spreads.copy_(torch.tensor([far, [[0.7, 0.2], [0.1, 0.5]]]))
     p = {name: value.detach().double().numpy() for name, value in layer.named_parameters()}
     scores = reference.quadratic_scores(p["centres"], p["spreads"], 5, 6)
     found = layer.probabilities(5, 6).detach()

@@ -130,7 +130,8 @@ def test_arranged_heads_beat_the_same_heads_drawn_anew(monkeypatch):
     monkeypatch.setattr(claims, "DRAWS", 60)
     by_lot = 2 * np.random.default_rng(1).normal(size=(20, 2, 9, 2))
     grids = [nine(2)] * 6
-    assert claims.apart(run_of(gaussian_heads(grids, spread=2, start=3 * by_lot[0, [0] * 6])))[0] is True
+    found, evidence = claims.apart(run_of(gaussian_heads(grids, spread=2, start=3 * by_lot[0, [0] * 6])))
+    assert found is True and "as much by chance p = 0.016" in evidence[2]  # one of 61 at the least, never 0
     assert claims.apart(run_of(gaussian_heads(grids, spread=2)))[0] is None  # the start led as much
     pairs = np.repeat([[-2, 0], [2, 0]], [5, 4], axis=0)  # on two pixels only
     found, evidence = claims.apart(run_of(gaussian_heads([pairs] * 6, spread=2, start=grids)))
@@ -169,7 +170,7 @@ def test_single_pixels_must_lie_around_the_query():
     spread = np.full((3, 9, *GRID), 1 / 256)
     near, lot, same, away = (spread.copy() for _ in range(4))
     near[0] = maps_at([nine()])[0]
-    lot[0] = maps_at([nine(5)])[0]
+    lot[0] = maps_at([nine(4)])[0]  # but for one, just outside the 7 x 7
     same[0] = maps_at([[[0, 1]] * 9])[0]
     away[:] = maps_at([[[0, 7]] * 9] * 3)
     assert claims.single_pixels(run_of(attention=attention(near)))[0] is True
@@ -189,6 +190,9 @@ def test_symmetry_is_left_right_and_the_control_up_down():
     assert claims.symmetric(run_of(reach, attention(sides[:4])))[0] is None  # four layers may agree by chance
     assert claims.symmetric(run_of({"reach": reach["reach"][::-1]}, attention(sides)))[0] is None  # none looks far
     assert claims.symmetric(run_of(reach, attention(maps_at([nine()] * 6))))[0] is False  # all are local
+    uneven = 0.7 * maps_at([[[2, -6]] * 9] * 6) + 0.3 * maps_at([[[2, 6]] * 9] * 6)
+    found, evidence = claims.symmetric(run_of(reach, attention(uneven)))
+    assert found is None and "left-right 0.60, up-down 0.00; to at least 80%: 0 and 0 heads" in evidence[1]
     turned = sides.copy()
     turned[0] = sides.swapaxes(2, 3)[0]
     turned[1] = maps_at([[[5, 5]] * 9])[0]  # neither: 1/64 becomes 7/64

@@ -292,14 +292,23 @@ def test_a_large_kernel_is_the_whole_layer_in_the_interior(kind):
     assert difference.abs().max() > 1e-3  # at the borders attention renormalizes, zero padding does not
 
 
-def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix():
+@pytest.mark.parametrize("size", [(7, 5), (6, 4)])
+def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(size):
     torch.manual_seed(0)
     layer = LearnedAttention(2, 3, 3, max_size=7).double()
-    conv, report = attention_to_conv(layer, 3, size=(7, 5))
-    p = layer.probabilities(7, 5)[:, 3, 2]  # the central query
+    conv, report = attention_to_conv(layer, 3, size=size)
+    assert conv.padding_mode == "replicate"
+    p = layer.probabilities(*size)[:, 3, 2]  # the central query
     expected = torch.einsum("hij,hcd->dcij", p[:, 2:5, 1:4], weights_of(layer))
     assert torch.allclose(conv.weight, expected, atol=1e-12)
     assert torch.allclose(report.outside, 1 - p[:, 2:5, 1:4].sum((1, 2)), atol=1e-12)
+
+
+def test_a_quadratic_layer_is_read_where_it_has_all_shifts_of_the_paper():
+    layer = quadratic(spread=0.15)  # so wide that the grid's size shows
+    conv, _ = attention_to_conv(layer, 3)
+    p = layer.probabilities(33, 33)[:, 16, 16, 15:18, 15:18]
+    torch.testing.assert_close(conv.weight, torch.einsum("hij,hcd->dcij", p, weights_of(layer)))
 
 
 def hooked(register, *hook):
@@ -543,8 +552,9 @@ def test_numbers_set_later_are_read_as_the_convolution_reads_them():
         torch.testing.assert_close(conv_to_attention(conv)(x), conv(x))
     conv = nn.Conv1d(2, 2, 3)
     layer = conv_to_attention(conv)
-    conv.stride = layer.stride = 3
-    torch.testing.assert_close(layer(x[:, :, 0]), conv(x[:, :, 0]))
+    for stride in (1, 3):  # what was kept for the first is not used for the second
+        conv.stride = layer.stride = stride
+        torch.testing.assert_close(layer(x[:, :, 0]), conv(x[:, :, 0]))
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 2.0}, {"groups": 2}])

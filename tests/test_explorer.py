@@ -476,9 +476,10 @@ def test_a_run_brings_its_path_and_its_neighbours(runs, data) -> None:
     explorer = explore(runs["quadratic"], images=data)
     assert [run["name"] for run in explorer.choices["runs"]] == ["quadratic", "content"]  # with heads in every layer
     assert explorer.sides[0]["path"]["epochs"] == 3
-    last = np.frombuffer(explorer.sides[0]["path"]["centres"]["data"], np.float32).reshape(3, 2, 3, 2)[-1]
-    now = np.frombuffer(explorer.sides[0]["centres"]["data"], np.float32).reshape(2, 3, 2)
-    np.testing.assert_allclose(last, now)
+    for name in ("centres", "precisions"):
+        now = np.frombuffer(explorer.sides[0][name]["data"], np.float32)
+        last = np.frombuffer(explorer.sides[0]["path"][name]["data"], np.float32).reshape(3, -1)[-1]
+        np.testing.assert_allclose(last, now, rtol=1e-4)
     assert explore(str(runs["quadratic"].path)).sides[0]["name"] == "quadratic"  # its folder, and its own data
 
 
@@ -618,9 +619,11 @@ def test_the_average_is_that_of_the_probabilities(data) -> None:
     asked(explorer, kind="average")
     inputs = model.layer_inputs(explorer._inputs(list(data.test_images[:6].numpy())))
     for layer, x, sent in zip(model.attention_layers, inputs, explorer.average[0], strict=True):
-        expected = layer.probabilities(x).mean(0).flatten(-2).detach().numpy()
-        close = torch.from_numpy(restored(sent["full"])).softmax(-1).numpy()
-        np.testing.assert_allclose(close, expected, rtol=1e-3)
+        content, position = layer.score_parts(x)
+        for part, scores in {"full": content + position, "position": position, "content": content}.items():
+            expected = scores.flatten(-2).softmax(-1).mean(0).detach().numpy()
+            close = torch.from_numpy(restored(sent[part])).softmax(-1).numpy()
+            np.testing.assert_allclose(close, expected, rtol=1e-3)
 
 
 def test_runs_are_chosen_and_compared(runs, data) -> None:

@@ -524,6 +524,73 @@ def test_a_layer_is_a_kernel(grid, show):
     assert changed(before, seen.pixels("kernel")) and reading.inner_text() != text
 
 
+def near(pixels: np.ndarray, colour: tuple[int, int, int]) -> tuple[float, float]:
+    """The middle (y, x) of all pixels of nearly that colour."""
+    rows, columns = np.nonzero(np.abs(pixels - colour).max(-1) < 30)
+    return (rows.min() + rows.max() + 1) / 2, (columns.min() + columns.max() + 1) / 2
+
+
+def test_sliders_maps_and_bars_show_what_they_say(show, tmp_path):
+    """Heads that look at one pixel each, on a grid that is no square: each thing is where the numbers say."""
+    torch.manual_seed(0)
+    config = ModelConfig(image_size=(28, 40), image_channels=3, downsampling=4, layers=2, heads=3, hidden=6, mlp=8)
+    model, query, vermilion = build_model(config).eval(), (3, 5), (0xD5, 0x5E, 0)
+    shifts = torch.tensor([[[1, -4], [2, 3], [-1, 1]], [[1, 2], [-1, -3], [0, 3]]])
+    with torch.no_grad():
+        for layer, centres in zip(model.attention_layers, shifts, strict=True):
+            layer.centres.copy_(centres)
+            layer.spreads.fill_(12)
+    image = np.kron(np.random.default_rng(0).integers(0, 256, (7, 10, 3)), np.ones((4, 4, 1))).astype(np.uint8)
+    seen = show(explore(model, images=image[None]).export_html(tmp_path / "page.html"))
+    seen.click(*query)
+
+    picture = seen.pixels("image")
+    cell = picture.shape[0] / 7
+    assert near(picture, vermilion) == pytest.approx([(n + 0.5) * cell for n in query], abs=1.5)
+    for row, column in ((0, 0), (6, 1), (2, 9)):
+        at = picture[int((row + 0.5) * cell), int((column + 0.5) * cell)]
+        np.testing.assert_allclose(at, image[4 * row, 4 * column], atol=2)
+
+    pixels, box = seen.pixels(), seen.get("x.panels[0].box")
+    for layer, head in np.ndindex(2, 3):
+        x, y = box["left"] + head * (box["wide"] + box["gap"]), box["top"] + layer * box["down"]
+        tile = pixels[int(y) : int(y) + box["tall"] - 8, int(x) : int(x) + box["wide"]]
+        height, width = box["tall"] / 7, box["wide"] / 10
+        assert near(tile, vermilion) == pytest.approx([(query[0] + 0.5) * height, (query[1] + 0.5) * width], abs=1.5)
+        cells = [[tile[int((i + 0.5) * height), int((j + 0.5) * width)].sum() for j in range(10)] for i in range(1, 6)]
+        darkest = np.unravel_index(np.argmin(cells), (5, 10))
+        assert (darkest[0] + 1 - query[0], darkest[1] - query[1]) == tuple(shifts[layer, head].tolist()), (layer, head)
+
+    bar, ramp = (
+        seen.canvas(seen.root.locator(".ax-scale").first)[0],
+        np.reshape(seen.get("[...x.colours.ramp]"), (-1, 3)),
+    )
+    np.testing.assert_array_equal(bar[[0, -1]], ramp[[0, -1]])
+    assert bar[0].sum() > 600 > 100 > bar[-1].sum(), "no attention is light, all of it dark"
+
+    for layer, head in ((0, 1), (1, 0)):
+        seen.root.evaluate("(root, [layer, head]) => root.attnconv.set({ layer, head })", [layer, head])
+        seen.idle()
+        zoom = seen.pixels("zoom")
+        spot = np.reshape(seen.get("[...x.colours.spot]"), (-1, 3))
+        cell = zoom.shape[0] / 7
+        for shift, level in ((shifts[layer, head].tolist(), 255), ((0, -3), 0), ((-2, 4), 0)):
+            row, column = query[0] + shift[0], query[1] + shift[1]
+            share = 0.5 + 0.4 * level / 255
+            mixed = share * spot[level] + (1 - share) * image[4 * row, 4 * column]
+            at = zoom[int((row + 0.15) * cell), int((column + 0.15) * cell)]
+            np.testing.assert_allclose(at, mixed, atol=15, err_msg=f"{layer} {head} {shift}")
+
+    shares = [float(text.strip("%")) for text in seen.root.locator(".ax-class > :last-child").all_inner_texts()]
+    assert len(shares) == 10 and shares == sorted(shares, reverse=True)
+
+    for axis, name in enumerate(("centre row", "centre column")):
+        now = seen.state()["edits"].get("1.0", {}).get("centre", shifts[1, 0].tolist())
+        seen.slide(name, 3.5)
+        now[axis] = 3.5
+        assert seen.state()["edits"]["1.0"]["centre"] == pytest.approx(now)
+
+
 def test_a_layer_as_a_convolution(grid, show, tmp_path):
     """Prediction, right answers and pictures are those of Python's `swap`; undone, reset, kept in a link."""
     model, pixels = copy.deepcopy(grid[0]._sides[0].model), grid[0]._pool.images

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import json
@@ -177,6 +178,17 @@ def test_data_and_installed_packages_count(record, monkeypatch) -> None:
     assert record() == set()
 
 
+def test_parameters_count_but_for_where_data_and_output_are(toys: Toys, record) -> None:
+    batch = a_batch(toys)
+    job = batch.jobs["04_heads"]
+    before = batch.inputs(job)
+
+    def changed(**parameters: object) -> list[str]:
+        return fresh.changed(before, batch.inputs(dataclasses.replace(job, parameters=job.parameters | parameters)))
+
+    assert changed(seed=1) == ["its parameters"] and changed(data="x", output="/y") == []
+
+
 def test_python_and_every_locked_package_count(monkeypatch) -> None:
     before, version = fresh.installed.__wrapped__(), fresh.importlib.metadata.version
     with monkeypatch.context() as patch:
@@ -214,6 +226,15 @@ def test_of_runs_beside_only_finished_ones_of_a_wanted_kind_count(toys: Toys, re
     config = toys.output / "runs" / "quadratic-seed7-0" / "config.json"
     config.write_text("[" * 100_000)  # of a damaged run nobody knows who reads it
     assert record() == {"03:quadratic", "03:learned", "04", "06", "08"}
+
+
+def test_runs_of_the_record_beside_are_inputs(toys: Toys, record, monkeypatch) -> None:
+    made = put_run(toys, "quadratic", seed=7)
+    made.parent.parent.joinpath("beside", "runs").mkdir(parents=True)
+    made.rename(toys.output / "beside" / "runs" / made.name)
+    assert record() == set()
+    monkeypatch.setattr(fresh, "record_of", lambda output: toys.output / "beside")
+    assert record() == {"04", "06", "08"}
 
 
 def test_short_runs_are_inputs_of_who_reads_them_but_for_one_that_joins(toys: Toys, record) -> None:

@@ -9,8 +9,9 @@ from scipy.special import entr
 
 from attnconv.analysis import heads
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
-from attnconv.config import ModelConfig, replace
-from attnconv.models import build_attention
+from attnconv.config import ModelConfig, for_images, replace
+from attnconv.models import build_attention, build_model
+from attnconv.training.data import load_data
 
 H, W, QUERY = 7, 10, (3, 5)
 
@@ -146,6 +147,14 @@ def test_geometry_leaves_the_layers_as_they_were():
     np.testing.assert_array_equal(first["centre"], second["centre"])  # no dropout in what is described
     with torch.autocast("cpu", dtype=torch.bfloat16):
         np.testing.assert_array_equal(first["centre"], heads.geometry([content], H, W, [x])["centre"])
+
+
+def test_a_network_is_measured_without_dropout():
+    config = ModelConfig(layers=2, heads=2, hidden=8, mlp=8, key_size=4, kind="learned_content", dropout=0.5)
+    data = load_data("embedded").first(10, 20)
+    model = build_model(for_images(config, data.image_size, data.image_channels, 10)).train()
+    first, second = (heads.network_geometry(model, data) for _ in range(2))
+    np.testing.assert_array_equal(first["centre"], second["centre"])
 
 
 # --- degenerate heads ---------------------------------------------------------------------------------------------

@@ -5,14 +5,17 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from attnconv.analysis.claims import PAPER_CLAIMS, Claims
+from attnconv.batch import pages
 from attnconv.batch.pages import export_html, write_page
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +63,16 @@ def test_the_index_is_notebook_00_then_all_files_by_notebook(output):
     assert not re.search(r'src="(https?:|/)|href="/', page)
     assert set(re.findall(r'href="(https?:[^"]+)"', page)) == {"https://arxiv.org/abs/1911.03584"}
     assert re.findall(r'id="(n\d\d)"', page) == ["n04", "n05", "n06"]
+
+
+def test_the_film_is_of_the_layer_with_most_heads_on_taps():
+    centres, mass = np.full((2, 3, 4, 2), 5.0), np.full((2, 3, 4), 0.9)
+    centres[0, :, :, 0] = np.arange(4)
+    centres[1, 1, :3], centres[1, 2, :3], mass[1, 2, :3] = 1, 1, 0.4  # of layer 3 the heads are blunt
+    centres[:, :, 3] = np.nan
+    film = pages._film(SimpleNamespace(heads={"parameter_centre": centres, "mass": mass}))
+    assert film["layer"] == 2
+    assert json.loads(film["data"])["centres"] == [[[0, 5], [1, 5], [2, 5]], [[1, 1]] * 3]
 
 
 def test_links_of_the_index_lead_to_pages_of_notebooks(output):

@@ -144,6 +144,19 @@ def test_kernels_chosen_and_typed(seen: Seen) -> None:
         assert seen.dot(0).is_visible() and len(seen.state()["heads"]) == size**2 and seen.told() == "largest: 0"
 
 
+def test_the_pictures_are_the_arrays(seen: Seen) -> None:
+    """With a kernel of both signs, and a head off its tap: red above zero, blue below, each in its own picture."""
+    seen.choose("Kernel", "sobel-x")
+    seen.drag_head(5, -0.5, 0.4)
+    shape, ramp, wide = seen.get("[[x.picture.height, x.picture.width], [...x.ramp], x.scale.range]")
+    for name in ("convolved", "total", "difference"):
+        values, image = np.reshape(seen.get(f"[...x.sums.{name}]"), shape), seen.image(name)
+        place = np.round(128 + 128 * np.clip(values / wide, -1, 1)).astype(int)
+        np.testing.assert_allclose(image, np.reshape(ramp, (-1, 3))[place], atol=2)
+        redder = image[..., 0] - image[..., 2]
+        assert redder[values > 0.1 * wide].min() > 0 > redder[values < -0.1 * wide].max()
+
+
 def test_products_are_written_out(seen: Seen) -> None:
     frame = seen.root.locator(".pg-frame").nth(2)
     box = frame.bounding_box()

@@ -188,6 +188,8 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     assert run(toys, only=["02"], force=True) == 0
     assert toys.executed() == ["02"]
     assert copy.read_bytes() == before  # no time of day, no random id, no address
+    assert run(toys, only=["04"], force=True) == 0
+    assert toys.executed() == ["04"], "not what it needs"
     assert not (toys.output / ".running").exists()
 
 
@@ -311,6 +313,16 @@ def test_results_move_into_place_together_and_what_is_no_longer_made_goes(toys: 
     assert content() == {"02-a.png": "new", "02-mine.png": "of a reader"}
     assert not (toys.output / "failed" / "02_a.ipynb").exists()
     assert {"figures/02-a.png", "notebooks/02_a.ipynb"} < manifest(toys)["notebooks"]["02_a"]["made"].keys()
+
+
+def test_what_changes_while_a_notebook_runs_is_seen_the_next_time(toys: Toys) -> None:
+    edit = (
+        "import pathlib; p = pathlib.Path('02_a.ipynb'); p.write_text(p.read_text().replace('# old', '# new'))  # old"
+    )
+    toys.add("02_a", edit)
+    assert run(toys) == 0 and toys.executed() == ["02"]
+    assert run(toys) == 0 and toys.executed() == ["02"]
+    assert run(toys) == 0 and toys.executed() == []
 
 
 def test_start_up_files_of_the_user_do_not_run_in_kernels(toys: Toys, tmp_path: Path, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """Table 1: what it says of a run, and the files that it becomes."""
 
 import csv
+import json
 import math
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from attnconv.analysis import results
 from attnconv.batch.workspace import Workspace
 from attnconv.config import PRESETS, ModelConfig, Profile, replace
-from attnconv.training.runs import Run
+from attnconv.training.runs import Run, find_runs
 
 
 def run(preset: str, accuracy: float, data: str = "cifar10", form: str = "", seconds: float = 60, **changes) -> Run:
@@ -117,6 +118,54 @@ def test_a_table_becomes_three_files(tmp_path):
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "tables" / "table.csv"), frame, check_dtype=False)
     assert r"mine | 50\% \& more" in latex and r"Fashion\_MNIST" in latex and "94.61" in latex and "---" in latex
     assert not list(tmp_path.rglob(".*")), "no temporary file stays"
+
+
+def test_runs_come_in_the_order_of_presets_then_of_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "check", lambda run: None)
+    for name, preset, seed in (("a", "mine", 0), ("b", "quadratic", 1), ("c", "resnet18", 0), ("d", "quadratic", 0)):
+        base = PRESETS["quadratic"]
+        config = {"preset": preset, "hash": name, "model": base.model.model_dump(mode="json"), "data": {}}
+        config["train"] = replace(base.train, {"seed": seed}).model_dump(mode="json")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        (tmp_path / name / "model.safetensors").touch()
+    order = [(made.preset, made.train.seed) for made in find_runs(tmp_path)]
+    listed = [name for name in PRESETS if name in ("quadratic", "resnet18")]
+    own = {"quadratic": [("quadratic", 0), ("quadratic", 1)], "resnet18": [("resnet18", 0)]}
+    assert order == [*own[listed[0]], *own[listed[1]], ("mine", 0)]
+
+
+def test_the_last_epoch_counts_and_curves_are_of_the_test_images():
+    made = run("quadratic", 0.9)
+    vars(made).update(metrics=[{"test_accuracy": a, "train_accuracy": a / 2} for a in (0.2, 0.8, 0.6)])
+    assert made.test_accuracy == 0.6 and results.curves([made, made]).tolist() == [[0.2, 0.8, 0.6]] * 2
+
+
+def test_swaps_become_rows_and_the_size_that_costs_less_than_a_point():
+    """Two layers, kernels of 1 and 3: each alone, and up to each; 100 images, of which the whole network knows 90."""
+    right = np.arange(100)[:, None] < np.array([89.0, 90, 40, 70])  # alone: layer 1 with 1, 3; layer 2 with 1, 3
+    swapped = {"whole": np.arange(100) < 90, "sizes": np.array([1, 3]), "alone": right.T.reshape(2, 2, 100)}
+    swapped["up_to"] = np.arange(100) < np.array([[90, 90], [90, 30]])[..., None]
+    swapped |= {f"{how}{end}": value for how in ("fitted", "shuffled")
+                for end, value in (("_sizes", np.array([3])), ("", swapped["up_to"][:, :1]))}  # fmt: skip
+    made = run("quadratic", 0.9, seed=4)
+    vars(made).update(swaps=swapped)
+    table = results.swap_table({"SA quadratic": [made, run_without_swaps()]})
+    assert len(table) == 12 and (table["seed"] == 4).all() and (table["whole"] == 90).all()
+    (row,) = table[(table["layers"] == "alone") & (table["layer"] == 2) & (table["kernel"] == 3)].to_dict("records")
+    assert (
+        row["accuracy"] == 70 and row["difference"] == -20 and row["error"] == pytest.approx(4) and row["images"] == 100
+    )
+    assert table[(table["how"] == "shuffled")]["layer"].tolist() == [1, 2]
+    sizes = results.size_as_convolution(table)
+    assert sizes.loc["SA quadratic"].to_dict() == {1: 3, 2: math.inf}, "one image of a hundred may be more than a point"
+    assert results.size_as_convolution(table, 4).loc["SA quadratic"].to_dict() == {1: 1, 2: math.inf}
+
+
+def run_without_swaps() -> Run:
+    made = run("learned", 0.9)
+    vars(made).update(swaps={})
+    return made
 
 
 def test_published_numbers_belong_to_the_presets():

@@ -99,6 +99,11 @@ def test_every_target_sets_up_first(target: str, tmp_path) -> None:
     assert "-m venv" in said and "--editable '.[test]'" in said
 
 
+def test_make_test_looks_at_style_first() -> None:
+    said = make("--dry-run", "test")
+    assert 0 < said.index("ruff check") < said.index("mypy") < said.index("pytest")
+
+
 @pytest.mark.parametrize(("flags", "own"), [("", False), ("--system-site-packages", True)])
 def test_a_machine_keeps_its_own_torch_when_asked(flags: str, own: bool, tmp_path) -> None:
     said = make("--dry-run", f"VENV={tmp_path / 'venv'}", f"VENV_FLAGS={flags}", "lint")

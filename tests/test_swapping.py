@@ -69,6 +69,7 @@ def test_the_swapped_network_is_a_copy_that_trains_saves_loads_and_converts(tmp_
     assert [type(layer) is Convolution for layer in made.attention_layers] == [True, False, True]
     assert made.config.kernels == (3, 0, 5) and made.config.heads_per_layer == (0, 9, 0)
     assert "relative error" in repr(made) and net.config.kernels == ()
+    assert not any(module.training for module in made.modules())
 
     optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
     torch.nn.functional.cross_entropy(made(some()), torch.arange(4)).backward()
@@ -100,6 +101,14 @@ def test_what_a_swapped_network_costs_and_what_its_heads_do():
     assert np.isnan(found["mass"][[0, 2]]).all() and np.isfinite(found["mass"][1]).all()
 
 
+def test_kernels_are_read_on_the_network_s_own_grid():
+    net = network(spread_start=0.3)  # so wide that the grid's size shows
+    layer = net.attention_layers[0]
+    p = layer.probabilities(8, 6)[:, 4, 3, 3:6, 2:5]
+    expected = torch.einsum("hij,dhc->dcij", p, layer.value.weight.unflatten(1, (9, 6)))
+    torch.testing.assert_close(swap(net, {1: 3}).attention_layers[0].conv.weight, expected)
+
+
 def test_content_is_read_as_the_mean_over_images_and_queries():
     net, images, size = network(kind="learned_content", spread_start=1.0), some(5), 3
     made = swap(net, {2: size}, images=images)
@@ -107,17 +116,19 @@ def test_content_is_read_as_the_mean_over_images_and_queries():
     with torch.no_grad():
         p = layer.probabilities(x).double()
         weight = layer.value.weight.double().unflatten(1, (layer.heads, layer.channels))
-        kernel = torch.zeros(6, 6, size, size, dtype=torch.float64)
+        kernel, outside = torch.zeros(6, 6, size, size, dtype=torch.float64), 1.0
         for a, b in itertools.product(range(size), repeat=2):
             mass = []
             for i, j in itertools.product(range(8), range(6)):
                 if 0 <= i + a - 1 < 8 and 0 <= j + b - 1 < 6:
                     mass.append(p[:, :, i, j, i + a - 1, j + b - 1].mean(0))
+            outside = outside - torch.stack(mass).mean(0)
             kernel[:, :, a, b] = torch.einsum("h,dhc->dc", torch.stack(mass).mean(0), weight)
         swapped = made.attention_layers[1]
         torch.testing.assert_close(swapped.conv.weight.double(), kernel, rtol=1e-4, atol=1e-6)
         lost = (swapped(x) - layer(x)).square().sum() / (layer(x) - layer.value.bias).square().sum()
     assert swapped.report.relative_error == pytest.approx(lost.sqrt().item(), rel=1e-4)
+    torch.testing.assert_close(swapped.report.outside.double(), outside, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "learned_content"])

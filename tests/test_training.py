@@ -331,6 +331,19 @@ def test_a_run_stopped_at_random_moments_ends_bit_identical(data, tmp_path):
     assert {file.name for file in folder.iterdir()} == {file.name for file in whole.path.iterdir()}
 
 
+def test_checkpoints_are_no_more_than_asked_for_and_keep_the_time_of_an_epoch(data, tmp_path, monkeypatch):
+    write, written = training.write_state, []
+    monkeypatch.setattr(
+        training, "write_state", lambda file, state: written.append(state["place"]) or write(file, state)
+    )
+    recipe = replace(RECIPE, {"checkpoint_seconds": 60.0})
+    interrupted(monkeypatch, 6, MODEL, recipe, data, tmp_path)
+    assert [place[:2] for place in written] == [(1, 0), (1, 3)], "after an epoch, and when stopped"
+    trainer = Trainer(build_model(Run(tmp_path).model), recipe, data, tmp_path, Team())
+    trainer.resume()
+    assert (trainer.epoch, trainer.step, trainer.seconds) == written[-1] and trainer.seconds > 0
+
+
 def test_a_second_training_waits_and_finds_the_run_finished(run, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(training, "Trainer", lambda *_: pytest.fail("trained again"))
     with ThreadPoolExecutor() as pool:
@@ -591,6 +604,17 @@ def test_a_step_does_what_the_recipe_says(smoothing, clip, data):
             rate = 0.5 if any(p is one for one in positions) else 0.1 * share
             torch.testing.assert_close(now, p - factor * rate * p.grad, rtol=1e-4, atol=1e-6)
         assert clip is None or share < 1
+
+
+def test_a_process_without_an_image_left_adds_nothing(data):
+    model = build_model(replace(MODEL, {"dropout": 0.0}))
+    team = Team()
+    team.size, team.mean, team.average_gradients = 2, lambda value: value, lambda model: None
+    team.share = lambda x, y: (x[:1], y[:1], 0.0)
+    trainer = Trainer(model, TrainConfig(epochs=1), data, Path("unused"), team)
+    x = torch.randn(1, 3, 32, 32)
+    trainer.take_step(x, model(x).argmax(1))  # it would be right
+    assert trainer.sums.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("augmented", [True, False])

@@ -14,8 +14,8 @@ import torch
 from matplotlib.animation import FuncAnimation
 
 from attnconv.analysis import results
-from attnconv.analysis.heads import AVERAGED, measure_attention
-from attnconv.batch import workspace
+from attnconv.analysis.heads import measure_attention
+from attnconv.batch import cli, workspace
 from attnconv.batch.workspace import REPOSITORY, open_workspace, output_folder
 from attnconv.config import Profile, replace
 from attnconv.training import load_run
@@ -178,12 +178,37 @@ def test_what_is_not_recorded_is_refused_without_the_data(recorded, no_data):
             recorded.run(name, **options)
 
 
+def test_of_recorded_runs_the_longest_stands_in(recorded, monkeypatch):
+    model, recipe = recorded.configs("quadratic", None)
+    kept = [
+        SimpleNamespace(preset="quadratic", model=model, train=replace(recipe, {"epochs": n, "seed": s}))
+        for n, s in ((30, 0), (50, 0), (40, 0), (60, 1))
+    ]
+    monkeypatch.setattr(workspace, "find_runs", lambda folder: kept)
+    assert recorded.run("quadratic") is kept[1]
+
+
+def test_the_train_command_trains_what_it_is_asked_for(tmp_path, monkeypatch, capsys):
+    asked = {}
+
+    def run(work, name, seed, **options):
+        asked.update(options, name=name, seed=seed, folder=work.folder)
+        return SimpleNamespace(title="It", test_accuracy=0.5, metrics=[{}], path=tmp_path)
+
+    monkeypatch.setattr(workspace.Workspace, "run", run)
+    words = ["--profile", "smoke", "--seed", "3", "--epochs", "7", "--set", "heads=2", "--set", "lr=0.5", "--output"]
+    assert cli.main(["train", "quadratic", *words, str(tmp_path)]) == 0
+    changes = dict(model_changes={"heads": 2}, train_changes={"lr": 0.5, "epochs": 7})
+    assert asked == dict(name="quadratic", seed=3, fresh=True, folder=tmp_path) | changes
+    assert "50.00% test accuracy" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["quadratic", "learned_content"])
 def test_kept_attention_is_what_the_layers_do(work, name):
     run = work.run(name)
     kept, (model, _) = work.attention(run), load_run(run.path)
     assert kept["mean"].sum((-2, -1)) == pytest.approx(1, abs=1e-5)
-    x = normalize(work.data.test_images[:AVERAGED], work.data.mean, work.data.std)
+    x = normalize(work.data.test_images[:100], work.data.mean, work.data.std)
     with torch.no_grad():
         inputs = model.layer_inputs(x)
         for index, layer in enumerate(model.attention_layers):
