@@ -219,48 +219,73 @@ def flops(counted: float) -> Verdict:
 # --- quadratic heads -----------------------------------------------------------------------------------------------
 
 
-def grid(run: Run) -> Verdict:
-    """Is there a layer that training made a small convolution, with heads on pixels of their own?"""
+def grid(run: Run, unmoved: ArrayLike | None = None) -> Verdict:
+    """Is there a layer that training made a small convolution, by moving heads to pixels of their own?
+
+    ``unmoved`` (L,): each layer's relative error as 3 x 3 if its centres are put back to where they began.
+    """
     if not run.swaps:
         return None, [NOT_MEASURED]
     small, lines = _small_convolutions(run)
-    sharp = run.heads["mass"][-1] > 0.5
-    places = np.rint(np.nan_to_num(run.heads["centre"][-1]))
-    own = np.array([len({*map(tuple, layer[there])}) for layer, there in zip(places, sharp, strict=True)])
-    many = own > run.heads["mass"].shape[-1] / 2
-    moved = np.linalg.norm(run.heads["parameter_centre"][-1] - run.heads["parameter_centre"][0], axis=-1)
+    sharp, centres = run.heads["mass"][-1] > 0.5, run.heads["parameter_centre"]
+    own = np.array([_pixels(layer[which]) for layer, which in zip(centres[-1], sharp, strict=True)])
+    snapped = np.array([_pixels(layer) for layer in centres[0]])
+    before, after = run.swaps["error"][:, :, run.swaps["sizes"].tolist().index(3)]
+    control = before if unmoved is None else np.minimum(before, unmoved)
+    there = small.fine & (own > 4)
+    made = there & (own > snapped) & (after <= 0.75 * control)
+    moved = np.linalg.norm(centres[-1] - centres[0], axis=-1)
     lines += [
-        f"pixels that a head has for its own, with over half of its attention: {_by_layer(own, 'd', sharp.shape[1])}",
-        f"mean way of the centres, in pixels: {_by_layer(_mean(moved), '.1f')}",
-        f"layers that are grids: {_numbers(many & small.fine)}; "
-        f"of them training brought twice as near: {_numbers(many & small.became)}",
+        f"heads with over half of their attention on a pixel: {_by_layer(sharp.sum(1), 'd', sharp.shape[1])}; "
+        f"mean way of their centres, in pixels: {_listed(_mean(np.where(sharp, moved, np.nan)), '.1f')}",
+        f"pixels of the 3 × 3 around the query that such a head has: {_by_layer(own, 'd')}; "
+        f"the start's heads, each made sharp on its nearest pixel: {_listed(snapped, 'd')}",
+        f"relative error as 3 × 3: {_by_layer(after, '.2f')}; before training {_listed(before, '.2f')}"
+        + ("" if unmoved is None else f"; with centres put back to where they began {_listed(unmoved, '.2f')}"),
+        f"layers that are grids: {_numbers(there)}; of them training made: {_numbers(made)}",
     ]
-    holds = many & small.became
-    return (True if holds.any() else None if (many & (small.fine | small.open)).any() else False), lines
+    return (True if made.any() else None if there.any() or (small.open & (own > 4)).any() else False), lines
+
+
+def _pixels(centres: NDArray) -> int:
+    """How many pixels of the 3 x 3 around the query are nearest to one of these centres (h, 2)."""
+    return len({tuple(place) for place in np.rint(centres) if (np.abs(place) <= 1).all()})
 
 
 def local(run: Run) -> Verdict:
-    """Are most heads of the first two layers local, and do deeper layers have heads that look farther?"""
+    """Do most heads of the first two layers look at the 5 x 5 around the query?"""
+    there, middle = np.isfinite(run.heads["centre"]).all(-1).sum(-1), [side - 1 for side in run.model.grid]  # no shift
+    epochs = [[*zip(run.heads["parameter_centre"][e], run.heads["precision"][e], strict=True)] for e in (0, -1)]
+    before, after = (
+        np.array([(_window(_gaussians(*one, run.model.grid), middle, 2).sum((1, 2)) > 0.5).sum() for one in layers])
+        for layers in epochs
+    )
+    heads = run.heads["centre"].shape[2]
+    lines = [
+        f"heads with over half of their attention in the 5 × 5 around the query: {_by_layer(after, 'd', heads)}; "
+        f"before training {_listed(before, 'd')}"
+    ]
+    if not there[-1, :2].all():
+        return None, [*lines, "there are no heads in the first two layers"]
+    return bool((2 * after > there[-1])[:2].all()), lines
+
+
+def farther(run: Run) -> Verdict:
+    """Do deeper layers have heads that look farther than all of the first two layers' do?"""
     away = np.linalg.norm(run.heads["centre"][[0, -1]], axis=-1)  # (2, L, h), before and after
-    farthest, lines = np.where(np.isfinite(away), away, 0).max(-1), []  # (2, L)
+    farthest = np.where(np.isfinite(away), away, 0).max(-1)  # (2, L)
     if farthest.shape[1] < 3 or not np.isfinite(away[1, :2]).any():
         return None, ["there are no deeper layers, or no heads in the first two"]
-    last = zip(run.heads["parameter_centre"][-1], run.heads["precision"][-1], strict=True)
-    middle = [side - 1 for side in run.model.grid]  # no shift
-    near = np.array(
-        [(_window(_gaussians(*layer, run.model.grid), middle, 2).sum((1, 2)) > 0.5).sum() for layer in last]
-    )
     before, after = (farthest[:, 2:] >= farthest[:, :2].max(1, keepdims=True) + 1).sum(1)
-    deeper, heads = farthest.shape[1] - 2, np.isfinite(away[1]).sum(1)
-    lines += [
-        f"heads with over half of their attention in the 5 × 5 around the query: {_by_layer(near, 'd', away.shape[2])}",
+    deeper = farthest.shape[1] - 2
+    lines = [
         f"farthest mean shift of a head, in pixels: {_by_layer(farthest[1], '.1f')}; "
         f"before training {_listed(farthest[0], '.1f')}",
         f"deeper layers with a head at least a pixel farther than all of layers 1 and 2: {after} of {deeper}; "
         f"before training {before}",
+        f"mean reach, in pixels: {_by_layer(np.nanmean(run.heads['reach'][-1], axis=1), '.1f')}",
     ]
-    mostly = bool((2 * near > heads)[:2].all())
-    return (True if mostly and 2 * after >= deeper and after > before else False if after == 0 else None), lines
+    return (True if 2 * after >= deeper and after > before else False if after == 0 else None), lines
 
 
 def apart(run: Run) -> Verdict:
@@ -280,8 +305,8 @@ def apart(run: Run) -> Verdict:
     p = (1 + (end <= 0).sum()) / (1 + DRAWS)
     p_more = (1 + (end <= start).sum()) / (1 + DRAWS)
     lines = [
-        f"attention that no other head duplicates: {_listed(shares[1] / heads, '.0%')} in layers {_comma(layers + 1)}; "
-        f"before training {_listed(shares[0] / heads, '.0%')}",
+        f"attention that is left when duplicates count once: {_listed(shares[1] / heads, '.0%')} "
+        f"in layers {_comma(layers + 1)}; before training {_listed(shares[0] / heads, '.0%')}",
         f"the same heads, centres drawn anew, mean: {_listed(anew[1].mean(1) / heads, '.0%')}",
         f"lead of all layers together over what was drawn anew: {end.mean():.1f} points of "
         f"{100 * shares[1].sum() / heads.sum():.0f}; {_chance(p)}",
@@ -329,7 +354,7 @@ def sixteen(run: Run) -> Verdict:
     ]
     if after.sum() <= before.sum():
         return (None if after.any() else False), lines
-    return (True if small.fine.any() else None if small.open.any() else False), lines
+    return (True if small.became.any() else None if (small.fine | small.open).any() else False), lines
 
 
 def pruned(run: Run, whole: Run, control: Run | None) -> Verdict:
@@ -366,6 +391,9 @@ def single_pixels(run: Run) -> Verdict:
     lines = [
         f"heads with over half of their attention on one pixel: {_by_layer(single.sum(1), 'd', maps.shape[1])}",
         f"different pixels of the 7 × 7 around the query among theirs: {_by_layer([len(one) for one in own], 'd')}",
+        f"their shifts: {', '.join(sorted({f'({a:+d}, {b:+d})' for one in own for a, b in one})) or 'none'}".replace(
+            "-", "−"
+        ),
         f"together {different} of {count}; by lot {_chance(chance)}",
     ]
     if not count:
@@ -379,25 +407,29 @@ def symmetric(run: Run) -> Verdict:
     wide = _window(maps, query, 2).sum((2, 3)) < 0.5
     height, width = run.model.grid
     side, rise = min(query[1], width - 1 - query[1]), min(query[0], height - 1 - query[0])
-    across = _mirrored(maps.sum(2)[..., query[1] - side : query[1] + side + 1])
-    upright = _mirrored(maps.sum(3)[..., query[0] - rise : query[0] + rise + 1])
+    profiles = (
+        maps.sum(2)[..., query[1] - side : query[1] + side + 1],
+        maps.sum(3)[..., query[0] - rise : query[0] + rise + 1],
+    )
+    across, upright = map(_mirrored, profiles)
     if not wide.any():
         return False, ["all heads are local"]
     before, after = run.heads["reach"][0], run.heads["reach"][-1]
     far = (after > np.nanmax(before)).sum(1)
-    alike = [(wide & (agreement >= 0.8)).sum() for agreement in (across, upright)]
+    pairs = [(wide & _twin_peaks(profile)).sum() for profile in profiles]
     of_layers = np.array([(a - u)[w].mean() for a, u, w in zip(across, upright, wide, strict=True) if w.any()])
     signs = np.array(list(itertools.product((1, -1), repeat=len(of_layers))))
     chances = [float((sign * signs @ of_layers >= sign * of_layers.sum() - 1e-12).mean()) for sign in (1, -1)]
     lines = [
         f"heads that are not local: {_by_layer(wide.sum(1), 'd')}",
-        f"agreement of their maps with the mirror image, mean: left-right {across[wide].mean():.2f}, "
-        f"up-down {upright[wide].mean():.2f}; to at least 80%: {alike[0]} and {alike[1]} heads",
+        f"correlation of their profiles with the mirror image, mean: left-right {across[wide].mean():.2f}, "
+        f"up-down {upright[wide].mean():.2f}",
+        f"heads whose two highest columns are each other's mirror image: {pairs[0]}; two highest rows: {pairs[1]}",
         f"left-right less up-down: {_listed(of_layers, '.2f')} in layers {_comma(np.flatnonzero(wide.any(1)) + 1)}; "
         f"as much by chance {_chance(chances[0])}",
         f"heads that reach farther than any did before training, {np.nanmax(before):.1f} pixels: {_by_layer(far, 'd')}",
     ]
-    holds = chances[0] < LEVEL and bool(alike[0]) and far.any()
+    holds = chances[0] < LEVEL and pairs[0] > pairs[1] and far.any()
     return (True if holds else False if chances[1] < LEVEL else None), lines
 
 
@@ -449,11 +481,12 @@ def content_use(run: Run) -> Verdict:
         return None, [*lines, "no layer has both heads that follow the query and others"]
     random = np.random.default_rng(0)
     shuffled = [kept[mixed], *(random.permuted(kept[mixed], axis=1) for _ in range(DRAWS))]
+    content = content + questions  # the query's content decides on the second part
     more = np.array([_of_others(content[mixed], one) - _of_others(content[mixed], ~one) for one in shuffled])
     p, p_less = (float((sign * more >= sign * more[0] - 1e-12).mean()) for sign in (1, -1))
     lines += [
-        f"heads that follow the query: {_by_layer(kept.sum(1), 'd')}; where both kinds are, their comparison of "
-        f"contents {_of_others(content[mixed], ~kept[mixed]):.0%}, the others' "
+        f"heads that follow the query: {_by_layer(kept.sum(1), 'd')}; where both kinds are, what content "
+        f"decides of theirs {_of_others(content[mixed], ~kept[mixed]):.0%}, of the others' "
         f"{_of_others(content[mixed], kept[mixed]):.0%}; {_chance(p)}"
     ]
     return (True if p < LEVEL else False if p_less < LEVEL else None), lines
@@ -496,7 +529,9 @@ def content_lower(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
 
 
 def hybrid(made: Sequence[Run], control: Sequence[Run]) -> Verdict:
-    return _ahead(made, control, POINTS)
+    holds, lines = _ahead(made, control, POINTS)
+    worse = results.ahead(control, made)[0] if made and control else None
+    return holds, [*lines, "surely less accurate"] if worse else lines
 
 
 def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> Verdict:
@@ -517,43 +552,39 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
         ]
         lead, error = a - b + margin, math.sqrt((a * (100 - a) + b * (100 - b)) / images)
         holds = holds if holds == (lead > 0) and abs(lead) > 2 * error else None
-    if better[0].train.lr != worse[0].train.lr:
-        lines += [f"learning rates {better[0].train.lr:g} and {worse[0].train.lr:g}"]
+    for name, words in (("lr", "learning rates"), ("encoding_lr", "of the encoding")):
+        rates = [getattr(runs[0].train, name) or runs[0].train.adamw_lr for runs in (better, worse)]
+        if rates[0] != rates[1] and (name == "lr" or all(runs[0].model.kind != "resnet" for runs in (better, worse))):
+            lines += [f"{words} {rates[0]:g} and {rates[1]:g}"]
     return holds, lines
 
 
 def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
-    """By the training loss, epoch by epoch."""
+    """By the training loss at the end, where all rates have fallen to zero; for trainings of one length."""
     if not (learned and content):
         return None, [NOT_TRAINED]
-    epochs = [runs[0].train.epochs for runs in (learned, content)]
-    common = min(epochs)
-    losses = (
-        np.array([[line["train_loss"] for line in run.metrics[:common]] for run in runs]) for runs in (learned, content)
+    losses, accuracies = (
+        [np.array([run.metrics[-1][name] for run in runs]) for runs in (content, learned)]
+        for name in ("train_loss", "train_accuracy")
     )
-    positions, both = (loss[:, common // 2 :] for loss in losses)  # (seeds, later half of the epochs that both have)
-    seeds = min(len(positions), len(both))
+    seeds = min(map(len, losses))
+    gap = losses[0].mean() - losses[1].mean()
+    noise = 0.02 * losses[1].mean()
     if seeds > 1:
-        spread = [np.var(loss, axis=0, ddof=1) / len(loss) for loss in (positions, both)]
-        noise = results.surely(seeds - 1) * np.sqrt(sum(spread))
-    else:
-        noise = 0.02 * positions.mean(0)
-    gap = both.mean(0) - positions.mean(0)
-    more, less = (gap > noise).sum(), (gap < -noise).sum()
+        noise = results.surely(seeds - 1) * math.sqrt(sum(np.var(loss, ddof=1) / len(loss) for loss in losses))
+    epochs = [runs[0].train.epochs for runs in (content, learned)]
     rates = [
         f"{runs[0].train.lr:g} of the weights"
         + (f", {rate:g} of the encoding" if (rate := runs[0].train.encoding_lr) else "")
         for runs in (content, learned)
     ]
     lines = [
-        f"training loss after {common} epochs {both[:, -1].mean():.3f} with content, "
-        f"{positions[:, -1].mean():.3f} without; seeds: {len(content)} and {len(learned)}",
-        f"beyond the noise higher with content after {more}, lower after {less} of the last {len(gap)} common epochs",
-        f"learning rates with content {rates[0]}; without {rates[1]}; epochs {epochs[1]} and {epochs[0]}",
+        f"training loss at the end {losses[0].mean():.3f} with content, {losses[1].mean():.3f} without; noise "
+        f"{noise:.3f}{'' if seeds > 1 else ', by convention'}; seeds: {len(content)} and {len(learned)}",
+        f"training accuracy at the end {accuracies[0].mean():.1%} and {accuracies[1].mean():.1%}",
+        f"learning rates with content {rates[0]}; without {rates[1]}; epochs {epochs[0]} and {epochs[1]}",
     ]
-    higher = bool((gap > noise).all()) and epochs[1] <= epochs[0]
-    lower = bool((gap < -noise).all()) and epochs[1] >= epochs[0]
-    return (True if higher else False if lower else None), lines
+    return (None if epochs[0] != epochs[1] or abs(gap) <= noise else bool(gap > 0)), lines
 
 
 def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
@@ -626,9 +657,16 @@ def _window(maps: NDArray, query: Sequence[int], radius: int) -> NDArray:
 
 
 def _mirrored(profile: NDArray) -> NDArray:
-    """What a profile (..., n), around its middle, has in common with its mirror image, in [0, 1]."""
-    total = profile.sum(-1)
-    return np.minimum(profile, profile[..., ::-1]).sum(-1) / np.where(total > 0, total, 1)
+    """Correlation of the logarithm of a profile (..., n) with that of its mirror image; 0 where it is flat."""
+    height = np.log(np.maximum(profile, 1e-12))
+    height = height - height.mean(-1, keepdims=True)
+    square = (height**2).sum(-1)
+    return (height * height[..., ::-1]).sum(-1) / np.where(square > 1e-12, square, np.inf)
+
+
+def _twin_peaks(profile: NDArray) -> NDArray:
+    """Whether the two highest places of a profile (..., n) are each other's mirror image."""
+    return np.argsort(profile, axis=-1)[..., -2:].sum(-1) == profile.shape[-1] - 1
 
 
 def _mean(values: NDArray) -> NDArray:
