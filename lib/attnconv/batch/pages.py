@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,10 @@ from attnconv.training.runs import Run, find_runs, read_json, writing
 
 FRONT = "00"
 """Number of the notebook that is the index."""
-FINDINGS = (
-    ("01-sum-of-heads", "Exactly", "Nine heads are a 3 × 3 convolution: a theorem, and code."),
-    ("07-swaps", "By what they do", "Put convolutions in the place of trained layers: where does it cost?"),
-    ("06-accuracy", "As accurate?", "Attention beside a ResNet, epoch by epoch."),
-)
-"""Of the first screen: a figure, a title, a sentence."""
+LINKS = {"playground": "Move the heads", "explorer": "Look into a trained network"}
+"""Pages beside the index, and the buttons that lead there."""
+ON_TAPS, IN_FULL = 0.5, 0.01
+"""A head is a tap with more than this share of its attention on one pixel; a layer is swapped at less than that loss."""
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
 """Forms of output that a page shows, the first that there is. A widget would need scripts from the network."""
 
@@ -117,37 +115,82 @@ def write_page(output: Path) -> Path:
     for section in sections.values():
         section["pictures"].sort(key=lambda picture: (picture["place"], picture["name"]))  # as the notebook shows them
     front, body = sections.pop(FRONT, None), ""
+    first = {number: section["notebooks"][0].stem for number, section in sections.items() if section["notebooks"]}
     if front:
-        first = [section["notebooks"][0].stem for section in sections.values() if section["notebooks"]]
-        pages = {stem.partition("-")[0]: f"notebooks/{stem}.html" for stem in first}
+        pages = {stem.partition("-")[0]: f"notebooks/{stem}.html" for stem in first.values()}
         with contextlib.suppress(Exception):  # nbformat raises many kinds; without it the page shows the rest
             body = _body(front["notebooks"][0], pages, code=False)
     runs = find_runs(output / "runs")
+    quadratic = next((run for run in runs if run.preset == "quadratic"), None)
     write(
         output / "index.html",
         name=output.name,
         found=Markup(body),
         sections=sections,
-        links=[name for name in ("playground", "explorer") if (output / f"{name}.html").is_file()],
+        links={name: text for name, text in LINKS.items() if (output / f"{name}.html").is_file()},
         runs=runs,
-        film=next((_film(run) for run in runs if run.preset == "quadratic"), None),
+        film=quadratic and _film(quadratic),
+        findings=_findings(output, runs, {number: f"notebooks/{stem}.html" for number, stem in first.items()}),
         script=Markup(Path(__file__).with_name("front.js").read_text("utf-8")),
-        shown=[one for one in FINDINGS if (output / "figures" / f"{one[0]}.png").is_file()],
     )
     return output / "index.html"
 
 
 def _film(run: Run) -> dict[str, Any]:
-    """The layer whose heads sit on most pixels of a 3 x 3 kernel, as the first screen shows it: centres by epoch."""
+    """The layer whose heads end on most different taps of a 3 x 3 kernel: centres and precisions by epoch."""
     from attnconv.figures import head_colours  # imports seaborn, which takes a second
 
-    centres, mass = run.heads["parameter_centre"], run.heads["mass"][-1]
-    on_taps = (np.abs(centres[-1]) < 1.5).all(-1) & (mass > 0.5)
-    layer = int(on_taps.sum(1).argmax())
-    heads = [
-        [[round(float(x), 2) for x in head] for head in epoch if np.isfinite(head).all()] for epoch in centres[:, layer]
-    ]
-    return {"layer": layer + 1, "data": json.dumps({"centres": heads, "colours": head_colours(len(heads[0]))})}
+    centres, precision = run.heads["parameter_centre"], np.sqrt(np.abs(np.linalg.det(run.heads["precision"])))
+    ends, sharp = np.rint(centres[-1]), run.heads["mass"][-1] > ON_TAPS
+    taps = [len({*map(tuple, at[on & (np.abs(at) < 2).all(-1)])}) for at, on in zip(ends, sharp, strict=True)]
+    layer = int(np.argmax(taps))
+    there = np.isfinite(centres[0, layer]).all(-1)  # of fewer heads than in other layers
+    heads = np.concatenate([centres[:, layer], precision[:, layer, :, None]], -1)[:, there].round(3)
+    data = {"heads": heads.tolist(), "colours": head_colours(heads.shape[1])}
+    return {"layer": layer + 1, "heads": heads.shape[1], "data": json.dumps(data)}
+
+
+def _findings(output: Path, runs: Sequence[Run], pages: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What the first screen says, in words that follow the record: a title, a sentence, what its picture shows."""
+    from attnconv.analysis.claims import recorded
+    from attnconv.figures import head_colours
+
+    claims, found = recorded(output), []
+
+    def add(number: str, title: str, text: str, **shown: Any) -> None:
+        found.append(dict(page=pages.get(number, "#found"), title=title, text=text, **shown))
+
+    for claim in claims["theorem"][:1]:
+        title = {True: "Exactly", False: "Not exactly, here", None: "Exactly?"}[claim.holds]
+        text = f"Nine heads are a 3 × 3 convolution: a theorem, and here as code. {_sentence(claim.evidence)}"
+        add("01", title, text, colours=head_colours(9))
+    by_preset = {run.preset: run for run in reversed(runs)}
+    if (run := by_preset.get("quadratic")) and (swaps := run.swaps):
+        size = max(s for s in swaps["sizes"] if s <= 5)
+        alone, whole = swaps["alone"].mean(-1)[:, list(swaps["sizes"]).index(size)], swaps["whole"].mean()
+        fine = whole - alone <= IN_FULL
+        text = f"{fine.sum()} of {len(fine)} trained layers can each be swapped for a {size} × {size} convolution, which "
+        text += f"costs a point of accuracy at most. Accuracy with one layer swapped; {whole:.1%} with none."
+        bars = [(share, f"{share:.0%}", ok) for share, ok in zip(alone.tolist(), fine.tolist(), strict=True)]
+        add("07", "By what they do" if fine.any() else "Not by what they do", text, bars=bars)
+    both = [by_preset[name] for name in ("quadratic", "resnet18") if name in by_preset]
+    for claim in claims["matches-resnet"][: len(both) // 2]:
+        title = {True: "As accurate as a ResNet", False: "Less accurate than a ResNet"}.get(claim.holds, "As accurate?")
+        curves = [100 * np.array([line["test_accuracy"] for line in run.metrics]) for run in both]
+        low, high = min(map(np.min, curves)), max(map(np.max, curves))
+        lines = []
+        for curve, name, colour in zip(curves, ("attention", "ResNet"), ("var(--blue)", "var(--ink)"), strict=True):
+            across = 4 + 190 * np.arange(1, len(curve) + 1) / max(map(len, curves))
+            down = 90 - 84 * (curve - low) / max(high - low, 1e-9)
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+            lines.append(dict(points=points, text=f"{name} {curve[-1]:.1f}%", colour=colour))
+        add("06", title, _sentence(claim.evidence), lines=lines)
+    return found
+
+
+def _sentence(evidence: Sequence[str]) -> str:
+    """The first line of evidence as a sentence."""
+    return f"{evidence[0][:1].upper()}{evidence[0][1:]}." if evidence else ""
 
 
 def _picture(file: Path) -> dict[str, Any]:
