@@ -1,6 +1,7 @@
 """The site of an output folder: its index, and the executed notebooks as pages, all from one template.
 
-All of it opens without a network: pictures are inside, formulas are MathML. No torch is imported here.
+All of it opens without a network: there is one style sheet, pictures are those in ``figures/``, or else inside, and
+formulas are MathML. No torch is imported here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import nbformat
@@ -36,12 +38,17 @@ SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg
 
 
 def write(target: Path, **content: Any) -> None:
-    """Write a page of this content; ``body`` makes it that of a notebook, else it is the index."""
+    """Write a page of this content, and the style sheet; ``body`` makes it that of a notebook, else it is the index."""
+    site = target.parent.parent if "body" in content else target.parent
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.get_template("page.html.j2").render(content)
     with writing(target) as temporary:
         temporary.write_text(page, encoding="utf-8", errors="replace")  # names of files may be no UTF-8
+    light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
+    with writing(site / "style.css") as temporary:
+        own = Path(__file__).with_name("page.css").read_text("utf-8")
+        temporary.write_text(f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{own}")
 
 
 class _WithMathML(IPythonRenderer):
@@ -58,7 +65,7 @@ class _WithMathML(IPythonRenderer):
 
 
 def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = None) -> None:
-    """Write an executed notebook as a page that needs no other file and no network.
+    """Write an executed notebook as a page of a site, the file ``<site>/notebooks/<name>.html``.
 
     ``pages``: the page of each notebook by the notebook's name without suffix, in reading order. Links between
     notebooks lead there, other links within the repository to the index.
@@ -72,26 +79,46 @@ def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = 
         body=Markup(_body(notebook, pages)),
         before=order[place - 1] if place else "",
         after=order[place + 1] if place else "",
-        **_code_colours(),
     )
 
 
 def _body(notebook: Path, pages: Mapping[str, str], *, code: bool = True) -> str:
-    """An executed notebook as HTML, with formulas as MathML, without links to the network's fonts and scripts."""
+    """An executed notebook as HTML, with formulas as MathML, without links to the network's fonts and scripts.
+
+    ``code``: whether it is a page of its own, with its code, or part of the index.
+    """
+    executed = nbformat.read(notebook, as_version=4)
+    _link_figures(executed, notebook.parent.parent / "figures", "../figures/" if code else "figures/")
     markdown = MarkdownWithMath(renderer=_WithMathML(escape=False))
     shown = {"NbConvertBase": {"display_data_priority": SHOWN}}
     exporter = HTMLExporter(template_name="basic", filters={"markdown2html": markdown.render}, config=Config(shown))
     exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
     exporter.exclude_input = not code
-    body, _ = exporter.from_notebook_node(nbformat.read(notebook, as_version=4))
+    body, _ = exporter.from_notebook_node(executed)
     body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # Matplotlib's player asks for a font of icons
     body = re.sub(r'href="\.\./[^"]*"', 'href="../index.html"', body)
     return re.sub(r'href="([^"/:]+)\.ipynb"', lambda m: f'href="{pages.get(m[1], m[1] + ".html")}"', body)
 
 
-def _code_colours() -> dict[str, Markup]:
-    styles = {"light": "default", "dark": "github-dark"}
-    return {name: Markup(HtmlFormatter(style=style).get_style_defs(".highlight")) for name, style in styles.items()}
+def _link_figures(notebook: nbformat.NotebookNode, figures: Path, address: str) -> None:
+    """Put links to figures in the place of pictures in outputs that were saved as those, and of players of animations.
+
+    A cell names in its source the figures that it saves or shows, with gaps {...} in an f-string.
+    """
+    saved = sorted((_picture(file) for file in figures.glob("[0-9]*.*") if file.suffix in (".png", ".gif")), key=_order)
+    for cell in notebook.cells:
+        words = re.findall(r'f?"(\d\d-[^"\n]+)"', cell.source if cell.cell_type == "code" else "")
+        patterns = [re.sub(r"\\\{.*?\\\}", ".+", re.escape(word)) for word in dict.fromkeys(words)]
+        named = [one for p in patterns for one in saved if re.fullmatch(p, one["name"].rpartition(".")[0])]
+        for suffix, kind in (".png", "image/png"), (".gif", 'class="animation"'):
+            figures_here = [figure for figure in named if figure["name"].endswith(suffix)]
+            outputs = [output for output in cell.get("outputs", ()) if kind in str(output.get("data", {}))]
+            if len(outputs) != len(figures_here):
+                continue
+            for output, figure in zip(outputs, figures_here, strict=True):
+                image = Markup('<img alt="{}" src="{}" loading="lazy">')
+                image = image.format(figure["caption"], address + quote(figure["name"]))
+                output["data"] = {"text/html": str(image)}
 
 
 def write_page(output: Path) -> Path:
@@ -113,7 +140,7 @@ def write_page(output: Path) -> Path:
             case "figures", ".png" | ".gif":
                 section["pictures"].append(_picture(file))
     for section in sections.values():
-        section["pictures"].sort(key=lambda picture: (picture["place"], picture["name"]))  # as the notebook shows them
+        section["pictures"].sort(key=_order)
     front, body = sections.pop(FRONT, None), ""
     first = {number: section["notebooks"][0].stem for number, section in sections.items() if section["notebooks"]}
     if front:
@@ -191,6 +218,11 @@ def _findings(output: Path, runs: Sequence[Run], pages: Mapping[str, str]) -> li
 def _sentence(evidence: Sequence[str]) -> str:
     """The first line of evidence as a sentence."""
     return f"{evidence[0][:1].upper()}{evidence[0][1:]}." if evidence else ""
+
+
+def _order(picture: dict[str, Any]) -> tuple[int, str]:
+    """As the notebook shows its figures."""
+    return picture["place"], picture["name"]
 
 
 def _picture(file: Path) -> dict[str, Any]:
