@@ -15,6 +15,7 @@ from typing import Any
 import anywidget
 import matplotlib.pyplot as plt
 
+from attnconv.figures.style import of_256_colours
 from attnconv.training.runs import writing
 
 FRONT = Path(__file__).with_name("front")
@@ -41,8 +42,12 @@ def style(name: str) -> str:
     return (FRONT / "theme.css").read_text() + (FRONT / name).read_text()
 
 
-def page(title: str, name: str, data: str, picture: bytes, heading: bool = True, worker: str = "") -> str:
+def page(
+    title: str, name: str, data: str, picture: bytes, heading: bool = True, worker: str = "", head: str = ""
+) -> str:
     """One HTML file that needs no network: ``name``.js, its style, its data, and a PNG for readers without scripts.
+
+    ``head`` is HTML that stands above all.
 
     ``worker`` is the module that the page starts as a Web Worker, from its text: as a classic script, since a page that
     was opened as a file may load no module from a text.
@@ -51,7 +56,8 @@ def page(title: str, name: str, data: str, picture: bytes, heading: bool = True,
     work = re.sub("^export ", "", work, flags=re.MULTILINE)
     title = html.escape(title)
     parts = dict(name=name, title=title, style=style(f"{name}.css"), code=code, worker=work, data=data)
-    parts |= dict(heading=f"<h1>{title}</h1>" if heading else "", picture=base64.b64encode(picture).decode())
+    parts |= dict(head=head, heading=f"<h1>{title}</h1>" if heading else "")
+    parts["picture"] = base64.b64encode(of_256_colours(picture)).decode()
     return string.Template((FRONT / "page.html").read_text()).substitute(parts)
 
 

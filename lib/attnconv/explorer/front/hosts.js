@@ -78,7 +78,7 @@ export function workerOf(source) {
 }
 
 const LINKED = [
-  "image", "query", "locked", "layer", "head", "view", "whole", "part", "scale", "shared", "average", "compare",
+  "model", "image", "query", "locked", "layer", "head", "view", "whole", "part", "scale", "shared", "average", "compare",
   "epochs", "edits",
 ];
 
@@ -90,6 +90,7 @@ export function fromLink(hash) {
   try {
     const state = JSON.parse(decodeURIComponent(hash.slice(1)));
     const like = {
+      model: (value) => typeof value === "string",
       image: (value) => value === null || typeof value === "string",
       query: Array.isArray,
       epochs: Array.isArray,
@@ -105,9 +106,20 @@ export function fromLink(hash) {
   }
 }
 
+/** In a page of a site: links to those of other models take the image, the query and the layer with them. */
+export function carryOn(links, place = window) {
+  for (const link of links)
+    link.addEventListener("click", () => {
+      const { image, query, locked, layer } = fromLink(place.location.hash);
+      link.search = place.location.search;
+      link.hash = inLink({ image, query, locked, layer });
+    });
+}
+
 /** In an exported page: images come from the file, and with the weights in it, `ask` is a worker that predicts.
  *
  * A link names the image by its title. It cannot hold a picture that the reader opened: null stands for that one.
+ * Where there is a page for each model of a site, it names the model too, and every page leads to the right one.
  * `lost` says why the image of a link is not the one that is shown.
  */
 export function pageHost(data, ask = null, place = window) {
@@ -124,15 +136,17 @@ export function pageHost(data, ask = null, place = window) {
     Object.assign(host, { image, edited: {}, lost: "" });
     serial++;
   };
-  const inThisLink = (state) => inLink({ ...state, image: host.image.own ? null : host.image.title });
+  const inThisLink = (state) => inLink({ ...state, model: data.model, image: host.image.own ? null : host.image.title });
   /** Take over the state that the address holds, and the image that it names. */
   const follow = (before = {}) => {
-    const { image: title, ...state } = fromLink(place.location.hash);
+    const { image: title, model, ...state } = fromLink(place.location.hash), other = (data.pages || {})[model];
+    if (model !== data.model && other) return place.location.replace(other + place.location.search + place.location.hash);
     host.state = { ...before, ...state };
     const named = images.find((image) => image.title === title);
     if (named && named !== host.image) show(named);
     host.lost = "";
     if (title === null) host.lost = NOT_HELD;
+    else if (model && model !== data.model) host.lost = `This page does not hold the model of this link, “${model}”.`;
     else if (title !== undefined && !named) host.lost = `This page does not hold the image of this link, “${title}”.`;
   };
   const actions = {
