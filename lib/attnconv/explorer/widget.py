@@ -224,7 +224,8 @@ class Explorer(assets.Widget):
         height, width = side.grid
         row, column = (self.state.get("query") or (height // 2, width // 2))[:2]
         maps = side.maps((row, column), self._inputs([self._shown[0]]))
-        return figures.attention_on_image(self._shown[0], (row, column), maps, caption=self._shown[1])
+        draw = figures.many_heads_on_image if maps.shape[1] > 16 else figures.attention_on_image
+        return draw(self._shown[0], (row, column), maps, caption=self._shown[1])
 
     def page(self, limit: int = EXPORT_LIMIT, site: Mapping[str, Run] | None = None) -> str:
         """The explorer as one HTML page of at most ``limit`` bytes, which needs neither Python nor a network.
@@ -272,7 +273,7 @@ class Explorer(assets.Widget):
         if not fit:
             raise ExplorerError(f"The page would be larger than {limit / 1e6:g} MB: explore a smaller model.")
         tree["image"] = image
-        if content and fits(average := self._averages(8)):
+        if content and not site and fits(average := self._averages(8)):
             tree["average"] = average
         chosen = self._pool.some(min(60, len(self._pool.classes) or 60) if maps else STRIP)
         few = [one for one in map(self._from_pool, chosen) if one[1] != self._shown[1]]
