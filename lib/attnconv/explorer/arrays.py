@@ -58,7 +58,9 @@ def pack(tree: Any) -> bytes:
             return {"$bytes": [start - len(node), len(node)]}
         if isinstance(node, dict):
             return {key: plain(value) for key, value in node.items()}
-        return [plain(value) for value in node] if isinstance(node, list | tuple) else node
+        if isinstance(node, list | tuple) and not all(type(value) is float for value in node):
+            return [plain(value) for value in node]
+        return node
 
     header = json.dumps(plain(tree), allow_nan=False).encode()
     header += b" " * (-len(header) % 4)

@@ -193,7 +193,8 @@ def many_heads_on_image(
     tall = wide * whole.shape[0] / whole.shape[1]
     figure = new_figure(DOUBLE, tall + side + 0.5 + _FOOT, layout=None)
     total = figure.get_size_inches()[1]
-    ax = figure.add_axes((left / DOUBLE, _FOOT / total, wide / DOUBLE, tall / total), xticks=[], frame_on=False)
+    ax = figure.add_axes((left / DOUBLE, _FOOT / total, wide / DOUBLE, tall / total), xticks=[], facecolor="0.9")
+    ax.spines[:].set(visible=False)
     ax.set_yticks(np.arange(len(rows)) * (height + gap) + height / 2, [title for title, _ in rows], fontsize=6)
     ax.tick_params(length=0)
     scale = _probability_scale(np.nanmax(whole))
