@@ -2,19 +2,31 @@
 
 import { NOT_HELD, inAddress } from "./page.js";
 
-/** In Jupyter: data are the widget's traits, messages go to Python. */
-export function widgetHost(model) {
+const GONE = "The kernel is new, or gone, and does not know this view. Run this cell again to go on.";
+
+/** In Jupyter: data are the widget's traits, messages go to Python. JupyterLab marks an element around `place` when the
+ * kernel is no longer the one that answers. */
+export function widgetHost(model, place = null) {
+  let tell = () => {};
+  const gone = () => Boolean(place?.closest(".jupyter-widgets-disconnected"));
   const host = {
     live: true,
     predicts: true,
     chunk: 25, // test images that Python looks at in one go
-    send: (message, buffers) => model.send(message, undefined, buffers),
+    send(message, buffers) {
+      if (!gone()) return model.send(message, undefined, buffers);
+      tell("notice", GONE);
+      tell("done", message.id);
+    },
     save(state) {
       host.saved = JSON.stringify(state);
       model.set("state", state);
       model.save_changes();
     },
     listen(told) {
+      tell = told;
+      const alive = () => told("notice", gone() ? GONE : "");
+      model.on("comm_live_update", alive);
       const custom = (message, buffers) => {
         if (message.kind === "done") told("done", message.id);
         else if (message.kind === "notice") told("notice", message.text);
@@ -42,6 +54,7 @@ export function widgetHost(model) {
       model.on("msg:custom", custom);
       host.close = () => {
         model.off("msg:custom", custom);
+        model.off("comm_live_update", alive);
         for (const [name, act] of Object.entries(changes)) model.off(`change:${name}`, act);
       };
     },
