@@ -22,7 +22,9 @@ def page(browser: playwright.Browser, tmp_path: Path) -> playwright.Page:
     """A notebook with an explorer and a playground, run and saved; ``page.again()`` opens it anew."""
     (folder := tmp_path / "notebooks").mkdir()
     cells = [nbformat.v4.new_code_cell(CODE), nbformat.v4.new_code_cell("Playground()")]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "it.ipynb")
+    kernel = dict(name="python3", display_name="Python 3", language="python")
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata=dict(kernelspec=kernel))
+    nbformat.write(notebook, folder / "it.ipynb")
     with jupyterlab(folder, tmp_path / "own") as address:
         page = browser.new_page(viewport=dict(width=1400, height=1200))
         page.goto(address.format(notebook="it.ipynb"))

@@ -136,6 +136,9 @@ class Explorer(assets.Widget):
         finally:
             self.send(dict(kind="done", id=message.get("id")))
 
+    def _answer_hello(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+        """That it is answered is the answer."""
+
     def _answer_image(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         """Another image; of one class, if the page names one."""
         label, labels = message["class"], self._pool.labels

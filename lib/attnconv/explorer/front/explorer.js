@@ -1080,7 +1080,7 @@ export async function openPage(page) {
 
 export default {
   render({ model, el }) {
-    const host = widgetHost(model, el), root = element("div");
+    const host = widgetHost(model), root = element("div");
     el.append(root);
     const explorer = new Explorer(root, host);
     return () => {

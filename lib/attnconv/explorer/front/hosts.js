@@ -4,17 +4,16 @@ import { NOT_HELD, inAddress } from "./page.js";
 
 const GONE = "The kernel is new, or gone, and does not know this view. Run this cell again to go on.";
 
-/** In Jupyter: data are the widget's traits, messages go to Python. JupyterLab marks an element around `place` when the
- * kernel is no longer the one that answers. */
-export function widgetHost(model, place = null) {
-  let tell = () => {};
-  const gone = () => Boolean(place?.closest(".jupyter-widgets-disconnected"));
+/** In Jupyter: data are the widget's traits, messages go to Python. When the connection changes, the kernel counts as gone
+ * until it answers. */
+export function widgetHost(model) {
+  let tell = () => {}, gone = false;
   const host = {
     live: true,
     predicts: true,
     chunk: 25, // test images that Python looks at in one go
     send(message, buffers) {
-      if (!gone()) return model.send(message, undefined, buffers);
+      if (!gone) return model.send(message, undefined, buffers);
       tell("notice", GONE);
       tell("done", message.id);
     },
@@ -25,9 +24,15 @@ export function widgetHost(model, place = null) {
     },
     listen(told) {
       tell = told;
-      const alive = () => told("notice", gone() ? GONE : "");
-      model.on("comm_live_update", alive);
+      const lost = () => {
+        gone = true;
+        told("notice", GONE);
+        model.send({ kind: "hello" }, undefined, []);
+      };
+      model.on("comm_live_update", lost);
       const custom = (message, buffers) => {
+        if (gone) told("notice", "");
+        gone = false;
         if (message.kind === "done") told("done", message.id);
         else if (message.kind === "notice") told("notice", message.text);
         else if (message.kind === "examined" || message.kind === "right") told(message.kind, message);
@@ -54,7 +59,7 @@ export function widgetHost(model, place = null) {
       model.on("msg:custom", custom);
       host.close = () => {
         model.off("msg:custom", custom);
-        model.off("comm_live_update", alive);
+        model.off("comm_live_update", lost);
         for (const [name, act] of Object.entries(changes)) model.off(`change:${name}`, act);
       };
     },
