@@ -157,8 +157,9 @@ export function pageHost(data, ask = null, place = window) {
   const inThisLink = (state) => inLink({ ...state, model: data.model, image: host.image.own ? null : host.image.title });
   /** Take over the state that the address holds, and the image that it names. */
   const follow = (before = {}) => {
-    const { image: title, model, ...state } = fromLink(place.location.hash), other = (data.pages || {})[model];
-    if (model !== data.model && other) return place.location.replace(other + place.location.search + place.location.hash);
+    const { image: title, model, ...state } = fromLink(place.location.hash), { pages = {} } = data;
+    if (model !== data.model && Object.hasOwn(pages, model))
+      place.location.replace(pages[model] + place.location.search + place.location.hash);
     host.state = { ...before, ...state };
     const named = images.find((image) => image.title === title);
     if (named && named !== host.image) show(named);
