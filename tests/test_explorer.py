@@ -739,7 +739,8 @@ def test_matrices_travel_in_few_bits_and_short_vectors_in_half_precision() -> No
 
 def test_a_network_with_dozens_of_heads_is_one_picture() -> None:
     torch.manual_seed(0)
-    cnn = nn.Sequential(nn.Conv2d(3, 2, 7, padding=3), nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1))
+    convs = [torch.nn.Conv2d(3, 2, 7, padding=3), torch.nn.Conv2d(2, 2, 3, padding=1)]
+    cnn = torch.nn.Sequential(*convs)
     figure = explore(convert(cnn), images=np.zeros((1, 32, 32, 3), np.uint8)).figure()
     whole = figure.axes[0].images[0].get_array()
     assert len(figure.axes) == 3 and [t.get_text() for t in figure.axes[0].get_yticklabels()].count("") == 4

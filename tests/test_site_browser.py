@@ -120,7 +120,9 @@ DOTS = """[...document.querySelectorAll('.film .dot')].map((dot) => {
   return [f, e]
 })"""
 """Where the film's heads are: rows, columns."""
-COLOURED = "[...document.querySelectorAll('.film .tap')].map((one) => [one.y, one.x].map((at) => at.baseVal.value + 0.5))"
+COLOURED = (
+    "[...document.querySelectorAll('.film .tap')].map((one) => [one.y, one.x].map((at) => at.baseVal.value + 0.5))"
+)
 """The taps of the kernel that have a head with most of its attention there."""
 HALF = "document.querySelector('.film svg').viewBox.baseVal.width / 2"
 """From the film's middle to its rim, in pixels of the grid."""
@@ -139,7 +141,7 @@ def test_the_first_screen_asks_shows_heads_and_leads_on(page: playwright.Page, s
 def test_the_film_runs_once_from_the_start_to_the_end_and_heads_can_be_dragged(page, site: Path) -> None:
     run = next(run for run in find_runs(RECORD / "runs") if run.preset == "quadratic")
     page.goto(site.as_uri())
-    layer = int(re.search(r"Layer (\d)", page.locator(".film figcaption").inner_text())[1]) - 1
+    layer = int(re.search(r"layer (\d)", page.locator(".film figcaption").inner_text())[1]) - 1
     history = run.heads["parameter_centre"][:, layer]
     np.testing.assert_allclose(page.evaluate(DOTS), history[0], atol=0.3)
     assert page.evaluate(HALF) > np.abs(history[0]).max()  # the start is seen
@@ -149,7 +151,10 @@ def test_the_film_runs_once_from_the_start_to_the_end_and_heads_can_be_dragged(p
     np.testing.assert_allclose(page.evaluate(DOTS), history[-1], atol=0.011)
     assert 1.5 < page.evaluate(HALF) < 2.7  # the end fills the frame
     sharp = run.heads["mass"][-1] > 0.5
-    taps = [{tuple(tap) for tap in np.rint(run.heads["parameter_centre"][-1, i][on]).astype(int)} for i, on in enumerate(sharp)]
+    taps = [
+        {tuple(tap) for tap in np.rint(run.heads["parameter_centre"][-1, i][on]).astype(int)}
+        for i, on in enumerate(sharp)
+    ]
     taps = [{tap for tap in some if np.abs(tap).max() <= 1} for some in taps]
     assert {tuple(tap) for tap in page.evaluate(COLOURED)} == taps[layer] and len(taps[layer]) == max(map(len, taps))
     box = page.locator(".film .query").bounding_box()  # a pixel
@@ -166,7 +171,7 @@ def test_the_film_runs_once_from_the_start_to_the_end_and_heads_can_be_dragged(p
     np.testing.assert_allclose(page.evaluate(DOTS), history[0], atol=0.3)
 
 
-def test_heads_that_stay_far_away_are_arrows_at_the_rim(browser: playwright.Browser, site: Path, tmp_path: Path) -> None:
+def test_heads_that_stay_far_away_are_arrows_at_the_rim(browser: playwright.Browser, site: Path) -> None:
     text = site.read_text()
     [(data, epochs)] = [(one, json.loads(html.unescape(one))) for one in re.findall('data-film="([^"]+)"', text)]
     epochs["heads"] = [[[3, -8, 4.0], *epoch[1:]] for epoch in epochs["heads"]]
@@ -177,7 +182,8 @@ def test_heads_that_stay_far_away_are_arrows_at_the_rim(browser: playwright.Brow
     rim = page.evaluate(HALF)
     row, column = page.evaluate(DOTS)[0]
     assert column == pytest.approx(-0.93 * rim, abs=0.01) and row == pytest.approx(0.93 * rim * 3 / 8, abs=0.01)
-    assert page.locator(".film .dot path").first.is_visible() and not page.locator(".film .dot path").nth(8).is_visible()
+    arrows = page.locator(".film .dot path")
+    assert arrows.first.is_visible() and not arrows.nth(8).is_visible()
     page.close()
 
 

@@ -32,7 +32,7 @@ FRONT = "00"
 LINKS = {"playground": "Move the heads", "explorer": "Look into a trained network"}
 """Pages beside the index, and the buttons that lead there."""
 ON_TAPS, IN_FULL = 0.5, 0.01
-"""A head is a tap with more than this share of its attention on one pixel; a layer is swapped at less than that loss."""
+"""A head is a tap with more than this share of its attention on one pixel; a layer may be swapped for that loss."""
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
 """Forms of output that a page shows, the first that there is. A widget would need scripts from the network."""
 
@@ -196,13 +196,17 @@ def _findings(output: Path, runs: Sequence[Run], pages: Mapping[str, str]) -> li
         size = max(s for s in swaps["sizes"] if s <= 5)
         alone, whole = swaps["alone"].mean(-1)[:, list(swaps["sizes"]).index(size)], swaps["whole"].mean()
         fine = whole - alone <= IN_FULL
-        text = f"{fine.sum()} of {len(fine)} trained layers can each be swapped for a {size} × {size} convolution, which "
+        text = (
+            f"{fine.sum()} of {len(fine)} trained layers can each be swapped for a {size} × {size} convolution, which "
+        )
         text += f"costs a point of accuracy at most. Accuracy with one layer swapped; {whole:.1%} with none."
         bars = [(share, f"{share:.0%}", ok) for share, ok in zip(alone.tolist(), fine.tolist(), strict=True)]
         add("07", "By what they do" if fine.any() else "Not by what they do", text, bars=bars)
     both = [by_preset[name] for name in ("quadratic", "resnet18") if name in by_preset]
     for claim in claims["matches-resnet"][: len(both) // 2]:
-        title = {True: "As accurate as a ResNet", False: "Less accurate than a ResNet"}.get(claim.holds, "As accurate?")
+        title = {True: "As accurate as a ResNet", False: "Less accurate than a ResNet", None: "As accurate?"}[
+            claim.holds
+        ]
         curves = [100 * np.array([line["test_accuracy"] for line in run.metrics]) for run in both]
         low, high = min(map(np.min, curves)), max(map(np.max, curves))
         lines = []

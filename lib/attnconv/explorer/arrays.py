@@ -1,4 +1,4 @@
-"""Arrays on their way to the browser: few bits a number where that is enough, one gzip file of all, and that as text."""
+"""Arrays on their way to the browser: few bits a number where that is enough, one gzip file of all, that as text."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def rounded(values: Tensor, bits: int = 6) -> tuple[bytes, bytes]:
 
     Of many numbers (the matrices of a model) so many bits follow the leading one: off by 2^-(bits + 1) at most.
     """
-    codes = values.detach().half().cpu().numpy().view(np.uint16).astype(np.uint32)
+    codes = values.detach().half().cpu().numpy().view(np.uint16).astype(int)
     if values.dim() > 1 and values.numel() > 1000:
         dropped = 10 - bits
         codes = (codes + (1 << dropped - 1)) >> dropped << dropped

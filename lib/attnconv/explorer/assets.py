@@ -10,7 +10,6 @@ import re
 import string
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import anywidget
 import matplotlib.pyplot as plt

@@ -251,7 +251,9 @@ class Explorer(assets.Widget):
         title, head = f"Attention heads: {self.sides[0]['title']}", ""
         if site and (run := self._sides[0].run):
             tree |= dict(model=run.preset, pages={run.preset: file for file, run in site.items()})
-            links = {file: f"href='{file}'{' aria-current=page' * (one.path == run.path)}" for file, one in site.items()}
+            links = {
+                file: f"href='{file}'{' aria-current=page' * (one.path == run.path)}" for file, one in site.items()
+            }
             head = "".join(f"<a {links[file]}>{html.escape(one.title)}</a>\n" for file, one in site.items())
             head = f"<nav id='models' aria-label='Models'>{head}</nav><script src='{SITE_IMAGES}'></script>\n"
         frame = assets.page(title, "explorer", "@DATA@", self._png, worker="worker.js", head=head)
@@ -266,16 +268,16 @@ class Explorer(assets.Widget):
             return True
 
         weights, content = self._sides[0].weights, any(side.content for side in self._sides)
-        fit = fits(image := self._look([self._shown], bits=8, maps=False)[0])
+        fit = fits(shown := self._look([self._shown], bits=8, maps=False)[0])
         if weights and fits(weights):
             tree["sides"] = [self.sides[0] | dict(weights=weights), *self.sides[1:]]
         # A page that predicts also computes where the heads of its first model look.
         maps = content and ("weights" not in tree["sides"][0] or len(self._sides) > 1)
         if maps:
-            fit = fits(image := self._look([self._shown], bits=8)[0])
+            fit = fits(shown := self._look([self._shown], bits=8)[0])
         if not fit:
             raise ExplorerError(f"The page would be larger than {limit / 1e6:g} MB: explore a smaller model.")
-        tree["image"] = image
+        tree["image"] = shown
         if content and not site and fits(average := self._averages(8)):
             tree["average"] = average
         chosen = self._pool.some(min(60, len(self._pool.classes) or 60) if maps else STRIP)

@@ -199,7 +199,8 @@ def many_heads_on_image(
     ax.tick_params(length=0)
     scale = _probability_scale(np.nanmax(whole))
     ax.imshow(np.ma.masked_invalid(whole), aspect="auto", interpolation="nearest", **scale)
-    ax.scatter(*np.transpose(places), s=3, marker="s", facecolor="none", edgecolor=style.QUERY_COLOUR, linewidth=0.4)
+    across, down = np.transpose(places)
+    ax.scatter(across, down, s=3, marker="s", facecolor="none", edgecolor=style.QUERY_COLOUR, linewidth=0.4)
     aspect = image.shape[0] / image.shape[1]
     corner = (left / DOUBLE, 1 - (0.1 + side) / total, min(side, side / aspect) / DOUBLE, side * min(1, aspect) / total)
     ax = figure.add_axes(corner, xticks=[], yticks=[], frame_on=False)
