@@ -693,8 +693,8 @@ def test_the_page_leaves_out_what_does_not_fit(data) -> None:
     with pytest.raises(ExplorerError, match="larger than"):
         explorer.page(20_000)
     # Without room for the weights the page shows where heads look, with maps that Python computed.
-    explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(full))
-    tree = tree_of(explorer.page(full))
+    explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(2 * full))
+    tree = tree_of(explorer.page(2 * full))
     assert "weights" not in tree["sides"][0] and tree["gallery"]
     assert all("maps" in one["sides"][0] for one in tree["gallery"])
 
@@ -734,7 +734,7 @@ def test_matrices_travel_in_few_bits_and_short_vectors_in_half_precision() -> No
         high, low = (np.frombuffer(part, np.uint8).astype(np.uint16) for part in rounded(sent))
         got = (high << 8 | low).view(np.float16).astype(np.float32).reshape(sent.shape)
         off = np.abs(got / sent.numpy() - 1)
-        assert 2 ** -(bits + 2) < off.max() <= 2 ** -(bits + 1)
+        assert 2 ** -(bits + 2) < off.max() <= 2 ** -(bits + 1) + 2**-11  # half precision rounds, too
 
 
 def test_a_network_with_dozens_of_heads_is_one_picture() -> None:
