@@ -21,6 +21,7 @@ import tables  # noqa: E402
 
 RECORD = ROOT / "outputs" / "evening"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+BESIDE = {"../playground.html?site=explorer", "../explorer.html?site=playground"}
 PAGES = {path.stem: "../index.html" if path.stem.startswith("00") else f"{path.stem}.html" for path in NOTEBOOKS}
 
 
@@ -157,7 +158,7 @@ def test_formulas_and_links_of_every_notebook_work_without_a_network(path, tmp_p
     assert not any("\\" in formula for formula in formulas)  # a command that is not known stays as it was
     assert not re.search(r'(src|<link[^>]*href)="https?:', page)
     inside = {link for link in re.findall(r'href="([^"#]+)"', page) if "://" not in link}
-    assert inside <= {"../index.html", "../style.css", *PAGES.values()}
+    assert inside <= {"../index.html", "../style.css", *PAGES.values(), *BESIDE}
     place = NOTEBOOKS.index(path)
     for step, kind in ((-1, "prev"), (1, "next")):
         beside = NOTEBOOKS[place + step].stem if 0 <= place + step < len(NOTEBOOKS) else None

@@ -79,6 +79,7 @@ def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = 
         body=Markup(_body(notebook, pages)),
         before=order[place - 1] if place else "",
         after=order[place + 1] if place else "",
+        links=LINKS if {name[:2] for name in pages} >= {"01", "08"} else {},  # the notebooks that write them
     )
 
 
