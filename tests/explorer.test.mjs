@@ -250,8 +250,41 @@ test("the widget's host passes messages on, and tells of an update once", async 
   assert.deepEqual(listeners, {});
 });
 
+test("a link with another model leads to that model's page", () => {
+  const went = [], place = { location: { hash: "", search: "?site", href: "file:///explorer.html", replace: (to) => went.push(to) }, addEventListener: () => {} };
+  const pages = { quadratic: "explorer.html", learned: "explorer-learned.html" }, image = { title: "a", label: null };
+  const page = () => pageHost({ image, gallery: [], model: "quadratic", pages }, null, place);
+  place.location.hash = new URL(page().link({ layer: 2 })).hash;
+  assert.deepEqual([fromLink(place.location.hash).model, page().lost, went], ["quadratic", "", []]);
+  place.location.hash = `#${inLink({ model: "learned", layer: 2 })}`;
+  page();
+  assert.deepEqual(went, [`explorer-learned.html?site${place.location.hash}`]);
+  place.location.hash = `#${inLink({ model: "constructor" })}`;
+  assert.match(page().lost, /does not hold the model of this link, “constructor”/);
+  assert.equal(went.length, 1);
+});
+
+test("a kernel that has gone is named at once, and asked for nothing until it answers", async () => {
+  const calls = {}, sent = [], told = [];
+  const model = { on: (name, act) => { calls[name] = act; }, off: (name) => delete calls[name], send: (message) => sent.push(message.kind), get: () => ({}) };
+  const host = widgetHost(model);
+  host.listen((...what) => told.push(what));
+  host.send({ kind: "image", id: 1 });
+  calls.comm_live_update();
+  host.send({ kind: "image", id: 2 });
+  assert.deepEqual(sent, ["image", "hello"]);
+  assert.deepEqual(told.map(([what]) => what), ["notice", "notice", "done"]);
+  assert.match(told[0][1], /Run this cell again/);
+  calls["msg:custom"]({ kind: "done", id: undefined }, []);
+  host.send({ kind: "image", id: 3 });
+  assert.deepEqual([sent.at(-1), told.at(-2)], ["image", ["notice", ""]]);
+  host.close();
+  assert.deepEqual(calls, {});
+});
+
 test("half precision: normal, subnormal and negative numbers", () => {
-  assert.deepEqual([...fromHalf(new Uint8Array(new Uint16Array([0x3c00, 0xc000, 0x3555, 0x0001, 0x8000, 0x7bff]).buffer))], [1, -2, 1365 / 4096, 2 ** -24, -0, 65504]);
+  const codes = [0x3c00, 0xc000, 0x3555, 0x0001, 0x8000, 0x7bff];
+  assert.deepEqual([...fromHalf(Uint8Array.from(codes, (code) => code >> 8), Uint8Array.from(codes, (code) => code & 255))], [1, -2, 1365 / 4096, 2 ** -24, -0, 65504]);
 });
 
 test("a linear map of any number of rows and outputs", () => {

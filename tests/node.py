@@ -19,8 +19,8 @@ needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the
 
 
 def in_node(source: str, tree: Any = None) -> Any:
-    """What ``out`` is after a script that knows the modules heads, maths, network and play, and ``tree`` as packed."""
-    files = dict(heads="heads", maths="maths", network="network", play="playground")
+    """What ``out`` is after a script that knows modules (heads, maths, network, page, play), and ``tree`` as packed."""
+    files = dict(heads="heads", maths="maths", network="network", page="page", play="playground")
     imports = "".join(f"import * as {n} from {json.dumps((FRONT / f'{f}.js').as_uri())};" for n, f in files.items())
     script = f"""
         {imports}

@@ -22,6 +22,7 @@ from attnconv.attention import QuadraticAttention
 from attnconv.config import ModelConfig, TrainConfig
 from attnconv.equivalence import attention_to_conv, convert, swap
 from attnconv.explorer import ExplorerError, edited, explore, quantize
+from attnconv.explorer.arrays import as_text, rounded
 from attnconv.explorer.images import fitting
 from attnconv.models import build_model, predict
 from attnconv.training import train
@@ -643,7 +644,11 @@ def test_runs_are_chosen_and_compared(runs, data) -> None:
 
 def tree_of(page: str) -> dict:
     text = re.search(r"<script id='data' type='text/plain'>(.*?)</script>", page)[1]
-    raw = gzip.decompress(base64.b64decode(text))
+    return tree_in(text)
+
+
+def tree_in(text: str) -> dict:
+    raw = gzip.decompress(base64.b85decode(text.replace(",", "<")))
     (length,) = struct.unpack("<I", raw[:4])
     return json.loads(raw[4 : 4 + length])
 
@@ -691,10 +696,58 @@ def test_the_page_leaves_out_what_does_not_fit(data) -> None:
     with pytest.raises(ExplorerError, match="larger than"):
         explorer.page(20_000)
     # Without room for the weights the page shows where heads look, with maps that Python computed.
-    explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(full))
-    tree = tree_of(explorer.page(full))
+    explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(2 * full))
+    tree = tree_of(explorer.page(2 * full))
     assert "weights" not in tree["sides"][0] and tree["gallery"]
     assert all("maps" in one["sides"][0] for one in tree["gallery"])
+
+
+def test_a_site_has_a_page_for_each_model_and_pictures_once(runs, data, tmp_path) -> None:
+    explorer = explore(runs["quadratic"], images=data)
+    pages = explorer.export_site(tmp_path)
+    assert [page.name for page in pages] == ["explorer.html", "explorer-content.html"]
+    assert len({page.parent / file for page in pages for file in ("explorer-images.js",)}) == 1
+    beside = tree_in((tmp_path / "explorer-images.js").read_text().split('"')[1])
+    for page, name in zip(pages, ("quadratic", "content"), strict=True):
+        text = page.read_text()
+        tree, links = tree_of(text), re.findall(r"<a href='([^']+)'( aria-current=page)?>", text)
+        assert tree["model"] == name and tree["pages"] == {
+            "quadratic": "explorer.html",
+            "content": "explorer-content.html",
+        }
+        assert links == [(file.name, " aria-current=page" * (file == page)) for file in pages]
+        assert tree["sides"][0]["name"] == runs[name].path.name and "weights" in tree["sides"][0]
+        assert len(tree["gallery"]) > 30 and {one["pixels"] for one in tree["gallery"]} <= beside.keys()
+        assert isinstance(tree["image"]["pixels"], dict)  # so that the page shows something alone
+    with pytest.raises(ExplorerError, match="others beside"):
+        explore(model_of("quadratic"), images=data).export_site(tmp_path)
+
+
+@needs_node
+@pytest.mark.parametrize("length", range(9))
+def test_bytes_travel_as_text(length: int) -> None:
+    content = bytes(range(250, 250 - length, -1))
+    text = as_text(content)
+    assert "<" not in text and in_node(f"const out = [...page.fromText({json.dumps(text)})];") == list(content)
+
+
+def test_matrices_travel_in_few_bits_and_short_vectors_in_half_precision() -> None:
+    values = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
+    for sent, bits in ((values, 6), (values[0], 10)):
+        high, low = (np.frombuffer(part, np.uint8).astype(np.uint16) for part in rounded(sent))
+        got = (high << 8 | low).view(np.float16).astype(np.float32).reshape(sent.shape)
+        off = np.abs(got / sent.numpy() - 1)
+        assert 2 ** -(bits + 2) < off.max() <= 2 ** -(bits + 1) + 2**-11  # half precision rounds, too
+
+
+def test_a_network_with_dozens_of_heads_is_one_picture() -> None:
+    torch.manual_seed(0)
+    convs = [torch.nn.Conv2d(3, 2, 7, padding=3), torch.nn.Conv2d(2, 2, 3, padding=1)]
+    cnn = torch.nn.Sequential(*convs)
+    figure = explore(convert(cnn), images=np.zeros((1, 32, 32, 3), np.uint8)).figure()
+    whole = figure.axes[0].images[0].get_array()
+    assert len(figure.axes) == 3 and [t.get_text() for t in figure.axes[0].get_yticklabels()].count("") == 4
+    assert np.nansum(whole.filled(np.nan)) == pytest.approx(49 + 9, abs=0.01)  # every head's probabilities
 
 
 @pytest.mark.slow

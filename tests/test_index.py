@@ -24,6 +24,7 @@ import tables  # noqa: E402
 
 RECORD = ROOT / "outputs" / "evening"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+BESIDE = {"../playground.html?site=explorer", "../explorer.html?site=playground"}
 PAGES = {path.stem: "../index.html" if path.stem.startswith("00") else f"{path.stem}.html" for path in NOTEBOOKS}
 
 
@@ -87,7 +88,7 @@ def test_an_empty_folder_gives_a_page_and_the_explorer_a_link(tmp_path):
     page = write_page(tmp_path).read_text()
     assert "What was found</h1>" in page and "explorer.html" not in page
     (tmp_path / "explorer.html").touch()
-    assert 'href="explorer.html?site"' in write_page(tmp_path).read_text()
+    assert 'href="explorer.html?site="' in write_page(tmp_path).read_text()
 
 
 def test_figures_stand_in_the_order_of_their_notebook(output):
@@ -162,15 +163,15 @@ def test_trained_models_are_listed_with_their_data_and_accuracy(output):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_formulas_and_links_of_every_notebook_work_without_a_network(path, tmp_path):
-    export_html(path, tmp_path / f"{path.stem}.html", PAGES)
-    page = (tmp_path / f"{path.stem}.html").read_text()
+    export_html(path, tmp_path / "notebooks" / f"{path.stem}.html", PAGES)
+    page = (tmp_path / "notebooks" / f"{path.stem}.html").read_text()
     formulas = re.findall(r"<math.*?</math>", page, re.DOTALL)
     source = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
     assert len(formulas) == sum(len(re.findall(r"\$\$.+?\$\$|\$[^$]+?\$", text, re.DOTALL)) for text in source)
     assert not any("\\" in formula for formula in formulas)  # a command that is not known stays as it was
     assert not re.search(r'(src|<link[^>]*href)="https?:', page)
     inside = {link for link in re.findall(r'href="([^"#]+)"', page) if "://" not in link}
-    assert inside <= {"../index.html", *PAGES.values()}
+    assert inside <= {"../index.html", "../style.css", *PAGES.values(), *BESIDE}
     place = NOTEBOOKS.index(path)
     for step, kind in ((-1, "prev"), (1, "next")):
         beside = NOTEBOOKS[place + step].stem if 0 <= place + step < len(NOTEBOOKS) else None
@@ -183,8 +184,8 @@ def test_what_players_and_widgets_ask_of_the_network_is_left_out(output):
     outputs = [nbformat.v4.new_output("display_data", one) for one in (data, widget)]
     cell = nbformat.v4.new_code_cell("1", outputs=outputs)
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), output / "notebooks" / "04_heads.ipynb")
-    export_html(output / "notebooks" / "04_heads.ipynb", output / "a.html")
-    page = (output / "a.html").read_text()
+    export_html(output / "notebooks" / "04_heads.ipynb", output / "notebooks" / "a.html")
+    page = (output / "notebooks" / "a.html").read_text()
     assert "<p>film</p>" in page and "example.org" not in page
     assert "a bar in words" in page and "<script" not in page
 
@@ -192,8 +193,8 @@ def test_what_players_and_widgets_ask_of_the_network_is_left_out(output):
 def test_a_formula_that_cannot_be_read_stays_as_it_was_written(output):
     cell = nbformat.v4.new_markdown_cell(r"Right: $a < b$. Wrong: $\left( x < y$. Right again: $c$.")
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), output / "notebooks" / "04_heads.ipynb")
-    export_html(output / "notebooks" / "04_heads.ipynb", output / "a.html")
-    page = (output / "a.html").read_text()
+    export_html(output / "notebooks" / "04_heads.ipynb", output / "notebooks" / "a.html")
+    page = (output / "notebooks" / "a.html").read_text()
     assert page.count("<math") == 2 and "<code>\\left( x &lt; y</code>" in page and "$" not in page
 
 

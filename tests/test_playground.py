@@ -15,7 +15,7 @@ from torch import nn
 
 from attnconv.attention import QuadraticAttention
 from attnconv.equivalence import conv_to_attention, tap_shifts
-from attnconv.explorer import Playground
+from attnconv.explorer import Playground, assets
 from node import in_node, needs_node, run_tests
 
 
@@ -87,12 +87,16 @@ def test_the_page_is_whole_and_needs_nothing(tmp_path: Path) -> None:
 
 def test_it_is_a_picture_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNCONV_STATIC", "1")
-    bundle, _ = Playground()._repr_mimebundle_()
+    shown: list[dict] = []
+    monkeypatch.setattr(assets, "display", lambda bundle, **_: shown.append(bundle))
+    Playground()._ipython_display_()
+    [bundle] = shown
     assert set(bundle) == {"image/png", "text/plain"}
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     monkeypatch.delenv("ATTNCONV_STATIC")
-    bundle, _ = Playground()._repr_mimebundle_()
-    assert "application/vnd.jupyter.widget-view+json" in bundle and "image/png" in bundle
+    Playground()._ipython_display_()
+    _, live, picture = shown
+    assert "application/vnd.jupyter.widget-view+json" in live and "data:image/png" in picture["text/html"]
 
 
 def test_the_still_picture_shows_the_sharpness() -> None:

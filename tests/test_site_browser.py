@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -114,8 +115,17 @@ LOWEST_CONTRAST = r"""() => {
 """The smallest contrast of any text with what is behind it, as the WCAG defines it."""
 
 
-DOTS = "[...document.querySelectorAll('.film circle')].map((dot) => [dot.cy, dot.cx].map((at) => at.baseVal.value))"
+DOTS = """[...document.querySelectorAll('.film .dot')].map((dot) => {
+  const { e, f } = dot.transform.baseVal.consolidate().matrix
+  return [f, e]
+})"""
 """Where the film's heads are: rows, columns."""
+COLOURED = (
+    "[...document.querySelectorAll('.film .tap')].map((one) => [one.y, one.x].map((at) => at.baseVal.value + 0.5))"
+)
+"""The taps of the kernel that have a head with most of its attention there."""
+HALF = "document.querySelector('.film svg').viewBox.baseVal.width / 2"
+"""From the film's middle to its rim, in pixels of the grid."""
 
 
 def test_the_first_screen_asks_shows_heads_and_leads_on(page: playwright.Page, site: Path) -> None:
@@ -131,23 +141,71 @@ def test_the_first_screen_asks_shows_heads_and_leads_on(page: playwright.Page, s
 def test_the_film_runs_once_from_the_start_to_the_end_and_heads_can_be_dragged(page, site: Path) -> None:
     run = next(run for run in find_runs(RECORD / "runs") if run.preset == "quadratic")
     page.goto(site.as_uri())
-    layer = int(re.search(r"Layer (\d)", page.locator(".film figcaption").inner_text())[1]) - 1
+    layer = int(re.search(r"layer (\d)", page.locator(".film figcaption").inner_text())[1]) - 1
     history = run.heads["parameter_centre"][:, layer]
     np.testing.assert_allclose(page.evaluate(DOTS), history[0], atol=0.3)
-    page.wait_for_timeout(4600)
+    assert page.evaluate(HALF) > np.abs(history[0]).max()  # the start is seen
+    assert page.locator(".film output").inner_text() == "before training"
+    page.locator(".film output", has_text=f"after {len(history) - 1} epochs").wait_for()
+    page.wait_for_timeout(500)
     np.testing.assert_allclose(page.evaluate(DOTS), history[-1], atol=0.011)
-    covered = page.locator(".tap.covered").count()
-    assert covered == len({tuple(tap) for tap in np.rint(history[-1]).astype(int) if np.abs(tap).max() <= 1})
+    assert 1.5 < page.evaluate(HALF) < 2.7  # the end fills the frame
+    sharp = run.heads["mass"][-1] > 0.5
+    taps = [
+        {tuple(tap) for tap in np.rint(run.heads["parameter_centre"][-1, i][on]).astype(int)}
+        for i, on in enumerate(sharp)
+    ]
+    taps = [{tap for tap in some if np.abs(tap).max() <= 1} for some in taps]
+    assert {tuple(tap) for tap in page.evaluate(COLOURED)} == taps[layer] and len(taps[layer]) == max(map(len, taps))
     box = page.locator(".film .query").bounding_box()  # a pixel
-    centre = page.locator(".film circle").first.bounding_box()
+    centre = page.locator(".film .dot circle").first.bounding_box()
     page.mouse.move(centre["x"] + centre["width"] / 2, centre["y"] + centre["height"] / 2)
     page.mouse.down()
-    page.mouse.move(box["x"] + 2.5 * box["width"], box["y"] - box["height"])  # 2 to the right, 1.5 up
+    page.mouse.move(box["x"] + 2 * box["width"], box["y"] - box["height"])  # 1.5 to the right and up
     page.mouse.up()
-    np.testing.assert_allclose(page.evaluate(DOTS)[0], (-1.5, 2), atol=0.1)
-    page.locator(".film circle").nth(1).focus()
+    np.testing.assert_allclose(page.evaluate(DOTS)[0], (-1.5, 1.5), atol=0.1)
+    page.locator(".film .dot").nth(1).focus()
     page.keyboard.press("ArrowDown")
     assert page.evaluate(DOTS)[1][0] == pytest.approx(history[-1][1][0] + 0.25, abs=0.02)
+    page.locator(".film button").click()
+    np.testing.assert_allclose(page.evaluate(DOTS), history[0], atol=0.3)
+
+
+def test_heads_that_stay_far_away_are_arrows_at_the_rim(browser: playwright.Browser, site: Path) -> None:
+    text = site.read_text()
+    [(data, epochs)] = [(one, json.loads(html.unescape(one))) for one in re.findall('data-film="([^"]+)"', text)]
+    epochs["heads"] = [[[3, -8, 4.0], *epoch[1:]] for epoch in epochs["heads"]]
+    far = site.with_name("far.html")
+    far.write_text(text.replace(data, html.escape(json.dumps(epochs))))
+    page = browser.new_page(reduced_motion="reduce", offline=True)
+    page.goto(far.as_uri())
+    rim = page.evaluate(HALF)
+    row, column = page.evaluate(DOTS)[0]
+    assert column == pytest.approx(-0.93 * rim, abs=0.01) and row == pytest.approx(0.93 * rim * 3 / 8, abs=0.01)
+    arrows = page.locator(".film .dot path")
+    assert arrows.first.is_visible() and not arrows.nth(8).is_visible()
+    page.close()
+
+
+@LIGHT
+def test_three_findings_follow_the_record(page: playwright.Page, site: Path) -> None:
+    page.goto(site.as_uri())
+    words = page.locator(".findings").inner_text()
+    run = next(run for run in find_runs(RECORD / "runs") if run.preset == "quadratic")
+    whole, five = run.swaps["whole"].mean(), run.swaps["alone"].mean(-1)[:, list(run.swaps["sizes"]).index(5)]
+    assert f"{(whole - five <= 0.01).sum()} of 6 trained layers" in words and f"{whole:.1%} with none" in words
+    for holds, title in ((True, "As accurate as a ResNet"), (False, "Less accurate"), (None, "As accurate?")):
+        claims = Claims(site.parent / "tables" / "01-claims.json")
+        for key in ("theorem", "matches-resnet"):
+            claims.record(key, holds, ["7 < 8"])
+        write_page(site.parent)
+        page.reload()
+        words = page.locator(".findings").inner_text()
+        assert title in words and "7 < 8." in words
+        assert {True: "Exactly\n", False: "Not exactly, here", None: "Exactly?"}[holds] in words
+    assert page.locator(".findings a").first.locator("rect").count() == 99
+    for picture in page.locator(".findings svg").all():
+        assert picture.bounding_box()["width"] > 250
 
 
 def test_who_asks_for_less_motion_sees_the_end_at_once(browser: playwright.Browser, site: Path) -> None:

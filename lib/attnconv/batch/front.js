@@ -1,73 +1,94 @@
-// The first screen's film: the heads of a layer move from before training to after it, once; then they can be dragged.
+// The first screen's film: where the heads of a layer look, from before training to after it, once. Then heads can be
+// dragged. Each pixel has the colours of the heads that look at it, as much as they do; the view comes nearer meanwhile.
 (() => {
-  const svg = document.querySelector(".film svg")
-  const { centres, colours } = JSON.parse(svg.dataset.film) // centres: epochs x heads x [rows, columns]
-  const last = centres.length - 1
-  const make = (name, attributes) => {
+  const film = document.querySelector(".film"), svg = film.querySelector("svg"), told = film.querySelector("output")
+  const { heads, colours } = JSON.parse(svg.dataset.film) // heads: epochs x heads x [row, column, precision]
+  const last = heads.length - 1, FAR = 5, rgb = colours.map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)))
+  const make = (name, attributes, parent = svg) => {
     const element = document.createElementNS("http://www.w3.org/2000/svg", name)
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value)
-    return svg.appendChild(element)
+    return parent.appendChild(element)
   }
-  const taps = []
-  for (const row of [-1, 0, 1]) {
-    for (const column of [-1, 0, 1]) {
-      const place = { x: column - 0.5, y: row - 0.5, width: 1, height: 1, class: "tap" }
-      taps.push({ row, column, square: make("rect", place) })
-    }
-  }
+  const farthest = (epoch) => Math.max(...heads[epoch].flatMap(([row, column]) => [Math.abs(row), Math.abs(column)]))
+  // From the middle to the rim, before and after: all heads are seen, if that is not too far; what is farther has an arrow.
+  const views = [Math.min(farthest(0) + 0.6, FAR), Math.min(Math.max(farthest(last) + 0.4, 2.1), 2.6)]
+  const pixels = []
+  for (let row = -FAR; row <= FAR; row++)
+    for (let column = -FAR; column <= FAR; column++)
+      pixels.push({ row, column, square: make("rect", { x: column - 0.5, y: row - 0.5, width: 1, height: 1, class: "pixel" }) })
+  make("rect", { x: -1.5, y: -1.5, width: 3, height: 3, class: "kernel" })
   make("rect", { x: -0.5, y: -0.5, width: 1, height: 1, class: "query" })
-  const now = centres[0].map((centre) => [...centre])
+  const now = heads[0].map((head) => [...head])
   const dots = now.map((_, head) => {
-    const dot = make("circle", { r: 0.15, fill: colours[head], tabindex: 0 })
-    make("title", {}).textContent = `Head ${head + 1}`
-    dot.appendChild(svg.lastChild)
+    const dot = make("g", { class: "dot", fill: colours[head], tabindex: 0, role: "img", "aria-label": `Head ${head + 1}` })
+    make("circle", { r: 1 }, dot)
+    make("path", { d: "M1.3 -.7L2.2 0L1.3 .7Z" }, dot)
     return dot
   })
+  let view = views[0]
+
+  /** How much of a head's attention is on each shift -FAR .. FAR of one axis: P is a product of rows and columns. */
+  const along = (centre, precision) => {
+    const weights = []
+    for (let at = -16; at <= 16; at++) weights.push(Math.exp(-0.5 * precision * ((at - centre) ** 2 - (Math.round(centre) - centre) ** 2)))
+    const sum = weights.reduce((a, b) => a + b)
+    return weights.slice(16 - FAR, 17 + FAR).map((weight) => weight / sum)
+  }
 
   function draw() {
-    now.forEach(([row, column], head) => {
-      dots[head].setAttribute("cx", column)
-      dots[head].setAttribute("cy", row)
-    })
-    for (const { row, column, square } of taps) {
-      const covered = now.some((centre) => Math.abs(centre[0] - row) < 0.5 && Math.abs(centre[1] - column) < 0.5)
-      square.classList.toggle("covered", covered)
+    svg.setAttribute("viewBox", `${-view} ${-view} ${2 * view} ${2 * view}`)
+    const axes = now.map(([row, column, precision]) => [along(row, precision), along(column, precision)])
+    for (const { row, column, square } of pixels) {
+      const mix = [0, 0, 0]
+      let most = 0, sum = 0
+      axes.forEach(([rows, columns], head) => {
+        const p = rows[row + FAR] * columns[column + FAR]
+        most = Math.max(most, p)
+        sum += p
+        rgb[head].forEach((value, i) => (mix[i] += p * value))
+      })
+      square.style.fill = `rgb(${mix.map((value) => Math.round(value / (sum || 1)))})`
+      square.style.fillOpacity = (0.75 * Math.min(1, sum)).toFixed(3)
+      square.classList.toggle("tap", most > 0.5 && Math.max(Math.abs(row), Math.abs(column)) < 2)
     }
+    now.forEach(([row, column], head) => {
+      const rim = view * 0.93, out = Math.max(Math.abs(row), Math.abs(column)) / rim, size = view * 0.042
+      const [y, x] = [row, column].map((value) => value / Math.max(out, 1))
+      const turn = (Math.atan2(row, column) * 180) / Math.PI
+      dots[head].classList.toggle("far", out > 1)
+      dots[head].setAttribute("transform", `translate(${x} ${y}) rotate(${turn}) scale(${size})`)
+    })
   }
 
   function at(time) {
-    const epoch = Math.min(Math.floor(time), last - 1)
-    const share = Math.min(time - epoch, 1)
-    now.forEach((centre, head) => {
-      for (const axis of [0, 1]) {
-        const [from, to] = [centres[epoch][head][axis], centres[epoch + 1][head][axis]]
-        centre[axis] = from + share * (to - from)
-      }
-    })
+    const epoch = Math.min(Math.floor(time), Math.max(last - 1, 0)), share = Math.min(time - epoch, 1)
+    const next = heads[Math.min(epoch + 1, last)]
+    now.forEach((head, one) => head.forEach((_, i) => (head[i] = heads[epoch][one][i] + share * (next[one][i] - heads[epoch][one][i]))))
+    view = views[0] + (views[1] - views[0]) * (last ? time / last : 1)
+    const shown = Math.round(time)
+    told.textContent = shown === 0 ? "before training" : shown === last ? `after ${last} epochs` : `epoch ${shown}`
     draw()
   }
 
-  let running = true
-  const still = matchMedia("(prefers-reduced-motion: reduce)").matches || last < 1
-  const began = performance.now()
-  const step = (time) => {
-    if (!running) return
-    const share = Math.min(Math.max(time - began - 600, 0) / 3500, 1)
-    at(last * share ** 2 * (3 - 2 * share)) // slow at both ends
-    if (share < 1) requestAnimationFrame(step)
-  }
-  if (still) {
-    centres[last].forEach((centre, head) => (now[head] = [...centre]))
-    draw()
-  } else {
-    draw()
+  let running = 0
+  function play() {
+    const mine = ++running, began = performance.now()
+    const step = (time) => {
+      if (mine !== running) return
+      const share = Math.min(Math.max(time - began - 900, 0) / 4600, 1)
+      at(last * share ** 2 * (3 - 2 * share)) // slow at both ends
+      if (share < 1) requestAnimationFrame(step)
+    }
+    at(0)
     requestAnimationFrame(step)
   }
+  film.querySelector("button").onclick = play
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches || last < 1) at(last)
+  else play()
 
-  const limit = (value) => Math.max(-2.3, Math.min(2.3, value))
   const move = (head, row, column) => {
-    running = false
-    now[head] = [limit(row), limit(column)]
+    running++ // the film ends
+    now[head].splice(0, 2, ...[row, column].map((value) => Math.max(-FAR, Math.min(FAR, value))))
     draw()
   }
   dots.forEach((dot, head) => {
@@ -75,7 +96,8 @@
     dot.addEventListener("pointermove", (event) => {
       if (!dot.hasPointerCapture(event.pointerId)) return
       const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse())
-      move(head, point.y, point.x)
+      const inside = (value) => Math.max(-view * 0.93, Math.min(view * 0.93, value))
+      move(head, inside(point.y), inside(point.x))
     })
     dot.addEventListener("keydown", (event) => {
       const way = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key]

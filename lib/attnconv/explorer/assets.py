@@ -10,11 +10,12 @@ import re
 import string
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import anywidget
 import matplotlib.pyplot as plt
+from IPython.display import display
 
+from attnconv.figures.style import of_256_colours
 from attnconv.training.runs import writing
 
 FRONT = Path(__file__).with_name("front")
@@ -41,8 +42,12 @@ def style(name: str) -> str:
     return (FRONT / "theme.css").read_text() + (FRONT / name).read_text()
 
 
-def page(title: str, name: str, data: str, picture: bytes, heading: bool = True, worker: str = "") -> str:
+def page(
+    title: str, name: str, data: str, picture: bytes, heading: bool = True, worker: str = "", head: str = ""
+) -> str:
     """One HTML file that needs no network: ``name``.js, its style, its data, and a PNG for readers without scripts.
+
+    ``head`` is HTML that stands above all.
 
     ``worker`` is the module that the page starts as a Web Worker, from its text: as a classic script, since a page that
     was opened as a file may load no module from a text.
@@ -51,8 +56,17 @@ def page(title: str, name: str, data: str, picture: bytes, heading: bool = True,
     work = re.sub("^export ", "", work, flags=re.MULTILINE)
     title = html.escape(title)
     parts = dict(name=name, title=title, style=style(f"{name}.css"), code=code, worker=work, data=data)
-    parts |= dict(heading=f"<h1>{title}</h1>" if heading else "", picture=base64.b64encode(picture).decode())
+    parts |= dict(head=head, heading=f"<h1>{title}</h1>" if heading else "")
+    parts["picture"] = base64.b64encode(of_256_colours(picture)).decode()
     return string.Template((FRONT / "page.html").read_text()).substitute(parts)
+
+
+_CHILD, _LIVES = ".jp-OutputArea-child", ":has(.attnconv-explorer, .attnconv-playground)"
+_KEPT = (
+    f"<style>{_CHILD}{_LIVES} + {_CHILD}:has(> * .attnconv-last), "
+    f"{_CHILD}:has(+ {_CHILD} .attnconv-last):not({_LIVES}) {{ display: none }}</style>"
+)
+"""In JupyterLab: a widget that lives hides the picture after it, and one that does not is hidden itself."""
 
 
 class Widget(anywidget.AnyWidget):
@@ -65,18 +79,23 @@ class Widget(anywidget.AnyWidget):
         plt.close(figure)
         return file.getvalue()
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        """Itself, and the picture for readers and programs that cannot run it.
+    def _ipython_display_(self) -> None:
+        """Show itself, then its picture, which is hidden while it lives.
 
-        The picture only with ``ATTNCONV_STATIC=1``, as in batch runs: many viewers of executed notebooks would choose
-        the widget and then show nothing.
+        So a saved notebook that is opened without its kernel shows the picture. In one output with it the picture would
+        be of no use: JupyterLab takes the widget, and then says that it has no model. With ``ATTNCONV_STATIC=1``, as in
+        batch runs, only the picture.
         """
-        image = {"image/png": base64.b64encode(self._png).decode()}
+        picture, text = base64.b64encode(self._png).decode(), f"{type(self).__name__}: run this cell to use it."
         if os.environ.get("ATTNCONV_STATIC") == "1":
-            return {**image, "text/plain": repr(self)}, {}
-        live = super()._repr_mimebundle_(**options)
+            display({"image/png": picture, "text/plain": text}, raw=True)
+            return
+        live = self._repr_mimebundle_()
         bundle, notes = live if isinstance(live, tuple) else (live, {})
-        return {**(bundle or {}), **image}, notes
+        display({**(bundle or {}), "text/plain": text}, metadata=notes, raw=True)
+        image = f"<img alt='{text}' src='data:image/png;base64,{picture}'>"
+        kept = f"<div class='attnconv-last'>{_KEPT}{image}</div>"
+        display({"text/html": kept, "text/plain": text}, raw=True)
 
     def export_html(self, path: str | Path) -> Path:
         """Write `page` to a file and return its path."""

@@ -55,6 +55,8 @@ def pool_of(
     std: Sequence[float] | None,
 ) -> Pool:
     """The images that `explore` was given, as the model takes them, with the words and numbers that go with them."""
+    if isinstance(images, Pool):
+        return images
     size, channels = side.image_size, side.image_channels
     about = dict(side.run.config.get("data", {})) if side.run else {}
     if images is None:

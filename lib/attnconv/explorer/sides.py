@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attnconv.analysis import heads
 from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
 from attnconv.equivalence import TapAttention
-from attnconv.explorer.arrays import array, padded, quantize
+from attnconv.explorer.arrays import array, padded, quantize, rounded
 from attnconv.explorer.edits import convolved, edited, head_of, layers_of, sigma_of
 from attnconv.explorer.images import ExplorerError
 from attnconv.models import Attention, AttentionNet, predict
@@ -100,11 +100,12 @@ class Side:
         return path
 
     @cached_property
-    def weights(self) -> dict[str, bytes] | None:
-        """All parameters by name, in half precision; None for a network that only Python can compute."""
+    def weights(self) -> dict[str, dict[str, bytes]] | None:
+        """All parameters by name, `rounded`, in two parts; None for a network that only Python can compute."""
         if not isinstance(self.model, AttentionNet):
             return None
-        return {name: value.detach().half().cpu().numpy().tobytes() for name, value in self.model.named_parameters()}
+        parts = {name: rounded(value) for name, value in self.model.named_parameters()}
+        return {part: {name: both[i] for name, both in parts.items()} for i, part in enumerate(("high", "low"))}
 
     @torch.no_grad()
     def look(

@@ -12,9 +12,11 @@ reader changes in it.
 
 from __future__ import annotations
 
-import base64
+import html
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,18 +28,20 @@ from torch import Tensor
 
 from attnconv import figures
 from attnconv.explorer import assets
-from attnconv.explorer.arrays import array, pack
+from attnconv.explorer.arrays import array, as_text, pack
 from attnconv.explorer.edits import SIGMAS
 from attnconv.explorer.images import ExplorerError, pool_of, size_of
 from attnconv.explorer.sides import Side, run_title, side_of
 from attnconv.training.data import normalize
-from attnconv.training.runs import Run, find_runs
+from attnconv.training.runs import Run, find_runs, writing
 
 _Shown = tuple[NDArray[np.uint8], str, int | None]
 """An image (H, W, C), its title, its class."""
 
-EXPORT_LIMIT = 15_000_000
-"""Bytes of an exported page. What does not fit (more images, averages) is left out."""
+EXPORT_LIMIT, SITE_LIMIT = 15_000_000, 5_000_000
+"""Bytes of an exported page, and of each page of a site. What does not fit (more images, averages) is left out."""
+SITE_IMAGES = "explorer-images.js"
+"""Of a site: the images that all its pages show."""
 AVERAGED_IMAGES = 32
 """Images over which attention with content is averaged (the paper: 100)."""
 STRIP = 100
@@ -132,6 +136,9 @@ class Explorer(assets.Widget):
         finally:
             self.send(dict(kind="done", id=message.get("id")))
 
+    def _answer_hello(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
+        """That it is answered is the answer."""
+
     def _answer_image(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
         """Another image; of one class, if the page names one."""
         label, labels = message["class"], self._pool.labels
@@ -220,30 +227,37 @@ class Explorer(assets.Widget):
         height, width = side.grid
         row, column = (self.state.get("query") or (height // 2, width // 2))[:2]
         maps = side.maps((row, column), self._inputs([self._shown[0]]))
-        return figures.attention_on_image(self._shown[0], (row, column), maps, caption=self._shown[1])
+        draw = figures.many_heads_on_image if maps.shape[1] > 16 else figures.attention_on_image
+        return draw(self._shown[0], (row, column), maps, caption=self._shown[1])
 
-    def page(self, limit: int = EXPORT_LIMIT) -> str:
+    def page(self, limit: int = EXPORT_LIMIT, site: Mapping[str, Run] | None = None) -> str:
         """The explorer as one HTML page of at most ``limit`` bytes, which needs neither Python nor a network.
 
         It holds what is drawn of the models, the image shown now and its prediction, also with the heads as they are
         changed now; then, while there is room, the first model's weights, with which the page predicts by itself, the
-        average over images, and images of every class with their predictions.
+        average over images, and images of every class with their predictions. As one of the pages of a ``site``, by
+        file, it leads to the others, and the images are in a file beside them.
 
         Raises:
             ExplorerError: not even the image shown now fits.
         """
         image = self._inputs([self._shown[0]])
         tree: dict[str, Any] = dict(sides=self.sides, choices=self.choices, state=dict(self.state))
-        tree |= dict(image=self._look([self._shown], bits=8)[0], average=[], gallery=[])
+        tree |= dict(average=[], gallery=[])
         places = [(map(int, at.split(".")), change) for at, change in self.state.get("edits", {}).items()]
         changed = [dict(zip(("layer", "head"), place, strict=False)) | change for place, change in places]
         if changed:
             tree["edited"] = dict(self._sides[0].look(image, changed, bits=8)[0], heads=changed)
-        title = f"Attention heads: {self.sides[0]['title']}"
-        frame = assets.page(title, "explorer", "@DATA@", self._png, worker="worker.js")
-        room = (limit - len(frame.encode())) * 3 // 4 - len(pack(tree))  # base64 writes 4 bytes for 3
-        if room < 0:
-            raise ExplorerError(f"The page would be larger than {limit / 1e6:g} MB: explore a smaller model.")
+        title, head = f"Attention heads: {self.sides[0]['title']}", ""
+        if site and (run := self._sides[0].run):
+            tree |= dict(model=run.preset, pages={run.preset: file for file, run in site.items()})
+            links = {
+                file: f"href='{file}'{' aria-current=page' * (one.path == run.path)}" for file, one in site.items()
+            }
+            head = "".join(f"<a {links[file]}>{html.escape(one.title)}</a>\n" for file, one in site.items())
+            head = f"<nav id='models' aria-label='Models'>{head}</nav><script src='{SITE_IMAGES}'></script>\n"
+        frame = assets.page(title, "explorer", "@DATA@", self._png, worker="worker.js", head=head)
+        room = (limit - len(frame.encode())) * 4 // 5 - len(pack(tree))  # `as_text` writes 5 bytes for 4
 
         def fits(part: Any) -> bool:
             nonlocal room
@@ -254,19 +268,49 @@ class Explorer(assets.Widget):
             return True
 
         weights, content = self._sides[0].weights, any(side.content for side in self._sides)
+        fit = fits(shown := self._look([self._shown], bits=8, maps=False)[0])
         if weights and fits(weights):
             tree["sides"] = [self.sides[0] | dict(weights=weights), *self.sides[1:]]
-        if content and fits(average := self._averages(8)):
-            tree["average"] = average
         # A page that predicts also computes where the heads of its first model look.
         maps = content and ("weights" not in tree["sides"][0] or len(self._sides) > 1)
+        if maps:
+            fit = fits(shown := self._look([self._shown], bits=8)[0])
+        if not fit:
+            raise ExplorerError(f"The page would be larger than {limit / 1e6:g} MB: explore a smaller model.")
+        tree["image"] = shown
+        if content and not site and fits(average := self._averages(8)):
+            tree["average"] = average
         chosen = self._pool.some(min(60, len(self._pool.classes) or 60) if maps else STRIP)
         few = [one for one in map(self._from_pool, chosen) if one[1] != self._shown[1]]
         for start in range(0, len(few), step := 1 if maps else 10):
-            if not fits(more := self._look(few[start : start + step], bits=8, maps=maps)):
+            more = self._look(few[start : start + step], bits=8, maps=maps)
+            if site:
+                more = [one | dict(pixels=one["title"]) for one in more]
+            if not fits(more):
                 break
             tree["gallery"] += more
-        return frame.replace("@DATA@", base64.b64encode(pack(tree)).decode())
+        return frame.replace("@DATA@", as_text(pack(tree)))
+
+    def export_site(self, folder: str | Path) -> list[Path]:
+        """Write a page for this run, ``explorer.html``, and one for each other model that was trained beside it.
+
+        They lead to one another, and show images that are in one file beside them.
+        """
+        first = self._sides[0].run
+        if not first:
+            raise ExplorerError("Only runs have others beside them: use export_html for a model alone.")
+        runs = {run.preset: run for run in reversed(self._runs.values()) if not run.train.start_from}
+        site = {f"explorer-{preset}.html": run for preset, run in sorted(runs.items()) if preset != first.preset}
+        site = {"explorer.html": first} | site
+        shown = {title: array(pixels) for pixels, title, _ in map(self._from_pool, self._pool.some(STRIP))}
+        images = Path(folder) / SITE_IMAGES
+        with writing(images) as temporary:
+            temporary.write_text(f"globalThis.attnconvImages = {json.dumps(as_text(pack(shown)))};\n")
+        for file, run in site.items():
+            explorer = self if run is first else Explorer(run, self._pool)
+            with writing(images.with_name(file)) as temporary:
+                temporary.write_text(explorer.page(SITE_LIMIT, site))
+        return [images.with_name(file) for file in site]
 
 
 explore = Explorer  # as one says it in a notebook

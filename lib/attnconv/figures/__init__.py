@@ -23,6 +23,7 @@ from attnconv.figures.evidence import agreement_and_ceiling, score_shares, taps_
 from attnconv.figures.maps import (
     attention_grid,
     attention_on_image,
+    many_heads_on_image,
     schema,
     signed_images,
     sum_of_heads,

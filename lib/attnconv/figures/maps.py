@@ -169,6 +169,49 @@ def attention_on_image(
     return figure
 
 
+@styled
+def many_heads_on_image(
+    image: NDArray, query: tuple[int, int], maps: ArrayLike, caption: str = "", columns: int = 12
+) -> Figure:
+    """The same of networks with dozens of heads in a layer, which go on in the next row; all maps are one picture.
+
+    Arguments as of `attention_on_image`; ``columns``: heads in a row.
+    """
+    maps = array(maps, "maps (layers, heads, height, width)")
+    height, width = maps.shape[2:]
+    rows: list[tuple[str, NDArray]] = []
+    for title, heads in zip(style.layer_titles(len(maps)), maps, strict=True):
+        there = heads[~np.isnan(heads).all((1, 2))]
+        rows += [(title if at == 0 else "", there[at : at + columns]) for at in range(0, len(there), columns)]
+    gap = max(1, width // 12)
+    whole = np.full((len(rows) * (height + gap), columns * (width + gap)), np.nan)
+    places = []
+    for row, (_, heads) in enumerate(rows):
+        for column, one in enumerate(heads):
+            top, left = row * (height + gap), column * (width + gap)
+            whole[top : top + height, left : left + width] = one
+            places.append((left + query[1], top + query[0]))
+    left, side, wide = 0.9, 1.1, DOUBLE - 1.0
+    tall = wide * whole.shape[0] / whole.shape[1]
+    figure = new_figure(DOUBLE, tall + side + 0.5 + _FOOT, layout=None)
+    total = figure.get_size_inches()[1]
+    ax = figure.add_axes((left / DOUBLE, _FOOT / total, wide / DOUBLE, tall / total), xticks=[], facecolor="0.9")
+    ax.spines[:].set(visible=False)
+    ax.set_yticks(np.arange(len(rows)) * (height + gap) + height / 2, [title for title, _ in rows], fontsize=6)
+    ax.tick_params(length=0)
+    scale = _probability_scale(np.nanmax(whole))
+    ax.imshow(np.ma.masked_invalid(whole), aspect="auto", interpolation="nearest", **scale)
+    across, down = np.transpose(places)
+    ax.scatter(across, down, s=3, marker="s", facecolor="none", edgecolor=style.QUERY_COLOUR, linewidth=0.4)
+    aspect = image.shape[0] / image.shape[1]
+    corner = (left / DOUBLE, 1 - (0.1 + side) / total, min(side, side / aspect) / DOUBLE, side * min(1, aspect) / total)
+    ax = figure.add_axes(corner, xticks=[], yticks=[], frame_on=False)
+    ax.imshow(image, cmap="gray", vmin=0, vmax=255, aspect="auto")
+    ax.text(1.05, 1, f"{caption}\nquery at row {query[0]}, column {query[1]}", transform=ax.transAxes, va="top")
+    _bar(figure, scale, "Attention probability (square-root scale)")
+    return figure
+
+
 # --- convolution as attention -------------------------------------------------------------------------------------
 
 

@@ -105,7 +105,7 @@ def of_256_colours(png: bytes) -> bytes:
     """The same picture in a third of the bytes: with all colours, the committed record would be 79 MB, not 54."""
     picture, content = Image.open(io.BytesIO(png)), io.BytesIO()
     few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
-    few.save(content, "PNG", dpi=picture.info.get("dpi"))
+    few.save(content, "PNG", dpi=picture.info.get("dpi"), optimize=True)
     return content.getvalue()
 
 

@@ -6,7 +6,7 @@
 
 import { QUERY, percent, ramp, shiftText } from "./draw.js";
 import { Model, project, readLayer, typed, unpack } from "./heads.js";
-import { pageHost, widgetHost, workerOf } from "./hosts.js";
+import { carryOn, pageHost, widgetHost, workerOf } from "./hosts.js";
 import { clamp } from "./maths.js";
 import { kindText } from "./layer.js";
 import {
@@ -18,6 +18,7 @@ import {
   chooser,
   div,
   element,
+  fromText,
   keepKeysAndDrops,
   linkBack,
   pixelRatio,
@@ -1064,9 +1065,12 @@ export async function openPage(page) {
     place.textContent = "This browser is too old for this page: it needs Chrome 80, Firefox 113, Safari 16.4 or newer.";
     return null;
   }
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const data = unpack(await new Response(stream).arrayBuffer());
+  const unzip = (letters) => new Blob([fromText(letters)]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const read = async (letters) => unpack(await new Response(unzip(letters)).arrayBuffer());
+  const data = await read(text), beside = globalThis.attnconvImages ? await read(globalThis.attnconvImages) : {};
+  for (const image of data.gallery) if (typeof image.pixels === "string") image.pixels = beside[image.pixels];
+  data.gallery = data.gallery.filter(({ pixels }) => pixels); // of a page without the file beside it: its one image
+  carryOn(page.querySelectorAll("#models a"));
   const { weights } = data.sides[0];
   const source = page.getElementById("worker");
   const ask = weights && source ? workerOf(source.textContent) : null;

@@ -2,20 +2,37 @@
 
 import { NOT_HELD, inAddress } from "./page.js";
 
-/** In Jupyter: data are the widget's traits, messages go to Python. */
+const GONE = "The kernel is new, or gone, and does not know this view. Run this cell again to go on.";
+
+/** In Jupyter: data are the widget's traits, messages go to Python. When the connection changes, the kernel counts as gone
+ * until it answers. */
 export function widgetHost(model) {
+  let tell = () => {}, gone = false;
   const host = {
     live: true,
     predicts: true,
     chunk: 25, // test images that Python looks at in one go
-    send: (message, buffers) => model.send(message, undefined, buffers),
+    send(message, buffers) {
+      if (!gone) return model.send(message, undefined, buffers);
+      tell("notice", GONE);
+      tell("done", message.id);
+    },
     save(state) {
       host.saved = JSON.stringify(state);
       model.set("state", state);
       model.save_changes();
     },
     listen(told) {
+      tell = told;
+      const lost = () => {
+        gone = true;
+        told("notice", GONE);
+        model.send({ kind: "hello" }, undefined, []);
+      };
+      model.on("comm_live_update", lost);
       const custom = (message, buffers) => {
+        if (gone) told("notice", "");
+        gone = false;
         if (message.kind === "done") told("done", message.id);
         else if (message.kind === "notice") told("notice", message.text);
         else if (message.kind === "examined" || message.kind === "right") told(message.kind, message);
@@ -42,6 +59,7 @@ export function widgetHost(model) {
       model.on("msg:custom", custom);
       host.close = () => {
         model.off("msg:custom", custom);
+        model.off("comm_live_update", lost);
         for (const [name, act] of Object.entries(changes)) model.off(`change:${name}`, act);
       };
     },
@@ -78,7 +96,7 @@ export function workerOf(source) {
 }
 
 const LINKED = [
-  "image", "query", "locked", "layer", "head", "view", "whole", "part", "scale", "shared", "average", "compare",
+  "model", "image", "query", "locked", "layer", "head", "view", "whole", "part", "scale", "shared", "average", "compare",
   "epochs", "edits",
 ];
 
@@ -90,6 +108,7 @@ export function fromLink(hash) {
   try {
     const state = JSON.parse(decodeURIComponent(hash.slice(1)));
     const like = {
+      model: (value) => typeof value === "string",
       image: (value) => value === null || typeof value === "string",
       query: Array.isArray,
       epochs: Array.isArray,
@@ -105,9 +124,20 @@ export function fromLink(hash) {
   }
 }
 
+/** In a page of a site: links to those of other models take the image, the query and the layer with them. */
+export function carryOn(links, place = window) {
+  for (const link of links)
+    link.addEventListener("click", () => {
+      const { image, query, locked, layer } = fromLink(place.location.hash);
+      link.search = place.location.search;
+      link.hash = inLink({ image, query, locked, layer });
+    });
+}
+
 /** In an exported page: images come from the file, and with the weights in it, `ask` is a worker that predicts.
  *
  * A link names the image by its title. It cannot hold a picture that the reader opened: null stands for that one.
+ * Where there is a page for each model of a site, it names the model too, and every page leads to the right one.
  * `lost` says why the image of a link is not the one that is shown.
  */
 export function pageHost(data, ask = null, place = window) {
@@ -124,15 +154,18 @@ export function pageHost(data, ask = null, place = window) {
     Object.assign(host, { image, edited: {}, lost: "" });
     serial++;
   };
-  const inThisLink = (state) => inLink({ ...state, image: host.image.own ? null : host.image.title });
+  const inThisLink = (state) => inLink({ ...state, model: data.model, image: host.image.own ? null : host.image.title });
   /** Take over the state that the address holds, and the image that it names. */
   const follow = (before = {}) => {
-    const { image: title, ...state } = fromLink(place.location.hash);
+    const { image: title, model, ...state } = fromLink(place.location.hash), { pages = {} } = data;
+    if (model !== data.model && Object.hasOwn(pages, model))
+      place.location.replace(pages[model] + place.location.search + place.location.hash);
     host.state = { ...before, ...state };
     const named = images.find((image) => image.title === title);
     if (named && named !== host.image) show(named);
     host.lost = "";
     if (title === null) host.lost = NOT_HELD;
+    else if (model && model !== data.model) host.lost = `This page does not hold the model of this link, “${model}”.`;
     else if (title !== undefined && !named) host.lost = `This page does not hold the image of this link, “${title}”.`;
   };
   const actions = {

@@ -1,16 +1,15 @@
 // The model itself in the browser: its prediction for any image and any changed heads, and what a layer and a head do.
-// The definitions are Python's (attnconv.models, attnconv.explorer.sides); weights are in half precision.
+// The definitions are Python's (attnconv.models, attnconv.explorer.sides); weights are in half precision or less.
 
 import { Model, middleOf } from "./heads.js";
 import { clamp, softmax } from "./maths.js";
 
 const NOTHING = 1e-9; // probabilities below it are passed over
 
-/** 16-bit floating-point numbers as 32-bit ones. */
-export function fromHalf(bytes) {
-  const codes = new Uint16Array(bytes.slice().buffer);
-  return Float32Array.from(codes, (code) => {
-    const exponent = (code >> 10) & 31, fraction = (code & 1023) / 1024;
+/** 16-bit floating-point numbers, their high bytes and their low ones, as 32-bit numbers. */
+export function fromHalf(high, low) {
+  return Float32Array.from(high, (byte, i) => {
+    const code = (byte << 8) | low[i], exponent = (code >> 10) & 31, fraction = (code & 1023) / 1024;
     const size = exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction;
     return code & 32768 ? -size : size;
   });
@@ -95,7 +94,8 @@ export function unshuffled({ height, width, channels, values }, s, mean, std) {
 export class Network {
   constructor(side, { mean, std }) {
     Object.assign(this, { heads: new Model(side), mean, std, sampling: side.downsampling });
-    const vector = (name) => side.weights[name] && fromHalf(side.weights[name]);
+    const { high, low } = side.weights;
+    const vector = (name) => high[name] && fromHalf(high[name], low[name]);
     const map = (name) => ({ weight: vector(`${name}.weight`), bias: vector(`${name}.bias`) });
     const blocks = side.heads.map((_, layer) => {
       const own = (name) => map(`blocks.${layer}.${name}`);

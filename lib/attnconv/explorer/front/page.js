@@ -65,6 +65,20 @@ export const inAddress = (place) => ({
 export const NOT_HELD =
   "This link was made with a picture of its author's own, which a link cannot hold. Here is another one.";
 
+/** Bytes of the text that Python's `as_text` made: base 85, with a comma for "<". */
+export function fromText(text) {
+  const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
+  const digits = new Uint8Array(128), words = Math.ceil(text.length / 5), bytes = new DataView(new ArrayBuffer(4 * words));
+  [...letters].forEach((letter, digit) => (digits[letter.charCodeAt(0)] = digit));
+  for (let word = 0; word < words; word++) {
+    let value = 0;
+    for (let at = 5 * word; at < 5 * word + 5; at++)
+      value = 85 * value + (at < text.length ? digits[text.charCodeAt(at)] : 84);
+    bytes.setUint32(4 * word, value);
+  }
+  return new Uint8Array(bytes.buffer, 0, text.length - words);
+}
+
 /** A file as an image of that size, {shape, values: bytes}: the middle cropped to its proportions, then resized; one
  * channel is brightness. Transparent places are white. */
 export async function readPicture(file, [height, width, channels]) {
@@ -86,12 +100,17 @@ export async function readPicture(file, [height, width, channels]) {
   return { dtype: "uint8", shape: [height, width, channels], data: values };
 }
 
-/** A link back to the site's index, on a page that was opened from there: the index links to `page.html?site`. */
+const BESIDE = { playground: "Playground", explorer: "Explorer" };
+
+/** Links to the site's index, and to the other page that it named, on a page that was opened from there: the index
+ * links to `page.html?site=other`. */
 export function linkBack(page, place = window.location) {
-  if (place.search === "?site")
-    page
-      .querySelector("main")
-      .prepend(element("a", { className: "attnconv-back", href: "index.html", textContent: "← All results" }));
+  const [, name] = /^\?site(?:=(\w*))?$/.exec(place.search) || [null, null];
+  if (name === null) return;
+  const here = page.querySelector("#playground") ? "playground" : "explorer", link = (href, textContent) =>
+    element("a", { href, textContent });
+  const other = Object.hasOwn(BESIDE, name ?? "") ? link(`${name}.html?site=${here}`, BESIDE[name]) : null;
+  page.querySelector("main").prepend(element("nav", {}, link("index.html", "← All results"), other));
 }
 
 const finer = { times: 1 };
