@@ -61,8 +61,7 @@ class _Config(BaseModel):
     weights_kept: bool = True  # false: a finished run whose weights were left out of a record, and its measures kept
 
 
-_EPOCHS = TypeAdapter(list[dict[str, float]])
-"""The lines of metrics.jsonl."""
+_EPOCHS = TypeAdapter(list[dict[str, float]])  # the lines of metrics.jsonl
 
 
 @contextlib.contextmanager
@@ -84,7 +83,7 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def read_json(file: Path, kind: type[Json]) -> Json:
-    """What a file holds; empty where it is missing, damaged or something else."""
+    """What a file holds; empty where it is missing or damaged, or holds something else."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if file.is_file() and isinstance(value := json.loads(file.read_bytes()), kind):
             return value
@@ -116,9 +115,7 @@ class Run:
     @cached_property
     def _parsed(self) -> _Config:
         if not (file := self.path / "config.json").exists():
-            raise RunError(
-                f"{self.path} is no run folder: it has no config.json. Name another, or train into an empty one."
-            )
+            raise RunError(f"{self.path} is no run folder: no config.json is there. Name another, or train a new one.")
         with reading(file):
             found = json.loads(file.read_bytes())
             parsed = _Config.model_validate(found)
@@ -132,11 +129,11 @@ class Run:
         """``config.json``: preset, hash, model, train, data, environment, sessions, and the weights' checksum."""
         return self._parsed.model_dump(mode="json")
 
-    @cached_property
+    @property
     def model(self) -> ModelConfig:
         return self._parsed.model
 
-    @cached_property
+    @property
     def train(self) -> TrainConfig:
         return self._parsed.train
 
