@@ -157,7 +157,7 @@ def replace(config: AnyConfig, changes: dict[str, Any]) -> AnyConfig:
 
 
 _LATER: dict[str, Any] = {"encoding_lr": None, "kernels": [], "prune": True}
-"""Fields that are younger than recorded runs, with their defaults. A default does not count, so those keep their names."""
+"""Fields that came after runs were recorded, and their defaults, which do not count: those runs keep their names."""
 
 
 def config_hash(*configs: Any) -> str:

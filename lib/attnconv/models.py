@@ -187,7 +187,7 @@ class Evaluation(NamedTuple):
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Dataset, *others: Tensor) -> Evaluation:
-    """Evaluation mode, no augmentation, every image once: the test split, or ``others``, which are images and labels."""
+    """Evaluation mode, no augmentation, every image once: of the test split, or of ``others``, (images, labels)."""
     device = next(model.parameters()).device
     images, labels = (part.to(device) for part in others or (data.test_images, data.test_labels))
     with computing(choose(device), device):

@@ -91,9 +91,9 @@ class Workspace:
     ) -> Run:
         """A preset's finished run: the one that is there, or else one trained (or resumed) now.
 
-        Every configuration has a folder of its own in the folder ``kept_in``. Where the profile says ``recorded``, a
-        run that was kept stands in for training, whichever copy of the data it is of; not if ``fresh``. Raises
-        `MissingData` where a run must be trained and the data set is not here.
+        Every configuration has a folder of its own in the folder ``kept_in``. Unless ``fresh``, a kept run of any copy
+        of the data stands in for training where the profile says ``recorded``. `MissingData` is raised where a run must
+        be trained and the data set is not here.
         """
         from attnconv.training import train
         from attnconv.training.data import MissingData

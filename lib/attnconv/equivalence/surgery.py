@@ -30,7 +30,6 @@ from attnconv.equivalence.theorem import ALPHA, tap_shifts, value_matrices
 MIXED = 2**22
 """Mixed values (images x queries x heads x channels) to hold at a time, if one image has no more: 16 MiB in float32."""
 
-
 KEPT = 8
 """Image sizes for which a layer keeps the pixels that its heads see."""
 
@@ -50,10 +49,9 @@ class TapAttention(QuadraticAttention):
 
     What was trained in the convolution is trained here. ``centres`` and ``spreads`` are float32 at least, as bfloat16
     has no shift of 257 pixels. They are frozen where the softmax is exactly one-hot, as it passes them no gradient:
-    heads that are to move want an alpha of 3 to 10.
-
-    `axis_logits(length, axis)` and what is made of it take the length without padding, and give (h, Q, H') or
-    (h, R, W'). The constructor takes the parameters of ``conv`` over; `conv_to_attention` leaves ``conv`` as it is.
+    heads that are to move want an alpha of 3 to 10. `axis_logits(length, axis)` and what is made of it take the length
+    without padding, and give (h, Q, H') or (h, R, W'). The constructor takes the parameters of ``conv`` over;
+    `conv_to_attention` leaves ``conv`` as it is.
     """
 
     weight: Tensor
@@ -149,8 +147,8 @@ class TapAttention(QuadraticAttention):
         """Average pixels by P = P_row (x) P_col, never built: x (B, H', W', C) -> (B, Q R, h C).
 
         Where heads are sharp, the softmax is exactly one-hot in floating point: its product with the pixels picks one
-        pixel for each query and head. They are picked directly, unless the positions want gradients, or nobody can look
-        at their values: in torch.func, or while a graph is traced or exported.
+        pixel for each query and head. These pixels are picked directly, unless the positions want gradients, or their
+        values cannot be read: in torch.func, or while a graph is traced or exported.
         """
         moving = torch.is_grad_enabled() and (self.centres.requires_grad or self.spreads.requires_grad)
         unseen = in_torch_func() or torch.compiler.is_exporting() or torch.jit.is_tracing() or self.centres.is_meta
@@ -166,7 +164,7 @@ class TapAttention(QuadraticAttention):
         """The pixel that each head sees at each query (Q R h,), a slice if that is every pixel in order.
 
         None where P is not one-hot. Kept for the last sizes, until the stride, a centre or a spread changes. Threads
-        may share a layer: what is returned was found for these arguments, whatever another thread keeps meanwhile.
+        may share a layer: what one keeps does not touch what another returns.
         """
         key = (height, width, self.stride, self.centres.device)
         positions = torch.cat([self.centres.detach().flatten(), self.spreads.detach()])

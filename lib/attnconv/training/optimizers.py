@@ -21,7 +21,7 @@ def position_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def encoding_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The vectors of learned encodings: one for each shift and, without content, those by which each head scores them."""
+    """The vectors of learned encodings: one for each shift and, without content, those with which heads score them."""
     names = ("row_embedding", "column_embedding", "row_scores", "column_scores")
     return [parameter for name, parameter in model.named_parameters() if name.endswith(names)]
 
