@@ -262,10 +262,7 @@ def evenly_on_a_disc(points: int) -> Tensor:
 def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:
     """Where the embedding of each shift is, among those of -(max_size - 1) .. max_size - 1: (length, length)."""
     if length > max_size:
-        raise ValueError(
-            f"The learned encoding knows shifts up to {max_size - 1}; an image side of {length} needs "
-            f"max_size >= {length}, not {max_size}."
-        )
+        raise ValueError(f"An image side of {length} needs an encoding with max_size >= {length}, not {max_size}.")
     position = torch.arange(length, device=device)
     return position - position[:, None] + max_size - 1
 

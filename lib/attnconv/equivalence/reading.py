@@ -55,10 +55,8 @@ def attention_to_conv(
             share the whole weight.
     """
     if not isinstance(layer, (QuadraticAttention, LearnedAttention)):
-        raise TypeError(
-            f"{type(layer).__name__} is not a QuadraticAttention or LearnedAttention: a convolution can be read only "
-            "where attention depends on positions alone."
-        )
+        kind = type(layer).__name__
+        raise TypeError(f"A convolution is read where attention depends on positions alone, not from a {kind}.")
     conv, kernel = _empty_conv(layer, kernel_size, padding_mode)
     dilation = rows_and_columns(conv.dilation, 2)
     taps = tap_shifts(kernel, dilation)
@@ -109,10 +107,8 @@ def _empty_conv(
     options: dict[str, Any] = {"padding": "same", "padding_mode": padding_mode}
     if tap:
         if kernel != tap.kernel_size:
-            raise ValueError(
-                f"kernel_size = {kernel_size} is not the {times(tap.kernel_size)} that this layer's padding and "
-                "stride were made for; leave it out."
-            )
+            own = times(tap.kernel_size)
+            raise ValueError(f"kernel_size = {kernel_size} is not the {own} of this layer's convolution; leave it out.")
         options = {"stride": tap.stride, "padding": tap.padding, "dilation": tap.dilation[-dimensions:]}
         options |= {"groups": tap.groups, "padding_mode": tap.padding_mode}
     bias, weight = layer.value.bias is not None, layer.value.weight

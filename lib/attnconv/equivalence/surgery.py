@@ -108,9 +108,9 @@ class TapAttention(QuadraticAttention):
         padded, dilation, kernel = self._padded(length, axis), self.dilation[axis], self.kernel_size[axis]
         extent = dilation * (kernel - 1) + 1
         if padded < extent:
+            side = f"{('height', 'width')[axis]} of {length} ({padded} with padding)"
             raise ValueError(
-                f"A {('height', 'width')[axis]} of {length} is {padded} with padding, less than the {extent} pixels "
-                f"that the kernel of {kernel} at dilation {dilation} covers; no query has all its taps."
+                f"A {side} is less than the {extent} pixels of a kernel of {kernel} at dilation {dilation}."
             )
         stride = rows_and_columns(self.stride, self.dimensions)[axis]
         return torch.arange(0, padded - extent + 1, stride, device=self.centres.device) + dilation * (kernel - 1) // 2
@@ -261,10 +261,8 @@ def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
     for name, module in network.named_modules():
         held = [one for many in vars(module).values() if isinstance(many, (list, tuple)) for one in many]
         if any(isinstance(one, nn.Module) for one in held):
-            raise ValueError(
-                f"{name or type(module).__name__} holds modules in a plain list, where PyTorch does not see them (nor "
-                "their weights): put them into an nn.ModuleList, then convert."
-            )
+            why = "holds modules in a plain list, where PyTorch does not see them (nor their weights)"
+            raise ValueError(f"{name or type(module).__name__} {why}: put them into an nn.ModuleList, then convert.")
     kinds = (_ConvNd, torch.jit.ScriptModule)
     found = {n: m for n, m in network.named_modules() if isinstance(m, kinds) or _is_quantized_convolution(m)}
     convolutions = [_plain_convolution(module, name) for name, module in found.items()]
@@ -294,11 +292,8 @@ def _plain_convolution(module: nn.Module, name: str) -> nn.Conv1d | nn.Conv2d:
     own = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Conv1d
     methods = ("__call__", "forward", "_conv_forward")
     if any(getattr(type(module), m) is not getattr(own, m) or m in vars(module) for m in methods):
-        refuse(
-            f"computes in its own way (a subclass, or a method set on this one); only a plain {own.__name__} can be "
-            f"converted. Put what it adds into a module around a plain {own.__name__}.",
-            TypeError,
-        )
+        why = "computes in its own way (a subclass, or a method set on this one)"
+        refuse(f"{why}: put what it adds into a module around a plain {own.__name__}.", TypeError)
     if isinstance(module._parameters.get("weight"), nn.UninitializedParameter):
         refuse("has no weights yet (lazy module): run the network once, then convert it.")
     kinds = (module._forward_hooks, module._backward_hooks, module._backward_pre_hooks, module._forward_pre_hooks)
@@ -310,10 +305,8 @@ def _plain_convolution(module: nn.Module, name: str) -> nn.Conv1d | nn.Conv2d:
             "module around it."
         )
     if not {"weight", "bias"} <= module._parameters.keys():
-        refuse(
-            "has a weight or bias that is not a parameter: something computes it anew, and attention would keep "
-            "today's value. Make it a parameter, as `nn.utils.parametrize.remove_parametrizations` does."
-        )
+        why = "has a weight or bias that is not a parameter, but computed anew"
+        refuse(f"{why}: make it a parameter, as `nn.utils.parametrize.remove_parametrizations` does.")
     if not module.weight.is_floating_point():
         refuse(f"has weights of {module.weight.dtype}: convert the real and imaginary part of complex weights apart.")
     return module

@@ -76,10 +76,8 @@ def swap(
         if isinstance(layer := layers[number - 1], Convolution):
             raise ValueError(f"Layer {number} is a convolution already. Swap in the network that it came from.")
         if not isinstance(size, int) or size not in range(1, largest + 1, 2):
-            raise ValueError(
-                f"Layer {number}: a kernel of side {size!r} cannot lie around a pixel of {grid[0]}x{grid[1]}; its side "
-                f"is an odd number, at most {largest}."
-            )
+            where = f"Layer {number}: a kernel of side {size!r} cannot lie around a pixel of {grid[0]}x{grid[1]}"
+            raise ValueError(f"{where}; its side is an odd number, at most {largest}.")
         if isinstance(layer, ContentAttention) and images is None and fit is None:
             raise ValueError(f"Layer {number} looks at content, so its attention is a mean over images: pass images=.")
         chosen[number] = layer
@@ -134,8 +132,8 @@ def mean_kernel(layer: ContentAttention, x: Tensor, size: int) -> tuple[Tensor, 
     total = x.new_zeros(())
     for part in x.split(AT_ONCE // 4):
         total = total + layer.probabilities(part).sum(0)  # (h, H, W, H, W)
-    mean, shifts = total / len(x), tap_shifts((size, size)).tolist()
-    taps = [mean.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2)) for row, column in shifts]
+    total, shifts = total / len(x), tap_shifts((size, size)).tolist()
+    taps = [total.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2)) for row, column in shifts]
     mass = torch.stack(taps, dim=1)  # (h, K K)
     weight = layer.value.weight.unflatten(1, (layer.heads, layer.channels))
     kernel = torch.einsum("ht,dhc->dct", mass, weight).unflatten(2, (size, size))

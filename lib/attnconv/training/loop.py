@@ -153,9 +153,8 @@ class Trainer:
             if asked >= SAVE:
                 self.save()
             if asked == STOP:
-                raise KeyboardInterrupt(
-                    f"stopped in epoch {self.epoch + 1} of {config.epochs}; {self.folder} resumes by the same command"
-                )
+                place = f"epoch {self.epoch + 1} of {config.epochs}"
+                raise KeyboardInterrupt(f"stopped in {place}; the same command resumes {self.folder}")
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the steps were only queued
         self.seconds = before + time.monotonic() - started
@@ -253,10 +252,7 @@ class Trainer:
         if self.checkpoint.is_file():
             state, team = read_state(self.checkpoint), self.team
             if (size := len(state["rng"])) != team.size:
-                raise RunError(
-                    f"{self.checkpoint} is of a training with {size} process(es), here are {team.size}: resume it with "
-                    f"as many, or remove {self.folder} and train again."
-                )
+                raise RunError(f"{self.checkpoint} is of {size} process(es), not {team.size}: resume it with {size}.")
             self.model.load_state_dict(state["model"])
             for optimizer, own in zip(self.optimizers, state["optimizer"], strict=True):
                 optimizer.load_state_dict(own)

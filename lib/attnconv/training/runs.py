@@ -175,10 +175,8 @@ class Run:
     def finished_as(self, name: str) -> bool:
         """Whether it is the run of that `identity`, and finished; another run in its folder is refused."""
         if (self.path / "config.json").is_file() and self.config["hash"] != name:
-            raise RunError(
-                f"{self.path} holds a run of another configuration or data set ({self.config['hash']}, not {name}); "
-                "give this run a folder of its own."
-            )
+            other = f"a run of another configuration or data set ({self.config['hash']}, not {name})"
+            raise RunError(f"{self.path} holds {other}; give this run a folder of its own.")
         return self.finished
 
     @cached_property
