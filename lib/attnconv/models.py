@@ -137,9 +137,8 @@ class ResNet18(nn.Module):
 
         self.config = config
         width = config.resnet_width
-        self.stem = nn.Sequential(
-            nn.Conv2d(config.image_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
-        )
+        stem = nn.Conv2d(config.image_channels, width, 3, padding=1, bias=False)
+        self.stem = nn.Sequential(stem, nn.BatchNorm2d(width), nn.ReLU())
         stages, channels = [], width
         for stage in range(4):
             out, stride = width * 2**stage, 1 if stage == 0 else 2

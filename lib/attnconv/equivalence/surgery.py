@@ -109,9 +109,7 @@ class TapAttention(QuadraticAttention):
         extent = dilation * (kernel - 1) + 1
         if padded < extent:
             side = f"{('height', 'width')[axis]} of {length} ({padded} with padding)"
-            raise ValueError(
-                f"A {side} is less than the {extent} pixels of a kernel of {kernel} at dilation {dilation}."
-            )
+            raise ValueError(f"A {side} is less than a kernel of {kernel} at dilation {dilation}: {extent} pixels.")
         stride = rows_and_columns(self.stride, self.dimensions)[axis]
         return torch.arange(0, padded - extent + 1, stride, device=self.centres.device) + dilation * (kernel - 1) // 2
 
@@ -299,11 +297,8 @@ def _plain_convolution(module: nn.Module, name: str) -> nn.Conv1d | nn.Conv2d:
     kinds = (module._forward_hooks, module._backward_hooks, module._backward_pre_hooks, module._forward_pre_hooks)
     if hooks := [hook for kind in kinds for hook in kind.values()]:
         names = ", ".join(getattr(hook, "__name__", type(hook).__name__) for hook in hooks)
-        refuse(
-            f"has hooks ({names}), and attention would come without them: remove them (`handle.remove()`; those of "
-            "`nn.utils` by `prune.remove`, `remove_spectral_norm` or `remove_weight_norm`), or register them on a "
-            "module around it."
-        )
+        ways = "`handle.remove()`; those of `nn.utils`: `prune.remove`, `remove_spectral_norm`, `remove_weight_norm`"
+        refuse(f"has hooks ({names}), which attention would lack: remove them ({ways}), or hook a module around it.")
     if not {"weight", "bias"} <= module._parameters.keys():
         why = "has a weight or bias that is not a parameter, but computed anew"
         refuse(f"{why}: make it a parameter, as `nn.utils.parametrize.remove_parametrizations` does.")

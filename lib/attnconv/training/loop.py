@@ -283,10 +283,9 @@ class Trainer:
         """Stop a run that diverged, before its state reaches a checkpoint."""
         loss, lr = self.sums[0].item(), self.groups[0]["lr"]
         if not math.isfinite(loss):
-            raise TrainingError(
-                f"The loss is {loss} at epoch {self.epoch + 1}, step {self.step} of {self.epoch_steps} (learning rate "
-                f"{lr:.3g}). Lower lr, position_lr or encoding_lr, or set clip, in a run of its own. {self.remedy}"
-            )
+            where = f"epoch {self.epoch + 1}, step {self.step} of {self.epoch_steps} (learning rate {lr:.3g})"
+            other = "Lower lr, position_lr or encoding_lr, or set clip, in a run of its own."
+            raise TrainingError(f"The loss is {loss} at {where}. {other} {self.remedy}")
 
 
 def _started(start: Run, model_config: ModelConfig, recipe: TrainConfig, data: Dataset) -> Network:
