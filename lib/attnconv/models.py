@@ -3,8 +3,6 @@
 All take images as torchvision's models do, (B, channels, H, W), already normalised, and give logits (B, classes).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 

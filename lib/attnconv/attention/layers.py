@@ -11,8 +11,6 @@ equal form from `mixing` that never builds it. Shape letters, here and in the no
 N = H W, C and D channels in and out, h heads; q is a query pixel, k a key pixel and k - q their shift.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -19,8 +19,6 @@
 `make bench` measures them. Shape letters are those of `attnconv.attention`; b are the images of one chunk.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast

@@ -8,8 +8,6 @@ Nothing is timed: a choice that wavered would change the bits of a run, and the 
 same ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

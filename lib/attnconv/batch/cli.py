@@ -1,7 +1,5 @@
 """The ``attnconv`` command: reproduce, train."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os

@@ -5,8 +5,6 @@ the same, but for rounding. Pictures and executed notebooks are told apart by th
 times, which are measured anew, stand in these only, and all other numbers in the statements, too.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

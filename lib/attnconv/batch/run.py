@@ -5,8 +5,6 @@ A notebook writes into a folder of its own, and its results move into place toge
 where they are: training resumes in them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json

@@ -4,8 +4,6 @@ The way back from `attnconv.equivalence.surgery`: each shift Delta of a head is 
 So a positional layer is a convolution with one tap for each pixel; a small kernel is the part of it that is near.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

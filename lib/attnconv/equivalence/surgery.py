@@ -8,8 +8,6 @@ Shape letters as in `attnconv.attention`: B images, C and D channels, h heads; H
 padded input, Q x R of the output (the queries).
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

@@ -4,8 +4,6 @@
 Nothing is trained, so no threshold and no picture stands between the question and the answer.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

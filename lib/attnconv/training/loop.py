@@ -12,8 +12,6 @@ was stopped and resumed therefore ends with the same bits, on a CPU, as one that
 same loop runs in every process (`machine.Team`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The machine that a run is made on: its devices, what a run folder says of it, and its signals to stop."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -3,8 +3,6 @@
 What says where heads look (centres, spreads, learned encodings) can learn at a rate of its own.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import torch

@@ -8,8 +8,6 @@ loses by convolutions in its layers' place) are measured when they are first ask
 more of the data, so they can be made again where the data set is missing. No torch is imported here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
