@@ -209,7 +209,7 @@ def ask_to_stop(monkeypatch, steps):
 
 def interrupted(monkeypatch, steps, model, recipe, data, folder, **options):
     """Train, with such a Ctrl-C."""
-    said = f"stopped in epoch {steps // 4 + 1} of {recipe.epochs}.*resumes by the same command"
+    said = f"stopped in epoch {steps // 4 + 1} of {recipe.epochs}; the same command resumes"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match=said):
         ask_to_stop(patch, steps)
         train(model, recipe, data, folder, preset="quadratic", **options)
@@ -794,7 +794,7 @@ def test_several_processes_resume_to_the_same_bits_with_dropout_and_only_as_many
     """One process alone draws other masks than each of several, so as many must go on."""
     trained_by(3, MODEL, tmp_path / "whole")
     trained_by(3, MODEL, tmp_path / "cut", stop_at=10)
-    with pytest.raises(RunError, match=r"state.pt is of a training with 3 process\(es\), here are 1: resume"):
+    with pytest.raises(RunError, match=r"state.pt is of 3 process\(es\), not 1: resume"):
         train(MODEL, SHARED, data, tmp_path / "cut", preset="quadratic")
     trained_by(3, MODEL, tmp_path / "cut")
     assert_same_run(Run(tmp_path / "cut"), Run(tmp_path / "whole"))

@@ -16,8 +16,7 @@ from ruamel.yaml import YAML
 
 _BELOW = [Path(__file__).resolve().parents[2], Path.cwd(), *Path.cwd().parents]
 REPOSITORY = next((folder for folder in _BELOW if (folder / "notebooks" / "profiles").is_dir()), Path.cwd())
-"""Where notebooks, data and outputs are: the clone that holds this library or else the current folder, and without a
-clone the current folder."""
+"""Where notebooks, data and outputs are: the clone that holds this library or the current folder, else that folder."""
 
 
 class ConfigError(ValueError):
@@ -158,14 +157,14 @@ def replace(config: AnyConfig, changes: dict[str, Any]) -> AnyConfig:
 
 
 _LATER: dict[str, Any] = {"encoding_lr": None, "kernels": [], "prune": True}
-"""Values that came when runs had been recorded, and their defaults, which do not count: those runs keep their names."""
+"""Fields that came after runs were recorded, and their defaults, which do not count: those runs keep their names."""
 
 
 def config_hash(*configs: Any) -> str:
     """Eight hexadecimal digits that name these configurations (or plain values)."""
     plain = [c.model_dump(mode="json") if isinstance(c, Config) else c for c in configs]
-    late = _LATER.items()
-    plain = [{n: v for n, v in c.items() if (n, v) not in late} if isinstance(c, dict) else c for c in plain]
+    later = _LATER.items()
+    plain = [{n: v for n, v in c.items() if (n, v) not in later} if isinstance(c, dict) else c for c in plain]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -3,8 +3,6 @@
 A multiply-add is two FLOPs. Normalisation, softmax, activations and additions are left out, as everywhere in the field.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 All take images as torchvision's models do, (B, channels, H, W), already normalised, and give logits (B, classes).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -22,7 +20,7 @@ class Convolution(nn.Module):
     """A convolution in the place of an attention layer, channels last as they are: (B, H, W, C) -> (B, H, W, D).
 
     Beyond the border it sees the nearest pixel of the image, as a sharp head does. `attnconv.equivalence.swap` makes
-    them; ``report`` is then what they leave out.
+    such layers; ``report`` then says what they leave out.
     """
 
     heads = 0
@@ -45,8 +43,8 @@ class Convolution(nn.Module):
         self.conv.bias.copy_(bias)
 
     def extra_repr(self) -> str:
-        made = self.report  # of `swap`
-        return f"in the place of attention; relative error on {made.on} {made.relative_error:.2g}" if made else ""
+        report = self.report
+        return f"in the place of attention; relative error on {report.on} {report.relative_error:.2g}" if report else ""
 
 
 Attention = PositionalAttention | ContentAttention
@@ -137,9 +135,8 @@ class ResNet18(nn.Module):
 
         self.config = config
         width = config.resnet_width
-        self.stem = nn.Sequential(
-            nn.Conv2d(config.image_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
-        )
+        stem = nn.Conv2d(config.image_channels, width, 3, padding=1, bias=False)
+        self.stem = nn.Sequential(stem, nn.BatchNorm2d(width), nn.ReLU())
         stages, channels = [], width
         for stage in range(4):
             out, stride = width * 2**stage, 1 if stage == 0 else 2
@@ -186,14 +183,10 @@ class Evaluation(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Dataset, images: Tensor | None = None, labels: Tensor | None = None) -> Evaluation:
-    """Evaluation mode, no augmentation, every image once; the test split unless images and labels are given."""
-    if images is None:
-        images, labels = data.test_images, data.test_labels
-    elif labels is None:
-        raise ValueError("evaluate needs the labels of the images that it is given.")
+def evaluate(model: nn.Module, data: Dataset, *others: Tensor) -> Evaluation:
+    """Evaluation mode, no augmentation, every image once: of the test split, or of ``others``, (images, labels)."""
     device = next(model.parameters()).device
-    images, labels = images.to(device), labels.to(device)
+    images, labels = (part.to(device) for part in others or (data.test_images, data.test_labels))
     with computing(choose(device), device):
         logits = torch.cat([predict(model, x) for x, _ in batches(images, labels, None, 500, data.mean, data.std)])
     loss, predicted = F.cross_entropy(logits.double(), labels), logits.argmax(1)

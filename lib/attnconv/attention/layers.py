@@ -11,8 +11,6 @@ equal form from `mixing` that never builds it. Shape letters, here and in the no
 N = H W, C and D channels in and out, h heads; q is a query pixel, k a key pixel and k - q their shift.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 
@@ -63,7 +61,7 @@ class PositionalAttention(nn.Module):
         return logits.flatten(-2).softmax(-1).view_as(logits).unflatten(1, (rows, columns))
 
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
-        """What the scores are made of (see `mixing.scores`): those of rows (h, H, H) and of columns (h, W, W)."""
+        """What `mixing.scores` adds up: a score for rows (h, H, H) and one for columns (h, W, W)."""
         return _highest_zero(self.axis_logits(height, 0)), _highest_zero(self.axis_logits(width, 1))
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
@@ -122,9 +120,9 @@ class QuadraticAttention(PositionalAttention):
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
         if self.separable:
             return super().score_terms(height, width)
-        # -1/2 |S (shift - centre)|^2, term by term; only the cross term needs both axes at once. A centre far off
-        # the image makes terms so large that float32 would lose the others. So shifts are counted from the nearest
-        # point that a shift can reach, u = shift - near. With e = near - centre, what is left is -u P u / 2 - u P e.
+        # -1/2 |S (shift - centre)|^2, term by term; only the cross term needs both axes at once. A centre far off the
+        # image makes large terms, beside which float32 loses the others. So shifts are counted from the nearest point
+        # that a shift can reach, u = shift - near. With e = near - centre, what is left is -u P u / 2 - u P e.
         p, limit = self.precision(), torch.tensor([height - 1, width - 1], device=self.centres.device)
         near = self.centres.detach().clamp(-limit, limit)
         slope = (p * (near - self.centres)[:, None]).sum(-1)[..., None, None]
@@ -198,11 +196,10 @@ class ContentAttention(nn.Module):
         self.column_embedding = nn.Parameter(torch.randn(2 * max_size - 1, key_size // 2))
         self.value = nn.Linear(heads * channels, out_channels)
 
-    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _queries_and_keys(self, x: Tensor) -> list[Tensor]:
         """x (B, H, W, C) -> q and k, each (B, h, H, W, K)."""
         split = (self.heads, self.key_size)
-        q, k = (linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4) for linear in (self.query, self.key))
-        return q, k
+        return [linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4) for linear in (self.query, self.key)]
 
     def position_logits(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """q . r_row (B, h, H, W, H) and q . r_col (B, h, H, W, W): a score for each key row and each key column."""
@@ -263,10 +260,7 @@ def evenly_on_a_disc(points: int) -> Tensor:
 def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:
     """Where the embedding of each shift is, among those of -(max_size - 1) .. max_size - 1: (length, length)."""
     if length > max_size:
-        raise ValueError(
-            f"The learned encoding knows shifts up to {max_size - 1}; an image side of {length} needs "
-            f"max_size >= {length}, not {max_size}."
-        )
+        raise ValueError(f"An image side of {length} needs an encoding with max_size >= {length}, not {max_size}.")
     position = torch.arange(length, device=device)
     return position - position[:, None] + max_size - 1
 

@@ -19,11 +19,9 @@
 `make bench` measures them. Shape letters are those of `attnconv.attention`; b are the images of one chunk.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -45,23 +43,8 @@ STORED = 2**26
 """Entries of the P of images (content) that are stored for the backward pass: 256 MiB in float32."""
 
 
-class Positional(Protocol):
-    """What a layer must have whose P has no batch axis (`attnconv.attention.PositionalAttention`)."""
-
-    heads: int
-    mixing: Mixing
-    dropout: float
-    training: bool
-    separable: bool
-    value: nn.Linear
-
-    def probabilities(self, height: int, width: int) -> Tensor: ...
-    def axis_probabilities(self, length: int, axis: int) -> Tensor: ...
-    def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]: ...
-
-
-def attend_by_position(layer: Positional, x: Tensor) -> Tensor:
-    """Forward pass of a layer whose P has no batch axis: (B, H, W, C) -> (B, H, W, D), by the table above."""
+def attend_by_position(layer: Any, x: Tensor) -> Tensor:
+    """Forward pass of a `PositionalAttention`, by the table above: (B, H, W, C) -> (B, H, W, D)."""
     height, width = x.shape[1:3]
     dropout = layer.dropout if layer.training else 0.0
     if layer.separable and layer.mixing != "dense" and not dropout:
@@ -99,8 +82,7 @@ def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     rows = row.transpose(0, 1).reshape(queries * heads, height)  # ordered (query row, head)
     mixed = torch.bmm(rows.expand(batch, -1, -1), x.reshape(batch, height, width * channels))
     mixed = mixed.view(batch * queries, heads, width, channels)
-    columns = column.expand(batch * queries, -1, -1, -1)
-    mixed = torch.matmul(columns, mixed)  # (B Q, h, R, C)
+    mixed = torch.matmul(column.expand(batch * queries, -1, -1, -1), mixed)  # (B Q, h, R, C)
     return mixed.transpose(1, 2).reshape(batch, queries, column.shape[1], heads * channels)
 
 
@@ -205,9 +187,8 @@ def attend_in_blocks(x: Tensor, terms: tuple[Tensor, ...], value: nn.Linear, dro
     notices if it was changed.
     """
     batch, height, width, channels = x.shape
-    pixels = height * width
+    heads, pixels = len(terms[0]), height * width
     keys = x.permute(1, 2, 0, 3).reshape(pixels, batch * channels)
-    heads = len(terms[0])
     plain = type(value) is nn.Linear
     project = (value.weight, value.bias) if plain else (None, None)  # what stands in its place projects afterwards
 
@@ -215,8 +196,7 @@ def attend_in_blocks(x: Tensor, terms: tuple[Tensor, ...], value: nn.Linear, dro
         """(q,) -> (B, q, D), or (B, q, h C) where there is no weight."""
         p = scores(queries // width, queries % width, *terms).flatten(-2).softmax(-1)  # (h, q, N)
         p = F.dropout(p, dropout).to(keys.dtype).transpose(0, 1).reshape(-1, pixels)
-        mixed = (p @ keys).view(len(queries), heads, batch, channels)
-        mixed = mixed.permute(2, 0, 1, 3).flatten(-2)
+        mixed = (p @ keys).view(len(queries), heads, batch, channels).permute(2, 0, 1, 3).flatten(-2)
         return mixed if weight is None else F.linear(mixed, weight, bias)
 
     blocks = torch.arange(pixels, device=x.device).split(max(1, BLOCK // (heads * pixels)))
@@ -245,8 +225,7 @@ def attend_content(q: Tensor, k: Tensor, rows: Tensor, columns: Tensor, x: Tenso
         x = x[:, None].expand(-1, heads, -1, -1)
         wanted = 8 * math.ceil(max(q.shape[-1], channels) / 8)
         q, k, x = (F.pad(t, (0, wanted - t.shape[-1])) for t in (q, k, x))
-        mixed = F.scaled_dot_product_attention(q, k, x, dropout_p=dropout, scale=scale)[..., :channels]
-        mixed = mixed.transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(q, k, x, dropout_p=dropout, scale=scale)[..., :channels].transpose(1, 2)
     return mixed.reshape(batch, height, width, heads * channels)
 
 

@@ -8,8 +8,6 @@ Nothing is timed: a choice that wavered would change the bits of a run, and the 
 same ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -94,11 +92,8 @@ _users = 0
 
 @contextlib.contextmanager
 def _memory_kept() -> Iterator[None]:
-    """Let glibc keep the memory of arrays that are freed.
-
-    Else it gives that of large ones back to the system, and every page of the next array faults again: a quarter of a
-    training step.
-    """
+    """Let glibc keep the memory of arrays that are freed. Else it gives large ones back to the system, and each page of
+    the next array faults again: a quarter of a training step."""
     global _users
     _users += 1
     if _users == 1:

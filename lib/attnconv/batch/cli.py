@@ -1,7 +1,5 @@
 """The ``attnconv`` command: reproduce, train."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os
@@ -116,10 +114,8 @@ def explained(error: Exception) -> str:
     if type(error).__module__.startswith("attnconv."):
         return str(error)
     if isinstance(error, ImportError):
-        return (
-            f"{error}. It comes with what the notebooks need: pip install '.[notebooks]' in a clone of the repository. "
-            "For make's environment: 'make clean', then the same command."
-        )
+        remedy = "pip install '.[notebooks]' in a clone of the repository, or 'make clean' and the same make command"
+        return f"{error}. It comes with what the notebooks need: {remedy}."
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):  # torch's
         return f"There is not enough memory ({str(error)[:200]}). Choose a smaller model, batch or data set."
     if isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)):

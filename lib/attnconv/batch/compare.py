@@ -5,8 +5,6 @@ the same, but for rounding. Pictures and executed notebooks are told apart by th
 times, which are measured anew, stand in these only, and all other numbers in the statements, too.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -83,14 +81,10 @@ def compare(record: Path, folder: Path, jobs: dict[str, Job], made: dict[str, It
             found[kind].append(f"{name}: {key}: {one} in the record, {other} here")
 
     number = {kind: len(entries) for kind, entries in found.items()}
+    others = f"; not {'; '.join(found['bytes'][:SHOWN])}" if found["bytes"] else ""
+    others += f" and {number['bytes'] - SHOWN} more" if number["bytes"] > SHOWN else ""
     print(f"\nBeside the record {record}, which was only read:")
-    print(f"  files of the same bytes: {len(names) - number['bytes']} of {len(names)}{_few('; not ', found['bytes'])}")
+    print(f"  files of the same bytes: {len(names) - number['bytes']} of {len(names)}{others}")
     print(f"  statements of claims, tables, captions: {number['same']} the same, {number['rounded']} but for rounding")
     print("\n    ".join([f"  differ: {number['differ']}", *found["differ"]]), flush=True)
     return 1 if found["differ"] else 0
-
-
-def _few(before: str, names: list[str]) -> str:
-    """The first of these names after some words; nothing where there is none."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{before}{'; '.join(names[:SHOWN])}{more}" if names else ""

@@ -4,8 +4,6 @@ The manifest records the content of all that a job's results were made from, the
 it made. The job is done again when anything in it has changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -9,8 +9,6 @@ A notebook's metadata says what the runner must know, all of it optional:
     "attnconv": {"alone": true}                   it measures time: nothing else runs beside it
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fnmatch

@@ -5,8 +5,6 @@ A notebook writes into a folder of its own, and its results move into place toge
 where they are: training resumes in them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json
@@ -319,10 +317,9 @@ def reproduce(
         from attnconv.training.data import MissingData, find_data
 
         with contextlib.suppress(MissingData):
-            raise ConfigError(
-                f"The data set is here ({find_data(data).path}), but the record is drawn from its own images, as "
-                "everyone can draw it again. For this command, let ATTNCONV_DATA name an empty folder."
-            )
+            here = f"The data set is here ({find_data(data).path})"
+            why = "but the record is drawn from its own images, as everyone can draw it again"
+            raise ConfigError(f"{here}, {why}. For this command, let ATTNCONV_DATA name an empty folder.")
     data = data if data in NAMED_DATA else str(absolute(data))
     paths = sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))
     if not paths:

@@ -91,9 +91,9 @@ class Workspace:
     ) -> Run:
         """A preset's finished run: the one that is there, or else one trained (or resumed) now.
 
-        Every configuration has a folder of its own in the folder ``kept_in``. Where the profile says ``recorded``, a
-        run that was kept stands in for training, whichever copy of the data it is of; not if ``fresh``. Raises
-        `MissingData` where a run must be trained and the data set is not here.
+        Every configuration has a folder of its own in the folder ``kept_in``. Unless ``fresh``, a kept run of any copy
+        of the data stands in for training where the profile says ``recorded``. `MissingData` is raised where a run must
+        be trained and the data set is not here.
         """
         from attnconv.training import train
         from attnconv.training.data import MissingData
@@ -103,10 +103,8 @@ class Workspace:
         if self.profile.recorded and not fresh and (kept := self._kept(name, model, recipe, kept_in, changed=changed)):
             return kept
         if self.strip:
-            raise MissingData(
-                f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / kept_in}. To train it, "
-                f"say where the data set {self.source} is: --data PATH (make: DATA=PATH)."
-            )
+            missing = f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / kept_in}"
+            raise MissingData(f"{missing}. To train it, say where {self.source} is: --data PATH (make: DATA=PATH).")
         start = self.run(recipe.start_from, recipe.seed, fresh=fresh) if recipe.start_from else None
         digits = identity(model, recipe, self.data.key, start.config["hash"] if start else None)
         folder = self.folder / kept_in / f"{name}-seed{recipe.seed}-{digits}"

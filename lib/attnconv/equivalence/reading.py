@@ -1,13 +1,10 @@
-"""The convolution that is inside an attention layer, and what it leaves out, with a bound.
+"""The convolution that is inside an attention layer, and what it leaves out.
 
 The way back from `attnconv.equivalence.surgery`: each shift Delta of a head is a tap of weight P_h(q, q + Delta) W^h.
 So a positional layer is a convolution with one tap for each pixel; a small kernel is the part of it that is near.
 """
 
-from __future__ import annotations
-
 import copy
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,21 +22,13 @@ INTERIOR = 33
 
 @dataclass(frozen=True)
 class KernelReport:
-    """What `attention_to_conv` leaves out, for a query far enough from the borders to see what the central one sees.
-
-    The part left out is sum_h sum_{Delta outside} P_h(Delta) X_{q + Delta} W^h, so its norm is at most ``bound`` times
-    the largest pixel norm |X_k|. The two errors are exact expectations over white noise: there each shift adds
-    |sum_h P_h(Delta) W^h|^2 to the output's mean square, independently of the others.
-    """
+    """What `attention_to_conv` leaves out, for a query far enough from the borders to see what the central one sees."""
 
     outside: Tensor
     """(h,): attention mass of each head on shifts that are not taps of the kernel."""
-    bound: float
-    """sum_h outside_h |W^h|_2, with the spectral norm: the largest output error per unit of pixel norm."""
-    error: float
-    """Root mean square of |attention - convolution|, per unit of that of a pixel's norm; at most ``bound``."""
     relative_error: float
-    """The same as a share of the output: |attention - convolution| / |attention - bias|, each root mean square."""
+    """|attention - convolution| / |attention - bias|, each a root mean square: its exact expectation over white noise.
+    There each shift adds |sum_h P_h(Delta) W^h|^2 to the output's mean square, independently of the others."""
 
 
 def attention_to_conv(
@@ -64,10 +53,8 @@ def attention_to_conv(
             share the whole weight.
     """
     if not isinstance(layer, (QuadraticAttention, LearnedAttention)):
-        raise TypeError(
-            f"{type(layer).__name__} is not a QuadraticAttention or LearnedAttention: a convolution can be read only "
-            "where attention depends on positions alone."
-        )
+        kind = type(layer).__name__
+        raise TypeError(f"A convolution is read where attention depends on positions alone, not from a {kind}.")
     conv, kernel = _empty_conv(layer, kernel_size, padding_mode)
     dilation = rows_and_columns(conv.dilation, 2)
     taps = tap_shifts(kernel, dilation)
@@ -98,12 +85,9 @@ def attention_to_conv(
         left_out = p.clone()
         left_out[:, i, j] = 0
         outside = left_out.sum((1, 2))  # summed as it is: 1 - sum inside would lose small masses
-        blocks = weight.unflatten(0, (conv.groups, -1)).permute(2, 0, 1, 3)  # (h, groups, D/groups, C/groups)
-        bound = (outside * torch.linalg.matrix_norm(blocks, 2).amax(1)).sum()
         alike = torch.einsum("dhc,dgc->hg", weight, weight)  # <W^h, W^g>
         lost, whole = ((alike * (t.flatten(1) @ t.flatten(1).T)).sum().clamp_min(0).sqrt() for t in (left_out, p))
-        error, relative = lost / math.sqrt(layer.channels), lost / whole.clamp_min(torch.finfo(exact).tiny)
-    return conv, KernelReport(outside, bound.item(), error.item(), relative.item())
+    return conv, KernelReport(outside, (lost / whole.clamp_min(torch.finfo(exact).tiny)).item())
 
 
 def _empty_conv(
@@ -121,10 +105,8 @@ def _empty_conv(
     options: dict[str, Any] = {"padding": "same", "padding_mode": padding_mode}
     if tap:
         if kernel != tap.kernel_size:
-            raise ValueError(
-                f"kernel_size = {kernel_size} is not the {times(tap.kernel_size)} that this layer's padding and "
-                "stride were made for; leave it out."
-            )
+            own = times(tap.kernel_size)
+            raise ValueError(f"kernel_size = {kernel_size} is not the {own} of this layer's convolution; leave it out.")
         options = {"stride": tap.stride, "padding": tap.padding, "dilation": tap.dilation[-dimensions:]}
         options |= {"groups": tap.groups, "padding_mode": tap.padding_mode}
     bias, weight = layer.value.bias is not None, layer.value.weight

@@ -8,8 +8,6 @@ Shape letters as in `attnconv.attention`: B images, C and D channels, h heads; H
 padded input, Q x R of the output (the queries).
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math
@@ -30,7 +28,6 @@ from attnconv.equivalence.theorem import ALPHA, tap_shifts, value_matrices
 MIXED = 2**22
 """Mixed values (images x queries x heads x channels) to hold at a time, if one image has no more: 16 MiB in float32."""
 
-
 KEPT = 8
 """Image sizes for which a layer keeps the pixels that its heads see."""
 
@@ -50,10 +47,9 @@ class TapAttention(QuadraticAttention):
 
     What was trained in the convolution is trained here. ``centres`` and ``spreads`` are float32 at least, as bfloat16
     has no shift of 257 pixels. They are frozen where the softmax is exactly one-hot, as it passes them no gradient:
-    heads that are to move want an alpha of 3 to 10.
-
-    `axis_logits(length, axis)` and what is made of it take the length without padding, and give (h, Q, H') or
-    (h, R, W'). The constructor takes the parameters of ``conv`` over; `conv_to_attention` leaves ``conv`` as it is.
+    heads that are to move want an alpha of 3 to 10. `axis_logits(length, axis)` and what is made of it take the length
+    without padding, and give (h, Q, H') or (h, R, W'). The constructor takes the parameters of ``conv`` over;
+    `conv_to_attention` leaves ``conv`` as it is.
     """
 
     weight: Tensor
@@ -110,10 +106,8 @@ class TapAttention(QuadraticAttention):
         padded, dilation, kernel = self._padded(length, axis), self.dilation[axis], self.kernel_size[axis]
         extent = dilation * (kernel - 1) + 1
         if padded < extent:
-            raise ValueError(
-                f"A {('height', 'width')[axis]} of {length} is {padded} with padding, less than the {extent} pixels "
-                f"that the kernel of {kernel} at dilation {dilation} covers; no query has all its taps."
-            )
+            side = f"{('height', 'width')[axis]} of {length} ({padded} with padding)"
+            raise ValueError(f"A {side} is less than a kernel of {kernel} at dilation {dilation}: {extent} pixels.")
         stride = rows_and_columns(self.stride, self.dimensions)[axis]
         return torch.arange(0, padded - extent + 1, stride, device=self.centres.device) + dilation * (kernel - 1) // 2
 
@@ -149,8 +143,8 @@ class TapAttention(QuadraticAttention):
         """Average pixels by P = P_row (x) P_col, never built: x (B, H', W', C) -> (B, Q R, h C).
 
         Where heads are sharp, the softmax is exactly one-hot in floating point: its product with the pixels picks one
-        pixel for each query and head. They are picked directly, unless the positions want gradients, or nobody can look
-        at their values: in torch.func, or while a graph is traced or exported.
+        pixel for each query and head. These pixels are picked directly, unless the positions want gradients, or their
+        values cannot be read: in torch.func, or while a graph is traced or exported.
         """
         moving = torch.is_grad_enabled() and (self.centres.requires_grad or self.spreads.requires_grad)
         unseen = in_torch_func() or torch.compiler.is_exporting() or torch.jit.is_tracing() or self.centres.is_meta
@@ -166,7 +160,7 @@ class TapAttention(QuadraticAttention):
         """The pixel that each head sees at each query (Q R h,), a slice if that is every pixel in order.
 
         None where P is not one-hot. Kept for the last sizes, until the stride, a centre or a spread changes. Threads
-        may share a layer: what is returned was found for these arguments, whatever another thread keeps meanwhile.
+        may share a layer: what one keeps does not touch what another returns.
         """
         key = (height, width, self.stride, self.centres.device)
         positions = torch.cat([self.centres.detach().flatten(), self.spreads.detach()])
@@ -263,10 +257,8 @@ def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
     for name, module in network.named_modules():
         held = [one for many in vars(module).values() if isinstance(many, (list, tuple)) for one in many]
         if any(isinstance(one, nn.Module) for one in held):
-            raise ValueError(
-                f"{name or type(module).__name__} holds modules in a plain list, where PyTorch does not see them (nor "
-                "their weights): put them into an nn.ModuleList, then convert."
-            )
+            why = "holds modules in a plain list, where PyTorch does not see them (nor their weights)"
+            raise ValueError(f"{name or type(module).__name__} {why}: put them into an nn.ModuleList, then convert.")
     kinds = (_ConvNd, torch.jit.ScriptModule)
     found = {n: m for n, m in network.named_modules() if isinstance(m, kinds) or _is_quantized_convolution(m)}
     convolutions = [_plain_convolution(module, name) for name, module in found.items()]
@@ -296,26 +288,18 @@ def _plain_convolution(module: nn.Module, name: str) -> nn.Conv1d | nn.Conv2d:
     own = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Conv1d
     methods = ("__call__", "forward", "_conv_forward")
     if any(getattr(type(module), m) is not getattr(own, m) or m in vars(module) for m in methods):
-        refuse(
-            f"computes in its own way (a subclass, or a method set on this one); only a plain {own.__name__} can be "
-            f"converted. Put what it adds into a module around a plain {own.__name__}.",
-            TypeError,
-        )
+        why = "computes in its own way (a subclass, or a method set on this one)"
+        refuse(f"{why}: put what it adds into a module around a plain {own.__name__}.", TypeError)
     if isinstance(module._parameters.get("weight"), nn.UninitializedParameter):
         refuse("has no weights yet (lazy module): run the network once, then convert it.")
     kinds = (module._forward_hooks, module._backward_hooks, module._backward_pre_hooks, module._forward_pre_hooks)
     if hooks := [hook for kind in kinds for hook in kind.values()]:
         names = ", ".join(getattr(hook, "__name__", type(hook).__name__) for hook in hooks)
-        refuse(
-            f"has hooks ({names}), and attention would come without them: remove them (`handle.remove()`; those of "
-            "`nn.utils` by `prune.remove`, `remove_spectral_norm` or `remove_weight_norm`), or register them on a "
-            "module around it."
-        )
+        ways = "`handle.remove()`; those of `nn.utils`: `prune.remove`, `remove_spectral_norm`, `remove_weight_norm`"
+        refuse(f"has hooks ({names}), which attention would lack: remove them ({ways}), or hook a module around it.")
     if not {"weight", "bias"} <= module._parameters.keys():
-        refuse(
-            "has a weight or bias that is not a parameter: something computes it anew, and attention would keep "
-            "today's value. Make it a parameter, as `nn.utils.parametrize.remove_parametrizations` does."
-        )
+        why = "has a weight or bias that is not a parameter, but computed anew"
+        refuse(f"{why}: make it a parameter, as `nn.utils.parametrize.remove_parametrizations` does.")
     if not module.weight.is_floating_point():
         refuse(f"has weights of {module.weight.dtype}: convert the real and imaginary part of complex weights apart.")
     return module

@@ -4,8 +4,6 @@
 Nothing is trained, so no threshold and no picture stands between the question and the answer.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from attnconv.equivalence.theorem import tap_shifts
 from attnconv.models import Attention, AttentionNet, Convolution
 
 RIDGE = 1e-6
-"""Of a least-squares fit, as a share of the mean square of what the taps see: it decides only where that is silent."""
+"""Ridge of a least-squares fit, as a share of the mean square of what the taps see: it matters to unseen taps alone."""
 
 READ_ON = 200
 """Training images over which the attention of content layers is averaged, and to which kernels are fitted."""
@@ -37,10 +35,10 @@ class SwapReport:
     outside: Tensor | None
     """(h,): attention mass of each head on shifts that are no taps of the kernel; None where the kernel was fitted."""
     relative_error: float
-    """|attention - convolution| / |attention - bias|, root mean squares: over white noise where attention depends on
-    positions alone (`KernelReport`), over the given images where it does not, or where the kernel was fitted."""
+    """|attention - convolution| / |attention - bias|, root mean squares."""
     on: str
-    """What that was: ``white noise`` or ``images``."""
+    """The images of that error: ``white noise`` (see `KernelReport`), or the given ``images`` where attention depends
+    on content or the kernel was fitted."""
 
 
 @torch.no_grad()
@@ -76,10 +74,8 @@ def swap(
         if isinstance(layer := layers[number - 1], Convolution):
             raise ValueError(f"Layer {number} is a convolution already. Swap in the network that it came from.")
         if not isinstance(size, int) or size not in range(1, largest + 1, 2):
-            raise ValueError(
-                f"Layer {number}: a kernel of side {size!r} cannot lie around a pixel of {grid[0]}x{grid[1]}; its side "
-                f"is an odd number, at most {largest}."
-            )
+            where = f"Layer {number}: a kernel of side {size!r} cannot lie around a pixel of {grid[0]}x{grid[1]}"
+            raise ValueError(f"{where}; its side is an odd number, at most {largest}.")
         if isinstance(layer, ContentAttention) and images is None and fit is None:
             raise ValueError(f"Layer {number} looks at content, so its attention is a mean over images: pass images=.")
         chosen[number] = layer
@@ -106,10 +102,9 @@ def swap(
             (error,), on = relative_errors([place], layer, seen[number - 1]), "images"
         place.report = SwapReport(outside, error, on)
         swapped.blocks[number - 1].attention = place
-    kernels = list((dict(enumerate(network.config.kernel_per_layer, 1)) | dict(kernel_sizes)).values())
-    while kernels and not kernels[-1]:
-        del kernels[-1]
-    swapped.config = replace(network.config, {"kernels": kernels})
+    kernels = dict(enumerate(network.config.kernel_per_layer, 1)) | dict(kernel_sizes)
+    last = max((number for number, size in kernels.items() if size), default=0)
+    swapped.config = replace(network.config, {"kernels": list(kernels.values())[:last]})
     return swapped
 
 
@@ -132,12 +127,11 @@ def mean_kernel(layer: ContentAttention, x: Tensor, size: int) -> tuple[Tensor, 
 
     The weight of a tap is the mean of P over the images and over all queries from which its shift leads to a pixel.
     """
-    total, taps = x.new_zeros(()), []
-    for part in x.split(max(1, AT_ONCE // 4)):
+    total = x.new_zeros(())
+    for part in x.split(AT_ONCE // 4):
         total = total + layer.probabilities(part).sum(0)  # (h, H, W, H, W)
-    total = total / len(x)
-    for row, column in tap_shifts((size, size)).tolist():
-        taps.append(total.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2)))
+    total, shifts = total / len(x), tap_shifts((size, size)).tolist()
+    taps = [total.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2)) for row, column in shifts]
     mass = torch.stack(taps, dim=1)  # (h, K K)
     weight = layer.value.weight.unflatten(1, (layer.heads, layer.channels))
     kernel = torch.einsum("ht,dhc->dct", mass, weight).unflatten(2, (size, size))
@@ -148,8 +142,7 @@ def mean_kernel(layer: ContentAttention, x: Tensor, size: int) -> tuple[Tensor, 
 def fit_kernel(place: Convolution, layer: Attention, x: Tensor) -> None:
     """Set the convolution to the one that is nearest to the layer on x (B, H, W, C), by least squares, bias and all.
 
-    The normal equations of what is left of the kernel that is there now, so that taps which the images say nothing
-    about stay as they are.
+    What is fitted is a correction to the present kernel, so taps that the images say nothing about stay as they are.
     """
     conv, size = place.conv, place.conv.kernel_size[0]
     unknowns = layer.channels * size**2 + 1

@@ -20,8 +20,6 @@ The condition on D_h: W^h = W_val^h W_out^h has rank D_h at most. The heads of t
 all output channels are right.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

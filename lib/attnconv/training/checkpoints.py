@@ -3,8 +3,6 @@
 Both are read as tensors only, and neither where a bit of it has changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 from pathlib import Path

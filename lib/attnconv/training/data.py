@@ -218,11 +218,7 @@ def find_data(source: str | Path = "embedded") -> Source:
                 if all(files):
                     return Source(name if name in named else path.name, form, path, *map(tuple, files))
     if name in named:
-        remedy = (
-            " It comes with a clone of the repository; 'git checkout data' restores it there."
-            if name == "embedded"
-            else ""
-        )
+        remedy = " 'git checkout data' restores it in a clone of the repository." if name == "embedded" else ""
         raise MissingData(f"{name} is not on this machine: looked for {', '.join(map(str, places))}.{remedy}")
     raise DataError(f"There is no data set that can be read at {places[0]}. {FORMS}.")
 

@@ -12,8 +12,6 @@ was stopped and resumed therefore ends with the same bits, on a CPU, as one that
 same loop runs in every process (`machine.Team`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -128,8 +126,8 @@ class Trainer:
     def run_epoch(self, bar: tqdm, stop: threading.Event) -> None:
         """The rest of an epoch, from `step` on."""
         config, data = self.config, self.data
-        # Order, crops and flips come from the plan. Dropout's masks begin anew with every epoch; within one,
-        # a checkpoint has the generator's state. Each process draws its own.
+        # Dropout's masks begin anew with every epoch, in each process with others; a checkpoint within an epoch has the
+        # generator's state. The plan says order, crops and flips.
         if self.step == 0:
             torch.manual_seed(config.seed * 1_000_003 + self.epoch + 500_009 * self.team.rank)
         plan = epoch_plan(self.images, seed=config.seed, epoch=self.epoch, augment=config.augment, device=self.device)
@@ -153,9 +151,8 @@ class Trainer:
             if asked >= SAVE:
                 self.save()
             if asked == STOP:
-                raise KeyboardInterrupt(
-                    f"stopped in epoch {self.epoch + 1} of {config.epochs}; {self.folder} resumes by the same command"
-                )
+                place = f"epoch {self.epoch + 1} of {config.epochs}"
+                raise KeyboardInterrupt(f"stopped in {place}; the same command resumes {self.folder}")
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the steps were only queued
         self.seconds = before + time.monotonic() - started
@@ -224,14 +221,13 @@ class Trainer:
             shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         self.team.most(0)  # the folder is complete when any process returns
 
-    # Checkpoints: a run resumes from them alone. What others read is rewritten from them, never read back.
+    # A run resumes from checkpoints alone. What others read is written anew from them, never read back.
 
     def save(self) -> None:
         """Write everything that resuming needs, whole or not at all; never the state of a run that diverged."""
         self.refuse_non_finite()
-        cuda = self.device.type == "cuda"
-        # Dropout draws from these: in each process other masks.
-        generators = self.team.stacked(torch.get_rng_state())
+        # Dropout draws from these generators, in each process other masks: (processes, bytes).
+        generators, cuda = self.team.stacked(torch.get_rng_state()), self.device.type == "cuda"
         cuda_generators = self.team.stacked(torch.cuda.get_rng_state(self.device)) if cuda else None
         if self.team.leads:
             state = dict(
@@ -253,12 +249,8 @@ class Trainer:
         """Take the state of the last checkpoint, if there is one."""
         if self.checkpoint.is_file():
             state, team = read_state(self.checkpoint), self.team
-            generators = torch.atleast_2d(state["rng"])  # (processes, bytes); in older files (bytes,)
-            if len(generators) != team.size:
-                raise RunError(
-                    f"{self.checkpoint} is of a training with {len(generators)} process(es), here are {team.size}: "
-                    f"resume it with as many, or remove {self.folder} and train again."
-                )
+            if (size := len(state["rng"])) != team.size:
+                raise RunError(f"{self.checkpoint} is of {size} process(es), not {team.size}: resume it with {size}.")
             self.model.load_state_dict(state["model"])
             for optimizer, own in zip(self.optimizers, state["optimizer"], strict=True):
                 optimizer.load_state_dict(own)
@@ -266,9 +258,9 @@ class Trainer:
             self.sums, self.metrics = state["sums"].to(self.device), json.loads(state["metrics"])
             self.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
             self.computation = Computation(**state["computation"])  # this machine might choose another
-            torch.set_rng_state(generators[team.rank].clone())  # torch crashes on part of a tensor
+            torch.set_rng_state(state["rng"][team.rank].clone())  # torch crashes on part of a tensor
             if state["cuda_rng"] is not None and self.device.type == "cuda":
-                torch.cuda.set_rng_state(torch.atleast_2d(state["cuda_rng"])[team.rank].clone(), self.device)
+                torch.cuda.set_rng_state(state["cuda_rng"][team.rank].clone(), self.device)
         self.team.most(0)  # nobody goes on, and may write a checkpoint, while another still reads this one
 
     def record(self) -> None:
@@ -289,10 +281,9 @@ class Trainer:
         """Stop a run that diverged, before its state reaches a checkpoint."""
         loss, lr = self.sums[0].item(), self.groups[0]["lr"]
         if not math.isfinite(loss):
-            raise TrainingError(
-                f"The loss is {loss} at epoch {self.epoch + 1}, step {self.step} of {self.epoch_steps} (learning rate "
-                f"{lr:.3g}). Lower lr, position_lr or encoding_lr, or set clip, in a run of its own. {self.remedy}"
-            )
+            where = f"epoch {self.epoch + 1}, step {self.step} of {self.epoch_steps} (learning rate {lr:.3g})"
+            other = "Lower lr, position_lr or encoding_lr, or set clip, in a run of its own."
+            raise TrainingError(f"The loss is {loss} at {where}. {other} {self.remedy}")
 
 
 def _started(start: Run, model_config: ModelConfig, recipe: TrainConfig, data: Dataset) -> Network:

@@ -1,7 +1,5 @@
 """The machine that a run is made on: its devices, what a run folder says of it, and its signals to stop."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools
@@ -39,12 +37,11 @@ LONG = 100_000
 
 
 def to_be_compiled(device: torch.device, computation: Computation, asked: bool | None, images: int) -> bool:
-    """Whether a run of so many images is compiled. ``asked`` None is the rule, as measured: always on CUDA; on a CPU
-    where it computes in bfloat16 (1.1 to 1.3 times faster; float32 gains nothing), for long, and has a C++ compiler.
-    """
+    """Whether a run of so many images is compiled: as ``asked``, or if that is None where it pays. It does on CUDA, and
+    on a CPU for long runs in bfloat16 (1.1 to 1.3 times faster; float32 gains nothing), if a C++ compiler is there."""
     if device.type == "cuda":
         return asked is not False
-    rule = device.type == "cpu" and computation.bfloat16 and images >= LONG
+    rule = computation.bfloat16 and images >= LONG
     return (rule if asked is None else asked) and compiler_works()
 
 
@@ -55,9 +52,7 @@ def compiler_works() -> bool:
         torch.compile(lambda x: x + 1)(torch.ones(2))
     except Exception as error:  # of dozens of kinds, for what is missing
         why = str(error).strip().splitlines()[0][:150]
-        warnings.warn(
-            f"Training is not compiled ({why}): the same, a little slower. A C++ compiler is g++.", stacklevel=2
-        )
+        warnings.warn(f"Training is not compiled ({why}): the same, a little slower. Install g++.", stacklevel=2)
         return False
     return True
 
@@ -85,7 +80,7 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
 
 
 def progress_bar(total: int, done: int, drawn: bool) -> tqdm:
-    """Of so many images; rarely redrawn where it goes to a log, and not drawn at all with ATTNCONV_QUIET=1."""
+    """A bar that counts images. A log gets few redrawings of it, and none with ATTNCONV_QUIET=1."""
     quiet = not drawn or os.environ.get("ATTNCONV_QUIET") == "1"
     often = sys.stderr.isatty() or "ipykernel" in sys.modules
     look = dict(disable=quiet, unit=" images", dynamic_ncols=True, mininterval=0.1 if often else 30)

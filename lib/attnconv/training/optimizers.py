@@ -3,8 +3,6 @@
 What says where heads look (centres, spreads, learned encodings) can learn at a rate of its own.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import torch
@@ -21,10 +19,7 @@ def position_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def encoding_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The vectors of learned encodings: those of the shifts and, without content, those that each head scores them by.
-
-    In a network of another kind there are none.
-    """
+    """The vectors of learned encodings: one for each shift and, without content, those with which heads score them."""
     names = ("row_embedding", "column_embedding", "row_scores", "column_scores")
     return [parameter for name, parameter in model.named_parameters() if name.endswith(names)]
 

@@ -8,8 +8,6 @@ loses by convolutions in its layers' place) are measured when they are first ask
 more of the data, so they can be made again where the data set is missing. No torch is imported here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -61,8 +59,7 @@ class _Config(BaseModel):
     weights_kept: bool = True  # false: a finished run whose weights were left out of a record, and its measures kept
 
 
-_EPOCHS = TypeAdapter(list[dict[str, float]])
-"""The lines of metrics.jsonl."""
+_EPOCHS = TypeAdapter(list[dict[str, float]])  # the lines of metrics.jsonl
 
 
 @contextlib.contextmanager
@@ -84,7 +81,7 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def read_json(file: Path, kind: type[Json]) -> Json:
-    """What a file holds; empty where it is missing, damaged or something else."""
+    """What a file holds; empty where it is missing or damaged, or holds something else."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if file.is_file() and isinstance(value := json.loads(file.read_bytes()), kind):
             return value
@@ -116,9 +113,7 @@ class Run:
     @cached_property
     def _parsed(self) -> _Config:
         if not (file := self.path / "config.json").exists():
-            raise RunError(
-                f"{self.path} is no run folder: it has no config.json. Name another, or train into an empty one."
-            )
+            raise RunError(f"{self.path} is no run folder: no config.json is there. Name another, or train a new one.")
         with reading(file):
             found = json.loads(file.read_bytes())
             parsed = _Config.model_validate(found)
@@ -132,11 +127,11 @@ class Run:
         """``config.json``: preset, hash, model, train, data, environment, sessions, and the weights' checksum."""
         return self._parsed.model_dump(mode="json")
 
-    @cached_property
+    @property
     def model(self) -> ModelConfig:
         return self._parsed.model
 
-    @cached_property
+    @property
     def train(self) -> TrainConfig:
         return self._parsed.train
 
@@ -178,10 +173,8 @@ class Run:
     def finished_as(self, name: str) -> bool:
         """Whether it is the run of that `identity`, and finished; another run in its folder is refused."""
         if (self.path / "config.json").is_file() and self.config["hash"] != name:
-            raise RunError(
-                f"{self.path} holds a run of another configuration or data set ({self.config['hash']}, not {name}); "
-                "give this run a folder of its own."
-            )
+            other = f"a run of another configuration or data set ({self.config['hash']}, not {name})"
+            raise RunError(f"{self.path} holds {other}; give this run a folder of its own.")
         return self.finished
 
     @cached_property
