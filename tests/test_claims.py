@@ -103,18 +103,25 @@ def test_a_grid_needs_heads_on_pixels_of_their_own():
     assert claims.grid(run_of(soft, swaps=one))[0] is False
 
 
-def test_deeper_heads_look_farther():
+def test_first_heads_are_local_and_deeper_ones_look_farther():
     near, far = nine(), nine(4)
 
-    def found(*layers):
-        return claims.local(run_of(gaussian_heads(layers, start=[near] * 6)))[0]
+    def found(*layers, start=(near,) * 6, **more):
+        return claims.local(run_of(gaussian_heads(layers, start=start, **more)))[0]
 
     assert found(near, near, near, near, far, far) is True
     assert found(near, near, near, near, near, far) is None  # one layer of four
     assert found(near, far, near, near, far, far) is False
-    began = gaussian_heads([near, near, near, near, far, far], start=[near, near, far, far, near, near])
-    found, evidence = claims.local(run_of(began))
-    assert found is None and "2 of 4; before training 2" in evidence[1]  # the start had as many
+    assert found(near, near, near, near, far, far, start=[near, near, far, far, near, near]) is None  # as many
+    assert found(near, near, near, near, far, far, spread=0.3) is None  # the first ones are wide
+    some = np.where(np.arange(9)[:, None] < 6, 3.2 * near, near)  # five of nine are not close
+    assert found(near, some, near, near, far, far) is None
+    wide = gaussian_heads([near, near, near, near, far, far], start=[near] * 6)
+    wide["parameter_centre"] = wide["parameter_centre"].copy()
+    wide["parameter_centre"][-1, 1, 0] = 0, 9  # of a flat head, which looks nowhere: its mean shift is near
+    found, evidence = claims.local(run_of(wide))
+    assert found is True and "9, 8, 9, 9, 1, 1 of 9 in layers 1 to 6" in evidence[0]
+    assert "2 of 4; before training 0" in evidence[2]
     none = gaussian_heads([np.full((9, 2), np.nan)] * 2 + [far] * 4)
     assert claims.local(run_of(none))[0] is None and claims.local(run_of(gaussian_heads([near] * 2)))[0] is None
 
@@ -168,7 +175,7 @@ def test_single_pixels_must_lie_around_the_query():
     away[:] = maps_at([[[0, 7]] * 9] * 3)
     assert claims.single_pixels(run_of(attention=attention(near)))[0] is True
     found, evidence = claims.single_pixels(run_of(attention=attention(lot)))
-    assert found is None and "together 1 of 9; as many by lot p = 0.85" in evidence[2]
+    assert found is None and "together 1 of 9; by lot p = 0.85" in evidence[2]
     assert claims.single_pixels(run_of(attention=attention(same)))[0] is None  # all on one pixel
     assert claims.single_pixels(run_of(attention=attention(away)))[0] is False  # far fewer than by lot
     assert claims.single_pixels(run_of(attention=attention(spread)))[0] is False
@@ -357,7 +364,11 @@ def saved(folder, name, *found):
 def test_a_claim_shows_itself_and_is_recorded(tmp_path):
     made = Claims(tmp_path / "tables" / "01-claims.json")
     card = made.theorem(1e-7)
-    assert card == Claim("theorem", "", True, ["largest difference 1e-07"]) == read_claims(made.file)[0]
+    assert (
+        card
+        == Claim("theorem", "", True, ["largest difference 1e-07 of the largest output"])
+        == read_claims(made.file)[0]
+    )
     for shown in (card._repr_markdown_(), card._repr_html_()):
         assert "Holds here" in shown and SENTENCES["theorem"].text in shown and "largest difference 1e-07" in shown
         assert SENTENCES["theorem"].test in shown and "The paper, Theorem 1" in shown

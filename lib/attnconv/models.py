@@ -45,7 +45,8 @@ class Convolution(nn.Module):
         self.conv.bias.copy_(bias)
 
     def extra_repr(self) -> str:
-        return f"in the place of attention; relative error {self.report.relative_error:.2g}" if self.report else ""
+        made = self.report  # of `swap`
+        return f"in the place of attention; relative error on {made.on} {made.relative_error:.2g}" if made else ""
 
 
 Attention = PositionalAttention | ContentAttention

@@ -189,7 +189,7 @@ def board(folders: Mapping[str, Path]) -> pd.DataFrame:
 
 def theorem(difference: float) -> Verdict:
     """``difference``: the largest between the layer's output and the convolution's, of outputs of size 1."""
-    return difference < 1e-5, [f"largest difference {difference:.0e}"]
+    return difference < 1e-5, [f"largest difference {difference:.0e} of the largest output"]
 
 
 def borders(inside: float, border: float, padded: float) -> Verdict:
@@ -229,33 +229,38 @@ def grid(run: Run) -> Verdict:
     own = np.array([len({*map(tuple, layer[there])}) for layer, there in zip(places, sharp, strict=True)])
     many = own > run.heads["mass"].shape[-1] / 2
     moved = np.linalg.norm(run.heads["parameter_centre"][-1] - run.heads["parameter_centre"][0], axis=-1)
-    began = small.fine & ~small.became
     lines += [
         f"pixels that a head has for its own, with over half of its attention: {_by_layer(own, 'd', sharp.shape[1])}",
         f"mean way of the centres, in pixels: {_by_layer(_mean(moved), '.1f')}",
-        f"layers that became grids: {_numbers(many & small.fine & small.became)}; "
-        f"that began as convolutions and are grids: {_numbers(many & began)}",
+        f"layers that are grids: {_numbers(many & small.fine)}; "
+        f"of them training brought twice as near: {_numbers(many & small.became)}",
     ]
-    holds = many & small.fine & small.became
+    holds = many & small.became
     return (True if holds.any() else None if (many & (small.fine | small.open)).any() else False), lines
 
 
 def local(run: Run) -> Verdict:
-    """Do deeper layers have heads whose centres lie farther away than all of the first two layers'?"""
-    away = np.linalg.norm(run.heads["parameter_centre"][[0, -1]], axis=-1)  # (2, L, h), before and after
-    farthest = np.where(np.isfinite(away), away, 0).max(-1)  # (2, L)
-    lines = [
-        f"farthest centre, in pixels: {_by_layer(farthest[1], '.1f')}; before training {_listed(farthest[0], '.1f')}"
-    ]
+    """Are most heads of the first two layers local, and do deeper layers have heads that look farther?"""
+    away = np.linalg.norm(run.heads["centre"][[0, -1]], axis=-1)  # (2, L, h), before and after
+    farthest, lines = np.where(np.isfinite(away), away, 0).max(-1), []  # (2, L)
     if farthest.shape[1] < 3 or not np.isfinite(away[1, :2]).any():
-        return None, [*lines, "there are no deeper layers, or no heads in the first two"]
+        return None, ["there are no deeper layers, or no heads in the first two"]
+    last = zip(run.heads["parameter_centre"][-1], run.heads["precision"][-1], strict=True)
+    middle = [side - 1 for side in run.model.grid]  # no shift
+    near = np.array(
+        [(_window(_gaussians(*layer, run.model.grid), middle, 2).sum((1, 2)) > 0.5).sum() for layer in last]
+    )
     before, after = (farthest[:, 2:] >= farthest[:, :2].max(1, keepdims=True) + 1).sum(1)
-    deeper = farthest.shape[1] - 2
+    deeper, heads = farthest.shape[1] - 2, np.isfinite(away[1]).sum(1)
     lines += [
+        f"heads with over half of their attention in the 5 × 5 around the query: {_by_layer(near, 'd', away.shape[2])}",
+        f"farthest mean shift of a head, in pixels: {_by_layer(farthest[1], '.1f')}; "
+        f"before training {_listed(farthest[0], '.1f')}",
         f"deeper layers with a head at least a pixel farther than all of layers 1 and 2: {after} of {deeper}; "
-        f"before training {before}"
+        f"before training {before}",
     ]
-    return (True if 2 * after >= deeper and after > before else False if after == 0 else None), lines
+    mostly = bool((2 * near > heads)[:2].all())
+    return (True if mostly and 2 * after >= deeper and after > before else False if after == 0 else None), lines
 
 
 def apart(run: Run) -> Verdict:
@@ -279,8 +284,8 @@ def apart(run: Run) -> Verdict:
         f"before training {_listed(shares[0] / heads, '.0%')}",
         f"the same heads, centres drawn anew, mean: {_listed(anew[1].mean(1) / heads, '.0%')}",
         f"lead of all layers together over what was drawn anew: {end.mean():.1f} points of "
-        f"{100 * shares[1].sum() / heads.sum():.0f}; as much by chance {_chance(p)}",
-        f"before training: {start.mean():.1f} points; as much more by chance {_chance(p_more)}",
+        f"{100 * shares[1].sum() / heads.sum():.0f}; {_chance(p)}",
+        f"before training: {start.mean():.1f} points; {_chance(p_more)} that training added to it",
     ]
     return (True if max(p, p_more) < LEVEL else False if p > 1 - LEVEL else None), lines
 
@@ -294,11 +299,16 @@ def _redrawn(centres: NDArray, random: np.random.Generator) -> NDArray:
 
 def _unshared(centres: NDArray, precision: NDArray, grid: tuple[int, int]) -> float:
     """How many heads' worth of attention a layer's heads have without what they duplicate: sum of the largest P."""
+    return float(_gaussians(centres, precision, grid).max(0).sum())
+
+
+def _gaussians(centres: NDArray, precision: NDArray, grid: tuple[int, int]) -> NDArray:
+    """What a layer's heads give to each shift that an image of that size has: (h, 2 H - 1, 2 W - 1)."""
     rows, columns = (np.arange(1 - side, side) for side in grid)
     away = np.stack(np.meshgrid(rows, columns, indexing="ij"), -1) - centres[:, None, None]  # (h, ., ., 2)
     logits = -0.5 * ((away @ precision[:, None]) * away).sum(-1)
     weights = np.exp(logits - logits.max((1, 2), keepdims=True))
-    return float((weights / weights.sum((1, 2), keepdims=True)).max(0).sum())
+    return weights / weights.sum((1, 2), keepdims=True)
 
 
 def sixteen(run: Run) -> Verdict:
@@ -314,7 +324,8 @@ def sixteen(run: Run) -> Verdict:
     small, more = _small_convolutions(run)
     lines += [
         *more,
-        f"layers that are small convolutions: {_numbers(small.fine)}; began as ones: {_numbers(small.began)}",
+        f"layers that are small convolutions: {_numbers(small.fine)}; "
+        f"of them training brought twice as near: {_numbers(small.became)}",
     ]
     if after.sum() <= before.sum():
         return (None if after.any() else False), lines
@@ -355,7 +366,7 @@ def single_pixels(run: Run) -> Verdict:
     lines = [
         f"heads with over half of their attention on one pixel: {_by_layer(single.sum(1), 'd', maps.shape[1])}",
         f"different pixels of the 7 × 7 around the query among theirs: {_by_layer([len(one) for one in own], 'd')}",
-        f"together {different} of {count}; as many by lot {_chance(chance)}",
+        f"together {different} of {count}; by lot {_chance(chance)}",
     ]
     if not count:
         return False, lines
@@ -443,7 +454,7 @@ def content_use(run: Run) -> Verdict:
     lines += [
         f"heads that follow the query: {_by_layer(kept.sum(1), 'd')}; where both kinds are, their comparison of "
         f"contents {_of_others(content[mixed], ~kept[mixed]):.0%}, the others' "
-        f"{_of_others(content[mixed], kept[mixed]):.0%}; as much by chance {_chance(p)}"
+        f"{_of_others(content[mixed], kept[mixed]):.0%}; {_chance(p)}"
     ]
     return (True if p < LEVEL else False if p_less < LEVEL else None), lines
 
@@ -574,11 +585,7 @@ class _Small(NamedTuple):
     open: NDArray
     """The noise is too large to tell."""
     became: NDArray
-    """The smallest such convolution that is fine is at most half as far from the layer as before training."""
-
-    @property
-    def began(self) -> NDArray:
-        return self.fine & ~self.became
+    """It is fine, and the smallest convolution that is so is at most half as far from the layer as before training."""
 
 
 def _small_convolutions(run: Run) -> tuple[_Small, list[str]]:
@@ -598,12 +605,11 @@ def _small_convolutions(run: Run) -> tuple[_Small, list[str]]:
         if size <= SMALL
     ]
     became = after <= before / 2
-    largest = np.flatnonzero(small)[-1]
-    before, after = run.swaps["error"][:, :, largest]
-    lines += [
-        f"relative error as {_named(sizes[largest])}: {_by_layer(after, '.2f')}; "
-        f"before training {_listed(before, '.2f')}"
+    decisive = [
+        f"{layer + 1} as {_named(sizes[smallest[layer]])} {after[layer]:.2f}, before training {before[layer]:.2f}"
+        for layer in np.flatnonzero(fits.any(1))
     ]
+    lines += [f"relative error of the smallest that costs less than a point: layer {'; '.join(decisive) or 'none'}"]
     return _Small(fits.any(1), maybe.any(1) & ~fits.any(1), fits.any(1) & became), lines
 
 

@@ -59,8 +59,9 @@ def attention_to_conv(
             more if the kernel needs it.
         padding_mode: what that Conv2d sees beyond the border. A sharp head whose pixel does not exist looks at the
             nearest one that does, which is ``replicate``. On real images it comes nearest to trained layers of all
-            kinds: in the first three layers of the quadratic model the relative error at 5 x 5 is 0.01 to 0.06, with
-            ``zeros`` 0.24 to 0.59, and 0.42 to 1.1 where the taps that exist share the whole weight (notebook 07).
+            kinds (notebook 07). In the first three layers of a quadratic model that began on a small disc the relative
+            error at 5 x 5 is 0.01 to 0.06, with ``zeros`` 0.24 to 0.59, and 0.42 to 1.1 where the taps that exist
+            share the whole weight.
     """
     if not isinstance(layer, (QuadraticAttention, LearnedAttention)):
         raise TypeError(

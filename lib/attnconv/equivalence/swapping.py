@@ -39,6 +39,8 @@ class SwapReport:
     relative_error: float
     """|attention - convolution| / |attention - bias|, root mean squares: over white noise where attention depends on
     positions alone (`KernelReport`), over the given images where it does not, or where the kernel was fitted."""
+    on: str
+    """What that was: ``white noise`` or ``images``."""
 
 
 @torch.no_grad()
@@ -99,9 +101,10 @@ def swap(
         if fit is not None:
             fit_kernel(place, layer, seen[number - 1])
             outside, error = None, None
+        on = "white noise"
         if error is None:
-            (error,) = relative_errors([place], layer, seen[number - 1])
-        place.report = SwapReport(outside, error)
+            (error,), on = relative_errors([place], layer, seen[number - 1]), "images"
+        place.report = SwapReport(outside, error, on)
         swapped.blocks[number - 1].attention = place
     kernels = list((dict(enumerate(network.config.kernel_per_layer, 1)) | dict(kernel_sizes)).values())
     while kernels and not kernels[-1]:

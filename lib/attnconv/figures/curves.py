@@ -29,8 +29,9 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
     """Test accuracy over epochs and at the end, a colour a model (figure 2): ``{title: (seeds, epochs)}``, in [0, 1].
 
     Left, a panel for each length of training: a line is the mean over seeds, and its band runs from the worst to the
-    best. NaN marks epochs that a seed has not seen. Then a row a model, the best first: its last epoch, with a bar over
-    seeds. Right, on an axis of its own, the accuracy in [0, 1] that was ``published`` of some of them.
+    best. NaN marks epochs that a seed has not seen. Then a row a model, the longest trainings first, of these the best:
+    its last epoch, with a bar over seeds. Right, on an axis of its own, the accuracy in [0, 1] that was ``published``
+    of some of them.
     """
     rows = [
         (title, epoch, 100 * accuracy)
@@ -42,7 +43,8 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
     frame["epochs"] = frame.groupby("model")["epoch"].transform("max")
     lengths, colours = sorted(set(frame["epochs"]), reverse=True), style.model_colours(curves)
     ends = frame[frame["epoch"] == frame["epochs"]].groupby("model")["percent"].agg(["mean", "min", "max"])
-    ends = ends.sort_values("mean")  # from the bottom up
+    ends["epochs"] = frame.groupby("model")["epochs"].first()
+    ends = ends.sort_values(["epochs", "mean"])  # from the bottom up
 
     figure = style.new_figure(DOUBLE, max(2.1, 0.9 + 0.26 * len(ends)))
     widths = [*(max(length / lengths[0], 0.22) * 2.2 for length in lengths), 1, *([1] if published else [])]
@@ -67,7 +69,11 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
         ax.margins(x=0.25)
         ax.xaxis.set_major_locator(MaxNLocator(3, integer=True))
         ax.grid(axis="y")
+        for below in np.flatnonzero(np.diff(ends["epochs"])):  # what was trained for as long stands together
+            ax.axhline(below + 0.5, color="0.3", linewidth=0.5)
     dots[0].set_yticklabels([textwrap.fill(title, 19) for title in ends.index])
+    for label, title in zip(dots[0].get_yticklabels(), ends.index, strict=True):
+        label.set_color(colours[title])
     return figure
 
 
@@ -236,14 +242,20 @@ def cost_growth(curves: Curves, bounds: Curves | None = None, label: str = "Time
 
 
 def _name_ends(ax: Axes, curves: Iterable[Line2D]) -> None:
-    """Write each curve's name at its right end; of names that would touch, the upper one stands higher."""
-    taken: dict[float, float] = {}  # at this end: the height up to which names stand, in points
-    found = ((*np.asarray(one.get_xydata())[-1], str(one.get_label()), one.get_color()) for one in curves)
-    for x, y, name, colour in sorted(found, key=lambda end: end[:2]):
-        at = ax.transData.transform((x, y))[1] * 72 / ax.figure.dpi
-        taken[x] = place = max(at, taken.get(x, -np.inf) + 8)
-        look: Look = {"textcoords": "offset points", "va": "center", "fontsize": 6.5, "color": colour}
-        ax.annotate(name, (x, y), (6, place - at), **look)
+    """Write each curve's name at its right end; names that would touch stand above each other."""
+    ends: dict[float, list[tuple[float, Line2D]]] = {}  # by place along the axis: heights there, in points
+    for curve in curves:
+        x, y = np.asarray(curve.get_xydata())[-1]
+        ends.setdefault(x, []).append((ax.transData.transform((x, y))[1] * 72 / ax.figure.dpi, curve))
+    for there in ends.values():
+        there.sort(key=lambda end: end[0])
+        heights, places = np.array([height for height, _ in there]), [-np.inf]
+        for height in heights:
+            places.append(max(height, places[-1] + 8))
+        raised = np.array(places[1:]) - heights
+        for (_, curve), rise in zip(there, raised - raised.mean(), strict=True):
+            look: Look = {"textcoords": "offset points", "va": "center", "fontsize": 6.5, "color": curve.get_color()}
+            ax.annotate(str(curve.get_label()), np.asarray(curve.get_xydata())[-1], (6, rise), **look)
 
 
 @styled
@@ -254,6 +266,8 @@ def stacked_costs(rows: Mapping[str, Mapping[str, float]], label: str) -> Figure
     totals, starts = frame.sum(axis=1), frame.cumsum(axis=1) - frame
     for part, colour in zip(frame, PALETTE, strict=False):
         bars = ax.barh(frame.index, frame[part], 0.62, left=starts[part], color=colour, label=str(part))
+        if part == frame.columns[0] != frame.columns[-1]:
+            ax.bar_label(bars, [_short(value) for value in frame[part]], label_type="center", color="white")
     ax.bar_label(bars, [_short(total) for total in totals], padding=3)
     ax.set_xlim(0, 1.12 * totals.max())
     ax.grid(False)
@@ -272,7 +286,7 @@ def cost_ratios(costs: Mapping[str, tuple[float, float]]) -> Figure:
     ax.grid(False, axis="y")
     ax.grid(axis="x")
     bars = ax.barh(list(costs), ratios - 1, 0.5, left=1, color=style.MODELS["SA quadratic"])
-    ax.bar_label(bars, [f"{_short(ratio)}×" for ratio in ratios], padding=3)
+    ax.bar_label(bars, [f"{ratio:#.3g}".rstrip(".") + "×" for ratio in ratios], padding=3)
     ax.axvline(1, color="black", linewidth=1.2)
     left, right = min(ratios.min(), 1) / 1.25, max(ratios.max(), 1)
     ax.set(xscale="log", xlim=(left, right * (right / left) ** 0.1))

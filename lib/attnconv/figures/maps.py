@@ -35,23 +35,21 @@ def _map_axes(
     widest: float = 0.8,
     above: float = _ABOVE,
     lowest: float = 0.0,
-    gaps: ArrayLike = 0.05,
 ) -> tuple[Figure, NDArray]:
     """A figure and its grid of panels (rows, columns) above the room for a colour bar.
 
     ``aspect``: height over width of a panel. In inches: ``left``, room at the left of the grid; ``widest``, a panel's
-    longest side; ``above``, room above each row; ``lowest``, the least height of the grid; ``gaps`` between columns.
+    longest side; ``above``, room above each row; ``lowest``, the least height of the grid.
     """
-    starts = np.cumsum(np.broadcast_to(gaps, columns))  # what the gaps before each column add up to
-    starts -= starts[0]
-    width = min(widest, widest / aspect, (DOUBLE - left - 0.1 - starts[-1]) / columns)
-    height, across = width * aspect, columns * width + starts[-1]
+    gap = 0.05
+    width = min(widest, widest / aspect, (DOUBLE - left - 0.1 + gap) / columns - gap)
+    height, across = width * aspect, columns * (width + gap) - gap
     wide, tall = max(SINGLE, left + across + 0.1), max(rows * (height + above), lowest) + _FOOT
     left += (wide - left - across - 0.1) / 2
     figure = new_figure(wide, tall, layout=None)
     axes = np.empty((rows, columns), dtype=object)
     for row, place in np.ndindex(axes.shape):
-        corner = (left + place * width + starts[place]) / wide, 1 - (row + 1) * (height + above) / tall
+        corner = (left + place * (width + gap)) / wide, 1 - (row + 1) * (height + above) / tall
         axes[row, place] = ax = figure.add_axes((*corner, width / wide, height / tall), xticks=[], yticks=[])
         ax.spines[:].set(visible=True, color="0.6", linewidth=0.4)
     return figure, axes
@@ -70,7 +68,7 @@ def _bar(figure: Figure, scale: Look, label: str, ticks: Sequence[float] | None 
 def _draw(ax: Axes, image: NDArray, scale: Look, query: ArrayLike | None = None) -> None:
     """An image (H, W) in the colours of its scale; what is NaN is hatched. The query pixel of a map is framed."""
     ax.patch.set(facecolor="0.93", edgecolor="0.7", hatch="//////", linewidth=0)
-    ax.imshow(np.ma.masked_invalid(image), aspect="auto", **scale)
+    ax.imshow(np.ma.masked_invalid(image), aspect=ax.get_aspect(), **scale)
     if query is not None:
         pixel = 72 * ax.get_window_extent().width / ax.figure.dpi / image.shape[1]  # in points
         _frame_pixel(ax, query, linewidth=np.clip(0.15 * pixel, 0.4, 0.9))
@@ -111,25 +109,23 @@ def attention_grid(
     Args:
         maps: (layers, heads, height, width), windows around the query (`heads.shift_maps`, the paper's 7 x 7) or whole
             images; hatched where they leave the image (NaN).
-        query: the query pixel's row and column in the maps, framed, or one for each head (heads, 2); None is the
-            middle.
+        query: the query pixel's row and column in the maps, framed, or some that broadcast to (layers, heads, 2); None
+            is the middle.
         order: (layers, heads), which head comes at each place, from near to far for example.
         titles: of the layers.
-        names: (layers, heads), written above the maps; None is the number of a head within its layer. A column without
-            a name stands close to the one before: both show one head, at two queries for example.
+        names: (layers, heads), written above the maps; None is the number of a head within its layer.
         largest: the probability that is black, for figures that are to be compared; None is the largest here.
         room: inches that are left free at the left of the grid, and its least height.
     """
     maps = array(maps, "maps (layers, heads, height, width)")
     layers, heads, height, width = maps.shape
-    queries = np.broadcast_to((height // 2, width // 2) if query is None else query, (heads, 2))
+    queries = np.broadcast_to((height // 2, width // 2) if query is None else query, (layers, heads, 2))
     order = np.broadcast_to(np.arange(heads) if order is None else order, (layers, heads))
     titles, names = titles or style.layer_titles(layers), names or [[f"{head + 1}" for head in range(heads)]] * layers
     left = 0.18 + room[0] + 0.058 * max(map(len, titles))
     above = _ABOVE + 0.11 * max(name.count("\n") for row in names for name in row)
     widest = 0.8 if heads > 4 else 1.5
-    gaps = [0.05 if name else 0.015 for name in names[0]]
-    figure, axes = _map_axes(layers, heads, height / width, left, widest, above, room[1], gaps)
+    figure, axes = _map_axes(layers, heads, height / width, left, widest, above, room[1])
     top = np.nanmax(maps) if largest is None else largest
     scale = _probability_scale(top)
     for layer, title in enumerate(titles):
@@ -138,7 +134,7 @@ def attention_grid(
             if np.isnan(maps[layer, head]).all():
                 ax.set(frame_on=False)
                 continue
-            _draw(ax, maps[layer, head], scale, queries[head])
+            _draw(ax, maps[layer, head], scale, queries[layer, head])
             ax.set_title(names[layer][head], pad=2, fontsize=6.5)
     _bar(figure, scale, "Attention probability (square-root scale)", _round_ticks(top))
     return figure
@@ -231,6 +227,8 @@ def sum_of_heads(maps: ArrayLike, weights: Sequence[float], parts: ArrayLike) ->
     sums = parts.cumsum(0)
     probability, signed = _probability_scale(maps.max()), _signed_scale([parts, sums])
     figure, axes = _map_axes(3, len(maps), parts.shape[1] / parts.shape[2], left=0.72, above=0.2)
+    for ax in axes[0]:  # pixels are square
+        ax.set(aspect="equal", anchor="S")
     for ax, name in zip(axes[:, 0], ("Where the\nhead looks", "What it\nadds", "Sum so far"), strict=True):
         ax.set_ylabel(name, rotation=0, ha="right", va="center")
     for head, (top, middle, bottom) in enumerate(axes.T):

@@ -165,12 +165,12 @@ def panels(
 
 def name_panels(axes: NDArray, titles: Sequence[str], xlabel: str, ylabel: str) -> list[Axes]:
     """Give panels (rows, columns) their titles, and the outer ones the names of their axes. The others are removed."""
-    columns = axes.shape[1]
+    rows, columns = axes.shape
     for ax in axes.flat[len(titles) :]:
         ax.remove()
     for place, (ax, title) in enumerate(zip(axes.flat, titles, strict=False)):
         ax.set_title(textwrap.fill(title, 36))
-        ax.set_xlabel(xlabel if place + columns >= len(titles) else "")
+        ax.set_xlabel(xlabel if place >= (rows - 1) * columns else "")
         ax.set_ylabel(ylabel if place % columns == 0 else "")
     return list(axes.flat[: len(titles)])
 
