@@ -163,6 +163,9 @@ def test_swaps_become_rows_and_the_size_that_costs_less_than_a_point():
     assert table[(table["how"] == "shuffled")]["layer"].tolist() == [1, 2]
     sizes = results.size_as_convolution(table)
     assert sizes.loc["SA quadratic"].to_dict() == {1: 3, 2: math.inf}, "one image of a hundred may be more than a point"
+    assert results.size_as_convolution(table, 2).loc["SA quadratic"].to_dict() == {1: 3, 2: math.inf}, (
+        "within the noise"
+    )
     assert results.size_as_convolution(table, 4).loc["SA quadratic"].to_dict() == {1: 1, 2: math.inf}
 
 
