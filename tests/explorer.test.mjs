@@ -2,10 +2,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { gzipSync } from "node:zlib";
-import { headAt, spots } from "../lib/attnconv/explorer/front/centres.js";
+import { drawHeads, headAt, spots } from "../lib/attnconv/explorer/front/centres.js";
 import { kindText, nearestPlaces } from "../lib/attnconv/explorer/front/layer.js";
 import { Model, covarianceOf, describe, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/attnconv/explorer/front/heads.js";
-import { brightness, ramp } from "../lib/attnconv/explorer/front/draw.js";
+import { brightness, drawField, ramp, shiftText } from "../lib/attnconv/explorer/front/draw.js";
 import { fromHalf, gelu, layerNorm, linear, unshuffled } from "../lib/attnconv/explorer/front/network.js";
 import { fromLink, inLink, pageHost, widgetHost } from "../lib/attnconv/explorer/front/hosts.js";
 import { clamp, softmax } from "../lib/attnconv/explorer/front/maths.js";
@@ -138,6 +138,42 @@ test("brightness: probabilities by their root, logits by the top of their range"
   assert.deepEqual([...brightness([0, 0.25, 1], false, 0, [])].map(Math.round), [0, 128, 255]);
   assert.deepEqual([...brightness([0, 0.25], false, 1, [])].map(Math.round), [0, 128]);
   assert.deepEqual([...brightness([-100, -6, 0], true, 0, [])].map(Math.round), [0, 128, 255]);
+});
+
+/** A pen that writes down what it is asked for: [method, arguments, what was set by then]. */
+const recorder = () => {
+  const calls = [], set = {};
+  const pen = new Proxy({}, {
+    get: (_, name) => (...given) => calls.push([name, given, { ...set }]),
+    set: (_, name, value) => ((set[name] = value), true),
+  });
+  return { pen, of: (name) => calls.filter((call) => call[0] === name) };
+};
+
+test("a field has each value at its row and column, dark where it is small on a dark ramp", () => {
+  globalThis.window ||= {};
+  const { pen, of } = recorder(), colours = { ramp: ramp(true) };
+  drawField({ style: {}, getContext: () => pen }, [0, 1, 2, 3, 4, 5], [2, 3], 30, [0, 5], colours);
+  const drawn = of("fillRect").map(([, [x, y], { fillStyle }]) => [x, y, fillStyle]);
+  assert.deepEqual(drawn.map(([x, y]) => [x, y]), [[0, 0], [10, 0], [20, 0], [0, 10], [10, 10], [20, 10]]);
+  assert.equal(drawn[0][2], `rgb(${[...colours.ramp.slice(0, 3)]})`);
+  assert.equal(drawn[5][2], `rgb(${[...colours.ramp.slice(-3)]})`);
+});
+
+test("shifts are written rows first", () => assert.equal(shiftText([1, -2], 0), "(+1, −2)"));
+
+test("heads have their number, a solid ring of 50% inside a dotted one of 90%, and paths, each at its shift", () => {
+  const { pen, of } = recorder();
+  const colours = { panel: "#ffffff", line: "#888888", text: "#000000", back: "#ffffff" };
+  const shape = { centre: [1, -2], covariance: [0.25, 0, 0.25], faint: false };
+  const plot = { x: 0, y: 0, side: 100, range: 5 };
+  drawHeads(pen, plot, [shape], { colours, colourOf: () => "#336699", trails: [[[0, 0], [2, -1]]] });
+  const rings = of("ellipse").map(([, [x, y, wide]]) => [x, y, wide]);
+  assert.deepEqual(rings.map(([x, y]) => [x, y]), [[30, 60], [30, 60]]);
+  assert.deepEqual(of("setLineDash").slice(0, 2).map(([, [dashes]]) => dashes.length > 0), [false, true]);
+  assert.ok(rings[0][2] < rings[1][2]);
+  assert.deepEqual(of("lineTo").slice(-2).map(([, place]) => place), [[50, 50], [40, 70]]);
+  assert.deepEqual(of("fillText").map(([, [text]]) => text), [1]);
 });
 
 test("lightness falls all along the light ramp and rises along the dark one", () => {

@@ -316,6 +316,11 @@ def test_pixels_that_would_be_clipped_are_refused(mode: str, tmp_path) -> None:
         read(tmp_path / "a.tiff", (16, 16), 1)
 
 
+def test_rows_stay_rows() -> None:
+    darker = read(Image.linear_gradient("L"), (28, 20), 1)[..., 0].astype(int)
+    assert (darker == darker[:, :1]).all() and (np.diff(darker[:, 0]) > 0).all()
+
+
 def test_transparency_is_laid_on_white_and_the_middle_is_kept() -> None:
     image = Image.new("RGBA", (300, 100), (255, 0, 0, 0))
     image.paste((0, 0, 255, 255), (100, 0, 200, 100))

@@ -102,6 +102,9 @@ def test_it_is_a_picture_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_still_picture_shows_the_sharpness() -> None:
     titles = [ax.get_title() for ax in Playground(0.7).figure().axes]
     assert titles[:3] == ["Picture", "Conv2d", "Nine heads, α = 0.7"] and float(titles[3].split()[-1]) > 0.1
+    photo, expected, got, apart = (ax.images[0].get_array() for ax in Playground(0.7).figure().axes[:4])
+    np.testing.assert_allclose(got - expected, apart, atol=1e-5)
+    assert expected[:, 1:-1].shape[0] == photo.shape[0] and abs(expected).max() > abs(got).max(), "a soft head blurs"
     exact = [ax.get_title() for ax in Playground(50).figure().axes]
     assert float(exact[3].split()[-1]) < 1e-5
 

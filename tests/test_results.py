@@ -12,6 +12,7 @@ import pytest
 from attnconv.analysis import results
 from attnconv.batch.workspace import Workspace
 from attnconv.config import PRESETS, ModelConfig, Profile, replace
+from attnconv.cost import cost
 from attnconv.training.runs import Run, find_runs
 
 
@@ -52,6 +53,9 @@ def test_results_table():
     assert first["Accuracy (%)"] == 94.61 and first["Parameters (M)"] == 11.2
     assert (first["Seeds"], first["Epochs"]) == (3, 300)
     assert first["±"] == pytest.approx(np.std([94.63, 94.51, 94.7], ddof=1), abs=0.006)
+    price = cost(PRESETS["learned"].model)
+    flops = [price.paper, price.dense, price.separable]
+    assert table.iloc[1, -4:-1].tolist() == [pytest.approx(count / 1e9, rel=0.005) for count in flops]
     assert math.isnan(table["±"][1]) and table["Training (min)"].tolist()[:2] == [1, 1330]
     assert table["Paper (%)"].tolist()[:3] == [93.8, 91.8, 93.8], "of the model, whatever its row is called"
     worse = {"ResNet18": [run("resnet18", 0.9279)]}
@@ -159,6 +163,9 @@ def test_swaps_become_rows_and_the_size_that_costs_less_than_a_point():
     assert table[(table["how"] == "shuffled")]["layer"].tolist() == [1, 2]
     sizes = results.size_as_convolution(table)
     assert sizes.loc["SA quadratic"].to_dict() == {1: 3, 2: math.inf}, "one image of a hundred may be more than a point"
+    assert results.size_as_convolution(table, 2).loc["SA quadratic"].to_dict() == {1: 3, 2: math.inf}, (
+        "within the noise"
+    )
     assert results.size_as_convolution(table, 4).loc["SA quadratic"].to_dict() == {1: 1, 2: math.inf}
 
 

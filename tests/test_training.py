@@ -424,7 +424,12 @@ def test_another_configuration_or_data_set_never_overwrites(run, data, change):
 
 def test_identity_ignores_only_what_cannot_change_the_result():
     same = identity(MODEL, replace(RECIPE, {"checkpoint_seconds": 9.0}), "k")
-    assert same == identity(MODEL, RECIPE, "k") != identity(MODEL, RECIPE, "l")
+    others = [
+        (MODEL, RECIPE, "l"),
+        (MODEL, replace(RECIPE, {"seed": 6}), "k"),
+        (replace(MODEL, {"heads": 4}), RECIPE, "k"),
+    ]
+    assert same == identity(MODEL, RECIPE, "k") and same not in [identity(*other) for other in others]
 
 
 def test_unfinished_runs_are_not_found_and_not_loaded(run, tmp_path):
