@@ -42,6 +42,8 @@ AVERAGED_IMAGES = 32
 """Images over which attention with content is averaged (the paper: 100)."""
 STRIP = 100
 """Images on which right answers are counted, before heads are changed and after."""
+TRIED, SURE = 8, 0.9
+"""The explorer opens on the clearest of so many images to whose class the model gives more than this probability."""
 
 
 class Explorer(assets.Widget):
@@ -91,8 +93,8 @@ class Explorer(assets.Widget):
         self._pool = pool_of(images, first, labels, classes, mean, std)
         self._runs = self._find_runs(first.run)
         self._labelled = [] if self._pool.labels is None else self._pool.some(STRIP)
-        self._index = 0  # of the image that was chosen last
-        self._shown: _Shown = self._from_pool(0)
+        self._index = self._first()  # of the image that was chosen last
+        self._shown: _Shown = self._from_pool(self._index)
         super().__init__(
             sides=[first.arrays],
             image=self._look([self._shown])[0],
@@ -109,6 +111,15 @@ class Explorer(assets.Widget):
             ),
         )
         self.on_msg(self._receive)
+
+    def _first(self) -> int:
+        """The image on which it opens: a clear one that the model is right about, and sure of."""
+        found = self._pool.clear(STRIP)[:TRIED]
+        if found and self._sides[0].classes:
+            seen = self._sides[0].look(self._inputs(self._pool.images[found]), maps=False)
+            said = [one["probabilities"][self._pool.labels[i]] for one, i in zip(seen, found, strict=True)]
+            found = [i for i, p in zip(found, said, strict=True) if p > SURE] or [found[int(np.argmax(said))]]
+        return found[0] if found else 0
 
     def _find_runs(self, run: Run | None) -> dict[str, Run]:
         """This run and those beside it that take the same images."""
@@ -239,8 +250,8 @@ class Explorer(assets.Widget):
         changed = [dict(zip(("layer", "head"), place, strict=False)) | change for place, change in places]
         if changed:
             tree["edited"] = dict(self._sides[0].look(image, changed, bits=8)[0], heads=changed)
-        title = f"Attention heads: {self.sides[0]['title']}"
-        frame = assets.page(title, "explorer", "@DATA@", self._png, worker="worker.js")
+        title = f"Where does each head look? {self.sides[0]['title']}"
+        frame = assets.page(title, "explorer", "@DATA@", self._png, heading=False, worker="worker.js")
         room = (limit - len(frame.encode())) * 3 // 4 - len(pack(tree))  # base64 writes 4 bytes for 3
         if room < 0:
             raise ExplorerError(f"The page would be larger than {limit / 1e6:g} MB: explore a smaller model.")
