@@ -138,8 +138,8 @@ export class Explorer extends Live {
       hidden: true,
       onchange: () => this.upload(this.file.files[0]),
     });
-    this.tour = new Tour(this);
     this.first = new FirstScreen(this);
+    this.tour = new Tour(this);
     this.glossary = element(
       "details",
       { className: "ax-glossary" },
@@ -190,7 +190,7 @@ export class Explorer extends Live {
     this.first.root.prepend(Model);
     this.first.controls.append(...Object.values(options));
     this.lists = div("ax-row", this.layerField, this.headField);
-    this.seen = div("ax-view", this.image, div("ax-words", this.lock, this.caption, this.lost));
+    this.shown = div("ax-view", this.image, div("ax-words", this.lock, this.caption, this.lost));
     this.tools = element(
       "aside",
       { className: "ax-tools" },
@@ -223,7 +223,7 @@ export class Explorer extends Live {
       this.tour.root,
       this.first.root,
       this.first.controls,
-      div("ax-main", this.seen, this.panelBox, this.tools),
+      div("ax-main", this.shown, this.panelBox, this.tools),
       this.note,
       this.hint,
       this.glossary,
@@ -801,16 +801,18 @@ export class Explorer extends Live {
       // In a narrow place the heads come right below the image, which is smaller: both are seen at once.
       const narrow = (this.narrow = this.width < 560), one = !this.state.all;
       this.imageSide = narrow
-        ? clamp(Math.round((one ? 0.36 : 0.45) * this.width), 96, IMAGE_SIDE)
+        ? clamp(Math.round((one ? 0.33 : 0.45) * this.width), 96, IMAGE_SIDE)
         : one && this.width > 900 ? LARGE : IMAGE_SIDE;
       this.root.style.setProperty("--ax-image", `${this.imageSide}px`);
       this.root.classList.toggle("ax-narrow", narrow);
       this.root.classList.toggle("ax-one", one);
       this.lists.hidden = one; // the buttons and the maps themselves choose
-      const { panels: [{ detail, answer }], tools, seen } = this;
+      const { panels: [{ detail, answer }], tools, shown } = this;
       // There is room for the prediction below the image, or near the sliders.
-      const place = narrow ? detail : one ? seen : tools;
+      const place = narrow ? detail : one ? shown : tools;
       if (answer.parentElement !== place) place.append(answer);
+      if (one && !narrow) this.panels[0].barBox.after(this.hint);
+      else this.glossary.before(this.hint);
       const width = this.panelBox.clientWidth, needed = Math.max(...this.panels.map((panel) => panel.least()));
       const beside = this.panels.length > 1 && (width - 24) / 2 >= needed;
       this.panelBox.classList.toggle("ax-beside", beside);

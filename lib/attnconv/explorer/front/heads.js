@@ -84,7 +84,8 @@ function mixed(from, to, part) {
   const along = (name) => from[name].map((value, i) => value + part * (to[name][i] - value)), centre = along("centre");
   if (!from.precision) return { centre, covariance: along("covariance") };
   const precision = along("precision"), now = sigmaOf(precision);
-  const sharp = [from, to].map((one) => 1 / sigmaOf(one.precision)), sigma = 1 / (sharp[0] + part * (sharp[1] - sharp[0]));
+  const [before, after] = [from, to].map((one) => 1 / sigmaOf(one.precision));
+  const sigma = 1 / (before + part * (after - before));
   return { centre, precision: Number.isFinite(now + sigma) ? rescaled(precision, now, sigma) : precision };
 }
 

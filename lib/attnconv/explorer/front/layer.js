@@ -9,6 +9,7 @@ import { tell } from "./tips.js";
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
+const SMALLER = 250; // px, on a phone: both the maps and the heads around the query are on its first screen
 const LEAST_SIDE = 200; // px, of each of them where they stand side by side
 const SHARP = 0.2; // px, the sigma of a head that was hardened: 99.999% of its attention is on one pixel
 
@@ -51,6 +52,7 @@ export class LayerCard {
     const { explorer } = this;
     this.title = element("h4");
     this.line = element("span", { className: "ax-line" });
+    this.rings = element("span");
     this.field = button("", () => explorer.set({ whole: !explorer.state.whole }));
     this.centres = element("canvas", { className: "ax-centres", tabIndex: 0, role: "application" });
     this.kernel = element("canvas", { className: "ax-kernel", role: "img" });
@@ -83,8 +85,8 @@ export class LayerCard {
     this.swapBox = panel.index ? null : this.makeSwap();
     this.root = div(
       "ax-layer",
-      div("ax-headline", this.title, this.line, this.field),
-      element("figure", { className: "ax-small" }, this.centres, (this.rings = element("figcaption"))),
+      div("ax-headline", this.title, this.line),
+      element("figure", { className: "ax-small" }, this.centres, element("figcaption", {}, this.rings, this.field)),
       this.kernelBox,
       div("ax-column", this.reading, this.tap, this.actions),
       this.swapBox,
@@ -108,11 +110,12 @@ export class LayerCard {
       return { words, canvas, box: element("div", {}, canvas, words) };
     });
     const boxes = this.responses.map(({ box }) => box), label = element("label", {}, this.swap, this.swapName);
+    label.title = GLOSSARY["as a convolution"];
     const caption = element("figcaption", { textContent: "how strong its output is; the same scale for both" });
     this.responseBox = element("figure", { className: "ax-small ax-responses" }, ...boxes, caption);
     return div(
       "ax-swap",
-      element("div", { title: GLOSSARY["as a convolution"] }, label, this.swapSize),
+      element("div", {}, label, this.swapSize),
       this.responseBox,
       element("div", {}, this.counted, this.off),
     );
@@ -254,7 +257,7 @@ export class LayerCard {
     if (this.root.hidden) return;
     this.tellSwap();
     const rings = model.encoding === "quadratic" ? "hold 50% and 90%" : "are their spread";
-    tell(this.rings, `where the heads look, around the query; rings ${rings}`);
+    tell(this.rings, `where the heads look, around the query; rings ${rings} `);
     this.rings.title ||= this.rings.dataset.tip ? "" : GLOSSARY.rings;
     // Where the heads of positional models look from the middle does not depend on the query: hovering changes nothing.
     this.field.hidden = panel.near > CLOSE * panel.range;
@@ -273,7 +276,7 @@ export class LayerCard {
     const read = panel.read(layer);
     const kernel = model.gram !== undefined && model.epoch === null; // the matrices are the trained model's
     const wide = this.wide || SIDE, pair = Math.floor((wide - 17) / 2);
-    const side = Math.min(SIDE, pair < LEAST_SIDE ? wide : pair);
+    const side = pair >= LEAST_SIDE ? Math.min(SIDE, pair) : Math.min(explorer.narrow ? SMALLER : SIDE, wide);
     const swapped = model.kernelAt(layer);
     this.title.textContent = `Layer ${layer + 1}${swapped ? `, now a ${swapped} × ${swapped} convolution` : ""}`;
     tell(this.line, read.size && !model.film && !model.content ? tapsText(read) : "");
@@ -428,7 +431,8 @@ export class LayerCard {
     if (at >= 0) {
       const share = (right) => `${((100 * right) / all.images).toFixed(1)}%`;
       const [right, attention] = [all.alone[this.layer][at], all.attention].map(share);
-      return `${name} ${right} of all ${all.images.toLocaleString("en")} test images right; with attention ${attention}.`;
+      const of = all.images.toLocaleString("en");
+      return `${name} ${right} of all ${of} test images right; with attention ${attention}.`;
     }
     if (!both) return "";
     if (!both.seen) return `${name} counting the right answers …`;

@@ -14,6 +14,7 @@ const TILE = 14; // px, the smallest side of a head's map
 const OUTPUT = 120; // px, of what the chosen head adds
 const SPLIT = 740; // px, the least width of one layer's maps and their kernel side by side
 const WORD = 56; // px, the side of a tile with room for a word
+const FAINT = 0.25; // the power of a probability that is seen on the large maps: a faint head is seen, too
 const [VEIL, OPAQUE] = [130, 230]; // of 255: how much of the image a map hides where nothing is seen, and all
 const GAP = 20; // px, between the maps and the kernel
 let count = 0;
@@ -343,7 +344,7 @@ export class Panel {
     model.heads.forEach((heads, layer) => {
       if (one && (layer !== state.layer || model.film)) return;
       for (let head = 0; head < heads; head++) {
-        brightness(this.values(layer, head), state.scale === "logits", state.shared && this.largest, this.levels);
+        brightness(this.values(layer, head), state.scale === "logits", state.shared && this.largest, this.levels, one ? FAINT : 0.5);
         for (let k = 0, at = 0; k < height; k++) {
           let to = 4 * ((layer * height + k) * this.data.width + head * width);
           for (let l = 0; l < width; l++, at++, to += 4) {
@@ -446,14 +447,15 @@ export class Panel {
     this.barBox.hidden = this.centres;
     for (let x = 0; x < wide; x++) {
       const from = 3 * Math.round((255 * x) / (wide - 1));
-      pen.fillStyle = `rgb(${colours.ramp[from]},${colours.ramp[from + 1]},${colours.ramp[from + 2]})`;
+      const table = this.box.one ? colours.spot : colours.ramp;
+      pen.fillStyle = `rgb(${table[from]},${table[from + 1]},${table[from + 2]})`;
       pen.fillRect(x, 0, 1, 10);
     }
     const text = logits
       ? "each head's largest logit at the right, 12 less at the left"
-      : `attention from 0 to ${state.shared ? percent(this.largest) : "each head's largest"}; a quarter of that is ` +
-        "in the middle";
-    if (this.barText.textContent !== text) this.barText.textContent = text;
+      : `attention from 0 to ${state.shared ? percent(this.largest) : "each head's largest"}; ` +
+        `${this.box.one ? "a sixteenth" : "a quarter"} of that is in the middle`;
+    tell(this.barText, text);
     this.bar.setAttribute("aria-label", `Scale: ${text}`);
   }
 

@@ -29,8 +29,8 @@ export class Tips {
   constructor(root) {
     Object.assign(this, { root, at: null, id: `attnconv-tip-${++made}` });
     this.box = element("div", { className: "ax-tip", id: this.id, role: "tooltip", hidden: true });
-    root.addEventListener("pointerover", (event) => event.pointerType === "mouse" && this.show(this.of(event)));
-    root.addEventListener("pointerleave", () => this.hide());
+    root.addEventListener("pointerover", (event) => event.pointerType === "mouse" && this.hover(this.of(event)));
+    root.addEventListener("pointerleave", () => this.hover(null));
     root.addEventListener("focusin", (event) => event.target.matches(":focus-visible") && this.show(this.of(event)));
     root.addEventListener("focusout", () => this.hide());
     root.addEventListener("pointerdown", (event) => { this.pointer = event.pointerType; });
@@ -38,6 +38,7 @@ export class Tips {
       const node = this.of(event), word = event.target.closest?.(".ax-word");
       if (word?.closest("label, summary")) event.preventDefault(); // it was asked, not chosen
       if (word || this.pointer !== "mouse") this.show(node);
+      else this.hide(); // what it does is what the reader wants to see now
     });
     root.addEventListener("keydown", (event) => event.key === "Escape" && this.hide());
   }
@@ -51,6 +52,11 @@ export class Tips {
       node.removeAttribute("title");
     }
     return node && this.root.contains(node) ? node : null;
+  }
+
+  hover(node) {
+    if (node !== this.over) this.show(node);
+    this.over = node;
   }
 
   show(node) {

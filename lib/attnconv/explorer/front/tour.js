@@ -10,7 +10,7 @@ export class Tour {
       explorer,
       step: 0,
       text: element("p"),
-      next: button("Take the tour", () => this.go(this.step + 1)),
+      next: button("Next", () => this.go(this.step + 1)),
       back: button("Back", () => this.go(this.step - 1)),
       close: button("Close", () => this.go(0)),
     });
@@ -32,13 +32,16 @@ export class Tour {
   }
 
   tell() {
-    const { step, explorer: { root } } = this;
+    const { step, explorer } = this, { root } = explorer;
     const [selector, title, story] = step
       ? TOUR[step - 1]
       : ["", ...INTRODUCTION];
     const name = step ? `${step}. ${title}` : title;
-    this.text.replaceChildren(element("b", { role: "heading", "aria-level": 1, textContent: name }), ` ${story}`);
-    this.next.textContent = step === TOUR.length ? "Done" : step ? "Next" : "Take the tour";
+    const words = [story].flat().map((text) => element("span", { textContent: ` ${text}` }));
+    this.text.replaceChildren(element("b", { role: "heading", "aria-level": 1, textContent: name }), ...words);
+    this.next.textContent = step === TOUR.length ? "Done" : "Next";
+    this.next.hidden = !step;
+    explorer.first.tour.hidden = step > 0;
     this.back.hidden = step < 2;
     this.close.hidden = !step;
     this.root.classList.toggle("ax-going", step > 0);

@@ -5,8 +5,10 @@ export const PAPER = "https://arxiv.org/abs/1911.03584";
 /** The title, and what it is about. */
 export const INTRODUCTION = [
   "Where does each head look?",
-  "A layer of attention has several heads. From each pixel of an image, each of them looks at other pixels. Nine heads " +
-    "that look at nine neighbours are a 3 × 3 convolution. Which layers of this trained network are one?",
+  [
+    "From each pixel of an image, each head of an attention layer looks at other pixels.",
+    "Nine heads that look at nine neighbours are a 3 × 3 convolution. Which layers of this trained network are one?",
+  ],
 ];
 
 /** Five steps: [selector of what is lit, title, story, what is shown]. */
@@ -14,8 +16,8 @@ export const TOUR = [
   [
     ".ax-view",
     "One pixel asks.",
-    "The framed pixel of the image is the query. Move it. Each map beside it shows where one head of this layer looks " +
-      "from there: bright where it looks.",
+    "The framed pixel of the image is the query. Move it. Each map beside it shows where one head of this layer " +
+      "looks from there: bright where it looks.",
     { kernel: true, head: 0 },
   ],
   [
@@ -63,8 +65,8 @@ export const CONTROLS = {
 
 export const GLOSSARY = {
   head:
-    "A part of an attention layer. For every pixel it spreads a probability of 1 over all pixels, sums them up with it, " +
-    "and hands the sum on through a matrix of its own.",
+    "A part of an attention layer. For every pixel it spreads a probability of 1 over all pixels, sums them up with " +
+    "it, and hands the sum on through a matrix of its own.",
   query:
     "The pixel for which attention is shown. Each head spreads a probability of 1 over all pixels, as seen from it.",
   shift: "Where a pixel lies as seen from the query: (rows down, columns to the right).",
@@ -96,13 +98,14 @@ export const GLOSSARY = {
   "✓": "The image's own class.",
   blur: "A head whose attention is spread over several pixels.",
   uniform: "A head that averages over nearly the whole picture.",
-  norm: "The length of a vector or a matrix: the root of the sum of its squares. It says how strong a tap or an output is.",
+  norm: "The length of a vector or a matrix, the root of the sum of its squares: how strong a tap or an output is.",
   SA: "Self-attention: a network of attention layers, without a convolution.",
   quadratic:
-    "A head's score falls with the square of the distance from its centre: it looks at a round or oval spot, a Gaussian.",
+    "A head's score falls with the square of the distance from its centre: it looks at a round or oval spot, a " +
+    "Gaussian.",
   "learned (encoding)": "A head's score of a shift is learned freely, row by row and column by column.",
   content: "What stands in the pixels. A head that looks at content looks elsewhere in another image.",
-  seed: "The number from which all that is random in a training is drawn. Another seed is another training of the same.",
+  seed: "The number from which all that is random in a training is drawn. Another seed is another training.",
   epoch: "Once through all training images.",
   logits: "The scores before they become probabilities: attention is their softmax.",
   nats: "The unit of entropy, with natural logarithms: 0 for one pixel, log(256) = 5.5 for 256 pixels alike.",
