@@ -785,8 +785,12 @@ export class Explorer extends Live {
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);
   }
 
+  picturePage() {
+    return pictureOf(this);
+  }
+
   savePng() {
-    pictureOf(this).toBlob((blob) => this.download(blob, "attention-heads.png"));
+    this.picturePage().toBlob((blob) => this.download(blob, "attention-heads.png"));
   }
 
   // -- drawing

@@ -45,13 +45,13 @@ export class FirstScreen {
           tab.append(name, element("small"));
           return tab;
         }));
-    const [panel] = explorer.panels, { model } = panel, read = !model.content && !panel.waits();
+    const [panel] = explorer.panels, { model } = panel, read = !model.content && !model.film;
     [...tabs.children].forEach((tab, layer) => {
       const kernel = model.kernelAt(layer), { size, covered } = read && model.heads[layer] ? panel.read(layer) : {};
       tab.setAttribute("aria-pressed", String(layer === state.layer));
       tab.setAttribute("aria-label", `Layer ${layer + 1}${kernel ? `, now a ${kernel} × ${kernel} convolution` : ""}`);
       tab.classList.toggle("ax-swapped", kernel !== null);
-      const text = kernel ? `${kernel} × ${kernel} convolution` : size ? `${covered} of ${size * size} taps` : "";
+      const text = kernel ? `${kernel} × ${kernel} convolution` : size ? `${covered} of ${size * size} taps` : "\u00a0";
       if (tab.lastChild.textContent !== text) tab.lastChild.textContent = text;
       if (tab.dataset.tip === undefined && size) tab.dataset.tip = WORDS.taps;
     });

@@ -291,9 +291,10 @@ export class LayerCard {
       draggable: this.canDrag(),
       kernel: this.range < panel.range ? read.size : 0,
     });
+    const kinds = read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`);
     this.centres.setAttribute(
       "aria-label",
-      `Layer ${layer + 1}: ${read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`).join(", ")}.` +
+      `Layer ${layer + 1}${model.film ? "" : `: ${kinds.join(", ")}`}.` +
         (this.canDrag() ? " Arrow keys move the chosen head, with Shift by whole shifts." : ""),
     );
     const past = model.epoch !== null && model.gram !== undefined; // the kernel's place stays, without the kernel

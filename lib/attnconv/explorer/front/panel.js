@@ -445,6 +445,7 @@ export class Panel {
     const wide = 120;
     const pen = canvasOf(this.bar, wide, 10);
     this.barBox.hidden = this.centres;
+    this.barBox.style.visibility = this.model.film ? "hidden" : "";
     for (let x = 0; x < wide; x++) {
       const from = 3 * Math.round((255 * x) / (wide - 1));
       const table = this.box.one ? colours.spot : colours.ramp;
