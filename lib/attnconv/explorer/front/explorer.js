@@ -728,6 +728,7 @@ export class Explorer extends Live {
     this.linkText.textContent =
       (copied ? "Copied." : "The address bar has the link.") +
       (own ? ` It does not hold ${title}, your own picture: who follows it sees another one, and is told so.` : "");
+    this.linkText.scrollIntoView({ block: "nearest" });
   }
 
   setAverage(average) {
@@ -833,20 +834,15 @@ export class Explorer extends Live {
     for (const panel of this.panels) {
       panel.draw();
       const { model } = panel, replay = model.epoch !== null;
-      const title = model.title + (replay ? this.epochText(model.epoch) : "");
-      tell(panel.title, title);
-      if (model.path) panel.epoch.set(replay ? Math.round(model.epoch) : model.path.epochs - 1, { max: model.path.epochs - 1 });
+      const last = model.path && model.path.epochs - 1, epoch = replay ? Math.round(model.epoch) : last;
+      tell(panel.title, model.title + (replay ? (epoch ? `, after epoch ${epoch}` : ", before training") : ""));
+      if (model.path) panel.epoch.set(epoch, { max: last });
     }
     this.first.draw();
-    const query = `query: row ${state.query[0]}, column ${state.query[1]}` + (state.locked ? " (held)" : "");
-    tell(this.lock, query);
+    tell(this.lock, `query: row ${state.query[0]}, column ${state.query[1]}${state.locked ? " (held)" : ""}`);
     this.root.classList.toggle("ax-locked", state.locked);
     for (const [select, value] of [[this.layer, state.layer], [this.head, state.head]])
       if (select.value !== String(value)) this.fill();
-  }
-
-  epochText(epoch) {
-    return Math.round(epoch) ? `, after epoch ${Math.round(epoch)}` : ", before training";
   }
 
   /** Bring the controls in line with the state. */

@@ -20,7 +20,7 @@ export class Film {
     if (still()) return explorer.setEpoch(index, model.epoch === null ? 0 : from + 1);
     explorer.setEpoch(index, from);
     this.index = index;
-    this.tell(index, "❚❚");
+    this.tell(explorer.panels[index].play, "❚❚");
     const start = performance.now() - (LASTS * from) / last;
     const next = (now) => {
       const epoch = Math.max(0, (last * (now - start)) / LASTS);
@@ -41,15 +41,14 @@ export class Film {
     if (index === null) return;
     cancelAnimationFrame(this.frame);
     this.index = null;
-    this.tell(index, "▶");
+    this.tell(explorer.panels[index].play, "▶");
     explorer.setEpoch(index, Math.round(explorer.models[index].epoch));
   }
 
-  tell(index, sign) {
-    const { play } = this.explorer.panels[index];
-    play.textContent = sign;
-    const words = sign === "▶" ? (still() ? "Next epoch" : "Play the training") : "Stop";
-    play.title = words;
-    play.setAttribute("aria-label", words);
+  /** Say on a button what it does next. */
+  tell(play, sign = "▶") {
+    const title = sign === "▶" ? (still() ? "Next epoch" : "Play the training") : "Stop";
+    Object.assign(play, { textContent: sign, title });
+    play.setAttribute("aria-label", title);
   }
 }

@@ -81,7 +81,8 @@ export class LayerCard {
         );
     this.kernelText = element("figcaption", { title: GLOSSARY.kernel });
     this.noKernel = element("p", { className: "ax-note ax-nokernel" });
-    this.kernelBox = element("figure", { className: "ax-small ax-kernelbox" }, this.kernel, this.noKernel, this.kernelText);
+    const kernel = [this.kernel, this.noKernel, this.kernelText];
+    this.kernelBox = element("figure", { className: "ax-small ax-kernelbox" }, ...kernel);
     this.swapBox = panel.index ? null : this.makeSwap();
     this.root = div(
       "ax-layer",

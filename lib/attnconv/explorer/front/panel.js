@@ -38,11 +38,8 @@ export class Panel {
       explorer.film.stop();
       explorer.setEpoch(index, value);
     });
-    this.play = element("button", {
-      type: "button",
-      textContent: "▶",
-      onclick: () => explorer.film.play(index),
-    });
+    this.play = button("", () => explorer.film.play(index));
+    explorer.film.tell(this.play);
     this.epochRow = div("ax-epoch", this.play, this.epoch.row);
     this.epoch.row.title = GLOSSARY.epoch;
     this.predictions = div("ax-predictions");
@@ -344,7 +341,8 @@ export class Panel {
     model.heads.forEach((heads, layer) => {
       if (one && (layer !== state.layer || model.film)) return;
       for (let head = 0; head < heads; head++) {
-        brightness(this.values(layer, head), state.scale === "logits", state.shared && this.largest, this.levels, one ? FAINT : 0.5);
+        const values = this.values(layer, head), top = state.shared && this.largest;
+        brightness(values, state.scale === "logits", top, this.levels, one ? FAINT : 0.5);
         for (let k = 0, at = 0; k < height; k++) {
           let to = 4 * ((layer * height + k) * this.data.width + head * width);
           for (let l = 0; l < width; l++, at++, to += 4) {
