@@ -114,10 +114,10 @@ class Explorer(assets.Widget):
 
     def _first(self) -> int:
         """The image on which it opens: a clear one that the model is right about, and sure of."""
-        found = self._pool.clear(STRIP)[:TRIED]
-        if found and self._sides[0].classes:
+        found, labels = self._pool.clear(STRIP)[:TRIED], self._pool.labels
+        if labels is not None and self._sides[0].classes:
             seen = self._sides[0].look(self._inputs(self._pool.images[found]), maps=False)
-            said = [one["probabilities"][self._pool.labels[i]] for one, i in zip(seen, found, strict=True)]
+            said = [one["probabilities"][labels[i]] for one, i in zip(seen, found, strict=True)]
             found = [i for i, p in zip(found, said, strict=True) if p > SURE] or [found[int(np.argmax(said))]]
         return found[0] if found else 0
 
