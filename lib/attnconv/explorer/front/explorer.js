@@ -22,6 +22,7 @@ import {
   element,
   keepKeysAndDrops,
   linkBack,
+  pixelRatio,
   readPicture,
 } from "./page.js";
 import { IMAGE_SIDE, Panel } from "./panel.js";
@@ -877,10 +878,17 @@ export class Explorer extends Live {
   }
 
   /** The image on a canvas, smooth or pixel by pixel. */
-  paintImage(pen, ...place) {
-    pen.imageSmoothingEnabled = this.state.smooth;
-    pen.imageSmoothingQuality = "high";
-    pen.drawImage(this.picture, ...place);
+  paintImage(pen, x, y, wide, tall) {
+    const { state: { smooth }, serialOfImage, picture } = this, size = `${wide} ${tall}`;
+    const now = `${serialOfImage} ${smooth} ${pixelRatio()}`;
+    if (this.scaled?.now !== now) this.scaled = { now };
+    if (!this.scaled[size]) { // made large once: nine maps are drawn over it at every step of the pointer
+      const large = canvasOf((this.scaled[size] = element("canvas")), wide, tall);
+      Object.assign(large, { imageSmoothingEnabled: smooth, imageSmoothingQuality: "high" });
+      large.drawImage(picture, 0, 0, wide, tall);
+    }
+    pen.imageSmoothingEnabled = true;
+    pen.drawImage(this.scaled[size], x, y, wide, tall);
     pen.imageSmoothingEnabled = false;
   }
 
