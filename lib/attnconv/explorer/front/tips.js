@@ -31,7 +31,9 @@ export class Tips {
     this.box = element("div", { className: "ax-tip", id: this.id, role: "tooltip", hidden: true });
     root.addEventListener("pointerover", (event) => event.pointerType === "mouse" && this.hover(this.of(event)));
     root.addEventListener("pointerleave", () => this.hover(null));
-    root.addEventListener("focusin", (event) => event.target.matches(":focus-visible") && this.show(this.of(event)));
+    root.addEventListener("focusin", (event) => {
+      if (event.target.matches(":focus-visible, .ax-word")) this.show(this.of(event));
+    });
     root.addEventListener("focusout", () => this.hide());
     root.addEventListener("pointerdown", (event) => { this.pointer = event.pointerType; });
     root.addEventListener("click", (event) => {
