@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import copy
+import dataclasses
 import gzip
 import itertools
 import json
 import re
 import struct
+import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +27,7 @@ from attnconv.equivalence import attention_to_conv, convert, swap
 from attnconv.explorer import ExplorerError, edited, explore, quantize
 from attnconv.explorer.arrays import as_text, rounded
 from attnconv.explorer.images import fitting
+from attnconv.explorer.sides import side_of
 from attnconv.models import build_model, predict
 from attnconv.training import train
 from attnconv.training.data import load_data
@@ -393,12 +397,38 @@ def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
 # --- what Python answers ------------------------------------------------------------------------------------------
 
 
+def test_it_opens_on_a_clear_image_that_the_model_is_sure_of(data) -> None:
+    model, images = model_of("quadratic"), data.test_images[:20]
+    with torch.no_grad():
+        model.classifier.weight *= 1000
+    inputs = explore(model, images=images)._inputs(images.numpy())
+    answers = predict(model, inputs).softmax(-1).max(-1)
+    assert (answers.values > 0.9).all()
+    light = images.float().mean(-1).flatten(1)
+    first, second, *_ = (-light.mean(1) * light.std(1, correction=0)).argsort(stable=True).tolist()
+    labels = answers.indices.clone()
+    assert explore(model, images=images, labels=labels)._index == first != 0
+    labels[first] = (labels[first] + 1) % 10  # it is wrong about the clearest
+    assert explore(model, images=images, labels=labels)._index == second
+    assert explore(model, images=images)._index == 0  # no labels: the first that was given
+
+
+def test_what_was_counted_with_the_run_goes_along(tmp_path: Path) -> None:
+    side = side_of(model_of("quadratic"))
+    assert side.arrays["counted"] is None
+    alone = np.array([[[1, 0, 1, 1], [0, 0, 0, 1]], [[1, 1, 1, 1], [0, 0, 1, 1]]], bool)
+    swaps = dict(sizes=np.array([1, 3]), images=np.array(4), whole=np.array([1, 1, 0, 1], bool), alone=alone)
+    counted = dataclasses.replace(side, run=types.SimpleNamespace(swaps=swaps))._counted()
+    assert counted == dict(images=4, sizes=[1, 3], attention=3, alone=[[3, 1], [4, 2]])
+
+
 def test_what_goes_with_the_images_can_be_given(data) -> None:
     model, names = model_of("quadratic"), [f"kind {n}" for n in range(10)]
     given = dict(labels=[3, 9], classes=names, mean=[0.5], std=[0.25], title="Mine")
     explorer = explore(model, images=data.test_images[:2], **given)
-    assert explorer.sides[0]["title"] == "Mine" and explorer.image["title"] == "image 0: kind 3"
-    inputs = (data.test_images[:1].permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+    first = explorer._index
+    assert explorer.sides[0]["title"] == "Mine" and explorer.image["title"] == f"image {first}: kind {[3, 9][first]}"
+    inputs = (data.test_images[first : first + 1].permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
     expected = predict(model, inputs).softmax(-1)[0]
     np.testing.assert_allclose(explorer.image["sides"][0]["probabilities"], expected, rtol=1e-4)
     for wrong, words in (

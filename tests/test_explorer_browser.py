@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +17,13 @@ import pytest
 import torch
 from PIL import Image
 
+from attnconv.analysis.swaps import measure_swaps
 from attnconv.batch.workspace import REPOSITORY, open_workspace
 from attnconv.config import ModelConfig
 from attnconv.equivalence import swap
 from attnconv.explorer import Explorer, edited, explore, pack
 from attnconv.models import build_model, predict
+from attnconv.training.checkpoints import load_run
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
 from browser import PHONE, SETTLED, Shown, as_widget, jupyterlab, needs_browser, run_all
@@ -71,6 +74,21 @@ class Seen(Shown):
         self.idle()
         counted = "(!Object.keys(x.state.edits).length || x.rightWith(x.state.edits)?.seen === x.rightWith({})?.of)"
         self.wait(f"x.rested && !x.pending.size && x.seen?.key === x.lookKey() && {counted}")
+
+    def all_layers(self) -> None:
+        """All heads of all layers, with the lists to choose from."""
+        if not self.state()["all"]:
+            self.press("Show all layers")
+
+    def layer(self, number: int) -> None:
+        """Choose a layer, counted from 1."""
+        self.root.get_by_role("group", name="Layer").get_by_role("button").nth(number - 1).click()
+        self.idle()
+
+    def choose_head(self, number: int) -> None:
+        """Choose a head of the layer that is shown large, counted from 1."""
+        self.root.get_by_role("button", name=f"Head {number}:").click()
+        self.idle()
 
     def head(self, number: int) -> tuple[float, float]:
         """Where a head's dot is in the plot of its layer, on the page."""
@@ -124,6 +142,7 @@ def files(folder: Path) -> tuple[Path, Path]:
 
 def hover_and_click(seen: Seen) -> None:
     """The part that needs no Python: the same in JupyterLab and in the exported file."""
+    seen.all_layers()
     seen.hover(1, 1)
     assert seen.state()["query"] == [1, 1]
     before, zoom = seen.pixels(), seen.pixels("zoom")
@@ -346,13 +365,14 @@ def test_touch_moves_the_query_and_the_page_is_labelled(runs, show, tmp_path):
     image, grid = (seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("image", "grid"))
     assert changed(before, seen.pixels())
     assert image["y"] > 0 and image["y"] + image["height"] < grid["y"] < grid["y"] + grid["height"] < 700
-    controls, detail = (seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("controls", "detail"))
-    assert detail["y"] + detail["height"] <= controls["y"]
+    assert seen.root.locator(".ax-controls").is_hidden()
+    seen.press("Options")
+    assert seen.root.locator(".ax-controls").bounding_box()["y"] < seen.root.locator(".ax-image").bounding_box()["y"]
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
     page.set_viewport_size(dict(width=700, height=700))
     seen.idle()
     image, grid = (seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("image", "grid"))
-    assert image["x"] + image["width"] < grid["x"] and grid["y"] + grid["height"] < 700
+    assert image["x"] + image["width"] < grid["x"] and grid["y"] + grid["height"] < 700 + 60  # of the options
     assert seen.root.locator(".ax-controls").bounding_box()["y"] < image["y"]
     page.set_viewport_size(PHONE["viewport"])
     seen.idle()
@@ -367,24 +387,70 @@ def test_touch_moves_the_query_and_the_page_is_labelled(runs, show, tmp_path):
 
 
 def test_playing_stops_when_another_plays_or_the_models_change(runs, show, tmp_path):
-    seen = show(explore(runs["quadratic"]).export_html(tmp_path / "page.html"))
+    file = explore(runs["quadratic"]).export_html(tmp_path / "page.html")
+    seen = show(file, reduced_motion="no-preference")
+    seen.all_layers()
     seen.choose("Compare with", "epoch")
     buttons = seen.root.locator(".ax-epoch button")
     for pressed, shown in ((1, ["▶", "❚❚"]), (0, ["❚❚", "▶"]), (0, ["▶", "▶"]), (1, ["▶", "❚❚"])):
         buttons.nth(pressed).click()
         assert buttons.all_inner_texts() == shown
     seen.choose("Compare with", "")
-    assert seen.get("x.playing") is None
+    assert seen.get("x.film.index") is None
     buttons.first.click()
-    seen.wait("!x.playing")  # the last epoch is the trained model
+    seen.wait("x.film.index === null")  # the last epoch is the trained model
     assert seen.state()["epochs"][0] is None and buttons.first.inner_text() == "▶"
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "learned_content"])
+def test_the_film_moves_between_the_epochs(runs, show, tmp_path, kind):
+    file = explore(runs[kind]).export_html(tmp_path / "page.html")
+    seen = show(file, reduced_motion="no-preference")
+    name = "parameter_centre" if kind == "quadratic" else "centre"
+    path = np.asarray(runs[kind].heads[name])[:, 0, 0]
+    tops = (
+        "[...x.root.querySelectorAll('.ax-detail, .ax-layer, .ax-glossary')].map((n) => n.getBoundingClientRect().top)"
+    )
+    seen.studied()
+    places = seen.get(tops)
+    frames = seen.root.evaluate("""async ({ attnconv: x }) => {
+        const frames = [];
+        x.film.play(0);
+        while (x.film.index === 0) {
+            await new Promise((done) => requestAnimationFrame(done));
+            const { models: [{ epoch }], panels: [panel] } = x;
+            if (epoch !== null) frames.push([epoch, ...panel.shape(0, 0).centre, panel.trails(0)[0].length]);
+        }
+        return frames;
+    }""")
+    epochs, centres = np.array(frames)[:, 0], np.array(frames)[:, 1:3]
+    assert len(set(epochs)) > 4 * len(path) and (np.diff(epochs) >= 0).all()
+    steps = np.arange(len(path))
+    expected = np.stack([np.interp(epochs, steps, path[:, axis]) for axis in (0, 1)], -1)
+    np.testing.assert_allclose(centres, expected, atol=1e-4)
+    assert all(length == np.floor(epoch) + (2 if epoch % 1 else 1) for epoch, *_, length in frames)
+
+    # It stops at an epoch, and nothing has moved but the heads; where motion is not wanted, it goes on by one epoch.
+    seen.root.evaluate("({ attnconv: x }) => x.film.play(0)")
+    seen.wait("x.models[0].epoch % 1 > 0")
+    seen.root.evaluate("({ attnconv: x }) => x.film.stop()")
+    seen.idle()
+    epoch = seen.state()["epochs"][0]
+    assert epoch is None or (epoch == int(epoch) and seen.get("x.models[0].epoch") == epoch)
+    if kind == "quadratic":
+        assert seen.get(tops) == pytest.approx(places, abs=2)
+    seen = show(file)
+    for epoch in (0, 1):
+        seen.root.get_by_role("button", name="Next epoch").click()
+        seen.idle()
+        assert seen.get("[x.film.index, x.models[0].epoch]") == [None, epoch]
 
 
 def test_two_models_of_unlike_kinds_share_the_scale_of_centres(runs, show, tmp_path):
     explorer = explore(runs["quadratic"])
     explorer._receive(None, dict(kind="compare", name=runs["learned_content"].path.name))
     explorer.sides = [explorer.sides[0], explorer.sides[1] | dict(heads=[2] * len(explorer.sides[1]["heads"]))]
-    explorer.state = dict(view="centres", layer=0, head=3)
+    explorer.state = dict(all=True, view="centres", layer=0, head=3)
     seen = show(explorer.export_html(tmp_path / "page.html"), viewport=dict(width=900, height=900))
     ranges = seen.get("x.panels.map((panel) => panel.range)")
     assert ranges[0] == ranges[1] > 0
@@ -601,9 +667,9 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
     labels = predict(model, images).argmax(-1)
     labels[::4] = 0  # and is right about most of them
     explorer = explore(model, images=pixels, labels=labels.numpy(), mean=grid[0]._pool.mean, std=grid[0]._pool.std)
-    file, shown = explorer.export_html(tmp_path / "page.html"), images[:1]
+    file, shown = explorer.export_html(tmp_path / "page.html"), explorer._inputs([explorer._shown[0]])
     seen = show(file)
-    seen.choose("Layer", "2")
+    seen.layer(2)
     seen.drag_head(7, 0.4, 0.6)
     seen.root.get_by_label("head on").uncheck()
     seen.studied()
@@ -662,11 +728,147 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
     seen.press("Undo")
     assert not switch.is_checked() and seen.root.locator(".ax-predictions").inner_text() == answer
     switch.check()
-    seen.choose("Layer", "1")
+    seen.layer(1)
     assert not switch.is_checked()
-    seen.choose("Layer", "2")
+    seen.layer(2)
     switch.uncheck()
     assert changed_heads(seen.state()) == heads
+
+
+SCREENS = dict(
+    small=dict(width=1280, height=720), large=dict(width=1400, height=900), phone=dict(width=390, height=844)
+)
+
+
+@pytest.mark.parametrize("name", SCREENS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_first_screen_asks_and_shows_one_layer(grid, show, name, theme):
+    phone = dict(has_touch=True, is_mobile=True) if name == "phone" else {}
+    seen = show(grid[1], viewport=SCREENS[name], color_scheme=theme, **phone)
+    tall, parts = SCREENS[name]["height"], ["heading", "image", "grid", "centres"]
+    assert seen.root.get_by_role("heading", level=1).inner_text() == "Where does each head look?"
+    if name == "phone":
+        parts += ["says"]
+        assert seen.root.locator(".ax-says").inner_text().startswith("Prediction: ")
+    else:
+        parts += ["kernel", "predictions", "swap input"]
+    for part in parts:
+        box = seen.root.locator("[role=heading]" if part == "heading" else f".ax-{part}").first.bounding_box()
+        assert box["y"] >= 0 and box["y"] + box["height"] <= tall, (part, box)
+    assert seen.page.evaluate("scrollY") == 0
+    assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
+    assert seen.root.locator(".ax-badges button").count() == 9
+    assert seen.root.locator(".ax-controls").is_hidden() and seen.field("Layer").is_hidden()
+
+    # The maps are drawn over the image: brightest where a head looks, which is one pixel above and left of the query.
+    box, (row, column) = seen.get("x.panels[0].box"), seen.state()["query"]
+    picture, cell = seen.pixels() @ [0.299, 0.587, 0.114], box["wide"] / 7
+    light = [
+        [picture[round(box["top"] + (r + 0.2) * cell), round((c + 0.2) * cell)] for c in range(7)] for r in range(1, 7)
+    ]
+    assert np.unravel_index(np.argmax(light), (6, 7)) == (row - 2, column - 1)
+
+    # One layer after another; then all.
+    seen.layer(2)
+    assert seen.state()["layer"] == 1 and "Layer 2" in seen.root.locator(".ax-layer h4").inner_text()
+    one = seen.pixels().shape
+    seen.choose_head(3)
+    assert seen.state()["head"] == 2
+    seen.press("Options")
+    assert seen.field("Brightness").is_visible() and seen.field("Layer").is_hidden()
+    before = seen.pixels("image")
+    seen.choose("Image", "pixels")
+    assert changed(before, seen.pixels("image"))
+    seen.press("Options")
+    assert seen.field("Brightness").is_hidden()
+    seen.press("Show all layers")
+    assert seen.pixels().shape != one and seen.field("Layer").is_visible() and seen.field("Show").is_visible()
+    seen.studied()
+    other = show(grid[1], seen.page.evaluate("location.hash.slice(1)"), viewport=SCREENS[name], **phone)
+    assert [other.state()[name] for name in ("all", "smooth", "layer", "head")] == [True, False, 1, 2]
+    assert other.root.get_by_role("button", name="Show one layer").is_visible()
+
+
+def test_every_word_explains_itself(runs, grid, show, tmp_path):
+    """Under the pointer, on a tap, and where the keyboard is."""
+    run, tip = runs["quadratic"], ".ax-tip:visible"
+    for screen in ({}, PHONE):
+        seen = show(explore(run).export_html(tmp_path / "page.html"), **screen)
+        ask = (lambda node: node.tap()) if screen else (lambda node: node.hover())
+        seen.studied()
+        for word, meaning in (("SA", "Self-attention"), ("seed", "random"), ("query", "pixel"), ("kernel", "norm")):
+            node = seen.root.locator(".ax-word", has_text=re.compile(f"^{word}$")).first
+            ask(node)
+            assert meaning in seen.root.locator(tip).inner_text(), word
+        for word in seen.root.locator(".ax-word:visible").all():
+            word.focus()
+            assert len(seen.root.locator(tip).inner_text()) > 20, word.inner_text()
+        seen.page.keyboard.press("Escape")
+        assert seen.root.locator(tip).count() == 0
+        ask(seen.root.locator(".ax-badges button").nth(1))
+        assert seen.root.locator(tip).inner_text()
+        box = seen.root.locator(tip).bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= seen.page.viewport_size["width"]
+
+    # The words on the tiles: one for each head, with a sentence of its own; in the view of all layers, too.
+    seen = show(grid[1])
+    for head, words in ((1, "more than half"), (5, "same shift as head 4")):
+        seen.root.get_by_role("button", name=f"Head {head}:").focus()
+        assert words in seen.root.locator(tip).inner_text()
+    seen.press("Show all layers")
+    box = seen.get("x.panels[0].box")
+    place = dict(x=box["left"] + 4 * (box["wide"] + box["gap"]) + 9, y=box["top"] + 9)
+    seen.root.locator(".ax-grid").hover(position=place)
+    assert "same shift as head 4" in seen.root.locator(tip).inner_text()
+    for control in seen.root.locator(".ax-controls label:visible").all():
+        control.locator("select").focus()
+        control.hover()
+        assert seen.root.locator(tip).inner_text(), control.inner_text()
+
+
+def test_a_swap_tells_what_was_counted_with_the_run(runs, show, tmp_path):
+    """Of all test images, where a run has it; with another change besides, those of the page are counted."""
+    folder = shutil.copytree(runs["quadratic"].path, tmp_path / runs["quadratic"].path.name)
+    model, data = load_run(folder)[0], load_data("embedded").first(10, 40)
+    counts = measure_swaps(model, model, data)
+    np.savez(folder / "swaps.npz", **counts)
+    right = np.unpackbits(counts["alone"], axis=-1, count=40).sum(-1)
+    whole = np.unpackbits(counts["whole"], count=40).sum()
+    seen = show(explore(folder, images=data).export_html(tmp_path / "page.html"))
+    switch, sizes = seen.root.get_by_label("this layer as a convolution"), seen.root.get_by_label("Size of the kernel")
+    seen.layer(2)
+    sizes.select_option("1")
+    switch.check()
+    for place, size in enumerate(counts["sizes"][:2]):
+        sizes.select_option(str(size))
+        seen.idle()
+        told = f"{100 * right[1, place] / 40:.1f}% of all 40 test images right; with attention {100 * whole / 40:.1f}%."
+        assert told in seen.root.locator(".ax-counted").inner_text()
+    seen.drag_head(0, 1, 1)
+    seen.studied()
+    assert "of all 40" not in seen.root.locator(".ax-counted").inner_text()
+
+
+def test_the_prediction_stays_in_sight_while_a_finger_drags(grid, show):
+    seen = show(grid[1], **{**PHONE, "viewport": SCREENS["phone"]})
+    seen.studied()
+    says, before = seen.root.locator(".ax-says"), seen.root.locator(".ax-says").inner_text()
+    x, y = seen.head(8)
+    session = seen.page.context.new_cdp_session(seen.page)
+    session.send("Input.dispatchTouchEvent", dict(type="touchStart", touchPoints=[dict(x=x, y=y)]))
+    for step in range(1, 6):
+        point = dict(x=x - 20 * step, y=y - 20 * step)
+        session.send("Input.dispatchTouchEvent", dict(type="touchMove", touchPoints=[point]))
+        seen.idle()
+        box = says.bounding_box()
+        assert 0 <= box["y"] and box["y"] + box["height"] <= SCREENS["phone"]["height"]
+    session.send("Input.dispatchTouchEvent", dict(type="touchEnd", touchPoints=[]))
+    seen.studied()
+    now = seen.get("x.saysNow()")
+    best = seen.get("x.host.choices.classes")[int(np.argmax(now))]
+    assert says.inner_text() != before and best in says.inner_text() and "before: " in says.inner_text()
+    seen.page.evaluate("scrollTo(0, 600)")
+    assert says.bounding_box()["y"] < SCREENS["phone"]["height"]
 
 
 def test_it_opens_on_the_best_kernel_near_the_query(show, tmp_path):
@@ -694,7 +896,7 @@ def test_it_opens_on_the_best_kernel_near_the_query(show, tmp_path):
     assert seen.get("x.panels[0].card.places[0].far") is None and seen.state()["whole"]
     seen.press("Zoom to the query")
     assert not changed(picture, seen.pixels("centres"))
-    seen.choose("Layer", "3")
+    seen.layer(3)
     assert card.get_by_role("button", name="Show the whole field").is_hidden()
 
 
@@ -733,7 +935,7 @@ def test_heads_are_dragged(grid, show):
     # Arrow keys on the plot; what is done to all heads.
     seen.root.locator(".ax-centres").first.press("Shift+ArrowDown")
     assert seen.state()["edits"]["0.4"]["centre"] == [1, 0]
-    seen.choose("Layer", "2")  # the options' names count from 1
+    seen.layer(2)
     seen.press("Make it a grid")
     assert "9 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
     centres = [seen.state()["edits"][f"1.{head}"]["centre"] for head in range(9)]
@@ -861,6 +1063,7 @@ def test_a_link_holds_the_image_and_the_comparison(runs, show, tmp_path):
     seen = show(file)
     first = seen.root.locator(".ax-caption").inner_text()
     seen.press("Random image")
+    seen.all_layers()
     seen.choose("Compare with", "epoch")
     seen.root.locator(".ax-epoch input").nth(1).fill("1")
     seen.studied()
@@ -931,8 +1134,8 @@ def test_the_page_does_not_jump_when_another_head_is_chosen(runs, show, tmp_path
             };
             look();
         }""")
-        for head in ("2", "4", "1"):
-            seen.choose("Head", head)
+        for head in (3, 4, 2):
+            seen.choose_head(head)
             seen.studied()
         tops = seen.page.evaluate("[...tops]")
         assert max(tops) - min(tops) <= 20, tops  # a line more or less of words
@@ -941,7 +1144,7 @@ def test_the_page_does_not_jump_when_another_head_is_chosen(runs, show, tmp_path
 def test_a_link_holds_the_view(grid, show):
     explorer, file = grid
     seen = show(file)
-    seen.choose("Layer", "2")
+    seen.layer(2)
     seen.drag_head(3, 1, 0.4)
     seen.click(2, 5)
     seen.studied()
@@ -992,7 +1195,9 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
     tree = gzip.decompress(pack({name: getattr(explorer, name) for name in TRAITS}))
     page = as_widget(browser, "explorer", base64.b64encode(tree).decode())
     seen = Seen(page)
-    page.evaluate("model.set('state', { ...model.get('state'), layer: 1, head: 5, view: 'centres', query: [0, 6] })")
+    page.evaluate(
+        "model.set('state', { ...model.get('state'), layer: 1, head: 5, all: true, view: 'centres', query: [0, 6] })"
+    )
     assert [seen.state()[name] for name in ("layer", "head", "view", "query")] == [1, 5, "centres", [0, 6]]
     seen.field("Head").select_option(label="2")
     page.wait_for_function("model.traits.state.head === 1")

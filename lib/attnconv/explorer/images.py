@@ -39,6 +39,15 @@ class Pool:
         kind = "" if self.labels is None else f": {self.classes[self.labels[index]]}"
         return f"{self.name} {index}{kind}"
 
+    def clear(self, count: int) -> list[int]:
+        """So many labelled images of those of `some`, the brightest with the most contrast first: mean times standard
+        deviation of their brightness."""
+        if self.labels is None:
+            return []
+        chosen = self.some(count)
+        light = self.images[chosen].mean(-1).reshape(len(chosen), -1)
+        return [chosen[i] for i in np.argsort(-light.mean(1) * light.std(1), kind="stable")]
+
     def some(self, count: int) -> list[int]:
         """So many images, as many of each class as there can be; the first ones where there are no labels."""
         if self.labels is None:

@@ -75,7 +75,7 @@ class Side:
             path=self._path(),
         )
         if isinstance(self.model, AttentionNet):
-            side |= dict(downsampling=self.model.config.downsampling, swaps=self.swaps)
+            side |= dict(downsampling=self.model.config.downsampling, swaps=self.swaps, counted=self._counted())
         if not self.content:
             side["gram"] = array(_grams(self.layers))
         if self.encoding == "quadratic":
@@ -86,6 +86,14 @@ class Side:
             for name, axis in ("rows", 0), ("columns", 1):
                 side[name] = array(padded([_by_shift(layer, self.grid[axis], axis) for layer in self.layers]))
         return side
+
+    def _counted(self) -> dict[str, Any] | None:
+        """Right answers on all test images, as they were counted with the run: with attention, and with a convolution
+        of each of the ``sizes`` in the place of each layer alone, (L, S)."""
+        if not self.swaps or not self.run or not (swaps := self.run.swaps):
+            return None
+        sizes, alone = swaps["sizes"].tolist(), swaps["alone"].sum(-1).tolist()
+        return dict(images=int(swaps["images"]), sizes=sizes, attention=int(swaps["whole"].sum()), alone=alone)
 
     def _path(self) -> dict[str, Any] | None:
         """Where the heads were before training and after every epoch; for Gaussians all that P needs."""

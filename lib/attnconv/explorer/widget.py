@@ -46,6 +46,8 @@ AVERAGED_IMAGES = 32
 """Images over which attention with content is averaged (the paper: 100)."""
 STRIP = 100
 """Images on which right answers are counted, before heads are changed and after."""
+TRIED, SURE = 8, 0.9
+"""The explorer opens on the clearest of so many images to whose class the model gives more than this probability."""
 
 
 class Explorer(assets.Widget):
@@ -95,8 +97,8 @@ class Explorer(assets.Widget):
         self._pool = pool_of(images, first, labels, classes, mean, std)
         self._runs = self._find_runs(first.run)
         self._labelled = [] if self._pool.labels is None else self._pool.some(STRIP)
-        self._index = 0  # of the image that was chosen last
-        self._shown: _Shown = self._from_pool(0)
+        self._index = self._first()  # of the image that was chosen last
+        self._shown: _Shown = self._from_pool(self._index)
         super().__init__(
             sides=[first.arrays],
             image=self._look([self._shown])[0],
@@ -113,6 +115,15 @@ class Explorer(assets.Widget):
             ),
         )
         self.on_msg(self._receive)
+
+    def _first(self) -> int:
+        """The image on which it opens: a clear one that the model is right about, and sure of."""
+        found, labels = self._pool.clear(STRIP)[:TRIED], self._pool.labels
+        if labels is not None and self._sides[0].classes:
+            seen = self._sides[0].look(self._inputs(self._pool.images[found]), maps=False)
+            said = [one["probabilities"][labels[i]] for one, i in zip(seen, found, strict=True)]
+            found = [i for i, p in zip(found, said, strict=True) if p > SURE] or [found[int(np.argmax(said))]]
+        return found[0] if found else 0
 
     def _find_runs(self, run: Run | None) -> dict[str, Run]:
         """This run and those beside it that take the same images."""
@@ -248,7 +259,7 @@ class Explorer(assets.Widget):
         changed = [dict(zip(("layer", "head"), place, strict=False)) | change for place, change in places]
         if changed:
             tree["edited"] = dict(self._sides[0].look(image, changed, bits=8)[0], heads=changed)
-        title, head = f"Attention heads: {self.sides[0]['title']}", ""
+        title, head = f"Where does each head look? {self.sides[0]['title']}", ""
         if site and (run := self._sides[0].run):
             tree |= dict(model=run.preset, pages={run.preset: file for file, run in site.items()})
             links = {
@@ -256,8 +267,10 @@ class Explorer(assets.Widget):
             }
             head = "".join(f"<a {links[file]}>{html.escape(one.title)}</a>\n" for file, one in site.items())
             head = f"<nav id='models' aria-label='Models'>{head}</nav><script src='{SITE_IMAGES}'></script>\n"
-        frame = assets.page(title, "explorer", "@DATA@", self._png, worker="worker.js", head=head)
+        frame = assets.page(title, "explorer", "@DATA@", self._png, heading=False, worker="worker.js", head=head)
         room = (limit - len(frame.encode())) * 4 // 5 - len(pack(tree))  # `as_text` writes 5 bytes for 4
+        if room < 0:
+            raise ExplorerError(f"The page would be larger than {limit / 1e6:g} MB: explore a smaller model.")
 
         def fits(part: Any) -> bool:
             nonlocal room

@@ -23,9 +23,9 @@ export function ramp(dark) {
   return out;
 }
 
-/** Brightness 0..255 of every value. Probabilities: their root, against the largest. Logits: the top 12 of their
+/** Brightness 0..255 of every value. Probabilities: a power of them, against the largest. Logits: the top 12 of their
  * range. */
-export function brightness(values, logits, largest, out) {
+export function brightness(values, logits, largest, out, power = 0.5) {
   let top = -Infinity, bottom = Infinity;
   for (const value of values) {
     if (value > top) top = value;
@@ -34,7 +34,7 @@ export function brightness(values, logits, largest, out) {
   bottom = Math.max(bottom, top - 12);
   const range = top - bottom || 1, scale = largest || top || 1;
   for (let k = 0; k < values.length; k++)
-    out[k] = 255 * (logits ? clamp((values[k] - bottom) / range, 0, 1) : Math.sqrt(clamp(values[k] / scale, 0, 1)));
+    out[k] = 255 * (logits ? clamp((values[k] - bottom) / range, 0, 1) : clamp(values[k] / scale, 0, 1) ** power);
   return out;
 }
 

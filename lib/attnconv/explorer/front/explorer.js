@@ -8,6 +8,8 @@ import { QUERY, percent, ramp, shiftText } from "./draw.js";
 import { Model, project, readLayer, typed, unpack } from "./heads.js";
 import { carryOn, pageHost, widgetHost, workerOf } from "./hosts.js";
 import { clamp } from "./maths.js";
+import { Film } from "./film.js";
+import { FirstScreen } from "./first.js";
 import { kindText } from "./layer.js";
 import {
   ARROWS,
@@ -23,56 +25,16 @@ import {
   linkBack,
   pixelRatio,
   readPicture,
-  sharper,
 } from "./page.js";
 import { IMAGE_SIDE, Panel } from "./panel.js";
-import { GLOSSARY, PAPER, TOUR } from "./words.js";
+import { pictureOf } from "./save.js";
+import { Tips, tell } from "./tips.js";
+import { Tour } from "./tour.js";
+import { CONTROLS, GLOSSARY, PAPER } from "./words.js";
 
 const QUIET = ["examine", "right"]; // asked while the reader rests: notices stay
-const FINER = 2; // times the screen's resolution, of a saved picture
+const LARGE = 280; // px, of the image beside one layer
 const PATIENCE = 20000; // ms after which a silent Python is mentioned
-
-/** Five steps through the page: a line of text above it, and what it speaks of in a frame. */
-class Tour {
-  constructor(explorer) {
-    Object.assign(this, {
-      explorer,
-      step: 0,
-      text: element("p"),
-      next: button("Take the tour", () => this.go(this.step + 1)),
-      back: button("Back", () => this.go(this.step - 1)),
-      close: button("Close", () => this.go(0)),
-    });
-    this.root = div("ax-tour", this.text, div("ax-row", this.back, this.next, this.close));
-    this.tell();
-  }
-
-  go(step) {
-    const { explorer } = this;
-    this.step = step > TOUR.length ? 0 : step;
-    const { kernel, ...changes } = this.step ? TOUR[this.step - 1][3] : {};
-    if (this.step) explorer.set({ ...changes, ...(kernel ? { layer: explorer.bestKernel() } : {}) }, true);
-    this.tell();
-    const lit = this.step && explorer.root.querySelector(TOUR[this.step - 1][0]);
-    if (!lit) return;
-    lit.style.scrollMargin = `${this.root.offsetHeight + 12}px 0 12px`; // below these words, which stay at the top
-    lit.scrollIntoView({ block: "nearest" });
-  }
-
-  tell() {
-    const { step, explorer: { root } } = this;
-    const [selector, title, story] = step
-      ? TOUR[step - 1]
-      : ["", "Where does each head look, and which layers are a convolution?", "Five steps, three minutes."];
-    this.text.replaceChildren(element("b", { textContent: step ? `${step}. ${title}` : title }), ` ${story}`);
-    this.next.textContent = step === TOUR.length ? "Done" : step ? "Next" : "Take the tour";
-    this.back.hidden = step < 2;
-    this.close.hidden = !step;
-    this.root.classList.toggle("ax-going", step > 0);
-    for (const node of root.querySelectorAll(".ax-lit")) node.classList.remove("ax-lit");
-    if (step) root.querySelector(selector)?.classList.add("ax-lit");
-  }
-}
 
 export class Explorer extends Live {
   constructor(root, host) {
@@ -94,6 +56,8 @@ export class Explorer extends Live {
       locked: false,
       layer: null,
       head: 0,
+      all: false, // layers at once
+      smooth: true,
       view: "maps",
       whole: false,
       part: "full",
@@ -106,6 +70,7 @@ export class Explorer extends Live {
       notice: "",
       ...(host.state || {}),
     };
+    this.film = new Film(this);
     this.build();
     this.load();
     host.listen((what, value) => this.told(what, value));
@@ -114,7 +79,7 @@ export class Explorer extends Live {
   }
 
   remove() {
-    this.stop();
+    this.film.stop();
     super.remove();
   }
 
@@ -156,6 +121,11 @@ export class Explorer extends Live {
       [["shared", "one scale for all"], ["own", "each head its own"]],
       (value) => this.set({ shared: value === "shared" }),
     );
+    [this.smoothField, this.smooth] = choose(
+      "Image",
+      [["smooth", "smooth"], ["pixels", "pixels"]],
+      (value) => this.set({ smooth: value === "smooth" }),
+    );
     [this.layerField, this.layer] = choose("Layer", [], (value) => this.setLayer(Number(value)));
     [this.headField, this.head] = choose("Head", [], (value) => this.set({ head: Number(value) }));
     [this.classField, this.classes] = choose(
@@ -170,6 +140,7 @@ export class Explorer extends Live {
       hidden: true,
       onchange: () => this.upload(this.file.files[0]),
     });
+    this.first = new FirstScreen(this);
     this.tour = new Tour(this);
     this.glossary = element(
       "details",
@@ -213,18 +184,15 @@ export class Explorer extends Live {
     this.picture = document.createElement("canvas");
     this.panels = [];
     this.panelBox = div("ax-panels");
-    this.controls = element(
-      "div",
-      { className: "ax-controls", role: "toolbar", "aria-label": "What is shown" },
-      this.runField,
-      this.compareField,
-      this.viewField,
-      this.scaleField,
-      this.partField,
-      this.averageField,
-      this.sharedField,
-    );
-    this.seen = div("ax-view", this.image, div("ax-words", this.lock, this.caption, this.lost));
+    const fields = { Model: this.runField, "Compare with": this.compareField, Show: this.viewField };
+    Object.assign(fields, { Values: this.scaleField, Score: this.partField, Over: this.averageField });
+    Object.assign(fields, { Brightness: this.sharedField, Image: this.smoothField });
+    for (const [name, field] of Object.entries(fields)) field.dataset.tip = CONTROLS[name];
+    const { Model, ...options } = fields;
+    this.first.root.prepend(Model);
+    this.first.controls.append(...Object.values(options));
+    this.lists = div("ax-row", this.layerField, this.headField);
+    this.shown = div("ax-view", this.image, div("ax-words", this.lock, this.caption, this.lost));
     this.tools = element(
       "aside",
       { className: "ax-tools" },
@@ -240,7 +208,7 @@ export class Explorer extends Live {
             this.file,
           )
         : null,
-      div("ax-row", this.layerField, this.headField),
+      this.lists,
       div(
         "ax-row",
         button("Save PNG", () => this.savePng(), "This view as a picture"),
@@ -255,13 +223,17 @@ export class Explorer extends Live {
     this.root.classList.add("attnconv-explorer");
     this.root.replaceChildren(
       this.tour.root,
-      this.controls,
-      div("ax-main", this.seen, this.panelBox, this.tools),
+      this.first.root,
+      this.first.controls,
+      div("ax-main", this.shown, this.panelBox, this.tools),
       this.note,
       this.hint,
       this.glossary,
       this.spoken,
+      this.first.says,
     );
+    this.tips = new Tips(this.root);
+    this.root.append(this.tips.box);
 
     const { image } = this;
     image.addEventListener("pointermove", (event) => this.state.locked && !event.buttons || this.moveTo(event));
@@ -278,7 +250,7 @@ export class Explorer extends Live {
 
   /** Take over all data of the host. */
   load() {
-    this.stop();
+    this.film.stop();
     const { host, state } = this;
     const epoch = state.compare === "epoch" && Boolean(host.sides[0].path?.centres); // a link may ask for it in vain
     const sides = epoch ? [host.sides[0], host.sides[0]] : host.sides;
@@ -497,13 +469,16 @@ export class Explorer extends Live {
   }
 
   pickHead(panel, event) {
-    const { layer, head } = panel.under(event);
+    const { layer, head, badge } = panel.under(event);
+    if (badge) this.tips.tell(...panel.meaning(layer, head, badge));
     if (layer !== undefined) this.set({ layer, head: head ?? Math.min(this.state.head, this.heads()[layer] - 1) });
   }
 
   /** What lies under the pointer in the grid, in words. */
   inspect(panel, event) {
-    const { layer, head, key } = panel.under(event), { model } = panel;
+    const { layer, head, key, badge } = event ? panel.under(event) : {}, { model } = panel;
+    this.tips.hide();
+    if (badge) this.tips.tell(...panel.meaning(layer, head, badge));
     this.light(head === undefined || layer !== this.state.layer ? -1 : head);
     if (head === undefined) return this.say("");
     const name = `Layer ${layer + 1}, head ${head + 1} (${kindText(panel.read(layer).heads[head])[0]})`;
@@ -755,6 +730,7 @@ export class Explorer extends Live {
     this.linkText.textContent =
       (copied ? "Copied." : "The address bar has the link.") +
       (own ? ` It does not hold ${title}, your own picture: who follows it sees another one, and is told so.` : "");
+    this.linkText.scrollIntoView({ block: "nearest" });
   }
 
   setAverage(average) {
@@ -788,30 +764,6 @@ export class Explorer extends Live {
     this.takeImage();
   }
 
-  /** Show every epoch in turn; pressed again, or by whatever else changes the epoch or the models, it stops. */
-  play(index) {
-    const same = this.playing && this.playing.index === index, { epochs } = this.models[index].path;
-    this.stop();
-    if (same) return;
-    const step = Math.max(1, Math.round(epochs / 60));
-    let epoch = 0;
-    this.panels[index].play.textContent = "❚❚";
-    const timer = setInterval(() => {
-      this.setEpoch(index, epoch);
-      if (epoch >= epochs - 1) this.stop();
-      epoch += step;
-    }, Math.max(50, 2500 / epochs));
-    this.playing = { index, timer };
-    this.setEpoch(index, 0);
-  }
-
-  stop() {
-    if (!this.playing) return;
-    clearInterval(this.playing.timer);
-    this.panels[this.playing.index].play.textContent = "▶";
-    this.playing = null;
-  }
-
   newImage() {
     const label = this.classes.value === "" ? null : Number(this.classes.value);
     this.ask({ kind: "image", class: label });
@@ -836,110 +788,8 @@ export class Explorer extends Live {
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);
   }
 
-  /** Lines on a canvas of their own: words, or a name and a value, with a bar behind them if it is a share. */
-  written(lines) {
-    const all = lines.flatMap((line) =>
-      Array.isArray(line) ? [line] : line.match(/.{1,30}(\s|$)/g).map((part) => [part]),
-    );
-    const wide = 220;
-    const canvas = element("canvas"), pen = canvasOf(canvas, wide, 19 * all.length + 4), { colours } = this;
-    all.forEach(([name, value, share = 0], i) => {
-      pen.fillStyle = colours.accent;
-      pen.globalAlpha = 0.35;
-      pen.fillRect(0, 19 * i + 2, share * wide, 16);
-      pen.globalAlpha = 1;
-      pen.font = `${value === undefined ? "bold " : ""}12px ${colours.font}`;
-      for (const [text, align, colour] of [
-        [name, "left", value === undefined ? colours.text : colours.faint],
-        [value || "", "right", colours.text],
-      ]) {
-        Object.assign(pen, { textAlign: align, fillStyle: colour });
-        pen.fillText(text, align === "left" ? 0 : wide, 19 * i + 14);
-      }
-    });
-    return canvas;
-  }
-
-  /** The view as one picture, with twice the screen's resolution: all canvases are drawn anew for it. */
   picturePage() {
-    const draw = () => {
-      this.relayout = true;
-      this.draw();
-    };
-    const picture = sharper(FINER, () => {
-      draw();
-      return this.composed();
-    });
-    draw();
-    return picture;
-  }
-
-  /** The canvases of the view on one: the image, then every model's grid and chosen head, each with its prediction. */
-  composed() {
-    const ratio = pixelRatio(), pad = 16 * ratio, { state, colours } = this;
-    const numbers = (panel) =>
-      panel.numbers.hidden
-        ? []
-        : [...panel.numbers.querySelectorAll("dt")].map((name) => [name.textContent, name.nextSibling.textContent]);
-    const answer = (panel) =>
-      this.written([
-        "Prediction",
-        ...[...panel.predictions.children].map((node) =>
-          node.matches(".ax-class")
-            ? [
-                node.firstChild.textContent,
-                node.lastChild.textContent,
-                parseFloat(node.querySelector("i").style.width) / 100,
-              ]
-            : node.textContent,
-        ),
-      ]);
-    // Columns of rows of canvases, each column with its title.
-    const columns = [
-      [this.caption.textContent, [[this.image], [answer(this.panels[0])]]],
-      ...this.panels.map((panel, i) => [
-        panel.title.textContent,
-        [
-          [panel.grid],
-          ...(panel.card.root.hidden ? [] : panel.card.pictures()),
-          [
-            ...(panel.zoomBox.hidden ? [] : [panel.zoom]),
-            this.written([panel.headTitle.textContent, ...numbers(panel)]),
-            ...(panel.trackBox.hidden ? [] : [panel.track]),
-          ],
-          i ? [answer(panel)] : [],
-        ],
-      ]),
-    ];
-    const wide = (row) => row.reduce((sum, part) => sum + part.width + pad, 0);
-    const tall = (row) => Math.max(0, ...row.map((part) => part.height + pad));
-    const widths = columns.map(([, rows]) => Math.max(...rows.map(wide)));
-    const heights = columns.map(([, rows]) => rows.reduce((sum, row) => sum + tall(row), 0));
-    const canvas = element("canvas", {
-      width: widths.reduce((a, b) => a + b, pad),
-      height: Math.max(...heights) + 4 * pad,
-    });
-    const pen = canvas.getContext("2d");
-    pen.fillStyle = colours.back;
-    pen.fillRect(0, 0, canvas.width, canvas.height);
-    pen.fillStyle = colours.text;
-    pen.font = `${13 * ratio}px ${colours.font}`;
-    let x = pad;
-    columns.forEach(([title, rows], i) => {
-      let y = 2.5 * pad;
-      pen.fillText(title, x, 1.6 * pad);
-      for (const row of rows) {
-        row.reduce((left, part) => (pen.drawImage(part, left, y), left + part.width + pad), x);
-        y += tall(row);
-      }
-      x += widths[i];
-    });
-    pen.fillText(
-      `query row ${state.query[0]}, column ${state.query[1]}; layer ${state.layer + 1}, head ${state.head + 1}`,
-      pad,
-      canvas.height - pad,
-    );
-    return canvas;
+    return pictureOf(this);
   }
 
   savePng() {
@@ -956,15 +806,20 @@ export class Explorer extends Live {
     const { state } = this;
     if (this.relayout && this.panelBox.clientWidth) { // JupyterLab hides it while themes change: it has no width then
       // In a narrow place the heads come right below the image, which is smaller: both are seen at once.
-      const narrow = (this.narrow = this.width < 560);
-      this.imageSide = narrow ? clamp(Math.round(0.45 * this.width), 96, IMAGE_SIDE) : IMAGE_SIDE;
+      const narrow = (this.narrow = this.width < 560), one = !this.state.all;
+      this.imageSide = narrow
+        ? clamp(Math.round((one ? 0.33 : 0.45) * this.width), 96, IMAGE_SIDE)
+        : one && this.width > 900 ? LARGE : IMAGE_SIDE;
+      this.root.style.setProperty("--ax-image", `${this.imageSide}px`);
       this.root.classList.toggle("ax-narrow", narrow);
-      const { panels: [{ detail, answer }], tools, root, controls } = this;
-      const above = narrow ? tools : root;
-      const below = narrow ? detail : tools;
-      if (controls.parentElement !== above) above.prepend(controls);
-      // There is room for the prediction beside the image, or near the sliders.
-      if (answer.parentElement !== below) below.append(answer);
+      this.root.classList.toggle("ax-one", one);
+      this.lists.hidden = one; // the buttons and the maps themselves choose
+      const { panels: [{ detail, answer }], tools, shown } = this;
+      // There is room for the prediction below the image, or near the sliders.
+      const place = narrow ? detail : one ? shown : tools;
+      if (answer.parentElement !== place) place.append(answer);
+      if (one && !narrow) this.panels[0].barBox.after(this.hint);
+      else this.glossary.before(this.hint);
       const width = this.panelBox.clientWidth, needed = Math.max(...this.panels.map((panel) => panel.least()));
       const beside = this.panels.length > 1 && (width - 24) / 2 >= needed;
       this.panelBox.classList.toggle("ax-beside", beside);
@@ -981,11 +836,12 @@ export class Explorer extends Live {
     for (const panel of this.panels) {
       panel.draw();
       const { model } = panel, replay = model.epoch !== null;
-      const title = model.title + (replay ? (model.epoch ? `, after epoch ${model.epoch}` : ", before training") : "");
-      if (panel.title.textContent !== title) panel.title.textContent = title;
-      if (model.path) panel.epoch.set(replay ? model.epoch : model.path.epochs - 1, { max: model.path.epochs - 1 });
+      const last = model.path && model.path.epochs - 1, epoch = replay ? Math.round(model.epoch) : last;
+      tell(panel.title, model.title + (replay ? (epoch ? `, after epoch ${epoch}` : ", before training") : ""));
+      if (model.path) panel.epoch.set(epoch, { max: last });
     }
-    this.lock.textContent = `query: row ${state.query[0]}, column ${state.query[1]}` + (state.locked ? " (held)" : "");
+    this.first.draw();
+    tell(this.lock, `query: row ${state.query[0]}, column ${state.query[1]}${state.locked ? " (held)" : ""}`);
     this.root.classList.toggle("ax-locked", state.locked);
     for (const [select, value] of [[this.layer, state.layer], [this.head, state.head]])
       if (select.value !== String(value)) this.fill();
@@ -1009,15 +865,32 @@ export class Explorer extends Live {
       scale: state.scale,
       average: state.average ? "average" : "image",
       shared: state.shared ? "shared" : "own",
+      smooth: state.smooth ? "smooth" : "pixels",
       layer: state.layer,
       head: state.head,
     };
     for (const [name, value] of Object.entries(values)) this[name].value = value;
     this.sharedField.hidden = state.scale === "logits"; // logits have no common scale
+    this.viewField.hidden = !state.all; // beside one layer's maps its centres are drawn anyway
     if (this.host.live) // no run is compared with itself
       for (const option of this.compare.options)
         if (!["", "epoch"].includes(option.value)) option.hidden = option.disabled = option.value === model.name;
     if (!this.hint.textContent) this.say("");
+  }
+
+  /** The image on a canvas, smooth or pixel by pixel. */
+  paintImage(pen, x, y, wide, tall) {
+    const { state: { smooth }, serialOfImage, picture } = this, size = `${wide} ${tall}`;
+    const now = `${serialOfImage} ${smooth} ${pixelRatio()}`;
+    if (this.scaled?.now !== now) this.scaled = { now };
+    if (!this.scaled[size]) { // made large once: nine maps are drawn over it at every step of the pointer
+      const large = canvasOf((this.scaled[size] = element("canvas")), wide, tall);
+      Object.assign(large, { imageSmoothingEnabled: smooth, imageSmoothingQuality: "high" });
+      large.drawImage(picture, 0, 0, wide, tall);
+    }
+    pen.imageSmoothingEnabled = true;
+    pen.drawImage(this.scaled[size], x, y, wide, tall);
+    pen.imageSmoothingEnabled = false;
   }
 
   drawImage() {
@@ -1026,8 +899,7 @@ export class Explorer extends Live {
     const wide = picture.width >= picture.height ? side : (side * picture.width) / picture.height;
     const tall = (wide * picture.height) / picture.width;
     const pen = canvasOf(this.image, wide, tall);
-    pen.imageSmoothingEnabled = false;
-    pen.drawImage(picture, 0, 0, wide, tall);
+    this.paintImage(pen, 0, 0, wide, tall);
     const [cellX, cellY] = [wide / width, tall / height], [x, y] = [state.query[1] * cellX, state.query[0] * cellY];
     for (const [colour, line] of [["rgba(255,255,255,.9)", state.locked ? 6 : 5], [QUERY, state.locked ? 4 : 2.5]]) {
       pen.strokeStyle = colour;

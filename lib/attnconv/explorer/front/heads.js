@@ -72,12 +72,29 @@ export function rescaled(precision, old, sigma) {
 export const project = (query, from, to) =>
   query.map((q, i) => Math.min(to[i] - 1, Math.floor(((q + 0.5) * to[i]) / from[i])));
 
+/** Centre and Sigma^{-1} of a Gaussian head in arrays of them. */
+const gaussianOf = ({ centres, precisions }, at) => ({
+  centre: [centres[2 * at], centres[2 * at + 1]],
+  precision: Array.from(precisions.subarray(4 * at, 4 * at + 4)),
+});
+
+/** A head between two epochs: its centre and its covariance go along straight lines, and of a Gaussian head 1 / sigma,
+ * the parameter itself. */
+function mixed(from, to, part) {
+  const along = (name) => from[name].map((value, i) => value + part * (to[name][i] - value)), centre = along("centre");
+  if (!from.precision) return { centre, covariance: along("covariance") };
+  const precision = along("precision"), now = sigmaOf(precision);
+  const [before, after] = [from, to].map((one) => 1 / sigmaOf(one.precision));
+  const sigma = 1 / (before + part * (after - before));
+  return { centre, precision: Number.isFinite(now + sigma) ? rescaled(precision, now, sigma) : precision };
+}
+
 /** One model: gives the logits and the map of any head at any query. `edits` maps "layer.head" to {centre, sigma, off},
  * and "layer" to {kernel}, where a convolution of that size is in the layer's place. */
 export class Model {
   constructor(side) {
-    const { name, title, heads, encoding, grid, swaps } = side; // swaps: whether a layer may become a convolution
-    Object.assign(this, { name, title, heads, encoding, grid, swaps });
+    const { name, title, heads, encoding, grid, swaps, counted } = side; // swaps: a layer may become a convolution
+    Object.assign(this, { name, title, heads, encoding, grid, swaps, counted });
     [this.height, this.width] = side.grid;
     this.pixels = this.height * this.width;
     this.most = Math.max(...side.heads); // arrays are padded to this many heads a layer
@@ -128,10 +145,9 @@ export class Model {
   gaussian(layer, head, pristine = false) {
     const index = layer * this.most + head;
     const replay = this.epoch !== null && this.replayed;
-    const from = replay ? this.path : this;
-    const at = replay ? this.epoch * this.heads.length * this.most + index : index;
-    let centre = [from.centres[2 * at], from.centres[2 * at + 1]];
-    let precision = Array.from(from.precisions.subarray(4 * at, 4 * at + 4));
+    let { centre, precision } = replay
+      ? this.between((epoch) => gaussianOf(this.path, epoch * this.heads.length * this.most + index))
+      : gaussianOf(this, index);
     const edit = pristine || replay ? null : this.edits[`${layer}.${head}`];
     if (edit && edit.centre) centre = edit.centre;
     if (edit && edit.sigma) precision = rescaled(precision, this.sigmas[index], edit.sigma);
@@ -221,11 +237,20 @@ export class Model {
 
   /** Centre and covariance of a head as they were measured at the epoch that is shown. */
   recorded(layer, head) {
-    const at = (this.epoch * this.heads.length + layer) * this.most + head, { measured, covariances } = this.path;
-    return {
-      centre: [measured[2 * at], measured[2 * at + 1]],
-      covariance: [0, 1, 3].map((i) => covariances[4 * at + i]),
-    };
+    const { measured, covariances } = this.path;
+    return this.between((epoch) => {
+      const at = (epoch * this.heads.length + layer) * this.most + head;
+      return {
+        centre: [measured[2 * at], measured[2 * at + 1]],
+        covariance: [0, 1, 3].map((i) => covariances[4 * at + i]),
+      };
+    });
+  }
+
+  /** What `of` tells of the epoch that is shown; in a film it lies between that of two epochs. */
+  between(of) {
+    const first = Math.floor(this.epoch), part = this.epoch - first, here = of(first);
+    return part ? mixed(here, of(first + 1), part) : here;
   }
 
   /** Where the recorded path of a head went: [[row, column], ...] by epoch. */

@@ -96,8 +96,8 @@ export function workerOf(source) {
 }
 
 const LINKED = [
-  "model", "image", "query", "locked", "layer", "head", "view", "whole", "part", "scale", "shared", "average", "compare",
-  "epochs", "edits",
+  "model", "image", "query", "locked", "layer", "head", "all", "smooth", "view", "whole", "part", "scale", "shared",
+  "average", "compare", "epochs", "edits",
 ];
 
 /** A view as text for a link, and back; a link that was damaged changes nothing. */

@@ -5,9 +5,12 @@ import { drawField, percent, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp, tapShifts } from "./maths.js";
 import { ARROWS, button, canvasOf, div, element, luminance, pixelRatio } from "./page.js";
+import { tell } from "./tips.js";
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
+const SMALLER = 250; // px, on a phone: both the maps and the heads around the query are on its first screen
+const LEAST_SIDE = 200; // px, of each of them where they stand side by side
 const SHARP = 0.2; // px, the sigma of a head that was hardened: 99.999% of its attention is on one pixel
 
 const SMALL = 130; // px, of what the layer answers: two of them are as wide as a picture above
@@ -49,6 +52,7 @@ export class LayerCard {
     const { explorer } = this;
     this.title = element("h4");
     this.line = element("span", { className: "ax-line" });
+    this.rings = element("span");
     this.field = button("", () => explorer.set({ whole: !explorer.state.whole }));
     this.centres = element("canvas", { className: "ax-centres", tabIndex: 0, role: "application" });
     this.kernel = element("canvas", { className: "ax-kernel", role: "img" });
@@ -76,15 +80,16 @@ export class LayerCard {
           (this.solo = button("Solo", () => this.playSolo(), "Only the chosen head; again: all heads")),
         );
     this.kernelText = element("figcaption", { title: GLOSSARY.kernel });
-    this.kernelBox = element("figure", { className: "ax-small" }, this.kernel, this.kernelText);
-    this.noKernel = element("p", { className: "ax-note" });
+    this.noKernel = element("p", { className: "ax-note ax-nokernel" });
+    const kernel = [this.kernel, this.noKernel, this.kernelText];
+    this.kernelBox = element("figure", { className: "ax-small ax-kernelbox" }, ...kernel);
     this.swapBox = panel.index ? null : this.makeSwap();
     this.root = div(
       "ax-layer",
-      div("ax-headline", this.title, this.line, this.field),
-      element("figure", { className: "ax-small" }, this.centres, (this.rings = element("figcaption"))),
+      div("ax-headline", this.title, this.line),
+      element("figure", { className: "ax-small" }, this.centres, element("figcaption", {}, this.rings, this.field)),
       this.kernelBox,
-      div("ax-column", this.noKernel, this.reading, this.tap, this.actions),
+      div("ax-column", this.reading, this.tap, this.actions),
       this.swapBox,
     );
     if (panel.index) this.kernelText.append(this.sizes, " kernel, norm of each tap");
@@ -106,11 +111,12 @@ export class LayerCard {
       return { words, canvas, box: element("div", {}, canvas, words) };
     });
     const boxes = this.responses.map(({ box }) => box), label = element("label", {}, this.swap, this.swapName);
+    label.title = GLOSSARY["as a convolution"];
     const caption = element("figcaption", { textContent: "how strong its output is; the same scale for both" });
     this.responseBox = element("figure", { className: "ax-small ax-responses" }, ...boxes, caption);
     return div(
       "ax-swap",
-      element("div", { title: GLOSSARY["as a convolution"] }, label, this.swapSize),
+      element("div", {}, label, this.swapSize),
       this.responseBox,
       element("div", {}, this.counted, this.off),
     );
@@ -251,11 +257,9 @@ export class LayerCard {
     this.root.hidden = !model.heads[layer];
     if (this.root.hidden) return;
     this.tellSwap();
-    this.rings.textContent =
-      model.encoding === "quadratic"
-        ? "heads around the query; rings hold 50% and 90%"
-        : "heads around the query; rings: their spread";
-    this.rings.title = GLOSSARY.rings;
+    const rings = model.encoding === "quadratic" ? "hold 50% and 90%" : "are their spread";
+    tell(this.rings, `where the heads look, around the query; rings ${rings} `);
+    this.rings.title ||= this.rings.dataset.tip ? "" : GLOSSARY.rings;
     // Where the heads of positional models look from the middle does not depend on the query: hovering changes nothing.
     this.field.hidden = panel.near > CLOSE * panel.range;
     this.range = state.whole || this.field.hidden ? panel.range : panel.near;
@@ -272,11 +276,11 @@ export class LayerCard {
     this.drawn = drawn;
     const read = panel.read(layer);
     const kernel = model.gram !== undefined && model.epoch === null; // the matrices are the trained model's
-    const side = Math.min(SIDE, this.wide || SIDE);
+    const wide = this.wide || SIDE, pair = Math.floor((wide - 17) / 2);
+    const side = pair >= LEAST_SIDE ? Math.min(SIDE, pair) : Math.min(explorer.narrow ? SMALLER : SIDE, wide);
     const swapped = model.kernelAt(layer);
     this.title.textContent = `Layer ${layer + 1}${swapped ? `, now a ${swapped} × ${swapped} convolution` : ""}`;
-    this.line.textContent = read.size && !model.film && !model.content ? tapsText(read) : "";
-    this.line.title = "Taps of the kernel that have a head: more than half of its attention is on that pixel.";
+    tell(this.line, read.size && !model.film && !model.content ? tapsText(read) : "");
     const pen = canvasOf(this.centres, side, side);
     this.plot = { x: 0, y: 0, side, range: this.range };
     this.places = drawHeads(pen, this.plot, this.shapes, {
@@ -288,15 +292,19 @@ export class LayerCard {
       draggable: this.canDrag(),
       kernel: this.range < panel.range ? read.size : 0,
     });
+    const kinds = read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`);
     this.centres.setAttribute(
       "aria-label",
-      `Layer ${layer + 1}: ${read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`).join(", ")}.` +
+      `Layer ${layer + 1}${model.film ? "" : `: ${kinds.join(", ")}`}.` +
         (this.canDrag() ? " Arrow keys move the chosen head, with Shift by whole shifts." : ""),
     );
+    const past = model.epoch !== null && model.gram !== undefined; // the kernel's place stays, without the kernel
     this.noKernel.hidden = kernel || (model.epoch === null && !panel.index); // then the switch says it
     this.noKernel.textContent = model.epoch === null ? CONTENT : EARLIER;
-    this.kernelBox.hidden = this.reading.hidden = this.tap.hidden = !kernel;
-    if (this.actions) this.actions.hidden = !this.canDrag();
+    this.kernel.hidden = this.kernelText.hidden = this.reading.hidden = this.tap.hidden = !kernel && !past;
+    this.kernelBox.hidden = this.kernel.hidden && this.noKernel.hidden;
+    this.hasKernel = kernel;
+    if (this.actions) this.actions.hidden = !this.canDrag() && !past;
     if (this.actions)
       this.solo.setAttribute(
         "aria-pressed",
@@ -310,7 +318,7 @@ export class LayerCard {
     const sizes = [...new Set([...kernelSizes(model), ...(own ? [own] : [])])];
     this.size = own || this.size;
     if (!sizes.includes(this.size)) this.size = sizes.includes(read.size) ? read.size : sizes.at(-1) < 3 ? 1 : 3;
-    if (!panel.index) this.kernelText.textContent = `${this.size} × ${this.size} kernel, norm of each tap`;
+    if (!panel.index) tell(this.kernelText, `the ${this.size} × ${this.size} kernel they make: norm of each tap`);
     if (this.sizes.length !== sizes.length)
       this.sizes.replaceChildren(
         ...sizes.map((size) => element("option", { value: size, textContent: `${size} × ${size}` })),
@@ -367,7 +375,7 @@ export class LayerCard {
       `A ${size} × ${size} kernel holds ${percent(held)} of the heads' attention; ` +
       `${percent(Math.max(1 - held, 0))} lies outside. As a convolution the layer would be ${percent(error)} off on ` +
       "white noise.";
-    if (this.reading.textContent !== text) this.reading.textContent = text;
+    tell(this.reading, text);
     const [row, column] = this.hovered || [0, 0];
     const at = (row + (this.window >> 1)) * this.window + column + (this.window >> 1);
     const total = this.around.parts.reduce((sum, part) => sum + part[at], 0);
@@ -380,7 +388,7 @@ export class LayerCard {
       ? `Tap ${shiftText([row, column], 0)}: norm ${this.around.norms[at].toFixed(2)}, made by ` +
         `${made.map(([share, head]) => `head ${head + 1} (${percent(share)})`).join(", ") || "no head"}.`
       : "Numbers: each tap's norm, as a share of the largest. Coloured bars: the heads that make it.";
-    if (this.tap.textContent !== words) this.tap.textContent = words;
+    tell(this.tap, words);
     this.kernel.setAttribute("aria-label", `${read.size ? tapsText(read) : ""}. ${text} Middle: the query.`);
   }
 
@@ -396,8 +404,7 @@ export class LayerCard {
   tellSwap() {
     const { panel, explorer, swapBox } = this, { model } = panel, refusal = this.refusal();
     if (!swapBox) return;
-    swapBox.hidden = model.epoch !== null;
-    if (swapBox.hidden) return;
+    if (model.epoch !== null) return;
     const size = model.kernelAt(this.layer), looked = explorer.seenOf(panel), seen = looked?.kernel;
     this.swap.checked = size !== null;
     this.swap.disabled = refusal !== "";
@@ -405,7 +412,7 @@ export class LayerCard {
     this.swapSize.hidden = model.content;
     this.responseBox.hidden = !model.swaps || !explorer.host.predicts;
     const told = refusal || (size ? this.countText(size) : UNTRAINED);
-    if (this.counted.textContent !== told) this.counted.textContent = told;
+    tell(this.counted, told);
     this.counted.classList.toggle("ax-note", !size);
     const off = seen ? this.offText(seen, size) : "";
     if (this.off.textContent !== off) this.off.textContent = off;
@@ -421,6 +428,14 @@ export class LayerCard {
   /** How often the model is right with this convolution, beside that with attention. */
   countText(size) {
     const both = this.explorer.rightBoth(), name = `As a ${size} × ${size} convolution in this place:`;
+    const { edits } = this.explorer.state, all = this.panel.model.counted;
+    const at = all && Object.keys(edits).length === 1 ? all.sizes.indexOf(size) : -1;
+    if (at >= 0) {
+      const share = (right) => `${((100 * right) / all.images).toFixed(1)}%`;
+      const [right, attention] = [all.alone[this.layer][at], all.attention].map(share);
+      const of = all.images.toLocaleString("en");
+      return `${name} ${right} of all ${of} test images right; with attention ${attention}.`;
+    }
     if (!both) return "";
     if (!both.seen) return `${name} counting the right answers …`;
     const of = both.seen < both.of ? "right so far" : "test images right";
@@ -435,10 +450,10 @@ export class LayerCard {
 
   /** The rows of canvases that a saved picture shows. */
   pictures() {
-    const { swapBox, responseBox } = this, shown = swapBox && !swapBox.hidden && !responseBox.hidden;
+    const { swapBox, responseBox } = this, shown = swapBox && this.hasKernel && !responseBox.hidden;
     const known = shown && this.explorer.seenOf(this.panel)?.kernel;
     return [
-      [this.centres, ...(this.kernelBox.hidden ? [] : [this.kernel])],
+      [this.centres, ...(this.hasKernel ? [this.kernel] : [])],
       known ? this.responses.map(({ canvas }) => canvas) : [],
     ];
   }

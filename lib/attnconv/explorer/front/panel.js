@@ -2,15 +2,21 @@
 
 import { drawHeads, headAt, spots } from "./centres.js";
 import { QUERY, brightness, drawField, percent, pixelGrid, shiftText, signed } from "./draw.js";
-import { covarianceOf, describe, readLayer } from "./heads.js";
-import { LayerCard } from "./layer.js";
+import { covarianceOf, describe, ellipse, readLayer } from "./heads.js";
+import { LayerCard, kindText } from "./layer.js";
 import { clamp } from "./maths.js";
 import { button, canvasOf, div, element, pixelRatio } from "./page.js";
+import { tell } from "./tips.js";
 import { GLOSSARY } from "./words.js";
 
 export const IMAGE_SIDE = 240; // px, as the chosen head's map
 const TILE = 14; // px, the smallest side of a head's map
 const OUTPUT = 120; // px, of what the chosen head adds
+const SPLIT = 740; // px, the least width of one layer's maps and their kernel side by side
+const WORD = 56; // px, the side of a tile with room for a word
+const FAINT = 0.25; // the power of a probability that is seen on the large maps: a faint head is seen, too
+const [VEIL, OPAQUE] = [130, 230]; // of 255: how much of the image a map hides where nothing is seen, and all
+const GAP = 20; // px, between the maps and the kernel
 let count = 0;
 
 export class Panel {
@@ -29,17 +35,13 @@ export class Panel {
     this.track = element("canvas", { className: "ax-track", role: "img" });
     this.numbers = element("dl", { className: "ax-numbers", id: `${id}-numbers` });
     this.epoch = this.slider("epoch", 0, 1, 1, (value) => {
-      explorer.stop();
+      explorer.film.stop();
       explorer.setEpoch(index, value);
     });
-    this.play = element("button", {
-      type: "button",
-      textContent: "▶",
-      title: "Play training",
-      "aria-label": "Play training",
-      onclick: () => explorer.play(index),
-    });
+    this.play = button("", () => explorer.film.play(index));
+    explorer.film.tell(this.play);
     this.epochRow = div("ax-epoch", this.play, this.epoch.row);
+    this.epoch.row.title = GLOSSARY.epoch;
     this.predictions = div("ax-predictions");
     this.headTitle = element("h4");
     this.trackBox = element(
@@ -80,7 +82,7 @@ export class Panel {
       this.trackBox,
       this.answer,
     );
-    this.tabs = element("div", { className: "ax-row ax-tabs", hidden: true });
+    this.words = div("ax-badges"); // what can be asked of the words on the tiles, at their places
     this.bar = element("canvas", { className: "ax-scale", role: "img" });
     this.barText = element("span", { className: "ax-note" });
     this.barBox = div("ax-row", this.bar, this.barText);
@@ -90,8 +92,7 @@ export class Panel {
       { className: "ax-panel" },
       this.title,
       this.epochRow,
-      this.tabs,
-      this.grid,
+      div("ax-tiles", this.grid, this.words),
       this.barBox,
       this.card.root,
       this.detail,
@@ -99,7 +100,7 @@ export class Panel {
     this.atlas = document.createElement("canvas");
     this.grid.addEventListener("click", (event) => explorer.pickHead(this, event));
     this.grid.addEventListener("pointermove", (event) => explorer.inspect(this, event));
-    this.grid.addEventListener("pointerleave", () => explorer.say(""));
+    this.grid.addEventListener("pointerleave", () => explorer.inspect(this, null));
     this.grid.addEventListener("keydown", (event) => explorer.key(event));
   }
 
@@ -169,36 +170,30 @@ export class Panel {
 
   /** Whether the grid shows every layer's heads around the query, not their maps. */
   get centres() {
-    return this.explorer.state.view === "centres" || this.model.film;
+    return this.explorer.state.all && (this.explorer.state.view === "centres" || this.model.film);
   }
 
   /** Sizes of the grid on screen: each tile has the image's proportions, and all fit into the width. */
   layout(width) {
-    const { model, centres } = this, narrow = !centres && this.explorer.narrow;
-    const ratio = pixelRatio();
-    // On a phone only the chosen layer has room for heads that a finger can hit.
+    const { model, centres, explorer } = this, one = !explorer.state.all, ratio = pixelRatio();
+    const split = one && width >= SPLIT, room = split ? 0.42 * width : width;
     const columns = centres
       ? Math.min(model.heads.length, Math.max(1, Math.floor(width / 190)))
-      : narrow
-        ? Math.min(5, model.most)
-        : model.most;
-    const rows = centres
-      ? Math.ceil(model.heads.length / columns)
-      : narrow
-        ? Math.ceil(model.most / columns)
-        : model.heads.length;
-    const [left, top, gap] = centres ? [0, 20, 14] : narrow ? [0, 2, 6] : [26, 18, 4];
-    const notes = !centres && width > 560 && !model.content ? 80 : 0;
-    const wide = clamp(Math.floor((width - left - notes) / columns - gap), TILE, centres ? 300 : 128);
+      : !one
+        ? model.most
+        : explorer.narrow
+          ? Math.min(5, model.most)
+          : Math.ceil(Math.sqrt(model.most));
+    const rows = centres || one ? Math.ceil((one ? model.most : model.heads.length) / columns) : model.heads.length;
+    const [left, top, gap] = centres ? [0, 20, 14] : one ? [0, 2, 6] : [26, 18, 4];
+    const notes = !centres && !one && width > 560 && !model.content ? 80 : 0;
+    const wide = clamp(Math.floor((room - left - notes) / columns - gap), TILE, centres ? 300 : 128);
     const tall = Math.round(centres ? wide : (wide * model.height) / model.width);
     const down = tall + (centres ? 26 : gap);
-    this.box = { left, top, gap, wide, tall, down, columns, ratio, notes, narrow };
-    this.tabs.hidden = !this.explorer.narrow || centres;
-    if (this.tabs.childElementCount !== model.heads.length)
-      this.tabs.replaceChildren(
-        ...model.heads.map((_, layer) => button(`L${layer + 1}`, () => this.explorer.setLayer(layer))));
+    this.box = { left, top, gap, wide, tall, down, columns, ratio, notes, one };
     const [w, h] = [left + columns * (wide + gap) + notes, top + rows * down];
-    this.card.wide = width - 4;
+    this.root.classList.toggle("ax-split", split);
+    this.card.wide = split ? width - w - GAP : width - 4;
     if (this.grid.width !== w * ratio || this.grid.height !== h * ratio) {
       Object.assign(this.grid, { width: w * ratio, height: h * ratio });
       Object.assign(this.grid.style, { width: `${w}px`, height: `${h}px` });
@@ -215,15 +210,23 @@ export class Panel {
     const [inX, inY] = [x - column * (wide + gap), y - row * down];
     if (column < 0 || row < 0 || column >= columns || inX >= wide || inY >= tall) return {};
     if (!this.centres) {
-      const [layer, head] = this.box.narrow ? [this.explorer.state.layer, row * columns + column] : [row, column];
+      const badge = inY < 18 && wide >= WORD && { left: event.offsetX - inX, top: event.offsetY - inY };
+      const [layer, head] = this.box.one ? [this.explorer.state.layer, row * columns + column] : [row, column];
       return layer < model.heads.length && head < model.heads[layer]
-        ? { layer, head, key: [Math.floor((inY / tall) * model.height), Math.floor((inX / wide) * model.width)] } : {};
+        ? { layer, head, badge, key: [Math.floor((inY / tall) * model.height), Math.floor((inX / wide) * model.width)] }
+        : {};
     }
     const layer = row * columns + column;
     if (layer >= model.heads.length) return {};
     const places = spots(this.shapes(layer), { x: 0, y: 0, side: wide - 1, range: this.range });
     const head = headAt(places, inX, inY, 16);
     return head === undefined ? { layer } : { layer, head };
+  }
+
+  /** What the word on a head's tile means, and where in the window it stands. */
+  meaning(layer, head, { left, top }) {
+    const box = this.grid.getBoundingClientRect(), [, text] = kindText(this.read(layer).heads[head]);
+    return [text, { left: box.left + left, top: box.top + top, bottom: box.top + top + 18 }];
   }
 
   /** Centre and covariance of a head: a Gaussian's own, otherwise measured on its map at this query. */
@@ -271,7 +274,8 @@ export class Panel {
       : Array.from({ length: model.heads[layer] }, (_, head) =>
           model
             .track(layer, head)
-            .slice(0, model.epoch + 1)
+            .slice(0, Math.floor(model.epoch) + 1)
+            .concat(model.epoch % 1 ? [this.shape(layer, head).centre] : [])
             .filter(([r]) => Number.isFinite(r)),
         );
   }
@@ -333,18 +337,20 @@ export class Panel {
       this.data = this.pen.createImageData(this.atlas.width, this.atlas.height);
       this.levels = new Float32Array(model.pixels);
     }
-    const pixels = this.data.data, table = colours.ramp;
+    const { one } = box, pixels = this.data.data, table = one ? colours.spot : colours.ramp;
     model.heads.forEach((heads, layer) => {
+      if (one && (layer !== state.layer || model.film)) return;
       for (let head = 0; head < heads; head++) {
-        brightness(this.values(layer, head), state.scale === "logits", state.shared && this.largest, this.levels);
+        const values = this.values(layer, head), top = state.shared && this.largest;
+        brightness(values, state.scale === "logits", top, this.levels, one ? FAINT : 0.5);
         for (let k = 0, at = 0; k < height; k++) {
           let to = 4 * ((layer * height + k) * this.data.width + head * width);
           for (let l = 0; l < width; l++, at++, to += 4) {
-            const from = 3 * Math.round(this.levels[at]);
+            const level = Math.round(this.levels[at]), from = 3 * level;
             pixels[to] = table[from];
             pixels[to + 1] = table[from + 1];
             pixels[to + 2] = table[from + 2];
-            pixels[to + 3] = 255;
+            pixels[to + 3] = one ? VEIL + (OPAQUE - VEIL) * (level / 255) : 255; // over the image
           }
         }
       }
@@ -354,22 +360,24 @@ export class Panel {
     const [i, j] = explorer.queryOf(model), [cellX, cellY] = [wide / width, tall / height];
     context.textAlign = "center";
     context.fillStyle = colours.faint;
-    for (let head = 0; head < model.most && !this.box.narrow; head++)
+    for (let head = 0; head < model.most && !one; head++)
       context.fillText(head + 1, left + head * (wide + gap) + wide / 2, top - 6);
     model.heads.forEach((heads, layer) => {
-      if (this.box.narrow && layer !== state.layer) return;
+      if (one && layer !== state.layer) return;
       let y = top + layer * down;
       context.fillStyle = layer === state.layer ? colours.accent : colours.faint;
       context.textAlign = "left";
-      if (!this.box.narrow) context.fillText(`L${layer + 1}`, 0, y + tall / 2 + 4);
+      if (!one) context.fillText(`L${layer + 1}`, 0, y + tall / 2 + 4);
       if (this.box.notes) this.drawNote(left + model.most * (wide + gap) + 4, y + tall / 2, layer);
       for (let head = 0; head < heads; head++) {
-        const column = this.box.narrow ? head % columns : head;
+        const column = one ? head % columns : head;
         const x = left + column * (wide + gap);
         const off = model.isOff(layer, head);
-        if (this.box.narrow) y = top + Math.floor(head / columns) * down;
+        if (one) y = top + Math.floor(head / columns) * down;
         context.globalAlpha = off ? 0.25 : 1;
-        context.drawImage(this.atlas, head * width, layer * height, width, height, x, y, wide, tall);
+        if (one) explorer.paintImage(context, x, y, wide, tall);
+        if (model.film) this.drawRing(x, y, layer, head);
+        else context.drawImage(this.atlas, head * width, layer * height, width, height, x, y, wide, tall);
         context.globalAlpha = 1;
         context.lineWidth = 1.5;
         context.strokeStyle = QUERY;
@@ -388,6 +396,26 @@ export class Panel {
         }
       }
     });
+  }
+
+  /** Of a head whose maps were not recorded: the ring of half its attention over the image, as it was measured. */
+  drawRing(x, y, layer, head) {
+    const { context, model, explorer, box: { wide, tall } } = this, { height, width } = model;
+    const [i, j] = explorer.queryOf(model), { centre, covariance } = this.shape(layer, head);
+    const { major, minor, angle } = ellipse(covariance, 0.5), cell = wide / width;
+    context.save();
+    context.beginPath();
+    context.rect(x, y, wide, tall);
+    context.clip();
+    context.fillStyle = `rgba(0, 0, 0, ${VEIL / 255})`;
+    context.fillRect(x, y, wide, tall);
+    context.strokeStyle = "#fff";
+    context.lineWidth = 2;
+    context.beginPath();
+    const [across, down] = [x + (j + 0.5 + centre[1]) * cell, y + ((i + 0.5 + centre[0]) * tall) / height];
+    if (Number.isFinite(across)) context.ellipse(across, down, major * cell, minor * cell, angle, 0, 7);
+    context.stroke();
+    context.restore();
   }
 
   /** Of how many taps of a kernel a layer has heads, or that a convolution is in its place: at the end of its row. */
@@ -415,16 +443,18 @@ export class Panel {
     const wide = 120;
     const pen = canvasOf(this.bar, wide, 10);
     this.barBox.hidden = this.centres;
+    this.barBox.style.visibility = this.model.film ? "hidden" : "";
     for (let x = 0; x < wide; x++) {
       const from = 3 * Math.round((255 * x) / (wide - 1));
-      pen.fillStyle = `rgb(${colours.ramp[from]},${colours.ramp[from + 1]},${colours.ramp[from + 2]})`;
+      const table = this.box.one ? colours.spot : colours.ramp;
+      pen.fillStyle = `rgb(${table[from]},${table[from + 1]},${table[from + 2]})`;
       pen.fillRect(x, 0, 1, 10);
     }
     const text = logits
       ? "each head's largest logit at the right, 12 less at the left"
-      : `attention from 0 to ${state.shared ? percent(this.largest) : "each head's largest"}; a quarter of that is ` +
-        "in the middle";
-    if (this.barText.textContent !== text) this.barText.textContent = text;
+      : `attention from 0 to ${state.shared ? percent(this.largest) : "each head's largest"}; ` +
+        `${this.box.one ? "a sixteenth" : "a quarter"} of that is in the middle`;
+    tell(this.barText, text);
     this.bar.setAttribute("aria-label", `Scale: ${text}`);
   }
 
@@ -435,14 +465,16 @@ export class Panel {
     const lit = layer === explorer.state.layer && head === explorer.lit;
     context.fillStyle = explorer.colourOf(head);
     context.fillRect(x, y + tall - (lit ? 6 : 3), wide, lit ? 6 : 3);
-    if (wide < 56) return;
-    const { kind, same } = this.read(layer).heads[head], text = same >= 0 ? `= head ${same + 1}` : kind;
+    if (wide < WORD) return;
+    const { kind, same } = this.read(layer).heads[head], word = same >= 0 ? `= head ${same + 1}` : kind;
+    const text = !this.box.one ? word : this.model.film ? `${head + 1}` : `${head + 1}  ${word}`;
     context.font = `10px ${colours.font}`;
     context.textAlign = "left";
     context.fillStyle = colours.text;
     context.strokeStyle = colours.back;
     context.lineWidth = 3;
     context.globalAlpha = 0.85;
+    context.lineJoin = "round";
     context.strokeText(text, x + 3, y + 11);
     context.globalAlpha = 1;
     context.fillText(text, x + 3, y + 11);
@@ -601,10 +633,10 @@ export class Panel {
   /** What the chosen head does to this image, as far as the host has told. */
   drawDoes() {
     const { model, explorer } = this, { colours } = explorer, seen = explorer.seenOf(this);
-    this.doesBox.hidden = this.index > 0 || !explorer.host.predicts || model.epoch !== null || seen?.head === null;
+    this.doesBox.hidden = this.index > 0 || !explorer.host.predicts || seen?.head === null;
     this.doesBox.classList.toggle("ax-stale", !seen); // its place stays until the answer is there: nothing jumps
     this.drawStrip();
-    if (this.doesBox.hidden || !seen) return;
+    if (this.doesBox.hidden || !seen || model.epoch !== null) return;
     const { output, share, probabilities, shape: [height, width] = [model.height, model.width] } = seen.head;
     drawField(this.output, output, [height, width], OUTPUT, [0, Math.max(...output)], colours);
     const before = explorer.rightWith(explorer.state.edits), after = explorer.rightWith(explorer.withoutHead());
@@ -660,7 +692,7 @@ export class Panel {
     dot(points[0], colours.panel);
     dot(points.at(-1), colours.accent);
     pen.strokeStyle = QUERY;
-    if (model.epoch !== null && points[model.epoch]) dot(points[model.epoch], QUERY, 5);
+    if (model.epoch !== null && this.maps) dot(this.shape(layer, head).centre, QUERY, 5);
     const words = points.map((p) => shiftText(p));
     this.track.setAttribute(
       "aria-label",
@@ -669,17 +701,17 @@ export class Panel {
   }
 
   setSliders(layer, head) {
-    const { model, sliders, explorer } = this, replay = model.epoch !== null;
+    const { model, sliders, explorer } = this;
     sliders.gaussian.hidden = model.encoding !== "quadratic";
     sliders.box.hidden =
-      replay || (!explorer.host.predicts && model.encoding !== "quadratic" && !Object.keys(model.edits).length);
+      !explorer.host.predicts && model.encoding !== "quadratic" && !Object.keys(model.edits).length;
     sliders.off.parentElement.hidden = !explorer.host.predicts;
     sliders.off.checked = !model.isOff(layer, head);
     sliders.reset.disabled = !model.edits[`${layer}.${head}`];
     sliders.undo.disabled = !explorer.past.length;
     sliders.redo.disabled = !explorer.future.length;
     sliders.resetAll.disabled = !Object.keys(model.edits).length;
-    if (sliders.gaussian.hidden) return;
+    if (sliders.gaussian.hidden || model.epoch !== null) return;
     const { centre, sigma } = model.gaussian(layer, head), own = model.gaussian(layer, head, true).centre;
     const reach = (c) => Math.max(8, Math.ceil(Math.abs(c)) + 4);
     sliders.row.set(centre[0], { min: -reach(own[0]), max: reach(own[0]) });
@@ -692,6 +724,7 @@ export class Panel {
     this.answer.hidden = !before.length;
     const { classes } = this.explorer.host.choices, now = after || before;
     const order = classes.map((_, c) => c).sort((a, b) => before[b] - before[a]).slice(0, 10);
+    this.predictions.style.minHeight = this.model.epoch === null ? "" : `${this.predictions.offsetHeight}px`;
     if (this.model.epoch !== null)
       return this.predictions.replaceChildren(
         element("p", {
@@ -737,14 +770,33 @@ export class Panel {
     this.detail.style.visibility = this.card.root.style.visibility = waits ? "hidden" : "";
     this.drawGrid(waits);
     if (waits) return;
+    this.root.classList.toggle("ax-past", this.model.epoch !== null); // what only the trained model has keeps its place
     this.card.draw();
-    [...this.tabs.children].forEach((tab, layer) => {
-      const kernel = this.model.kernelAt(layer);
-      tab.setAttribute("aria-pressed", String(layer === this.explorer.state.layer));
-      tab.setAttribute("aria-label", `Layer ${layer + 1}${kernel ? `, now a ${kernel} × ${kernel} convolution` : ""}`);
-      tab.classList.toggle("ax-swapped", kernel !== null);
-    });
+    this.drawWords();
     this.drawDetail();
+  }
+
+  /** On one layer's tiles: what each head is, as something to ask and, for the keyboard, to choose. */
+  drawWords() {
+    const { words, box: { one, wide, down, columns, gap, top }, model, explorer } = this, { layer } = explorer.state;
+    words.hidden = !one || wide < WORD || model.film || !model.heads[layer];
+    if (words.hidden) return;
+    const { heads } = this.read(layer);
+    while (words.childElementCount > heads.length) words.lastChild.remove();
+    while (words.childElementCount < heads.length) {
+      const head = words.childElementCount;
+      words.append(button("", () => explorer.set({ head })));
+    }
+    [...words.children].forEach((word, head) => {
+      const [name, meaning] = kindText(heads[head]), label = `Head ${head + 1}: ${name}`;
+      const place = `${(head % columns) * (wide + gap)} ${top + Math.floor(head / columns) * down} ${wide}`;
+      word.setAttribute("aria-pressed", String(head === explorer.state.head));
+      if (word.getAttribute("aria-label") === label && word.dataset.place === place) return;
+      word.setAttribute("aria-label", label);
+      Object.assign(word.dataset, { place, tip: meaning });
+      const [left, high, side] = place.split(" ");
+      Object.assign(word.style, { left: `${left}px`, top: `${high}px`, width: `${side}px` });
+    });
   }
 }
 

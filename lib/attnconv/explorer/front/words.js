@@ -2,21 +2,30 @@
 
 export const PAPER = "https://arxiv.org/abs/1911.03584";
 
+/** The title, and what it is about. */
+export const INTRODUCTION = [
+  "Where does each head look?",
+  [
+    "From each pixel of an image, each head of an attention layer looks at other pixels.",
+    "Nine heads that look at nine neighbours are a 3 × 3 convolution. Which layers of this trained network are one?",
+  ],
+];
+
 /** Five steps: [selector of what is lit, title, story, what is shown]. */
 export const TOUR = [
   [
     ".ax-view",
     "One pixel asks.",
-    "The framed pixel of the image is the query. Move it. Every small map shows where one attention head looks from " +
-      "there: a row for each layer, a column for each head.",
-    { view: "maps", kernel: true, head: 0 },
+    "The framed pixel of the image is the query. Move it. Each map beside it shows where one head of this layer " +
+      "looks from there: bright where it looks.",
+    { kernel: true, head: 0 },
   ],
   [
     ".ax-grid",
     "A head looks at one shift.",
     "A sharp head looks at a single pixel, always at the same shift from the query, wherever the query is. Such a " +
       "head is one tap of a convolution kernel. The word in its corner says what it is.",
-    { view: "maps" },
+    {},
   ],
   [
     ".ax-layer",
@@ -42,7 +51,22 @@ export const TOUR = [
   ],
 ];
 
+/** What can be chosen, by its name on the page. */
+export const CONTROLS = {
+  Model: "Which of the trained networks is shown.",
+  "Compare with": "A second network, or this one at an earlier epoch, beside the first.",
+  Show: "Each head's attention at the query, as a map; or the heads of each layer around the query, as dots.",
+  Values: "Probabilities of attention, or the scores (logits) whose softmax they are.",
+  Score: "All of a head's score; or only what it gives to positions, or to what stands in the pixels.",
+  Over: "Attention in this image, or its average over several images: what stays is not the content's.",
+  Brightness: "One scale for all heads shows which are sharp; a scale for each shows the faint ones, too.",
+  Image: "The pixels as the model sees them, or smooth, which is easier to recognise.",
+};
+
 export const GLOSSARY = {
+  head:
+    "A part of an attention layer. For every pixel it spreads a probability of 1 over all pixels, sums them up with " +
+    "it, and hands the sum on through a matrix of its own.",
   query:
     "The pixel for which attention is shown. Each head spreads a probability of 1 over all pixels, as seen from it.",
   shift: "Where a pixel lies as seen from the query: (rows down, columns to the right).",
@@ -72,4 +96,32 @@ export const GLOSSARY = {
     "The part of the layer's output that points its way: the scalar product with it, over its square. All heads' " +
     "shares add up to 100%.",
   "✓": "The image's own class.",
+  blur: "A head whose attention is spread over several pixels.",
+  uniform: "A head that averages over nearly the whole picture.",
+  norm: "The length of a vector or a matrix, the root of the sum of its squares: how strong a tap or an output is.",
+  SA: "Self-attention: a network of attention layers, without a convolution.",
+  quadratic:
+    "A head's score falls with the square of the distance from its centre: it looks at a round or oval spot, a " +
+    "Gaussian.",
+  "learned (encoding)": "A head's score of a shift is learned freely, row by row and column by column.",
+  content: "What stands in the pixels. A head that looks at content looks elsewhere in another image.",
+  seed: "The number from which all that is random in a training is drawn. Another seed is another training.",
+  epoch: "Once through all training images.",
+  logits: "The scores before they become probabilities: attention is their softmax.",
+  nats: "The unit of entropy, with natural logarithms: 0 for one pixel, log(256) = 5.5 for 256 pixels alike.",
+  "white noise": "An image in which every value is drawn at random, alone.",
+};
+
+/** Words as they stand on the page, each with its meaning. */
+export const WORDS = {
+  ...Object.fromEntries(
+    ["head", "query", "tap", "kernel", "blur", "uniform", "norm", "SA", "quadratic", "content", "seed", "epoch"]
+      .concat(["logits", "nats", "white noise", "entropy", "reach"])
+      .map((word) => [word, GLOSSARY[word]]),
+  ),
+  heads: GLOSSARY.head,
+  taps: GLOSSARY.tap,
+  learned: GLOSSARY["learned (encoding)"],
+  convolution:
+    "A layer that looks at the same few shifts from every pixel, each with its own weights: the taps of its kernel.",
 };

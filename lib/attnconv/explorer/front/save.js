@@ -1,0 +1,111 @@
+// The explorer's view as one picture.
+
+import { canvasOf, element, pixelRatio, sharper } from "./page.js";
+
+const FINER = 2; // times the screen's resolution
+
+/** Lines on a canvas of their own: words, or a name and a value, with a bar behind them if it is a share. */
+function written({ colours }, lines) {
+  const all = lines.flatMap((line) =>
+    Array.isArray(line) ? [line] : line.match(/.{1,30}(\s|$)/g).map((part) => [part]),
+  );
+  const wide = 220;
+  const canvas = element("canvas"), pen = canvasOf(canvas, wide, 19 * all.length + 4);
+  all.forEach(([name, value, share = 0], i) => {
+    pen.fillStyle = colours.accent;
+    pen.globalAlpha = 0.35;
+    pen.fillRect(0, 19 * i + 2, share * wide, 16);
+    pen.globalAlpha = 1;
+    pen.font = `${value === undefined ? "bold " : ""}12px ${colours.font}`;
+    for (const [text, align, colour] of [
+      [name, "left", value === undefined ? colours.text : colours.faint],
+      [value || "", "right", colours.text],
+    ]) {
+      Object.assign(pen, { textAlign: align, fillStyle: colour });
+      pen.fillText(text, align === "left" ? 0 : wide, 19 * i + 14);
+    }
+  });
+  return canvas;
+}
+
+/** The view as one picture, with twice the screen's resolution: all canvases are drawn anew for it. */
+export function pictureOf(explorer) {
+  const draw = () => {
+    explorer.relayout = true;
+    explorer.draw();
+  };
+  const picture = sharper(FINER, () => {
+    draw();
+    return composed(explorer);
+  });
+  draw();
+  return picture;
+}
+
+/** The canvases of the view on one: the image, then every model's grid and chosen head, each with its prediction. */
+function composed(explorer) {
+  const ratio = pixelRatio(), pad = 16 * ratio, { state, colours } = explorer;
+  const numbers = (panel) =>
+    panel.numbers.hidden
+      ? []
+      : [...panel.numbers.querySelectorAll("dt")].map((name) => [name.textContent, name.nextSibling.textContent]);
+  const answer = (panel) =>
+    written(explorer, [
+      "Prediction",
+      ...[...panel.predictions.children].map((node) =>
+        node.matches(".ax-class")
+          ? [
+              node.firstChild.textContent,
+              node.lastChild.textContent,
+              parseFloat(node.querySelector("i").style.width) / 100,
+            ]
+          : node.textContent,
+      ),
+    ]);
+  // Columns of rows of canvases, each column with its title.
+  const columns = [
+    [explorer.caption.textContent, [[explorer.image], [answer(explorer.panels[0])]]],
+    ...explorer.panels.map((panel, i) => [
+      panel.title.textContent,
+      [
+        [panel.grid],
+        ...(panel.card.root.hidden ? [] : panel.card.pictures()),
+        [
+          ...(panel.zoomBox.hidden ? [] : [panel.zoom]),
+          written(explorer, [panel.headTitle.textContent, ...numbers(panel)]),
+          ...(panel.trackBox.hidden ? [] : [panel.track]),
+        ],
+        i ? [answer(panel)] : [],
+      ],
+    ]),
+  ];
+  const wide = (row) => row.reduce((sum, part) => sum + part.width + pad, 0);
+  const tall = (row) => Math.max(0, ...row.map((part) => part.height + pad));
+  const widths = columns.map(([, rows]) => Math.max(...rows.map(wide)));
+  const heights = columns.map(([, rows]) => rows.reduce((sum, row) => sum + tall(row), 0));
+  const canvas = element("canvas", {
+    width: widths.reduce((a, b) => a + b, pad),
+    height: Math.max(...heights) + 4 * pad,
+  });
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = colours.back;
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.fillStyle = colours.text;
+  pen.font = `${13 * ratio}px ${colours.font}`;
+  let x = pad;
+  columns.forEach(([title, rows], i) => {
+    let y = 2.5 * pad;
+    pen.fillText(title, x, 1.6 * pad);
+    for (const row of rows) {
+      row.reduce((left, part) => (pen.drawImage(part, left, y), left + part.width + pad), x);
+      y += tall(row);
+    }
+    x += widths[i];
+  });
+  pen.fillText(
+    `query row ${state.query[0]}, column ${state.query[1]}; layer ${state.layer + 1}, head ${state.head + 1}`,
+    pad,
+    canvas.height - pad,
+  );
+  return canvas;
+}

@@ -1,0 +1,51 @@
+// The explorer's title, and the tour through it.
+
+import { button, div, element } from "./page.js";
+import { INTRODUCTION, TOUR } from "./words.js";
+
+/** Five steps through the page: a line of text above it, and what it speaks of in a frame. */
+export class Tour {
+  constructor(explorer) {
+    Object.assign(this, {
+      explorer,
+      step: 0,
+      text: element("p"),
+      next: button("Next", () => this.go(this.step + 1)),
+      back: button("Back", () => this.go(this.step - 1)),
+      close: button("Close", () => this.go(0)),
+    });
+    this.root = div("ax-tour", this.text, div("ax-row", this.back, this.next, this.close));
+    this.tell();
+  }
+
+  go(step) {
+    const { explorer } = this;
+    this.step = step > TOUR.length ? 0 : step;
+    const { kernel, ...changes } = this.step ? TOUR[this.step - 1][3] : {};
+    const layer = kernel ? explorer.bestKernel() : explorer.state.layer;
+    if (this.step) explorer.set({ all: false, ...changes, layer }, true);
+    this.tell();
+    const lit = this.step && explorer.root.querySelector(TOUR[this.step - 1][0]);
+    if (!lit) return;
+    lit.style.scrollMargin = `${this.root.offsetHeight + 12}px 0 12px`; // below these words, which stay at the top
+    lit.scrollIntoView({ block: "nearest" });
+  }
+
+  tell() {
+    const { step, explorer } = this, { root } = explorer;
+    const [selector, title, story] = step
+      ? TOUR[step - 1]
+      : ["", ...INTRODUCTION];
+    const name = step ? `${step}. ${title}` : title;
+    const words = [story].flat().map((text) => element("span", { textContent: ` ${text}` }));
+    this.text.replaceChildren(element("b", { role: "heading", "aria-level": 1, textContent: name }), ...words);
+    this.next.textContent = step === TOUR.length ? "Done" : "Next";
+    this.next.hidden = !step;
+    explorer.first.tour.hidden = step > 0;
+    this.back.hidden = step < 2;
+    this.close.hidden = !step;
+    this.root.classList.toggle("ax-going", step > 0);
+    for (const node of root.querySelectorAll(".ax-lit")) node.classList.remove("ax-lit");
+    if (step) root.querySelector(selector)?.classList.add("ax-lit");
+  }
+}
