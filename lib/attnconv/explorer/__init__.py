@@ -1,8 +1,7 @@
 # ruff: noqa: F401 (what is imported here is what the package offers)
 """What can be tried in a browser: the playground for Theorem 1, and the head explorer of a trained model."""
 
-from attnconv.explorer.arrays import pack, quantize
+from attnconv.explorer.arrays import ExplorerError, pack, quantize
 from attnconv.explorer.edits import edited
-from attnconv.explorer.images import ExplorerError
 from attnconv.explorer.playground import Playground
 from attnconv.explorer.widget import Explorer, explore

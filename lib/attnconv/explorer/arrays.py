@@ -16,6 +16,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 
+class ExplorerError(ValueError):
+    """Something the explorer was asked and cannot do; its message is shown in the page."""
+
+
 def quantize(values: ArrayLike | Tensor, bits: int = 8) -> dict[str, Any]:
     """Rows of finite numbers (..., n) as whole ones of 8 or 16 bits; each row has its own offset and step.
 

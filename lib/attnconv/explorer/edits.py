@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from attnconv.attention import PositionalAttention, QuadraticAttention
 from attnconv.equivalence import TapAttention, attention_to_conv
-from attnconv.explorer.images import ExplorerError
+from attnconv.explorer.arrays import ExplorerError
 from attnconv.models import AttentionNet
 
 SIGMAS = (0.05, 50.0)

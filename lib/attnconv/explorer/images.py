@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from attnconv.explorer.arrays import ExplorerError
 from attnconv.training.data import STATISTICS, DataError, Dataset, balanced, find_data, load_data
 
 if TYPE_CHECKING:
     from attnconv.explorer.sides import Side
-
-
-class ExplorerError(ValueError):
-    """Something the explorer was asked and cannot do; its message is shown in the page."""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from attnconv.analysis import heads
 from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
 from attnconv.equivalence import TapAttention
-from attnconv.explorer.arrays import array, padded, quantize, rounded
+from attnconv.explorer.arrays import ExplorerError, array, padded, quantize, rounded
 from attnconv.explorer.edits import convolved, edited, head_of, layers_of, sigma_of
-from attnconv.explorer.images import ExplorerError
 from attnconv.models import Attention, AttentionNet, predict
 from attnconv.training.checkpoints import load_run
 from attnconv.training.runs import Run

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from attnconv import figures
 from attnconv.explorer import assets
-from attnconv.explorer.arrays import array, as_text, pack
+from attnconv.explorer.arrays import ExplorerError, array, as_text, pack
 from attnconv.explorer.edits import SIGMAS
-from attnconv.explorer.images import ExplorerError, pool_of, size_of
+from attnconv.explorer.images import pool_of, size_of
 from attnconv.explorer.sides import Side, run_title, side_of
 from attnconv.training.data import normalize
 from attnconv.training.runs import Run, find_runs, writing
