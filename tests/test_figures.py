@@ -183,6 +183,7 @@ def test_models_keep_their_colours():
     assert some == style.model_colours(["another", "SA learned", "mine"])
     rgb = [to_rgb(colour) for colour in style.model_colours([*titles, *(f"other {n}" for n in range(4))]).values()]
     assert min(math.dist(a, b) for a, b in itertools.combinations(rgb, 2)) > 0.2
+    assert style.MODELS["SA quadratic"] == "#0072B2", "blue in every figure of the record"
 
 
 def test_scales_run_from_white_to_black_and_from_blue_to_red():
@@ -529,8 +530,9 @@ def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
     figure = EVERYTHING["lines"]()
     for ax, (title, curves) in zip(panels(figure), LINES.items(), strict=True):
         assert ax.get_title() == title and ax.get_yscale() == "log"
-        for name, (x, y) in curves.items():
+        for colour, (name, (x, y)) in zip(style.PALETTE, curves.items(), strict=False):
             (line,) = labelled(ax.lines, name)
+            assert to_hex(line.get_color()) == colour.lower()
             np.testing.assert_allclose(line.get_xydata(), np.transpose([x, y]))
             assert look(line) == look(legend(figure)[name])
         (level,) = labelled(ax.lines, "c")
