@@ -95,7 +95,8 @@ def test_a_figure_or_an_animation_is_saved_with_its_note(work, run):
 def test_pruned_runs_train_what_they_start_from_and_of_several_seeds_share_a_row(work):
     run, second = work.run("quadratic_pruned"), work.run("quadratic_pruned", 1)
     assert run.train.start_from == "quadratic_full" in {other.preset for other in work.runs()}
-    second.__dict__["model"] = replace(second.model, {"heads": (1, *second.model.heads_per_layer[1:])})
+    first, *others = run.model.heads_per_layer
+    second.__dict__["model"] = replace(second.model, {"heads": (first + 1, *others)})
     groups = results.group([run, second])
     table = results.results_table(groups | {"one": [run]})
     assert [len(members) for members in groups.values()] == [2] and table["Parameters (M)"].nunique() == 2
