@@ -608,6 +608,8 @@ def test_sliders_maps_and_bars_show_what_they_say(show, tmp_path):
             layer.spreads.fill_(12)
     image = np.kron(np.random.default_rng(0).integers(0, 256, (7, 10, 3)), np.ones((4, 4, 1))).astype(np.uint8)
     seen = show(explore(model, images=image[None]).export_html(tmp_path / "page.html"))
+    seen.all_layers()
+    seen.root.evaluate("root => root.attnconv.set({ smooth: false })")
     seen.click(*query)
 
     picture = seen.pixels("image")

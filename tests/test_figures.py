@@ -79,6 +79,9 @@ EVERYTHING = {
     "error_before_and_after": lambda: figures.error_before_and_after(ERRORS),
     "gaussian_heads": lambda: figures.gaussian_heads(CENTRES, PRECISION, grid=(7, 7), paths=HISTORY),
     "lines": lambda: figures.lines(LINES, "x", "y", {"c": 2.5}, log=True),
+    "many_heads_on_image": lambda: figures.many_heads_on_image(
+        np.zeros((10, 14, 3), np.uint8), (1, 2), MAPS, caption="A", columns=4
+    ),
     "points_lost_by_depth": lambda: figures.points_lost_by_depth(swapped(), 10),
     "reach_over_training": lambda: figures.reach_over_training({"SA learned": RNG.random((5, LAYERS))}, (7, 7)),
     "schema": figures.schema,

@@ -71,9 +71,10 @@ def test_the_film_is_of_the_layer_with_most_heads_on_taps():
     centres[0, :, :, 0] = np.arange(4)
     centres[1, 1, :3], centres[1, 2, :3], mass[1, 2, :3] = 1, 1, 0.4  # of layer 3 the heads are blunt
     centres[:, :, 3] = np.nan
-    film = pages._film(SimpleNamespace(heads={"parameter_centre": centres, "mass": mass}))
+    precision = np.broadcast_to(4 * np.eye(2), (*mass.shape, 2, 2))
+    film = pages._film(SimpleNamespace(heads={"parameter_centre": centres, "mass": mass, "precision": precision}))
     assert film["layer"] == 2
-    assert json.loads(film["data"])["centres"] == [[[0, 5], [1, 5], [2, 5]], [[1, 1]] * 3]
+    assert json.loads(film["data"])["heads"] == [[[0, 5, 4], [1, 5, 4], [2, 5, 4]], [[1, 1, 4]] * 3]
 
 
 def test_links_of_the_index_lead_to_pages_of_notebooks(output):

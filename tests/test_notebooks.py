@@ -59,7 +59,10 @@ def test_a_later_cell_says_whether_the_blank_is_empty_right_or_wrong(number):
     *statements, verdict = ast.parse(check).body
     [solution] = [line for line in map(ast.unparse, statements) if line.startswith("right = ")]
     known = {"np": np, "chance": np.array([1, 5, 9]), "cells": np.ones((1, 6, 3, 3)), "layers": 6}  # of 04
-    right = eval(solution.removeprefix("right = "), known)
+    try:
+        right = eval(solution.removeprefix("right = "), known)
+    except NameError:  # of 01, where the exchanged layer itself gives the answer
+        right = [2.0, 0.0, -2.0]
     given = {"Fill in the answer above.": ..., "Right.": right, "Not so": np.add(right, 1)}
     for said, answer in given.items():
         assert eval(ast.unparse(verdict), {"np": np, "right": right, "answer": answer}).startswith(said)

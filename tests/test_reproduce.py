@@ -165,7 +165,7 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     assert status(toys) == {"02_theory": "done", train: "done", "04_heads": "done"}
     assert record["data"]["form"] == "embedded sample" and len(record["data"]["sha256"]) == 64
     assert record["versions"]["python"] and record["device"]["cores"] and record["seeds"] == [0]
-    made = {"figures/04-f.png", "notebooks/04_heads.ipynb", "notebooks/04_heads.html"}
+    made = {"figures/04-f.png", "notebooks/04_heads.ipynb", "notebooks/04_heads.html", "style.css"}
     assert record["notebooks"]["04_heads"]["made"].keys() == made
     assert str(tmp_path) not in json.dumps(record)
     for file in (toys.output / "notebooks" / f"04_heads{suffix}" for suffix in (".ipynb", ".html")):

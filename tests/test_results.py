@@ -13,7 +13,7 @@ from attnconv.analysis import results
 from attnconv.batch.workspace import Workspace
 from attnconv.config import PRESETS, ModelConfig, Profile, replace
 from attnconv.cost import cost
-from attnconv.training.runs import Run, find_runs
+from attnconv.training.runs import Run, find_runs, identity
 
 
 def run(preset: str, accuracy: float, data: str = "cifar10", form: str = "", seconds: float = 60, **changes) -> Run:
@@ -128,8 +128,9 @@ def test_runs_come_in_the_order_of_presets_then_of_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "check", lambda run: None)
     for name, preset, seed in (("a", "mine", 0), ("b", "quadratic", 1), ("c", "resnet18", 0), ("d", "quadratic", 0)):
         base = PRESETS["quadratic"]
-        config = {"preset": preset, "hash": name, "model": base.model.model_dump(mode="json"), "data": {}}
+        config = {"preset": preset, "model": base.model.model_dump(mode="json"), "data": {"key": "k"}}
         config["train"] = replace(base.train, {"seed": seed}).model_dump(mode="json")
+        config["hash"] = identity(config["model"], config["train"], "k")
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
         (tmp_path / name / "model.safetensors").touch()

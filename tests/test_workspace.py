@@ -96,8 +96,7 @@ def test_pruned_runs_train_what_they_start_from_and_of_several_seeds_share_a_row
     run, second = work.run("quadratic_pruned"), work.run("quadratic_pruned", 1)
     assert run.train.start_from == "quadratic_full" in {other.preset for other in work.runs()}
     first, *others = run.model.heads_per_layer
-    pruned_otherwise = {"model": replace(second.model, {"heads": (first + 1, *others)})}
-    second.__dict__["_parsed"] = second._parsed.model_copy(update=pruned_otherwise)
+    second.__dict__["model"] = replace(second.model, {"heads": (first + 1, *others)})
     groups = results.group([run, second])
     table = results.results_table(groups | {"one": [run]})
     assert [len(members) for members in groups.values()] == [2] and table["Parameters (M)"].nunique() == 2

@@ -1,26 +1,30 @@
 // The first screen's film: where the heads of a layer look, from before training to after it, once. Then heads can be
-// dragged. Each pixel has the colours of the heads that look at it, as much as they do; the view comes nearer meanwhile.
+// dragged. Each pixel has the colours of the heads that look at it, as much as they do; the view comes nearer.
 (() => {
   const film = document.querySelector(".film"), svg = film.querySelector("svg"), told = film.querySelector("output")
   const { heads, colours } = JSON.parse(svg.dataset.film) // heads: epochs x heads x [row, column, precision]
-  const last = heads.length - 1, FAR = 5, rgb = colours.map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)))
+  const last = heads.length - 1, FAR = 5
+  const rgb = colours.map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)))
   const make = (name, attributes, parent = svg) => {
     const element = document.createElementNS("http://www.w3.org/2000/svg", name)
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value)
     return parent.appendChild(element)
   }
   const farthest = (epoch) => Math.max(...heads[epoch].flatMap(([row, column]) => [Math.abs(row), Math.abs(column)]))
-  // From the middle to the rim, before and after: all heads are seen, if that is not too far; what is farther has an arrow.
+  // From the middle to the rim, before and after: all heads are seen, if that is not too far; others have an arrow.
   const views = [Math.min(farthest(0) + 0.6, FAR), Math.min(Math.max(farthest(last) + 0.4, 2.1), 2.6)]
   const pixels = []
   for (let row = -FAR; row <= FAR; row++)
     for (let column = -FAR; column <= FAR; column++)
-      pixels.push({ row, column, square: make("rect", { x: column - 0.5, y: row - 0.5, width: 1, height: 1, class: "pixel" }) })
+      pixels.push({
+        row, column, square: make("rect", { x: column - 0.5, y: row - 0.5, width: 1, height: 1, class: "pixel" }),
+      })
   make("rect", { x: -1.5, y: -1.5, width: 3, height: 3, class: "kernel" })
   make("rect", { x: -0.5, y: -0.5, width: 1, height: 1, class: "query" })
   const now = heads[0].map((head) => [...head])
   const dots = now.map((_, head) => {
-    const dot = make("g", { class: "dot", fill: colours[head], tabindex: 0, role: "img", "aria-label": `Head ${head + 1}` })
+    const about = { class: "dot", fill: colours[head], tabindex: 0, role: "img", "aria-label": `Head ${head + 1}` }
+    const dot = make("g", about)
     make("circle", { r: 1 }, dot)
     make("path", { d: "M1.3 -.7L2.2 0L1.3 .7Z" }, dot)
     return dot
@@ -30,7 +34,8 @@
   /** How much of a head's attention is on each shift -FAR .. FAR of one axis: P is a product of rows and columns. */
   const along = (centre, precision) => {
     const weights = []
-    for (let at = -16; at <= 16; at++) weights.push(Math.exp(-0.5 * precision * ((at - centre) ** 2 - (Math.round(centre) - centre) ** 2)))
+    const least = (Math.round(centre) - centre) ** 2
+    for (let at = -16; at <= 16; at++) weights.push(Math.exp(-0.5 * precision * ((at - centre) ** 2 - least)))
     const sum = weights.reduce((a, b) => a + b)
     return weights.slice(16 - FAR, 17 + FAR).map((weight) => weight / sum)
   }
@@ -63,7 +68,8 @@
   function at(time) {
     const epoch = Math.min(Math.floor(time), Math.max(last - 1, 0)), share = Math.min(time - epoch, 1)
     const next = heads[Math.min(epoch + 1, last)]
-    now.forEach((head, one) => head.forEach((_, i) => (head[i] = heads[epoch][one][i] + share * (next[one][i] - heads[epoch][one][i]))))
+    const from = heads[epoch]
+    now.forEach((head, one) => head.forEach((_, i) => (head[i] = from[one][i] + share * (next[one][i] - from[one][i]))))
     view = views[0] + (views[1] - views[0]) * (last ? time / last : 1)
     const shown = Math.round(time)
     told.textContent = shown === 0 ? "before training" : shown === last ? `after ${last} epochs` : `epoch ${shown}`

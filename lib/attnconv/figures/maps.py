@@ -197,7 +197,7 @@ def many_heads_on_image(
     total = figure.get_size_inches()[1]
     ax = figure.add_axes((left / DOUBLE, _FOOT / total, wide / DOUBLE, tall / total), xticks=[], facecolor="0.9")
     ax.spines[:].set(visible=False)
-    ax.set_yticks(np.arange(len(rows)) * (height + gap) + height / 2, [title for title, _ in rows], fontsize=6)
+    ax.set_yticks(np.arange(len(rows)) * (height + gap) + height / 2, [title for title, _ in rows], fontsize=6.5)
     ax.tick_params(length=0)
     scale = _probability_scale(np.nanmax(whole))
     ax.imshow(np.ma.masked_invalid(whole), aspect="auto", interpolation="nearest", **scale)

@@ -127,11 +127,11 @@ class Run:
         """``config.json``: preset, hash, model, train, data, environment, sessions, and the weights' checksum."""
         return self._parsed.model_dump(mode="json")
 
-    @property
+    @cached_property
     def model(self) -> ModelConfig:
         return self._parsed.model
 
-    @property
+    @cached_property
     def train(self) -> TrainConfig:
         return self._parsed.train
 

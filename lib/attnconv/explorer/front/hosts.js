@@ -4,7 +4,7 @@ import { NOT_HELD, inAddress } from "./page.js";
 
 const GONE = "The kernel is new, or gone, and does not know this view. Run this cell again to go on.";
 
-/** In Jupyter: data are the widget's traits, messages go to Python. When the connection changes, the kernel counts as gone
+/** In Jupyter: data are the widget's traits, messages go to Python. When the connection changes, the kernel is gone
  * until it answers. */
 export function widgetHost(model) {
   let tell = () => {}, gone = false;
@@ -154,7 +154,8 @@ export function pageHost(data, ask = null, place = window) {
     Object.assign(host, { image, edited: {}, lost: "" });
     serial++;
   };
-  const inThisLink = (state) => inLink({ ...state, model: data.model, image: host.image.own ? null : host.image.title });
+  const inThisLink = (state) =>
+    inLink({ ...state, model: data.model, image: host.image.own ? null : host.image.title });
   /** Take over the state that the address holds, and the image that it names. */
   const follow = (before = {}) => {
     const { image: title, model, ...state } = fromLink(place.location.hash), { pages = {} } = data;

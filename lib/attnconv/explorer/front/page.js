@@ -68,7 +68,8 @@ export const NOT_HELD =
 /** Bytes of the text that Python's `as_text` made: base 85, with a comma for "<". */
 export function fromText(text) {
   const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
-  const digits = new Uint8Array(128), words = Math.ceil(text.length / 5), bytes = new DataView(new ArrayBuffer(4 * words));
+  const digits = new Uint8Array(128), words = Math.ceil(text.length / 5);
+  const bytes = new DataView(new ArrayBuffer(4 * words));
   [...letters].forEach((letter, digit) => (digits[letter.charCodeAt(0)] = digit));
   for (let word = 0; word < words; word++) {
     let value = 0;
