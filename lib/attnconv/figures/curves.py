@@ -243,17 +243,17 @@ def cost_growth(curves: Curves, bounds: Curves | None = None, label: str = "Time
 
 def _name_ends(ax: Axes, curves: Iterable[Line2D]) -> None:
     """Write each curve's name at its right end; names that would touch stand above each other."""
+    from scipy.optimize import isotonic_regression  # takes a second
+
     ends: dict[float, list[tuple[float, Line2D]]] = {}  # by place along the axis: heights there, in points
     for curve in curves:
         x, y = np.asarray(curve.get_xydata())[-1]
         ends.setdefault(x, []).append((ax.transData.transform((x, y))[1] * 72 / ax.figure.dpi, curve))
     for there in ends.values():
         there.sort(key=lambda end: end[0])
-        heights, places = np.array([height for height, _ in there]), [-np.inf]
-        for height in heights:
-            places.append(max(height, places[-1] + 8))
-        raised = np.array(places[1:]) - heights
-        for (_, curve), rise in zip(there, raised - raised.mean(), strict=True):
+        heights, steps = np.array([height for height, _ in there]), 8.0 * np.arange(len(there))
+        raised = isotonic_regression(heights - steps).x + steps - heights  # as near to the lines as can be
+        for (_, curve), rise in zip(there, raised, strict=True):
             look: Look = {"textcoords": "offset points", "va": "center", "fontsize": 6.5, "color": curve.get_color()}
             ax.annotate(str(curve.get_label()), np.asarray(curve.get_xydata())[-1], (6, rise), **look)
 
