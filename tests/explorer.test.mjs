@@ -60,6 +60,15 @@ test("an edit moves and scales a head, and only at the last epoch", () => {
   assert.deepEqual(model.track(0, 0), [[0, 0], [1, -2]]);
 });
 
+test("of an epoch in a film, centre and covariance are those that were measured", () => {
+  const measured = float32([0, 0, 1, -2], [2, 1, 1, 2]), covariances = float32([1, 0.5, 0.5, 2, 3, -1, -1, 4], [2, 1, 1, 2, 2]);
+  const model = gaussian([1, -2], [4, 0, 0, 4], { epochs: 2, measured, covariances });
+  model.epoch = 1;
+  assert.deepEqual(model.recorded(0, 0), { centre: [1, -2], covariance: [3, -1, 4] });
+  model.epoch = 0;
+  assert.deepEqual(model.recorded(0, 0), { centre: [0, 0], covariance: [1, 0.5, 2] });
+});
+
 test("a full covariance keeps its shape when scaled; one without a scale becomes round", () => {
   const precision = [4, 1, 1, 1];
   const wide = rescaled(precision, sigmaOf(precision), 2 * sigmaOf(precision));

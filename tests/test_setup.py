@@ -117,6 +117,7 @@ def test_make_passes_what_the_user_asks_for() -> None:
     assert arguments("reproduce") == ["attnconv", "reproduce", "--profile", "quick"]
     asked = arguments("reproduce", "DATA=fol der/o'brien;\"x", "JOBS=2", "FORCE=1", "RETRAIN=0", "DRY=1")
     assert asked[4:] == ["--jobs", "2", "--data", "fol der/o'brien;\"x", "--force", "--dry"]
+    assert arguments("reproduce", "FORCE=0", "RETRAIN=1", "DRY=0")[4:] == ["--retrain"]
 
 
 @pytest.mark.parametrize("words", ["03 04", "*", "01 --force", "--force", "--force 01", "$HOME `id` 'a"])

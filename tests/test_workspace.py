@@ -14,7 +14,7 @@ import torch
 from matplotlib.animation import FuncAnimation
 
 from attnconv.analysis import results
-from attnconv.analysis.heads import measure_attention
+from attnconv.analysis.heads import measure_attention, translation_consistency
 from attnconv.batch import cli, workspace
 from attnconv.batch.workspace import REPOSITORY, open_workspace, output_folder
 from attnconv.config import Profile, replace
@@ -223,6 +223,11 @@ def test_kept_attention_is_what_the_layers_do(work, name):
         assert kept["pixels"].shape == (3, 28, 28, 1) and kept["images"].tolist() == [0, 7, 23]
         assert kept["agreement"].shape == (2, 4) and kept["halves"].shape == (2, 2, 4)
         np.testing.assert_allclose(kept["shares"].sum(0), 1)
+        for index, layer in enumerate(model.attention_layers):
+            half, other = (layer.probabilities(images).mean(0).numpy() for images in inputs[index].tensor_split(2))
+            ceiling = np.minimum(half, other).sum((-2, -1)).mean((-2, -1))  # the same queries, on other images
+            np.testing.assert_allclose(kept["halves"][1, index], ceiling, atol=2e-3)
+            np.testing.assert_allclose(kept["halves"][0, index], translation_consistency(half, other), atol=2e-3)
         assert (kept["halves"][0] <= kept["halves"][1] + 0.1).all()  # with the query moved, hardly more than without
 
 

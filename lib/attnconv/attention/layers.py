@@ -114,15 +114,19 @@ class QuadraticAttention(PositionalAttention):
     def axis_logits(self, length: int, axis: int) -> Tensor:
         if not self.separable:
             raise ValueError("A full covariance does not factor into rows x columns; use probabilities().")
-        offset = self.shifts(length, axis) - self.centres[:, axis, None, None]  # of each shift from the centres
-        return -0.5 * self.spreads.square()[:, None, None] * offset.square()
+        # A centre far off the image makes all scores large, beside which float32 loses how they differ. So shifts are
+        # counted from the nearest that can be reached, u = shift - near. With e = near - centre, the score is
+        # -1/2 spread^2 u (u + 2 e), but for a constant that a softmax drops.
+        centres = self.centres[:, axis, None, None]
+        near = centres.detach().clamp(1 - length, length - 1)
+        u = self.shifts(length, axis) - near
+        return -0.5 * self.spreads.square()[:, None, None] * (u * (u + 2 * (near - centres)))
 
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
         if self.separable:
             return super().score_terms(height, width)
-        # -1/2 |S (shift - centre)|^2, term by term; only the cross term needs both axes at once. A centre far off the
-        # image makes large terms, beside which float32 loses the others. So shifts are counted from the nearest point
-        # that a shift can reach, u = shift - near. With e = near - centre, what is left is -u P u / 2 - u P e.
+        # -1/2 |S (shift - centre)|^2, term by term; only the cross term needs both axes at once. As in `axis_logits`,
+        # shifts are counted from the nearest that can be reached: -u P u / 2 - u P e is left.
         p, limit = self.precision(), torch.tensor([height - 1, width - 1], device=self.centres.device)
         near = self.centres.detach().clamp(-limit, limit)
         slope = (p * (near - self.centres)[:, None]).sum(-1)[..., None, None]

@@ -74,6 +74,10 @@ def _draw(ax: Axes, image: NDArray, scale: Look, query: ArrayLike | None = None)
         _frame_pixel(ax, query, linewidth=np.clip(0.15 * pixel, 0.4, 0.9))
 
 
+def _captioned(caption: str, query: tuple[int, int]) -> str:
+    return f"{caption}\nquery at row {query[0]}, column {query[1]}".strip()
+
+
 def _frame_pixel(ax: Axes, pixel: ArrayLike, size: ArrayLike = (1, 1), **look) -> None:
     """Frame a pixel of that size (rows, columns), or any rectangle around that centre."""
     (height, width), (row, column) = np.asarray(size), np.asarray(pixel)
@@ -165,7 +169,7 @@ def attention_on_image(
     pixel = np.divide(image.shape[:2], np.shape(maps)[2:])  # of the maps, in pixels of the image
     edge = [withStroke(linewidth=2.2, foreground="white")]
     _frame_pixel(ax, (np.array(query) + 0.5) * pixel - 0.5, pixel, linewidth=1.2, path_effects=edge)
-    ax.set_xlabel(f"{caption}\nquery at row {query[0]}, column {query[1]}".strip(), loc="left")
+    ax.set_xlabel(_captioned(caption, query), loc="left")
     return figure
 
 
@@ -207,7 +211,7 @@ def many_heads_on_image(
     corner = (left / DOUBLE, 1 - (0.1 + side) / total, min(side, side / aspect) / DOUBLE, side * min(1, aspect) / total)
     ax = figure.add_axes(corner, xticks=[], yticks=[], frame_on=False)
     ax.imshow(image, cmap="gray", vmin=0, vmax=255, aspect="auto")
-    ax.text(1.05, 1, f"{caption}\nquery at row {query[0]}, column {query[1]}", transform=ax.transAxes, va="top")
+    ax.text(1.05, 1, _captioned(caption, query), transform=ax.transAxes, va="top")
     _bar(figure, scale, "Attention probability (square-root scale)")
     return figure
 
