@@ -21,6 +21,7 @@ from pathlib import Path
 import nbformat
 import torch
 
+from attnconv.batch.workspace import open_workspace
 from attnconv.config import ModelConfig
 from attnconv.explorer import explore
 from attnconv.models import build_model
@@ -61,7 +62,7 @@ def hovering(browser: playwright.Browser, kind: str, folder: Path, hovers: int) 
     torch.manual_seed(0)
     config = ModelConfig(kind=kind, hidden=96, mlp=192, key_size=16)
     page = browser.new_page(viewport=dict(width=1280, height=900))
-    file = explore(build_model(config)).export_html(folder / f"{kind}.html")
+    file = explore(build_model(config), images=open_workspace("evening").data).export_html(folder / f"{kind}.html")
     page.goto(file.as_uri())
     seen = Seen(page)
     seen.root.evaluate("root => { root.attnconv.timings.length = 0; }")
@@ -73,6 +74,12 @@ def hovering(browser: playwright.Browser, kind: str, folder: Path, hovers: int) 
         dragging(seen, hovers)
     times = [seen.root.evaluate(ANSWER, "head") for _ in range(5)]
     print(f"changed head to new prediction in the page, {kind}: median {statistics.median(times):.0f} ms")
+    seen.choose_head(2)
+    begin = time.perf_counter()
+    seen.root.evaluate("root => root.attnconv.edit((edit) => { edit.off = true; })")
+    seen.studied()
+    images = seen.get("x.rightWith({}).of")
+    print(f"changed head to right answers of {images} images, {kind}: {time.perf_counter() - begin:.1f} s")
     page.close()
 
 

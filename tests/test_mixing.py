@@ -1,6 +1,8 @@
 """Every equal form of mixing gives the dense definition and its gradients, costs what it should, and is never stale."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -297,3 +299,14 @@ def test_dropout_on_large_grids_goes_by_blocks_with_one_mask_for_the_batch(small
     assert not torch.allclose(out, layer.eval()(x), atol=1e-3)
     [gradient] = torch.autograd.grad(out.square().sum(), x)  # the mask of the backward pass is that of the forward pass
     torch.testing.assert_close((gradient * x).sum(), 2 * out.square().sum())
+
+
+def test_predictions_do_not_wait_for_the_compiler():
+    """The first `checkpoint` imports it, which takes two seconds: the explorer would open that much later."""
+    code = """
+import sys, torch
+from attnconv.attention import QuadraticAttention
+with torch.no_grad():
+    QuadraticAttention(2, 2, heads=2)(torch.rand(1, 4, 4, 2))
+assert "torch._dynamo" not in sys.modules"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -246,6 +246,8 @@ def _attend_to_all(q: Tensor, k: Tensor, x: Tensor, dropout: float) -> Tensor:
 
 def _made_again(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """function(*inputs), computed again in the backward pass instead of stored."""
+    if not torch.is_grad_enabled():  # nothing is stored, and two seconds to import PyTorch's compiler are saved
+        return function(*inputs)
     if in_torch_func():  # it does not know saved tensors that are made again
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False)
