@@ -354,3 +354,20 @@ test("images are cut into blocks, channel by channel", () => {
   const got = unshuffled(image, 2, [0, 0], [1 / 255, 1 / 255]);
   assert.deepEqual([...got].map(Math.round), [0, 2, 8, 10, 1, 3, 9, 11, 4, 6, 12, 14, 5, 7, 13, 15]);
 });
+
+test("right answers that several workers count come back in the order of the images", async () => {
+  const pixels = { shape: [1, 1, 1], data: new Uint8Array(1) }, asked = [];
+  const gallery = [1, 2, 3, 4].map((label) => ({ label, title: `image ${label}`, pixels }));
+  const worker = (number) => async (kind, { images }) => {
+    asked.push([number, images.map(({ label }) => label)]);
+    return images.map(({ label }) => `${kind} ${label}`);
+  };
+  const place = { location: { hash: "", search: "", pathname: "" }, history: { replaceState() {} }, addEventListener() {} };
+  const host = pageHost({ image: { label: 0, title: "image 0", pixels }, gallery, choices: {} }, worker(0), place, [worker(1)]);
+  const heard = [];
+  host.listen((kind, message) => heard.push([kind, message?.right]));
+  assert.equal(host.chunk, 2);
+  await host.send({ kind: "right", edits: [{ layer: 0, head: 1, off: true }], from: 0, to: 5 });
+  assert.deepEqual(heard[0], ["right", [0, 1, 2, 3, 4].map((label) => `right ${label}`)]);
+  assert.deepEqual(asked, [[0, [0, 2, 4]], [1, [1, 3]]]);
+});

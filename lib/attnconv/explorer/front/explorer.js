@@ -945,9 +945,10 @@ export async function openPage(page) {
   carryOn(page.querySelectorAll("#models a"));
   const { weights } = data.sides[0];
   const source = page.getElementById("worker");
-  const ask = weights && source ? workerOf(source.textContent) : null;
-  if (ask) ask("start", { side: data.sides[0], mean: data.choices.mean, std: data.choices.std });
-  return new Explorer(place, pageHost(data, ask));
+  const many = weights && source ? Math.min(2, navigator.hardwareConcurrency || 1) : 0;
+  const workers = Array.from({ length: many }, () => workerOf(source.textContent)).filter(Boolean);
+  for (const ask of workers) ask("start", { side: data.sides[0], mean: data.choices.mean, std: data.choices.std });
+  return new Explorer(place, pageHost(data, workers[0], window, workers.slice(1)));
 }
 
 export default {

@@ -138,9 +138,11 @@ export function carryOn(links, place = window) {
  *
  * A link names the image by its title. It cannot hold a picture that the reader opened: null stands for that one.
  * Where there is a page for each model of a site, it names the model too, and every page leads to the right one.
- * `lost` says why the image of a link is not the one that is shown.
+ * `lost` says why the image of a link is not the one that is shown. `helpers` are more such workers: right answers are
+ * counted by all at once.
  */
-export function pageHost(data, ask = null, place = window) {
+export function pageHost(data, ask = null, place = window, helpers = []) {
+  const workers = [ask, ...helpers];
   const images = [data.image, ...data.gallery];
   const labelled = images.filter(({ label }) => label !== null);
   const known = data.edited || {}; // heads as they were changed in Jupyter, if so
@@ -199,13 +201,17 @@ export function pageHost(data, ask = null, place = window) {
     async right(message) {
       const some = labelled.slice(message.from, message.to);
       const best = ({ sides: [{ probabilities }] }) => probabilities.indexOf(Math.max(...probabilities));
-      const answer = !message.edits.length
-        ? some.map((image) => best(image) === image.label)
-        : await ask("right", {
-            edits: edits(message.edits),
-            images: some.map(({ pixels: all, label }) => ({ pixels: pixels(all), label })),
-          });
-      told("right", { ...message, right: answer });
+      if (!message.edits.length)
+        return told("right", { ...message, right: some.map((image) => best(image) === image.label) });
+      const mine = (worker) => some.filter((_, i) => i % workers.length === worker);
+      const parts = workers.map((one, worker) =>
+        one("right", {
+          edits: edits(message.edits),
+          images: mine(worker).map(({ pixels: all, label }) => ({ pixels: pixels(all), label })),
+        }),
+      );
+      const answers = await Promise.all(parts), { length } = workers;
+      told("right", { ...message, right: some.map((_, i) => answers[i % length][Math.floor(i / length)]) });
     },
     async open({ name }, [values]) {
       const picture = { ...data.image.pixels, data: new Uint8Array(values) };
@@ -219,7 +225,7 @@ export function pageHost(data, ask = null, place = window) {
     choices: { ...data.choices, labelled: labelled.length },
     live: false,
     predicts: Boolean(ask),
-    chunk: 1,
+    chunk: workers.length,
     edited: known,
     link: (state) => address.link(inThisLink(state)),
     save: (state) => address.keep(inThisLink(state)),
