@@ -421,19 +421,16 @@ export class Panel {
   /** Of how many taps of a kernel a layer has heads, or that a convolution is in its place: at the end of its row. */
   drawNote(x, y, layer) {
     const { context, explorer: { colours } } = this, { size, covered } = this.read(layer);
-    const kernel = this.model.kernelAt(layer);
-    if (kernel) {
-      context.fillStyle = colours.text;
-      context.font = `bold 11px ${colours.font}`;
-      context.fillText(`now a ${kernel} × ${kernel}`, x, y - 3);
-      context.fillText("convolution", x, y + 11);
-      context.font = `11px ${colours.font}`;
-      return;
-    }
-    if (!size || this.model.content) return;
-    context.fillStyle = covered >= 0.75 * size * size ? colours.text : colours.faint;
-    context.fillText(`${covered} of ${size * size} taps`, x, y - 3);
-    context.fillText(`${size} × ${size} kernel`, x, y + 11);
+    const kernel = this.model.kernelAt(layer), two = this.box.down >= 28; // small tiles leave room for one line
+    if (!kernel && (!size || this.model.content)) return;
+    const [first, second] = kernel
+      ? [`now a ${kernel} × ${kernel}`, "convolution"]
+      : [`${covered} of ${size * size} taps`, `${size} × ${size} kernel`];
+    context.fillStyle = kernel || covered >= 0.75 * size * size ? colours.text : colours.faint;
+    context.font = `${kernel ? "bold " : ""}11px ${colours.font}`;
+    context.fillText(first, x, two ? y - 3 : y + 4);
+    if (two) context.fillText(second, x, y + 11);
+    context.font = `11px ${colours.font}`;
   }
 
   /** The colours' scale: how much attention is how bright. */
