@@ -586,6 +586,15 @@ def test_a_layer_is_a_kernel(grid, show):
     share = seen.root.locator(".ax-does p").first
     assert "share of the layer's output" in share.inner_text() and np.ptp(seen.pixels("output")) > 50
 
+    # Each tap of the kernel has the colour of its norm, at its place.
+    norms, ramp = np.array(seen.get("x.panels[0].card.around.norms")), seen.get("Array.from(x.colours.ramp)")
+    drawn, window = seen.pixels("kernel"), round(len(norms) ** 0.5)
+    assert len({*norms.round(3)}) > 3
+    for tap, norm in enumerate(norms):
+        row, column = (int((place + 0.2) * len(drawn) / window) for place in divmod(tap, window))
+        level = 3 * round(255 * norm / norms.max())
+        np.testing.assert_allclose(drawn[row, column], ramp[level : level + 3], atol=4, err_msg=str(tap))
+
     # A tap under the pointer names its heads; another size is another kernel.
     box = card.locator(".ax-kernel").bounding_box()
     seen.page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.5 * box["height"])
