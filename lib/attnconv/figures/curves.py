@@ -83,6 +83,33 @@ def _name_mark(ax: Axes, value: float, place: int, colour: str, title: str, fill
     ax.annotate(f"{value:.1f}", (value, place), (0, 4), textcoords="offset points", ha="center", fontsize=6.5)
 
 
+@styled
+def by_images(table: pd.DataFrame, ylabel: str = "") -> Figure:
+    """What came of networks that were trained on more and more images: a panel a measure or layer, a line a start.
+
+    ``table`` has a row for each network and panel: ``panel``, ``start``, ``images``, ``seed`` and ``value``. Lines are
+    means over seeds, and bars run from the worst to the best. Starts stand a little beside each other, on a logarithmic
+    axis of images. Panels share a vertical axis, from 0 on, if it has a name.
+    """
+    starts, titles = list(table["start"].unique()), list(table["panel"].unique())
+    figure, axes = style.panels(titles, 2.2, "Training images", ylabel, DOUBLE)
+    for ax, title in zip(axes, titles, strict=True):
+        own = table[table["panel"] == title]
+        for place, start in enumerate(starts):
+            found = own[own["start"] == start].groupby("images")["value"].agg(["mean", "min", "max"])
+            bars = (found["mean"] - found["min"], found["max"] - found["mean"])
+            look: Look = {"color": PALETTE[place], "marker": "osD^vPX<>"[place], "markersize": 3.5, "linewidth": 1}
+            beside = found.index * 1.05 ** (place - len(starts) / 2)
+            ax.errorbar(beside, found["mean"], bars, label=start, elinewidth=0.8, capsize=1.5, **look)
+        ax.set_xscale("log")
+        ax.set_xticks(sorted(own["images"].unique()), [f"{n:,}" for n in sorted(own["images"].unique())])
+        ax.xaxis.minorticks_off()
+        ax.set_ylim(bottom=0 if ylabel else None)
+    handles = [entry(start, color=PALETTE[n], marker="osD^vPX<>"[n], markersize=3.5) for n, start in enumerate(starts)]
+    legend_below(figure, handles, 4)
+    return figure
+
+
 # --- layers over training and depth -------------------------------------------------------------------------------
 
 
