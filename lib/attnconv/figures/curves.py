@@ -97,10 +97,10 @@ def by_images(table: pd.DataFrame, ylabel: str = "") -> Figure:
         own = table[table["panel"] == title]
         for place, start in enumerate(starts):
             found = own[own["start"] == start].groupby("images")["value"].agg(["mean", "min", "max"])
-            bars = (found["mean"] - found["min"], found["max"] - found["mean"])
+            mean, low, high = found.to_numpy(float).T
             look: Look = {"color": PALETTE[place], "marker": "osD^vPX<>"[place], "markersize": 3.5, "linewidth": 1}
-            beside = found.index * 1.05 ** (place - len(starts) / 2)
-            ax.errorbar(beside, found["mean"], bars, label=start, elinewidth=0.8, capsize=1.5, **look)
+            beside = found.index.to_numpy() * 1.05 ** (place - (len(starts) - 1) / 2)
+            ax.errorbar(beside, mean, (mean - low, high - mean), label=start, elinewidth=0.8, capsize=1.5, **look)
         ax.set_xscale("log")
         ax.set_xticks(sorted(own["images"].unique()), [f"{n:,}" for n in sorted(own["images"].unique())])
         ax.xaxis.minorticks_off()
