@@ -89,7 +89,7 @@ def by_images(table: pd.DataFrame, ylabel: str = "") -> Figure:
 
     ``table`` has a row for each network and panel: ``panel``, ``start``, ``images``, ``seed`` and ``value``. Lines are
     means over seeds, and bars run from the worst to the best. Starts stand a little beside each other, on a logarithmic
-    axis of images. Panels share a vertical axis, from 0 on, if it has a name.
+    axis of images. Panels share a vertical axis, from zero on, if it has a name.
     """
     starts, titles = list(table["start"].unique()), list(table["panel"].unique())
     figure, axes = style.panels(titles, 2.2, "Training images", ylabel, DOUBLE)
@@ -98,13 +98,14 @@ def by_images(table: pd.DataFrame, ylabel: str = "") -> Figure:
         for place, start in enumerate(starts):
             found = own[own["start"] == start].groupby("images")["value"].agg(["mean", "min", "max"])
             mean, low, high = found.to_numpy(float).T
-            look: Look = {"color": PALETTE[place], "marker": "osD^vPX<>"[place], "markersize": 3.5, "linewidth": 1}
+            look: Look = {"color": PALETTE[place], "marker": "osD^vPX<>"[place], "markersize": 3.5}
             beside = found.index.to_numpy() * 1.05 ** (place - (len(starts) - 1) / 2)
             ax.errorbar(beside, mean, (mean - low, high - mean), label=start, elinewidth=0.8, capsize=1.5, **look)
         ax.set_xscale("log")
         ax.set_xticks(sorted(own["images"].unique()), [f"{n:,}" for n in sorted(own["images"].unique())])
         ax.xaxis.minorticks_off()
-        ax.set_ylim(bottom=0 if ylabel else None)
+    if ylabel:
+        axes[0].set_ylim(np.multiply((-0.03, 1.05), table["value"].max()))  # marks at zero are whole
     handles = [entry(start, color=PALETTE[n], marker="osD^vPX<>"[n], markersize=3.5) for n, start in enumerate(starts)]
     legend_below(figure, handles, 4)
     return figure
