@@ -112,7 +112,8 @@ def test_a_run_may_go_on_from_another_than_its_presets(work):
     assert [run.config["start"] for run in made] == [run.config["hash"] for run in first]
     assert made[0].path != made[1].path and {run.train.start_from for run in made} == {"quadratic"}
     assert work.run("quadratic", model_changes=taps, train_changes={"epochs": 1}, start=first[0]).path == made[0].path
-    error = work.swaps(made[0])["error"]
+    error = work.swaps(made[0], images=30)["error"]
+    assert made[0].swaps["images"] == 30 and work.swaps(made[1])["images"] == 100
     assert np.isnan(error[0]).all() and error[1, :, 1].max() < 0.5, "still nearly a convolution"
 
 

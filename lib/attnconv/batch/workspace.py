@@ -130,16 +130,17 @@ class Workspace:
 
         return self._measured(run, "attention", lambda model: measure_attention(model, self.data))
 
-    def swaps(self, run: Run) -> dict[str, np.ndarray]:
+    def swaps(self, run: Run, images: int | None = None) -> dict[str, np.ndarray]:
         """What a run loses by convolutions in place of its layers (`swaps.measure_swaps`): as kept, or measured now.
 
-        Empty where it was not kept and the data set is not here: the images of a record are too few to count answers.
+        On no more test images than the profile's ``swap_images``, and ``images``. Empty where it was not kept and the
+        data set is not here: the images of a record are too few to count answers.
         """
         from attnconv.analysis.swaps import measure_swaps, untrained
 
         if self.strip and not run.swaps:
             return {}
-        some = self.data.first(None, self.profile.swap_images)
+        some = self.data.first(None, self.profile.swap_images).first(None, images)
         first = None if run.train.start_from else untrained(run)
         return self._measured(run, "swaps", lambda model: measure_swaps(model, first, some))
 
