@@ -67,8 +67,8 @@ def swapped(models=("A", "B"), depth=3, seeds=(0,)):
 
 
 def by_start():
-    """Seven starts, three numbers of images, two seeds, two layers; the last start has one layer only."""
-    names = itertools.product(("Layer 1", "Layer 2"), range(7), (500, 2000, 50_000), (0, 1))
+    """Seven starts, three numbers of images, three seeds, two layers; the last start has one layer only."""
+    names = itertools.product(("Layer 1", "Layer 2"), range(7), (500, 2000, 50_000), (0, 1, 3))
     rows = [(panel, f"start {s}", n, seed, s + n / 1e4 + 3 * seed) for panel, s, n, seed in names]
     frame = pd.DataFrame(rows, columns=["panel", "start", "images", "seed", "value"])
     return frame[(frame["panel"] == "Layer 1") | (frame["start"] != "start 6")]
