@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import reference
@@ -169,6 +170,31 @@ def test_a_start_on_a_disc_has_the_standard_deviation_and_no_two_heads_alike(hea
     if heads > 1:
         distances = torch.pdist(centres)
         assert distances.min() > 0.6 * 1.2 * (torch.pi / heads) ** 0.5  # a share of the disc each
+
+
+@pytest.mark.parametrize(("heads", "side"), [(1, 1), (4, 3), (9, 3), (25, 5)])
+def test_a_start_on_taps_has_head_h_exactly_on_tap_h(heads, side):
+    centres = QuadraticAttention(2, 3, heads, centre_start="taps", centre_std=0.6).centres.detach()
+    taps = [
+        (row, column) for row in range(-(side // 2), side // 2 + 1) for column in range(-(side // 2), side // 2 + 1)
+    ]
+    assert centres.tolist() == [[float(row), float(column)] for row, column in taps[:heads]]
+
+
+@pytest.mark.parametrize(("spread", "tolerance"), [(12.0, 1e-12), (4.0, 0.01)])
+def test_hard_heads_that_start_on_taps_are_a_convolution(spread, tolerance):
+    """Against torch's convolution in float64. Beyond the border a hard head sees the nearest pixel."""
+    torch.manual_seed(0)
+    layer = QuadraticAttention(3, 4, heads=9, centre_start="taps", spread_start=spread).double()
+    x = torch.randn(2, 6, 5, 3, dtype=torch.float64)
+    kernel = layer.value.weight.view(4, 3, 3, 3).permute(0, 3, 1, 2)  # (D, rows, columns, C) -> (D, C, rows, columns)
+    padded = F.pad(x.permute(0, 3, 1, 2), (1, 1, 1, 1), mode="replicate")
+    expected = F.conv2d(padded, kernel, layer.value.bias).permute(0, 2, 3, 1)
+    error = (layer(x) - expected).abs().max() / expected.abs().max()
+    assert error < tolerance
+    soft = QuadraticAttention(3, 4, heads=9, centre_start="taps", spread_start=1.0).double()
+    soft.load_state_dict(layer.state_dict() | {"spreads": soft.spreads.detach()})
+    assert (soft(x) - expected).abs().max() / expected.abs().max() > 0.1
 
 
 @pytest.mark.parametrize("away", [(10_000.0, 0.3), (0.3, -10_000.0), (10_000.0, -10_000.0), (2.4, 0.3)])

@@ -366,6 +366,27 @@ def test_snapping_is_the_yardstick_of_taps():
     assert claims.more_than_snapping(np.array([9]), np.array([3]))[0] is None  # one seed
 
 
+def test_whether_a_start_pays_is_decided_on_the_fewest_images_and_over_seeds():
+    def runs(*accuracies):
+        config = {"data": {"test_images": 10_000, "key": "k"}}
+        return [SimpleNamespace(test_accuracy=accuracy, config=config, right=None) for accuracy in accuracies]
+
+    def found(few, many, *others):
+        taps, paper = {500: runs(*few[0]), 50_000: runs(*many[0])}, {500: runs(*few[1]), 50_000: runs(*many[1])}
+        return claims.convolution_start(taps, paper, {"a CNN": {500: runs(0.7, 0.7)}})
+
+    better, worse, between = (0.5, 0.51, 0.5), (0.4, 0.41, 0.4), (0.4, 0.6, 0.3)
+    holds, lines = found((better, worse), (worse, better))
+    assert holds is True and lines[0].startswith("500 images: 50.3% against 40.3%")
+    assert (
+        lines[1].startswith("50,000 images: 40.3% against 50.3%") and "against a CNN: 50.3% against 70.0%" in lines[2]
+    )
+    assert found((worse, better), (better, worse))[0] is False
+    assert found((better, between), (better, worse))[0] is None
+    holds, lines = found(((0.5,), (0.4,)), ((0.5,), (0.4,)))
+    assert holds is None and "a single seed" in lines[-1]
+
+
 def test_every_claim_has_a_function_and_a_notebook_that_calls_it_and_draws_its_picture():
     for key, sentence in SENTENCES.items():
         name = key.replace("-", "_")

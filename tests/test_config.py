@@ -26,6 +26,7 @@ Mine = partial(Profile, name="x")
         (ModelConfig, dict(kind="quadratc"), "kind = 'quadratc': Input should be 'quadratic', 'learned'"),
         (ModelConfig, dict(heads=0), "heads.* = 0: Input should be greater than or equal to 1; .*valid tuple"),
         (ModelConfig, dict(heads=(9, 9)), r"heads = \(9, 9\) must be 6, one a layer"),
+        (ModelConfig, dict(heads=16, centre_start="taps"), "heads = 16 must be the square of an odd number"),
         (ModelConfig, dict(heads=[9, 9, 9, 9, 9, -1]), "heads.* = -1: Input should be greater than or equal to 0"),
         (ModelConfig, dict(kernels=[2]), r"kernels = \(2,\) must be odd"),
         (ModelConfig, dict(kernels=[3] * 7), "kernels = .* must be one per attention layer"),
@@ -42,6 +43,7 @@ Mine = partial(Profile, name="x")
         (ModelConfig, dict(kind="learned_content", hidden=5), "hidden = 5 must be even"),
         (TrainConfig, dict(lr=0.0), "lr = 0.0: Input should be greater than 0"),
         (TrainConfig, dict(weight_decay=-1.0), "weight_decay = -1.0: Input should be greater than or equal to 0"),
+        (TrainConfig, dict(images=0), "images = 0: Input should be greater than or equal to 1"),
         (TrainConfig, dict(epochs="6"), "epochs = '6': Input should be a valid integer"),
         (TrainConfig, dict(seed=2**31), "seed = 2147483648: Input should be less than 2147483648"),
         (TrainConfig, dict(validation="x" * 1000), r"validation = 'xx.*\.\.\..*x': Input"),
@@ -60,6 +62,8 @@ Mine = partial(Profile, name="x")
         (Mine, dict(runs=["learned", "quadratic", "quadratic"]), "Profile.runs = .*: 'quadratic' stands twice"),
         (Mine, dict(seeds=[0, 1, 0]), "Profile.seeds = .*: 0 stands twice"),
         (Mine, dict(study={"longer": {"seeds": [1, 1]}}), "Study.seeds = .*: 1 stands twice"),
+        (Mine, dict(study={"few": {"images": [50, 50]}}), "Study.images = .*: 50 stands twice"),
+        (Mine, dict(study={"few": {"starts": {"a": {"model": {"centre_start": "grid"}}}}}), "centre_start = 'grid'"),
         (Mine, dict(train={"seed": 5}), r"seed = 5 cannot be set here: a profile has seeds: \[...\]"),
         (Mine, dict(presets={"learned": {"train": {"seed": 5}}}), "seed = 5 cannot be set here"),
         (Mine, dict(study={"train": {"seed": 5}}), "seed = 5 cannot be set here"),
@@ -70,6 +74,12 @@ def test_refusals(make, values, message):
         make(**values)
     said = str(refused.value)
     assert "\n" not in said and "https" not in said and len(said) < 600
+
+
+def test_heads_on_taps_may_be_pruned_and_other_kinds_have_as_many_as_they_like():
+    assert ModelConfig(heads=25, centre_start="taps").heads == 25
+    assert ModelConfig(layers=2, heads=[9, 4], centre_start="taps").heads == (9, 4)
+    assert ModelConfig(kind="learned", heads=16, centre_start="taps").heads == 16
 
 
 def test_a_grid_that_the_patches_do_not_fill_is_refused():
@@ -144,6 +154,17 @@ def test_shipped_profiles_are_sound_and_their_study_is_of_short_runs_of_a_narrow
     study, longer = profile.study, profile.study.longer or profile.study
     model, recipe = profile.configs("quadratic", 0, study.model | longer.model, study.train | longer.train)
     assert recipe.epochs <= 4 and model.hidden <= 32 and recipe.position_lr
+
+    few, paper = study.few, PRESETS["quadratic"].model
+    recipe = profile.configs("quadratic", 0, study.model, study.train | few.train)[1]
+    assert recipe.epochs % 2 == 0, "halves of it, of a CNN and of attention"
+    assert few.images == tuple(sorted(few.images)) and len(few.images) >= 2
+    first, disc, *taps = (profile.configs("quadratic", 0, study.model | a.model)[0] for a in few.starts.values())
+    assert all(getattr(first, name) == getattr(paper, name) for name in ("centre_start", "centre_std", "spread_start"))
+    assert disc.centre_start == "disc" and {one.centre_start for one in taps} == {"taps"}
+    alphas = [one.spread_start**2 / 2 for one in taps]
+    assert [f"on taps, α = {alpha:g}" for alpha in alphas] == list(few.starts)[2:]
+    assert disc.spread_start**2 / 2 in alphas, "one on taps as sharp as the one on a disc"
 
 
 @pytest.mark.parametrize(

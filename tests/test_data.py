@@ -6,6 +6,7 @@ import functools
 import hashlib
 import http.server
 import io
+import itertools
 import os
 import pickle
 import shutil
@@ -526,6 +527,22 @@ def test_hold_out_splits_the_training_images(sample):
     for n in (-1, 600):
         with pytest.raises(DataError, match="choose 0 to 599"):
             small.hold_out(n, 0)
+
+
+def test_few_images_are_balanced_nested_and_repeated_to_as_many_as_there_are(sample):
+    small = sample.first(600, 100)
+    few = {n: small.few(n, seed=3) for n in (1, 20, 25, 95, 600, 10_000)}
+    for n, indices in few.items():
+        times = indices.bincount(minlength=600)
+        assert len(indices) == 600 and (times > 0).sum() == min(n, 600)
+        assert times[times > 0].max() - times[times > 0].min() <= 1, "each as often"
+    for fewer, more in itertools.pairwise(few.values()):
+        assert set(fewer.tolist()) <= set(more.tolist())
+    assert small.train_labels[few[20].unique()].bincount().tolist() == [2] * 10
+    assert torch.equal(small.few(20, seed=3), few[20]), "the same again"
+    others = [set(small.few(20, seed).tolist()) for seed in range(3)]
+    assert not any(a & b == a for a, b in itertools.combinations(others, 2))
+    assert max(few[20].tolist()) > 100, "not the first ones"
 
 
 # Batches ---------------------------------------------------------------------------------------------------------

@@ -66,6 +66,14 @@ def swapped(models=("A", "B"), depth=3, seeds=(0,)):
     return pd.DataFrame(rows)
 
 
+def by_start():
+    """Seven starts, three numbers of images, three seeds, two layers; the last start has one layer only."""
+    names = itertools.product(("Layer 1", "Layer 2"), range(7), (500, 2000, 50_000), (0, 1, 3))
+    rows = [(panel, f"start {s}", n, seed, s + n / 1e4 + 3 * seed) for panel, s, n, seed in names]
+    frame = pd.DataFrame(rows, columns=["panel", "start", "images", "seed", "value"])
+    return frame[(frame["panel"] == "Layer 1") | (frame["start"] != "start 6")]
+
+
 CHANCE = {("Start", "wide"): [3, 3], ("Start", "close"): [4, 5], ("Rate", "0.1"): [9, 9]}
 EVERYTHING = {
     "accuracy_curves": lambda: figures.accuracy_curves(ACCURACIES, {"SA quadratic": 0.95, "ResNet18": 0.93}),
@@ -74,6 +82,7 @@ EVERYTHING = {
     "attention_on_image": lambda: figures.attention_on_image(
         np.zeros((10, 14, 3), np.uint8), (1, 2), MAPS, caption="A"
     ),
+    "by_images": lambda: figures.by_images(by_start(), "Taps"),
     "cost_growth": lambda: figures.cost_growth(COSTS, {"dense, alone": ([8, 16], [1, 2]), "floor": ([8, 16], [1, 1])}),
     "cost_ratios": lambda: figures.cost_ratios(RATIOS),
     "error_before_and_after": lambda: figures.error_before_and_after(ERRORS),
@@ -700,6 +709,31 @@ def test_taps_gained_lead_from_before_to_after_beside_what_chance_gives():
         assert {to_hex(colour) for colour in before.get_facecolors()} == {"#ffffff"}
     [marks] = accuracy.collections
     np.testing.assert_allclose(marks.get_offsets()[:, 0], frame[frame["layer"] == 1]["accuracy"])
+
+
+def test_a_line_a_start_over_numbers_of_images_with_bars_from_worst_to_best():
+    table = by_start()
+    figure = figures.by_images(table, "Taps")
+    for title, ax in zip(("Layer 1", "Layer 2"), panels(figure), strict=True):
+        own = table[table["panel"] == title]
+        assert ax.get_title() == title and ax.get_xscale() == "log"
+        assert -1 < ax.get_ylim()[0] < 0 and ax.get_ylim()[1] > table["value"].max()
+        assert names(ax.get_xticklabels()) == ["500", "2,000", "50,000"]
+        lines = {container.get_label(): container for container in ax.containers if len(container[0].get_xdata())}
+        assert list(lines) == list(own["start"].unique())
+        places = [line[0].get_xdata() for line in lines.values()]
+        assert all((a < b).all() for a, b in itertools.pairwise(places)), "beside each other"
+        np.testing.assert_allclose(places, np.broadcast_to([500, 2000, 50_000], np.shape(places)), rtol=0.2)
+        for start, (line, _, (bars,)) in lines.items():
+            found = own[own["start"] == start].groupby("images")["value"]
+            np.testing.assert_allclose(line.get_ydata(), found.mean())
+            ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+            np.testing.assert_allclose(ends, np.stack([found.min(), found.max()], 1))
+            assert look(line)[:2] == look(legend(figure)[start])[:2]
+    assert len({look(entry)[:2] for entry in legend(figure).values()}) == 7
+    assert axis_names(figure) == [("Training images", "Taps"), ("Training images", "")]
+    free = figures.by_images(table.assign(value=table["value"] - 5))
+    assert min(ax.get_ylim()[0] for ax in panels(free)) < -4, "without a name panels have axes of their own"
 
 
 def test_cost_growth_names_each_line_at_its_end():

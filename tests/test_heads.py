@@ -302,3 +302,11 @@ def test_taps_by_chance_are_those_of_fresh_layers_whose_heads_snap(kernel, heads
     fresh = heads.kernel_cells(np.ones(centres.shape[:2]), centres, kernel).sum((1, 2))
     shares = [np.bincount(some, minlength=kernel**2 + 1) / len(some) for some in (counts, fresh)]
     assert np.abs(np.cumsum(shares[0]) - np.cumsum(shares[1])).max() < 1.63 / 1000**0.5  # Kolmogorov-Smirnov, 1%
+
+
+@pytest.mark.parametrize(("heads_a_layer", "kernel", "covered"), [(9, 3, 9), (9, 5, 9), (25, 3, 9), (9, 2, 4)])
+def test_heads_that_start_on_taps_cover_theirs_and_chance_has_no_say(heads_a_layer, kernel, covered):
+    config = ModelConfig(heads=heads_a_layer, centre_start="taps", layers=1, hidden=1)
+    centres = build_attention(config, heads_a_layer).centres.detach().numpy()
+    assert heads.kernel_cells(np.ones(heads_a_layer), centres, kernel).sum() == covered
+    assert heads.taps_by_chance(config, kernel, 5).tolist() == [covered] * 5

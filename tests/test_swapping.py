@@ -11,7 +11,7 @@ from attnconv.analysis.heads import geometry
 from attnconv.batch.workspace import REPOSITORY, open_workspace
 from attnconv.config import ConfigError, ModelConfig, replace
 from attnconv.cost import attention_flops, cost
-from attnconv.equivalence import convert, swap
+from attnconv.equivalence import attention_to_conv, convert, swap, unswap
 from attnconv.equivalence.swapping import RIDGE, relative_errors
 from attnconv.models import Convolution, build_model, evaluate
 from attnconv.training import load_run
@@ -24,8 +24,12 @@ MODEL = ModelConfig(
 
 
 def network(**changes):
+    return build(replace(MODEL, changes))
+
+
+def build(config):
     torch.manual_seed(1)
-    return build_model(replace(MODEL, changes)).eval()
+    return build_model(config).eval()
 
 
 def one_hot(net, radius=1):
@@ -219,6 +223,42 @@ def test_what_a_network_loses_is_counted_image_by_image(kind, data, monkeypatch)
             assert found["error"][when, 2, s] == pytest.approx(relative_errors([swapped], layer, x)[0], rel=1e-4)
     assert found["error"].shape == (2, 3, 4) and found["fitted_error"].shape == (3, 2)
     assert (found["fitted_error"] < found["error"][1, :, 1:3]).all()
+
+
+def test_what_began_as_another_network_has_no_errors_before_training(data, monkeypatch):
+    monkeypatch.setattr(swaps, "READ_ON", 20)
+    config = replace(MODEL, {"image_size": (28, 28), "image_channels": 1, "downsampling": 4})
+    known, unknown = (swaps.measure_swaps(build(config), first, data) for first in (build(config), None))
+    assert np.isnan(unknown["error"][0]).all() and np.isfinite(known["error"]).all()
+    np.testing.assert_array_equal(unknown["error"][1], known["error"][1])
+
+
+def test_convolutions_become_heads_on_their_taps_and_answer_alike(tmp_path):
+    cnn = network(kernels=[3, 5, 3])
+    made = unswap(cnn, 12.0)
+    assert all(isinstance(layer, Convolution) for layer in cnn.attention_layers), "a copy"
+    assert made.config.heads_per_layer == (9, 25, 9) and made.config.kernels == ()
+    with torch.no_grad():
+        answers = cnn(some())
+        torch.testing.assert_close(made(some()), answers, rtol=0, atol=1e-5)  # at the border, too
+        softer = [(unswap(cnn, spread)(some()) - answers).abs().max().item() for spread in (1.0, 2.0, 4.0)]
+    assert 1e-5 < softer[2] < 0.01 < softer[1] < softer[0]
+    for layer, conv in zip(made.attention_layers, cnn.attention_layers, strict=True):
+        assert layer.spreads.detach() == pytest.approx(12.0) and layer.centres.requires_grad
+        back, _ = attention_to_conv(layer, conv.conv.kernel_size[0], cnn.config.grid)
+        torch.testing.assert_close(back.weight, conv.conv.weight, rtol=0, atol=1e-5)
+    again = build_model(made.config)
+    again.load_state_dict(made.state_dict())
+    assert torch.equal(again.eval()(some()), made(some()))
+
+    same = network(kernels=[3, 3, 3], attention_dropout=0.3)
+    made = unswap(same, 4.0)
+    assert made.config == replace(same.config, {"kernels": [], "centre_start": "taps", "spread_start": 4.0})
+    assert {layer.dropout for layer in made.attention_layers} == {0.3}
+    mixed = unswap(network(kernels=[3]), 4.0)
+    assert torch.equal(mixed.attention_layers[2].centres, network(kernels=[3]).attention_layers[2].centres), "as it was"
+    with pytest.raises(ValueError, match="this network is learned, isotropic"):
+        unswap(network(kind="learned", kernels=[3]), 4.0)
 
 
 def test_shuffled_taps_are_the_same_taps_in_other_places():

@@ -757,6 +757,66 @@ def test_a_hybrid_goes_on_from_a_run_whose_first_layers_were_swapped(data, tmp_p
     assert_same_run(train(config, recipe, data, tmp_path / "cut", start=first), hybrid)
 
 
+def test_on_few_images_a_run_sees_these_alone_in_as_many_steps_and_resumes_to_the_same_bits(
+    data, tmp_path, monkeypatch
+):
+    recipe = replace(RECIPE, {"images": 7, "validation": 20})
+    take_step, seen = training.Trainer.take_step, []
+
+    def step(trainer, x, y):
+        seen.append((x, y))
+        return take_step(trainer, x, y)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Trainer, "take_step", step)
+        few = train(MODEL, replace(recipe, {"augment": False}), data, tmp_path / "few")
+    assert len(seen) == 3 * 4 and [len(x) for x, _ in seen[:4]] == [20] * 4, "steps as on all images"
+    rest, *_ = data.hold_out(20, recipe.seed)
+    chosen = rest.few(7, recipe.seed).unique()
+    known = normalize(rest.train_images[chosen], data.mean, data.std).flatten(1)
+    for epoch in (0, 1):
+        images, labels = (torch.cat(parts) for parts in zip(*seen[4 * epoch : 4 * epoch + 4], strict=True))
+        distances = torch.cdist(images.flatten(1), known, compute_mode="donot_use_mm_for_euclid_dist")
+        assert distances.min(1).values.max() < 1e-3
+        which = distances.argmin(1)
+        assert torch.equal(labels, rest.train_labels[chosen][which])
+        assert set(which.bincount(minlength=7).tolist()) == {11, 12}, "80 images, each of 7 as often"
+    assert few.train.images == 7 and few.config["data"]["train_images"] == 100
+
+    whole = train(MODEL, recipe, data, tmp_path / "whole")
+    interrupted(monkeypatch, 6, MODEL, recipe, data, tmp_path / "cut")
+    assert_same_run(train(MODEL, recipe, data, tmp_path / "cut"), whole)
+
+
+def test_a_run_on_few_images_has_a_name_of_its_own_and_those_on_all_keep_theirs(run):
+    before = {name: value for name, value in run.config["train"].items() if name != "images"}  # as of earlier versions
+    assert identity(run.config["model"], before, run.config["data"]["key"]) == run.config["hash"]
+    few = replace(run.train, {"images": 50})
+    assert identity(run.config["model"], few, run.config["data"]["key"]) != run.config["hash"]
+
+
+def test_attention_goes_on_from_the_kernels_of_a_cnn(data, tmp_path, monkeypatch):
+    as_cnn = replace(MODEL, {"kernels": [3, 3], "heads": 9})
+    cnn = train(as_cnn, replace(RECIPE, {"epochs": 1}), data, tmp_path / "cnn", preset="quadratic")
+    config = replace(MODEL, {"heads": 9, "centre_start": "taps", "spread_start": 6.0})
+    recipe = replace(RECIPE, {"epochs": 2, "start_from": "quadratic", "prune": False})
+    run = train(config, recipe, data, tmp_path / "attention", start=cnn)
+    assert (run.right_at_start == cnn.right).all() and run.config["start"] == cnn.config["hash"]
+    assert {**dict(run.model), "image_size": 0, "image_channels": 0} == {
+        **dict(config),
+        "image_size": 0,
+        "image_channels": 0,
+    }
+    network, _ = load_run(run.path)
+    assert all(layer.heads == 9 for layer in network.attention_layers)
+    kernel, values = load_run(cnn.path)[0].attention_layers[0].conv.weight, network.attention_layers[0].value.weight
+    kernel = kernel.permute(0, 2, 3, 1).flatten(1)
+    assert not torch.allclose(values, kernel) and torch.allclose(values, kernel, atol=0.2)  # trained, from the CNN's on
+    assert run.heads["parameter_centre"][0, 0].tolist() == [[r, c] for r in (-1, 0, 1) for c in (-1, 0, 1)]
+    interrupted(monkeypatch, 5, config, recipe, data, tmp_path / "cut", start=cnn)
+    assert_same_run(train(config, recipe, data, tmp_path / "cut", start=cnn), run)
+
+
 # Several processes, as torchrun starts them
 
 SHARED = TrainConfig(epochs=3, batch_size=15, lr=0.05, clip=1.0, validation=9, seed=5, precision="float32")

@@ -102,6 +102,21 @@ def test_pruned_runs_train_what_they_start_from_and_of_several_seeds_share_a_row
     assert [len(members) for members in groups.values()] == [2] and table["Parameters (M)"].nunique() == 2
 
 
+def test_a_run_may_go_on_from_another_than_its_presets(work):
+    taps = {"heads": 9, "centre_start": "taps", "spread_start": 4.0}
+    first = [
+        work.run("quadratic", model_changes={"heads": 9, "kernels": [3, 3]}, train_changes={"images": n})
+        for n in (20, 40)
+    ]
+    made = [work.run("quadratic", model_changes=taps, train_changes={"epochs": 1}, start=one) for one in first]
+    assert [run.config["start"] for run in made] == [run.config["hash"] for run in first]
+    assert made[0].path != made[1].path and {run.train.start_from for run in made} == {"quadratic"}
+    assert work.run("quadratic", model_changes=taps, train_changes={"epochs": 1}, start=first[0]).path == made[0].path
+    error = work.swaps(made[0], images=30)["error"]
+    assert made[0].swaps["images"] == 30 and work.swaps(made[1])["images"] == 100
+    assert np.isnan(error[0]).all() and error[1, :, 1].max() < 0.5, "still nearly a convolution"
+
+
 def test_every_seed_and_configuration_has_a_folder_of_its_own(work, run):
     second, other = work.run("quadratic", 1), work.run("quadratic", train_changes={"epochs": 1})
     assert len({run.path, second.path, other.path}) == 3 and {run, second, other} <= set(work.runs())

@@ -87,18 +87,22 @@ class ModelConfig(Config):
     dropout: Share = 0.1  # after each sub-layer's projection
     attention_dropout: Share = 0.0  # of the probabilities, one mask for the batch; needs attention's dense form
     centre_std: NotNegative = 2.0  # of where the centres start, per coordinate, in pixels of the down-sampled grid
-    centre_start: Literal["gaussian", "disc"] = "gaussian"  # drawn, as in the paper, or laid evenly over a disc
+    centre_start: Literal["gaussian", "disc", "taps"] = "gaussian"  # drawn as in the paper, evenly over a disc, or
+    # head h exactly on tap h of a square kernel, whatever ``centre_std`` is
     spread_start: Positive = 1.0  # spreads (entries of Sigma^{-1/2}) start at this value + N(0, 0.01)
     resnet_width: Annotated[int, Field(ge=1, le=2**11)] = 64  # channels of its first stage, an eighth of its last
 
     @model_validator(mode="after")
     def _together(self) -> ModelConfig:
         size = "key_size" if self.key_size else "hidden"
+        taps = self.kind == "quadratic" and self.centre_start == "taps" and isinstance(self.heads, int)  # else pruned
+        square = self.heads in [side**2 for side in range(1, 32, 2)]
         for wrong, name, limit in (
             (isinstance(self.heads, tuple) and len(self.heads) != self.layers, "heads", f"{self.layers}, one a layer"),
             (len(self.kernels) > (0 if self.kind == "resnet" else self.layers), "kernels", "one per attention layer"),
             (any(k and k % 2 == 0 for k in self.kernels), "kernels", "odd, or 0 where attention stays"),
             (self.kind == "learned_content" and getattr(self, size) % 2, size, "even: half rows, half columns"),
+            (taps and not square, "heads", "the square of an odd number, to start on the taps of a kernel"),
             (self.kind != "quadratic" and self.covariance == "full", "covariance", "isotropic, if not kind quadratic"),
         ):
             if wrong:
@@ -143,6 +147,7 @@ class TrainConfig(Config):
     clip: Positive | None = None  # largest gradient norm (centres and spreads aside); None does not clip
     augment: bool = True  # pad by 4 and crop, flip left-right: each image its own draw
     validation: Annotated[int, Field(ge=0, le=10**9)] = 0  # training images to hold out and test on, balanced by class
+    images: Count | None = None  # so many only, drawn by the seed and repeated: as many steps as with all of them
     seed: Seed = 0
     start_from: str | None = None  # preset whose finished run (same seed) gives the first weights
     prune: bool = True  # whether the degenerate heads of that run are dropped first
@@ -156,7 +161,7 @@ def replace(config: AnyConfig, changes: dict[str, Any]) -> AnyConfig:
     return type(config)(**{**dict(config), **changes})
 
 
-_LATER: dict[str, Any] = {"encoding_lr": None, "kernels": [], "prune": True}
+_LATER: dict[str, Any] = {"encoding_lr": None, "images": None, "kernels": [], "prune": True}
 """Fields that came after runs were recorded, and their defaults, which do not count: those runs keep their names."""
 
 
@@ -203,13 +208,15 @@ _SETTLED = {  # values that no profile or command changes, and what to do instea
 
 
 class Study(Config):
-    """A grid of short runs, beside the profile's own (notebook 10)."""
+    """A grid of short runs, beside the profile's own (notebooks 10 and 11)."""
 
     seeds: Seeds = (0,)
     model: dict[str, Any] = {}  # changes to the quadratic preset's `ModelConfig`, after the profile's
     train: dict[str, Any] = {}  # changes to its `TrainConfig`
     longer: Study | None = None  # of a few longer runs there: their seeds, and changes that come after the above
     starts: dict[str, Study] = {}  # of one network, trained from several starts: changes that come after the above
+    images: Annotated[tuple[Count, ...], AsTuple, AfterValidator(_once)] = ()  # numbers of training images to try
+    few: Study | None = None  # several starts on few images and on many (notebook 11): changes as in ``longer``
 
 
 class Profile(Config):
@@ -233,8 +240,12 @@ class Profile(Config):
     def _every_run(self) -> Profile:
         for name in {*self.runs, *self.presets, *PRESETS}:
             self.configs(name)
-        for more in (self.study, self.study.longer or Study()):
-            self.configs("quadratic", None, {**self.study.model, **more.model}, {**self.study.train, **more.train})
+        study, few = self.study, self.study.few or Study()
+        for more in ([study.longer or Study()], [few], *([few, arm] for arm in few.starts.values())):
+            model, train = study.model, study.train
+            for one in more:
+                model, train = model | one.model, train | one.train
+            self.configs("quadratic", None, model, train)
         return self
 
     def configs(

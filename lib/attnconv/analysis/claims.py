@@ -599,6 +599,22 @@ def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
     return (bool(gain.mean() > 0) if sure else None), lines
 
 
+def convolution_start(
+    taps: Mapping[int, Sequence[Run]],
+    paper: Mapping[int, Sequence[Run]],
+    others: Mapping[str, Mapping[int, Sequence[Run]]],
+) -> Verdict:
+    """Runs from two starts, and from others by name, by the number of their training images; the fewest decide."""
+    fewest = min(taps)
+    holds, _ = results.ahead(taps[fewest], paper[fewest])
+    lines = [f"{images:,} images: {results.ahead(taps[images], paper[images])[1]}" for images in sorted(taps)]
+    for name, runs in others.items():
+        lines.append(f"{fewest:,} images, against {name}: {results.ahead(taps[fewest], runs[fewest])[1]}")
+    if (seeds := len(taps[fewest])) < 2:
+        return None, [*lines, "a single seed, so the noise is not known"]
+    return holds, [*lines, f"seeds: {seeds}"]
+
+
 # --- numbers and words ---------------------------------------------------------------------------------------------
 
 

@@ -273,6 +273,8 @@ def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000, s
     farther: what is covered beyond that, training has done. A layer has as many heads as the largest of ``config``.
     """
     heads = max(config.heads_per_layer)
+    if config.centre_start == "taps":  # each head on its own
+        return np.full(draws, min(heads, kernel_size**2))
     with torch.random.fork_rng(devices=[]):  # torch's own generator stays as it is
         torch.manual_seed(seed)
         if config.centre_start == "gaussian":

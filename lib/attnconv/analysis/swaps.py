@@ -8,6 +8,7 @@ before training and after it: which layers *became* convolutions, and which bega
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ BATCH = 250
 
 @torch.no_grad()
 def measure_swaps(
-    trained: AttentionNet, untrained: AttentionNet, data: Dataset, bar: bool = False
+    trained: AttentionNet, untrained: AttentionNet | None, data: Dataset, bar: bool = False
 ) -> dict[str, np.ndarray]:
     """What a network loses by convolutions in the place of its layers, on all test images.
 
@@ -44,8 +45,9 @@ def measure_swaps(
         ``sizes`` (S,) in layer l alone, and in all layers up to l; ``fitted`` (L, F, ...) the latter with kernels of
         sides ``fitted_sizes`` (F,) that were fitted to what the layers see; ``shuffled`` (L, 1, ...) with the taps of
         kernels of ``shuffled_sizes`` in another order; ``whole`` (...) the network as it is.
-        ``error`` (2, L, S): relative error of each layer as a convolution, before training and after it (see
-        `relative_errors`); ``fitted_error`` (L, F) that of the fitted ones, after it.
+        ``error`` (2, L, S): relative error of each layer as a convolution (see `relative_errors`), before training,
+        NaN where the ``untrained`` network is not known, and after it; ``fitted_error`` (L, F) that of the fitted
+        ones, after it.
     """
     device = next(trained.parameters()).device
     sizes = [size for size in SIZES if size <= min(trained.config.grid)]
@@ -68,10 +70,10 @@ def measure_swaps(
         layers = [layer for layer in network.attention_layers if not isinstance(layer, Convolution)]
         return [relative_errors(*each) for each in zip(convs, layers, x, strict=True)]
 
-    untrained, trained = untrained.to(device).eval(), trained.eval()
-    before, after = read(untrained), read(trained)
+    after = read(trained.eval())
     fitted = [made(trained, size, fit=shown) for size in fits]
-    error = errors(untrained, before), errors(trained, after)
+    error = np.array([errors(trained, after)] * 2)
+    error[0] = math.nan if untrained is None else errors(untrained.to(device).eval(), read(untrained))
     shuffled = [_shuffled(_cropped(after[-1], size)) for size in SHUFFLED]
     networks = [*after, *fitted, *shuffled]
 
@@ -103,7 +105,7 @@ def measure_swaps(
         up_to=up_to[:, :read_sizes],
         fitted=up_to[:, read_sizes : -len(SHUFFLED)],
         shuffled=up_to[:, -len(SHUFFLED) :],
-        error=np.array(error),
+        error=error,
         fitted_error=np.array(errors(trained, fitted)),
     )
 

@@ -98,7 +98,7 @@ class QuadraticAttention(PositionalAttention):
         heads: int,
         covariance: Literal["isotropic", "full"] = "isotropic",
         centre_std: float = 2.0,
-        centre_start: Literal["gaussian", "disc"] = "gaussian",
+        centre_start: Literal["gaussian", "disc", "taps"] = "gaussian",
         spread_start: float = 1.0,
         **options: Any,
     ):
@@ -106,7 +106,10 @@ class QuadraticAttention(PositionalAttention):
             raise ValueError(f"covariance = {covariance!r} is not one of 'isotropic', 'full'.")
         self.covariance, self.separable = covariance, covariance == "isotropic"
         super().__init__(channels, out_channels, heads, **options)
-        start = torch.randn(heads, 2) if centre_start == "gaussian" else evenly_on_a_disc(heads)
+        if centre_start == "taps":
+            start, centre_std = on_taps(heads), 1.0
+        else:
+            start = torch.randn(heads, 2) if centre_start == "gaussian" else evenly_on_a_disc(heads)
         self.centres = nn.Parameter(centre_std * start)
         noise = 0.01 * torch.randn(heads, *(() if self.separable else (2, 2)))
         self.spreads = nn.Parameter(spread_start * (1 if self.separable else torch.eye(2)) + noise)
@@ -259,6 +262,13 @@ def evenly_on_a_disc(points: int) -> Tensor:
     radius = 2 * ((place + 0.5) / points).sqrt()
     angle = 2 * math.pi * torch.rand(()) + place * math.pi * (3 - math.sqrt(5))
     return radius[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1)
+
+
+def on_taps(heads: int) -> Tensor:
+    """A tap for each head, row by row, of the smallest kernel of an odd side that has as many: shifts (heads, 2)."""
+    side = math.isqrt(max(heads - 1, 0)) + 1
+    place = torch.arange(side + 1 - side % 2, dtype=torch.get_default_dtype()) - side // 2
+    return torch.cartesian_prod(place, place)[:heads]
 
 
 def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:

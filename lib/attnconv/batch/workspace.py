@@ -88,24 +88,28 @@ class Workspace:
         train_changes: dict[str, Any] | None = None,
         fresh: bool = False,
         kept_in: str = "runs",
+        start: Run | None = None,
     ) -> Run:
         """A preset's finished run: the one that is there, or else one trained (or resumed) now.
 
-        Every configuration has a folder of its own in the folder ``kept_in``. Unless ``fresh``, a kept run of any copy
-        of the data stands in for training where the profile says ``recorded``. `MissingData` is raised where a run must
-        be trained and the data set is not here.
+        Every configuration has a folder of its own in the folder ``kept_in``. ``start``: the finished run that it goes
+        on from, with all of its heads, where that is not the preset's. Unless ``fresh``, a kept run of any copy of the
+        data stands in for training where the profile says ``recorded``. `MissingData` is raised where a run must be
+        trained and the data set is not here.
         """
         from attnconv.training import train
         from attnconv.training.data import MissingData
 
         changed = bool(model_changes or train_changes)
         model, recipe = self.configs(name, seed, model_changes=model_changes, train_changes=train_changes)
+        recipe = replace(recipe, {"start_from": start.preset, "prune": False}) if start else recipe
         if self.profile.recorded and not fresh and (kept := self._kept(name, model, recipe, kept_in, changed=changed)):
             return kept
         if self.strip:
             missing = f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / kept_in}"
             raise MissingData(f"{missing}. To train it, say where {self.source} is: --data PATH (make: DATA=PATH).")
-        start = self.run(recipe.start_from, recipe.seed, fresh=fresh) if recipe.start_from else None
+        if recipe.start_from and not start:
+            start = self.run(recipe.start_from, recipe.seed, fresh=fresh)
         digits = identity(model, recipe, self.data.key, start.config["hash"] if start else None)
         folder = self.folder / kept_in / f"{name}-seed{recipe.seed}-{digits}"
         return train(model, recipe, self.data, folder, preset=name, start=start)
@@ -126,17 +130,19 @@ class Workspace:
 
         return self._measured(run, "attention", lambda model: measure_attention(model, self.data))
 
-    def swaps(self, run: Run) -> dict[str, np.ndarray]:
+    def swaps(self, run: Run, images: int | None = None) -> dict[str, np.ndarray]:
         """What a run loses by convolutions in place of its layers (`swaps.measure_swaps`): as kept, or measured now.
 
-        Empty where it was not kept and the data set is not here: the images of a record are too few to count answers.
+        On no more test images than the profile's ``swap_images``, and ``images``. Empty where it was not kept and the
+        data set is not here: the images of a record are too few to count answers.
         """
         from attnconv.analysis.swaps import measure_swaps, untrained
 
         if self.strip and not run.swaps:
             return {}
-        some = self.data.first(None, self.profile.swap_images)
-        return self._measured(run, "swaps", lambda model: measure_swaps(model, untrained(run), some))
+        some = self.data.first(None, self.profile.swap_images).first(None, images)
+        first = None if run.train.start_from else untrained(run)
+        return self._measured(run, "swaps", lambda model: measure_swaps(model, first, some))
 
     def _measured(self, run: Run, name: str, measure: Callable[[Any], dict[str, Any]]) -> dict[str, np.ndarray]:
         from attnconv.training import load_run

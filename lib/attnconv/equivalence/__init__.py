@@ -4,7 +4,7 @@
 
 from attnconv.equivalence.reading import KernelReport, attention_to_conv
 from attnconv.equivalence.surgery import TapAttention, conv_to_attention, convert
-from attnconv.equivalence.swapping import SwapReport, swap
+from attnconv.equivalence.swapping import SwapReport, swap, unswap
 from attnconv.equivalence.theorem import (
     ALPHA,
     missed_mass,

@@ -16,7 +16,7 @@ from attnconv.attention import ContentAttention
 from attnconv.attention.precision import choose, computing
 from attnconv.config import replace
 from attnconv.equivalence.reading import attention_to_conv
-from attnconv.equivalence.theorem import tap_shifts
+from attnconv.equivalence.theorem import tap_shifts, theorem_1
 from attnconv.models import Attention, AttentionNet, Convolution
 
 RIDGE = 1e-6
@@ -106,6 +106,28 @@ def swap(
     last = max((number for number, size in kernels.items() if size), default=0)
     swapped.config = replace(network.config, {"kernels": list(kernels.values())[:last]})
     return swapped
+
+
+@torch.no_grad()
+def unswap(network: AttentionNet, spread: float) -> AttentionNet:
+    """The way back: a copy of a network in which each convolution is quadratic attention, a head on each of its taps.
+
+    Theorem 1 as it stands, with heads of this ``spread``: Lemma 2's alpha is spread^2 / 2, and the larger it is, the
+    nearer are the answers to those of ``network``. Its config says so, and `build_model` makes such a network, too.
+    """
+    config = network.config
+    if (config.kind, config.covariance) != ("quadratic", "isotropic"):
+        raise ValueError(f"Heads on taps are isotropic; this network is {config.kind}, {config.covariance}.")
+    attention = copy.deepcopy(network)
+    for block in attention.blocks:
+        if isinstance(layer := block.attention, Convolution):
+            assert layer.conv.bias is not None
+            block.attention = theorem_1(layer.conv.weight, layer.conv.bias, spread**2 / 2).train(layer.training)
+            block.attention.dropout = config.attention_dropout
+    heads = [layer.heads for layer in attention.attention_layers]
+    start = {"kernels": [], "heads": heads[0] if len({*heads}) == 1 else heads}
+    attention.config = replace(config, start | {"centre_start": "taps", "spread_start": spread})
+    return attention
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ the same arrays give the same bytes (`save`).
 from attnconv.figures.centres import centre_animation, gaussian_heads, panel_widths
 from attnconv.figures.curves import (
     accuracy_curves,
+    by_images,
     cost_growth,
     cost_ratios,
     error_before_and_after,

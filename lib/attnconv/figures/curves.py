@@ -83,6 +83,34 @@ def _name_mark(ax: Axes, value: float, place: int, colour: str, title: str, fill
     ax.annotate(f"{value:.1f}", (value, place), (0, 4), textcoords="offset points", ha="center", fontsize=6.5)
 
 
+@styled
+def by_images(table: pd.DataFrame, ylabel: str = "") -> Figure:
+    """What came of networks that were trained on more and more images: a panel a measure or layer, a line a start.
+
+    ``table`` has a row for each network and panel: ``panel``, ``start``, ``images``, ``seed`` and ``value``. Lines are
+    means over seeds, and bars run from the worst to the best. Starts stand a little beside each other, on a logarithmic
+    axis of images. Panels share a vertical axis, from zero on, if it has a name.
+    """
+    starts, titles = list(table["start"].unique()), list(table["panel"].unique())
+    figure, axes = style.panels(titles, 2.2, "Training images", ylabel, DOUBLE)
+    for ax, title in zip(axes, titles, strict=True):
+        own = table[table["panel"] == title]
+        for place, start in enumerate(starts):
+            found = own[own["start"] == start].groupby("images")["value"].agg(["mean", "min", "max"])
+            mean, low, high = found.to_numpy(float).T
+            look: Look = {"color": PALETTE[place], "marker": "osD^vPX<>"[place], "markersize": 3.5}
+            beside = found.index.to_numpy() * 1.05 ** (place - (len(starts) - 1) / 2)
+            ax.errorbar(beside, mean, (mean - low, high - mean), label=start, elinewidth=0.8, capsize=1.5, **look)
+        ax.set_xscale("log")
+        ax.set_xticks(sorted(own["images"].unique()), [f"{n:,}" for n in sorted(own["images"].unique())])
+        ax.xaxis.minorticks_off()
+    if ylabel:
+        axes[0].set_ylim(np.multiply((-0.03, 1.05), table["value"].max()))  # marks at zero are whole
+    handles = [entry(start, color=PALETTE[n], marker="osD^vPX<>"[n], markersize=3.5) for n, start in enumerate(starts)]
+    legend_below(figure, handles, 4)
+    return figure
+
+
 # --- layers over training and depth -------------------------------------------------------------------------------
 
 

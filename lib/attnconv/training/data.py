@@ -107,6 +107,15 @@ class Dataset:
         key = _digest(self.key, "hold out", n, seed).hex() if n else self.key
         return replace(self, key=key, train_images=images[keep], train_labels=labels[keep]), images[held], labels[held]
 
+    def few(self, n: int, seed: int) -> Tensor:
+        """Indices of n training images, over and over until they are as many as there are: (N,).
+
+        The seed draws them, equally many of each class where that is possible; more images hold the fewer ones."""
+        labels, total = self.train_labels, len(self.train_labels)
+        shuffled = torch.randperm(total, generator=_generator("few", seed)).to(labels.device)
+        chosen = shuffled[balanced(labels[shuffled], n)]
+        return chosen.repeat(-(-total // len(chosen)))[:total]
+
 
 def balanced(labels: Tensor, n: int | None) -> Tensor:
     """Sorted indices of n labels: the first of every class, then the second of every class, and so on."""

@@ -34,7 +34,7 @@ from tqdm.auto import tqdm
 from attnconv.analysis import heads
 from attnconv.attention.precision import Computation, choose, computing
 from attnconv.config import ModelConfig, TrainConfig, for_images
-from attnconv.equivalence.swapping import READ_ON, swap
+from attnconv.equivalence.swapping import READ_ON, swap, unswap
 from attnconv.models import AttentionNet, Network, build_model, evaluate
 from attnconv.training import machine
 from attnconv.training.checkpoints import load_run, read_state, write_state
@@ -71,7 +71,8 @@ class Trainer:
         self.data, self.validation = data, list[Tensor]()  # the images and labels that are held out
         if config.validation:
             self.data, *self.validation = data.hold_out(config.validation, config.seed)
-        self.images = len(self.data.train_labels)
+        self.images = len(self.data.train_labels)  # of an epoch; where a few are asked for, these are repeated
+        self.few = self.data.few(config.images, config.seed) if config.images else None
         self.epoch_steps = math.ceil(self.images / config.batch_size)
         computation = choose(self.device, config.precision)
         compiles = machine.to_be_compiled(self.device, computation, config.compile, config.epochs * self.images)
@@ -131,6 +132,8 @@ class Trainer:
         if self.step == 0:
             torch.manual_seed(config.seed * 1_000_003 + self.epoch + 500_009 * self.team.rank)
         plan = epoch_plan(self.images, seed=config.seed, epoch=self.epoch, augment=config.augment, device=self.device)
+        if self.few is not None:
+            plan = replace(plan, order=self.few[plan.order])
         images, labels = data.train_images, data.train_labels
         feed = batches(images, labels, plan, config.batch_size, data.mean, data.std, start=self.step)
 
@@ -293,6 +296,8 @@ def _started(start: Run, model_config: ModelConfig, recipe: TrainConfig, data: D
         return network
     if sizes := {layer: size for layer, size in enumerate(model_config.kernels, 1) if size}:
         return swap(network, sizes, images=normalize(data.train_images[:READ_ON].cpu(), data.mean, data.std))
+    if any(network.config.kernels):
+        return unswap(network, model_config.spread_start)
     return heads.pruned(network) if recipe.prune else network
 
 
@@ -314,7 +319,8 @@ def train(
         run_dir: the run folder. One that holds a run of another configuration or data is refused, never overwritten.
         preset: a name for tables and figures.
         start: the finished run whose weights come first, where ``train_config.start_from`` asks for one. Its first
-            layers are swapped for convolutions where ``model_config.kernels`` asks for them (`equivalence.swap`), else
+            layers are swapped for convolutions where ``model_config.kernels`` asks for them (`equivalence.swap`), those
+            that are convolutions for attention where it does not (`unswap`, as sharp as ``spread_start`` says); else
             its degenerate heads are dropped unless ``prune`` is false.
 
     Raises:
