@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import io
-import time
 from pathlib import Path
+from typing import Any
 
 import ipywidgets
 import nbformat
@@ -15,12 +16,27 @@ from PIL import Image
 
 from attnconv import figures
 from attnconv.analysis import heads
-from attnconv.batch.workspace import REPOSITORY, open_workspace
+from attnconv.batch.workspace import REPOSITORY
 from attnconv.explorer import Knobs, assets
 from browser import jupyterlab, needs_browser, playwright, run_all
 
 NOTEBOOKS = REPOSITORY / "notebooks"
-CELLS = {"02": "nb02-turn", "04": "nb04-knob", "05": "nb05-knob", "10": "nb10-knob"}
+CELLS = {
+    "02": ("nb02-03", "nb02-05", "nb02-constant", "nb02-07", "nb02-turn"),
+    "04": ("nb04-03", "nb04-05", "nb04-07", "nb04-knob"),
+    "05": ("nb05-03", "nb05-15", "nb05-knob"),
+    "10": ("nb10-03", "nb10-base", "nb10-05", "FEWER", "nb10-06", "nb10-knob"),
+}
+"""What the knobs of each notebook need, and last the cell that shows them."""
+FEWER = "factors = {'layers': factors['layers']}"
+"""In place of all factors of notebook 10, whose runs take longer."""
+MOVES = {
+    "02": ("alpha", "ArrowRight", 0.8),
+    "04": ("epoch", "ArrowLeft", 1),
+    "05": ("images", "ArrowLeft", 70),
+    "10": ("recipe", "ArrowDown", "layers, 3"),
+}
+"""For each: a knob, the key that is pressed on it, and what it then says."""
 
 
 def draw(shift, name="a"):
@@ -104,3 +120,123 @@ def test_agreement_of_one_query_is_a_part_of_that_of_all() -> None:
     common, weight = np.array(found)[..., 0].T
     expected = (common * weight).sum() / weight.sum()
     np.testing.assert_allclose(heads.translation_consistency(p, others), expected)
+
+
+# --- in the notebooks -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The cells that show the knobs of each notebook, and what they need; in the smoke profile."""
+    output, found = tmp_path_factory.mktemp("smoke"), {}
+    for number, ids in CELLS.items():
+        [path] = (REPOSITORY / "notebooks").glob(f"{number}_*.ipynb")
+        sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
+        start = f"profile, data, output, preset, seed = 'smoke', '', {str(output)!r}, 'quadratic', None"
+        found[number] = [start, *(FEWER if name == "FEWER" else sources[name] for name in ids)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def shown(cells: dict[str, list[str]]) -> dict[str, Knobs]:
+    """The knobs of each notebook."""
+    found = {}
+    for number, sources in cells.items():
+        names: dict[str, Any] = {}
+        *before, last = ast.parse("\n".join(sources)).body
+        exec(compile(ast.Module(before, []), number, "exec"), names)
+        found[number] = eval(compile(ast.Expression(last.value), number, "eval"), names)
+        found[number].names = names
+    return found
+
+
+@pytest.fixture
+def one(shown: dict[str, Knobs], request: pytest.FixtureRequest) -> Any:
+    """Knobs as they begin, also after the test."""
+    widget = shown[request.param]
+    start = {name: knob.value for name, knob in widget.knobs.items()}
+    yield widget
+    for name, value in start.items():
+        widget.knobs[name].value = value
+
+
+@pytest.mark.parametrize("one", CELLS, indirect=True)
+def test_every_knob_of_the_notebooks_changes_the_picture(one: Knobs) -> None:
+    for name, knob in one.knobs.items():
+        before, start = one.image.value, knob.value
+        values = list(knob.options) if hasattr(knob, "options") else [knob.min, knob.max]
+        values = [value[1] if isinstance(value, tuple) else value for value in values]
+        knob.value = next(value for value in values if value != start)
+        assert (pixels(one.image.value) != pixels(before)).any(), name
+        knob.value = start
+        assert one.image.value == before
+
+
+@pytest.mark.parametrize("one", ["02"], indirect=True)
+def test_02_says_what_misses_the_pixel_on_the_centre(one: Knobs) -> None:
+    """In the middle it is the closed form, but for what the border cuts; where there is no such pixel, all."""
+    for name, value in {"alpha": 2.0, "query_row": 10, "query_column": 0}.items():
+        one.knobs[name].value = value
+    said = [ax.get_title().split() for ax in one.figure().axes[:4]]
+    expected = f"{float(one.names['missed_mass'](one.names['torch'].tensor(2.0))):.0%}"
+    assert [words[-2] for words in said] == [expected, "100%", "100%", "100%"]
+    assert said[0][3] == f"{100 - int(expected[:-1])}%" and said[2][3:] == said[3][3:]
+
+
+@pytest.mark.parametrize("one", ["05"], indirect=True)
+def test_05_says_agreement_and_its_ceiling(one: Knobs) -> None:
+    """At the middle query both are one number; for all images its mean over queries is the claim's."""
+    height, width = one.names["grid"]
+    one.knobs["row"].value, one.knobs["column"].value = height // 2, width // 2
+    for ax in one.figure().axes[:-1]:
+        agreement, most = ax.get_title().split("\n")[1].split(" of ")
+        assert agreement == most
+    one.knobs["images"].value = 1
+    assert all(ax.get_title().endswith("1.00 of 1.00") for ax in one.figure().axes[:-1])
+    one.knobs["images"].value = 100
+    network, features = one.names["network"], one.names["features"][0]
+    halves = [network.attention_layers[0].probabilities(half).mean(0).detach().numpy() for half in features.split(50)]
+    expected = np.minimum(*halves).sum((-2, -1))[:, 1, 2]
+    one.knobs["row"].value, one.knobs["column"].value = 1, 2
+    said = [float(ax.get_title().split()[-1]) for ax in one.figure().axes[:-1]]
+    np.testing.assert_allclose(said, expected, atol=0.0051)
+
+
+@pytest.mark.parametrize("mark", [pytest.param(None, marks=needs_browser)])
+def test_knobs_in_a_real_jupyterlab(browser, cells, shown, tmp_path: Path, mark: None) -> None:
+    """A key on a knob: its value is said, and the picture is the one that Python draws for it."""
+    (folder := tmp_path / "notebooks").mkdir()
+    code = [nbformat.v4.new_code_cell(source) for sources in cells.values() for source in sources]
+    kernel = dict(name="python3", display_name="Python 3", language="python")
+    nbformat.write(nbformat.v4.new_notebook(cells=code, metadata=dict(kernelspec=kernel)), folder / "it.ipynb")
+    with jupyterlab(folder, tmp_path / "own") as address:
+        page = browser.new_page(viewport=dict(width=1400, height=1400))
+        page.goto(address.format(notebook="it.ipynb"))
+        run_all(page)
+        page.locator(".attnconv-knobs").nth(len(cells) - 1).wait_for(timeout=180_000)
+        for place, (number, (name, key, value)) in enumerate(MOVES.items()):
+            widget, root = shown[number], page.locator(".attnconv-knobs").nth(place)
+            picture, start = root.locator("img"), widget.knobs[name].value
+            assert (seen(picture) == pixels(widget.image.value)).all(), number
+            knob = root.locator(".widget-inline-hbox", has=page.get_by_text(name, exact=True))
+            before = picture.get_attribute("src")
+            knob.locator("[role=slider], select").first.press(key)
+            page.wait_for_function("([img, src]) => img.src !== src", arg=[picture.element_handle(), before])
+            says = knob.locator("select") if knob.locator("select").count() else knob.locator(".widget-readout")
+            text = says.evaluate("one => one.value || one.textContent")
+            assert text in (f"{value}", f"{value:.2f}" if isinstance(value, float) else "")
+            widget.knobs[name].value = value
+            assert (seen(picture) == pixels(widget.image.value)).all(), number
+            widget.knobs[name].value = start
+        assert not any(picture.is_visible() for picture in page.locator(".attnconv-last").all())  # they live
+        page.close()
+
+
+def seen(picture: playwright.Locator) -> np.ndarray:
+    """The pixels of a picture in the page."""
+    text = picture.evaluate("""async (img) => {
+        await img.decode();
+        const bytes = new Uint8Array(await (await fetch(img.src)).arrayBuffer());
+        return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
+    }""")
+    return pixels(base64.b64decode(text))
