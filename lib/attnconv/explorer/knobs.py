@@ -25,9 +25,10 @@ class Knobs(Pictured, ipywidgets.VBox):
 
     def __init__(self, draw: Callable[..., Figure], *, ahead: bool = False, **knobs: Any):
         self._draw, self.knobs, self._places = draw, knobs, list[Any]()
-        self.picture, self.image = cache(self._picture), ipywidgets.Image(format="png")
+        self.picture = cache(self._picture)
+        self.image = ipywidgets.Image(format="png", layout=ipywidgets.Layout(align_self="flex-start"))  # not stretched
         for name, knob in knobs.items():
-            knob.description = name
+            knob.description, knob.style.description_width = name.replace("_", " "), "initial"
             knob.observe(lambda _: self._show(), "value")
         row = ipywidgets.Box([*knobs.values()], layout=ipywidgets.Layout(flex_flow="row wrap"))
         super().__init__([row, self.image], _dom_classes=["attnconv-knobs"])
