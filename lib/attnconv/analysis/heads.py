@@ -325,7 +325,7 @@ def in_common(maps: ArrayLike, query: Query, others: ArrayLike, other: Query) ->
         low, high = -min(position, centre), length - max(position, centre)  # shifts low .. high - 1
         here.append(slice(position + low, position + high))
         there.append(slice(centre + low, centre + high))
-    a, b = a[(..., *here)], b[(..., *there)]
+    a, b = a[..., here[0], here[1]], b[..., there[0], there[1]]
     mass_a, mass_b = a.sum((-2, -1)), b.sum((-2, -1))
     a, b = (m / np.where(s > 0, s, 1)[..., None, None] for m, s in ((a, mass_a), (b, mass_b)))
     return np.minimum(a, b).sum((-2, -1)), mass_a * mass_b

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 import anywidget
+import ipywidgets
 import matplotlib.pyplot as plt
 from IPython.display import display
 
@@ -69,7 +70,7 @@ _KEPT = (
 """In JupyterLab: a widget that lives hides the picture after it, and one that does not is hidden itself."""
 
 
-class Pictured:
+class Pictured(ipywidgets.DOMWidget):
     """A widget that is also a picture, ``figure()``."""
 
     @cached_property
