@@ -306,22 +306,31 @@ def translation_consistency(probabilities: ArrayLike, others: ArrayLike | None =
     height, width = p.shape[-2:]
     middle = height // 2, width // 2
     weights, agreement = np.zeros(p.shape[:-4]), np.zeros(p.shape[:-4])
+    at_middle = q[(..., *middle, slice(None), slice(None))]
     for query in np.ndindex(height, width):
-        if query == middle:
-            continue
-        here, there = [], []  # the keys of the shifts that both queries have
-        for position, centre, length in zip(query, middle, (height, width), strict=True):
-            low, high = -min(position, centre), length - max(position, centre)  # shifts low .. high - 1
-            here.append(slice(position + low, position + high))
-            there.append(slice(centre + low, centre + high))
-        a = p[(..., *query, *here)].astype(float)
-        b = q[(..., *middle, *there)].astype(float)
-        mass_a, mass_b = a.sum((-2, -1)), b.sum((-2, -1))
-        a, b = (m / np.where(s > 0, s, 1)[..., None, None] for m, s in ((a, mass_a), (b, mass_b)))
-        weights += mass_a * mass_b
-        agreement += mass_a * mass_b * np.minimum(a, b).sum((-2, -1))
+        if query != middle:
+            common, weight = in_common(p[(..., *query, slice(None), slice(None))], query, at_middle, middle)
+            weights += weight
+            agreement += weight * common
     with np.errstate(invalid="ignore", divide="ignore"):
         return agreement / weights
+
+
+def in_common(maps: ArrayLike, query: Query, others: ArrayLike, other: Query) -> tuple[NDArray, NDArray]:
+    """What maps (..., H, W) at one query share with others at another one, shift by shift; and its weight: (...) each.
+
+    Both are cut to the shifts that both queries have, and renormalized; see `translation_consistency`.
+    """
+    a, b = np.asarray(maps, dtype=float), np.asarray(others, dtype=float)
+    here, there = [], []  # the keys of the shifts that both queries have
+    for position, centre, length in zip(query, other, a.shape[-2:], strict=True):
+        low, high = -min(position, centre), length - max(position, centre)  # shifts low .. high - 1
+        here.append(slice(position + low, position + high))
+        there.append(slice(centre + low, centre + high))
+    a, b = a[..., here[0], here[1]], b[..., there[0], there[1]]
+    mass_a, mass_b = a.sum((-2, -1)), b.sum((-2, -1))
+    a, b = (m / np.where(s > 0, s, 1)[..., None, None] for m, s in ((a, mass_a), (b, mass_b)))
+    return np.minimum(a, b).sum((-2, -1)), mass_a * mass_b
 
 
 @torch.no_grad()

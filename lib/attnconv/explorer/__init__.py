@@ -3,5 +3,6 @@
 
 from attnconv.explorer.arrays import ExplorerError, pack, quantize
 from attnconv.explorer.edits import edited
+from attnconv.explorer.knobs import Knobs
 from attnconv.explorer.playground import Playground
 from attnconv.explorer.widget import Explorer, explore

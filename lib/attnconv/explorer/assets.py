@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 import anywidget
+import ipywidgets
 import matplotlib.pyplot as plt
 from IPython.display import display
 
@@ -61,7 +62,7 @@ def page(
     return string.Template((FRONT / "page.html").read_text()).substitute(parts)
 
 
-_CHILD, _LIVES = ".jp-OutputArea-child", ":has(.attnconv-explorer, .attnconv-playground)"
+_CHILD, _LIVES = ".jp-OutputArea-child", ":has(.attnconv-explorer, .attnconv-playground, .attnconv-knobs)"
 _KEPT = (
     f"<style>{_CHILD}{_LIVES} + {_CHILD}:has(> * .attnconv-last), "
     f"{_CHILD}:has(+ {_CHILD} .attnconv-last):not({_LIVES}) {{ display: none }}</style>"
@@ -69,8 +70,8 @@ _KEPT = (
 """In JupyterLab: a widget that lives hides the picture after it, and one that does not is hidden itself."""
 
 
-class Widget(anywidget.AnyWidget):
-    """A widget that is also a picture, ``figure()``, and an HTML page of its own, ``page()``."""
+class Pictured(ipywidgets.DOMWidget):
+    """A widget that is also a picture, ``figure()``."""
 
     @cached_property
     def _png(self) -> bytes:
@@ -96,6 +97,10 @@ class Widget(anywidget.AnyWidget):
         image = f"<img alt='{text}' src='data:image/png;base64,{picture}'>"
         kept = f"<div class='attnconv-last'>{_KEPT}{image}</div>"
         display({"text/html": kept, "text/plain": text}, raw=True)
+
+
+class Widget(Pictured, anywidget.AnyWidget):
+    """A widget that is also a picture, ``figure()``, and an HTML page of its own, ``page()``."""
 
     def export_html(self, path: str | Path) -> Path:
         """Write `page` to a file and return its path."""

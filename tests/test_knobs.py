@@ -1,0 +1,249 @@
+"""A figure with knobs: what it draws is what the figure function draws; in a notebook, and in a real JupyterLab."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+import nbformat
+import numpy as np
+import pytest
+from PIL import Image
+
+from attnconv import figures
+from attnconv.analysis import heads
+from attnconv.batch.workspace import REPOSITORY
+from attnconv.explorer import Knobs, assets
+from browser import jupyterlab, needs_browser, playwright, run_all
+
+NOTEBOOKS = REPOSITORY / "notebooks"
+CELLS = {
+    "02": ("nb02-03", "nb02-05", "nb02-constant", "nb02-07", "nb02-turn"),
+    "04": ("nb04-03", "nb04-05", "nb04-07", "nb04-knob"),
+    "05": ("nb05-03", "nb05-15", "nb05-knob"),
+    "10": ("nb10-03", "nb10-base", "nb10-05", "FEWER", "nb10-06", "nb10-knob"),
+}
+"""What the knobs of each notebook need, and last the cell that shows them."""
+FEWER = "factors = {'layers': factors['layers']}"
+"""In place of all factors of notebook 10, whose runs take longer."""
+MOVES = {
+    "02": ("alpha", "ArrowRight", 0.8),
+    "04": ("epoch", "ArrowLeft", 1),
+    "05": ("images", "ArrowLeft", 70),
+    "10": ("recipe", None, "layers, 3"),
+}
+"""For each: a knob, the key that is pressed on it (None: it is a list, where JupyterLab takes them), its new value."""
+
+
+def draw(shift, name="a"):
+    maps = np.zeros((1, 1, 3, 3))
+    maps[0, 0, 1, shift] = 1
+    return figures.attention_grid(maps, titles=[name])
+
+
+def knobs(**options):
+    return Knobs(draw, shift=ipywidgets.IntSlider(1, min=0, max=2), name=ipywidgets.Dropdown(options="ab"), **options)
+
+
+def pixels(png: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
+
+
+def test_a_knob_changes_the_picture_to_what_the_figure_function_draws() -> None:
+    shown = knobs()
+    before = shown.image.value
+    shown.knobs["shift"].value = 2
+    assert (pixels(before) != pixels(shown.image.value)).any()
+    assert [knob.description for knob in shown.knobs.values()] == ["shift", "name"]
+    file = io.BytesIO()
+    draw(2, "a").savefig(file, format="png", dpi=96)
+    np.testing.assert_array_equal(pixels(shown.image.value), pixels(file.getvalue()))
+    shown.knobs["shift"].value = 1
+    assert shown.image.value == before
+
+
+def test_panels_stay_where_they_are_though_names_grow() -> None:
+    def lines(size):
+        return figures.lines({"": {"a": ([0, 1], [0, 10**size])}}, "x" * (size + 1), "y")
+
+    shown = Knobs(lines, size=ipywidgets.IntSlider(0, max=9))
+    left = lambda: (pixels(shown.image.value).min(2) < 90).sum(0).argmax()  # noqa: E731  # the column of the axis
+    first = left()
+    shown.knobs["size"].value = 6
+    assert left() == first
+
+
+def test_pictures_drawn_ahead_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def counted(place):
+        drawn.append(place)
+        return draw(place)
+
+    def make():
+        drawn.clear()
+        return Knobs(counted, ahead=True, place=ipywidgets.SelectionSlider(options=range(3), value=2))
+
+    shown = make()
+    assert sorted(drawn) == [0, 1, 2]
+    shown.knobs["place"].value = 0
+    assert len(drawn) == 3
+    monkeypatch.setenv("ATTNCONV_STATIC", "1")
+    make()
+    assert drawn == [2]
+
+
+def test_it_is_a_picture_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict] = []
+    monkeypatch.setattr(assets, "display", lambda bundle, **_: shown.append(bundle))
+    monkeypatch.setenv("ATTNCONV_STATIC", "1")
+    knobs()._ipython_display_()
+    [bundle] = shown
+    assert set(bundle) == {"image/png", "text/plain"}
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    monkeypatch.delenv("ATTNCONV_STATIC")
+    knobs()._ipython_display_()
+    _, live, picture = shown
+    assert "application/vnd.jupyter.widget-view+json" in live and "attnconv-last" in picture["text/html"]
+
+
+def test_agreement_of_one_query_is_a_part_of_that_of_all() -> None:
+    random = np.random.default_rng(0)
+    p, others = random.dirichlet(np.ones(20), (2, 4, 5)).reshape(2, 4, 5, 4, 5)
+    p, others = p[None], others[None]  # one head
+    found = [heads.in_common(p[:, *query], query, others[:, 2, 2], (2, 2)) for query in np.ndindex(4, 5)]
+    del found[2 * 5 + 2]
+    common, weight = np.array(found)[..., 0].T
+    expected = (common * weight).sum() / weight.sum()
+    np.testing.assert_allclose(heads.translation_consistency(p, others), expected)
+
+
+# --- in the notebooks -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The cells that show the knobs of each notebook, and what they need; in the smoke profile."""
+    output, found = tmp_path_factory.mktemp("smoke"), {}
+    for number, ids in CELLS.items():
+        [path] = (REPOSITORY / "notebooks").glob(f"{number}_*.ipynb")
+        sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
+        start = f"profile, data, output, preset, seed = 'smoke', '', {str(output)!r}, 'quadratic', None"
+        found[number] = [start, *(FEWER if name == "FEWER" else sources[name] for name in ids)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def shown(cells: dict[str, list[str]]) -> dict[str, Knobs]:
+    """The knobs of each notebook."""
+    found = {}
+    for number, sources in cells.items():
+        names: dict[str, Any] = {}
+        *before, last = ast.parse("\n".join(sources)).body
+        exec(compile(ast.Module(before, []), number, "exec"), names)
+        found[number] = eval(compile(ast.Expression(last.value), number, "eval"), names)
+        found[number].names = names
+    return found
+
+
+@pytest.fixture
+def one(shown: dict[str, Knobs], request: pytest.FixtureRequest) -> Any:
+    """Knobs as they begin, also after the test."""
+    widget = shown[request.param]
+    start = {name: knob.value for name, knob in widget.knobs.items()}
+    yield widget
+    for name, value in start.items():
+        widget.knobs[name].value = value
+
+
+@pytest.mark.parametrize("one", CELLS, indirect=True)
+def test_every_knob_of_the_notebooks_changes_the_picture(one: Knobs) -> None:
+    for name, knob in one.knobs.items():
+        before, start = one.image.value, knob.value
+        values = list(knob.options) if hasattr(knob, "options") else [knob.min, knob.max]
+        values = [value[1] if isinstance(value, tuple) else value for value in values]
+        knob.value = next(value for value in values if value != start)
+        assert (pixels(one.image.value) != pixels(before)).any(), name
+        knob.value = start
+        assert one.image.value == before
+
+
+@pytest.mark.parametrize("one", ["02"], indirect=True)
+def test_02_says_what_misses_the_pixel_on_the_centre(one: Knobs) -> None:
+    """In the middle it is the closed form, but for what the border cuts; where there is no such pixel, all."""
+    for name, value in {"alpha": 2.0, "query_row": 10, "query_column": 0}.items():
+        one.knobs[name].value = value
+    said = [ax.get_title().split() for ax in one.figure().axes[:4]]
+    expected = f"{float(one.names['missed_mass'](one.names['torch'].tensor(2.0))):.0%}"
+    assert [words[-2] for words in said] == [expected, "100%", "100%", "100%"]
+    assert said[0][3] == f"{100 - int(expected[:-1])}%" and said[2][3:] == said[3][3:]
+
+
+@pytest.mark.parametrize("one", ["05"], indirect=True)
+def test_05_says_agreement_and_its_ceiling(one: Knobs) -> None:
+    """At the middle query both are one number; the ceiling is what two halves of the images have in common."""
+
+    def said(**values):
+        for name, value in values.items():
+            one.knobs[name].value = value
+        agreement, most = re.findall(r"\d\.\d\d", one.figure().axes[1].get_title())
+        return float(agreement), float(most)
+
+    height, width = one.names["grid"]
+    agreement, most = said(head=3, row=height // 2, column=width // 2)
+    assert agreement == most < 1
+    network, features = one.names["network"], one.names["features"][0]
+    halves = [network.attention_layers[0].probabilities(half).mean(0).detach().numpy() for half in features.split(50)]
+    first, second = (half[2, 1, 2] for half in halves)
+    agreement, most = said(row=1, column=2)
+    assert most == pytest.approx(np.minimum(first, second).sum(), abs=0.0051)
+    middle = halves[1][2, height // 2, width // 2]
+    assert agreement == pytest.approx(heads.in_common(first, (1, 2), middle, (height // 2, width // 2))[0], abs=0.0051)
+    assert said(images=1)[1] == 1
+
+
+@pytest.mark.parametrize("mark", [pytest.param(None, marks=needs_browser)])
+def test_knobs_in_a_real_jupyterlab(browser, cells, shown, tmp_path: Path, mark: None) -> None:
+    """A key on a knob: its value is said, and the picture is the one that Python draws for it."""
+    (folder := tmp_path / "notebooks").mkdir()
+    code = [nbformat.v4.new_code_cell(source) for sources in cells.values() for source in sources]
+    kernel = dict(name="python3", display_name="Python 3", language="python")
+    nbformat.write(nbformat.v4.new_notebook(cells=code, metadata=dict(kernelspec=kernel)), folder / "it.ipynb")
+    with jupyterlab(folder, tmp_path / "own") as address:
+        page = browser.new_page(viewport=dict(width=1400, height=1400))
+        page.goto(address.format(notebook="it.ipynb"))
+        run_all(page)
+        page.locator(".attnconv-knobs").nth(len(cells) - 1).wait_for(timeout=180_000)
+        for place, (number, (name, key, value)) in enumerate(MOVES.items()):
+            widget, root = shown[number], page.locator(".attnconv-knobs").nth(place)
+            picture, start = root.locator("img"), widget.knobs[name].value
+            assert (seen(picture) == pixels(widget.image.value)).all(), number
+            knob = root.locator(".widget-inline-hbox", has=page.get_by_text(name, exact=True))
+            before = picture.get_attribute("src")
+            if key:
+                knob.locator("[role=slider]").press(key)
+            else:
+                knob.locator("select").select_option(value)
+            page.wait_for_function("([img, src]) => img.src !== src", arg=[picture.element_handle(), before])
+            text = knob.locator(".widget-readout" if key else "select").evaluate("one => one.value || one.textContent")
+            assert text in (f"{value}", f"{value:.2f}" if isinstance(value, float) else "")
+            widget.knobs[name].value = value
+            assert (seen(picture) == pixels(widget.image.value)).all(), number
+            widget.knobs[name].value = start
+        assert not any(picture.is_visible() for picture in page.locator(".attnconv-last").all())  # they live
+        page.close()
+
+
+def seen(picture: playwright.Locator) -> np.ndarray:
+    """The pixels of a picture in the page."""
+    text = picture.evaluate("""async (img) => {
+        await img.decode();
+        const bytes = new Uint8Array(await (await fetch(img.src)).arrayBuffer());
+        return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
+    }""")
+    return pixels(base64.b64decode(text))
