@@ -121,6 +121,8 @@ def test_agreement_of_one_query_is_a_part_of_that_of_all() -> None:
     common, weight = np.array(found)[..., 0].T
     expected = (common * weight).sum() / weight.sum()
     np.testing.assert_allclose(heads.translation_consistency(p, others), expected)
+    even = np.full((4, 5), 1 / 20)  # the corner and the middle share 2 x 3 shifts
+    assert heads.in_common(even, (0, 0), even, (2, 2)) == pytest.approx((1, (6 / 20) ** 2))
 
 
 # --- in the notebooks -----------------------------------------------------------------------------------------------
