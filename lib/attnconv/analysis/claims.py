@@ -370,7 +370,8 @@ def pruned(run: Run, whole: Run, control: Run | None) -> Verdict:
     if control is None:
         return None, [*lines, "the opponent, trained on with all heads, is not among the runs"]
     holds, words = results.ahead([run], [control], margin=POINTS)
-    return holds, [*lines, f"trained on for {_epochs(run)}, without them against with all: {words}"]
+    epochs = f"{run.train.epochs} epoch{'s' * (run.train.epochs > 1)}"
+    return holds, [*lines, f"trained on for {epochs}, without them against with all: {words}"]
 
 
 # --- learned heads -------------------------------------------------------------------------------------------------
@@ -520,14 +521,6 @@ def matches_resnet(quadratic: Sequence[Run], resnet: Sequence[Run]) -> Verdict:
     return _ahead(quadratic, resnet, 2.0)
 
 
-def quadratic_ahead(quadratic: Sequence[Run], learned: Sequence[Run]) -> Verdict:
-    return _ahead(quadratic, learned)
-
-
-def content_lower(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
-    return _ahead(learned, content)
-
-
 def hybrid(made: Sequence[Run], control: Sequence[Run]) -> Verdict:
     holds, lines = _ahead(made, control, POINTS)
     worse = results.ahead(control, made)[0] if made and control else None
@@ -557,6 +550,9 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
         if rates[0] != rates[1] and (name == "lr" or all(runs[0].model.kind != "resnet" for runs in (better, worse))):
             lines += [f"{words} {rates[0]:g} and {rates[1]:g}"]
     return holds, lines
+
+
+quadratic_ahead = content_lower = _ahead  # who should be ahead comes first
 
 
 def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
@@ -714,7 +710,3 @@ def _comma(numbers: NDArray) -> str:
 
 def _chance(p: float) -> str:
     return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
-
-
-def _epochs(run: Run) -> str:
-    return f"{run.train.epochs} epoch{'s' * (run.train.epochs > 1)}"

@@ -190,11 +190,9 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
     of_seeds = np.mean(spreads) * (1 / len(better) + 1 / len(worse)) if spreads else 0.0
     free = sum(len(runs) - 1 for runs in (better, worse))  # degrees of freedom of the seeds' part
     parts = error**2 + of_seeds
-    sure = surely(free * (parts / of_seeds) ** 2 if of_seeds else math.inf) * math.sqrt(
-        parts
-    )  # Welch and Satterthwaite
+    freedom = free * (parts / of_seeds) ** 2 if of_seeds else math.inf  # Welch and Satterthwaite
     lead = a - b + margin
-    holds = None if abs(lead) <= sure else lead > 0
+    holds = None if abs(lead) <= surely(freedom) * math.sqrt(parts) else lead > 0
     return holds, f"{a:.1f}% against {b:.1f}%, {how} {math.sqrt(parts):.1f}"
 
 

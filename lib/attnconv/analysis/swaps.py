@@ -13,7 +13,6 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from attnconv.attention import ContentAttention
 from attnconv.attention.precision import choose, computing
@@ -34,9 +33,7 @@ BATCH = 250
 
 
 @torch.no_grad()
-def measure_swaps(
-    trained: AttentionNet, untrained: AttentionNet | None, data: Dataset, bar: bool = False
-) -> dict[str, np.ndarray]:
+def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: Dataset) -> dict[str, np.ndarray]:
     """What a network loses by convolutions in the place of its layers, on all test images.
 
     Returns:
@@ -82,7 +79,7 @@ def measure_swaps(
     up_to = np.zeros((len(layers), len(networks), len(labels)), bool)
     whole = np.zeros(len(labels), bool)
     with computing(choose(device), device):
-        for start in tqdm(range(0, len(labels), BATCH), disable=not bar, desc="layers swapped", unit_scale=BATCH):
+        for start in range(0, len(labels), BATCH):
             part = slice(start, start + BATCH)
             x, y = normalize(images[part].to(device), data.mean, data.std), labels[part]
             inputs = trained.layer_inputs(x)

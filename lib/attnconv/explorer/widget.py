@@ -269,8 +269,6 @@ class Explorer(assets.Widget):
             head = f"<nav id='models' aria-label='Models'>{head}</nav><script src='{SITE_IMAGES}'></script>\n"
         frame = assets.page(title, "explorer", "@DATA@", self._png, heading=False, worker="worker.js", head=head)
         room = (limit - len(frame.encode())) * 4 // 5 - len(pack(tree))  # `as_text` writes 5 bytes for 4
-        if room < 0:
-            raise ExplorerError(f"The page would be larger than {limit / 1e6:g} MB: explore a smaller model.")
 
         def fits(part: Any) -> bool:
             nonlocal room
