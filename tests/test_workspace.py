@@ -239,7 +239,9 @@ def test_kept_attention_is_what_the_layers_do(work, name):
         assert kept["agreement"].shape == (2, 4) and kept["halves"].shape == (2, 2, 4)
         np.testing.assert_allclose(kept["shares"].sum(0), 1)
         for index, layer in enumerate(model.attention_layers):
-            half, other = (layer.probabilities(images).mean(0).detach().numpy() for images in inputs[index].tensor_split(2))
+            half, other = (
+                layer.probabilities(images).mean(0).detach().numpy() for images in inputs[index].tensor_split(2)
+            )
             ceiling = np.minimum(half, other).sum((-2, -1)).mean((-2, -1))  # the same queries, on other images
             np.testing.assert_allclose(kept["halves"][1, index], ceiling, atol=2e-3)
             np.testing.assert_allclose(kept["halves"][0, index], translation_consistency(half, other), atol=2e-3)
