@@ -83,7 +83,7 @@ def test_a_grid_is_a_layer_that_became_a_small_convolution(lost, before, after, 
     run = run_of(gaussian_heads([nine()] * 6, start=[nine(3)] * 6), swaps=one)
     found, evidence = claims.grid(run)
     assert found is holds
-    assert any("mean way of their centres, in pixels: 2.1, 2.1" in line for line in evidence)
+    assert any("mean way of these heads' centres, in pixels: 2.1, 2.1" in line for line in evidence)
     assert claims.grid(run_of(run.heads))[0] is None  # not measured
 
 

@@ -237,7 +237,7 @@ def grid(run: Run, unmoved: ArrayLike | None = None) -> Verdict:
     moved = np.linalg.norm(centres[-1] - centres[0], axis=-1)
     lines += [
         f"heads with over half of their attention on a pixel: {_by_layer(sharp.sum(1), 'd', sharp.shape[1])}; "
-        f"mean way of their centres, in pixels: {_listed(_mean(np.where(sharp, moved, np.nan)), '.1f')}",
+        f"mean way of these heads' centres, in pixels: {_listed(_mean(np.where(sharp, moved, np.nan)), '.1f')}",
         f"pixels of the 3 × 3 around the query that such a head has: {_by_layer(own, 'd')}; "
         f"the start's heads, each made sharp on its nearest pixel: {_listed(snapped, 'd')}",
         f"relative error as 3 × 3: {_by_layer(after, '.2f')}; before training {_listed(before, '.2f')}"
@@ -652,7 +652,8 @@ def _small_convolutions(run: Run) -> tuple[_Small, list[str]]:
         f"{layer + 1} as {_named(sizes[smallest[layer]])} {after[layer]:.2f}, before training {before[layer]:.2f}"
         for layer in np.flatnonzero(fits.any(1))
     ]
-    lines += [f"relative error of the smallest that costs less than a point: layer {'; '.join(decisive) or 'none'}"]
+    words = "relative error of the smallest that surely costs less than a point (two standard errors): layer"
+    lines += [f"{words} {'; '.join(decisive) or 'none'}"]
     return _Small(fits.any(1), maybe.any(1) & ~fits.any(1), fits.any(1) & became), lines
 
 
@@ -682,14 +683,14 @@ def _twin_peaks(profile: NDArray) -> NDArray:
 
 
 def _mean(values: NDArray) -> NDArray:
-    """Over a layer's heads; 0 where it has none."""
-    return np.nansum(values, axis=1) / np.maximum(np.isfinite(values).sum(1), 1)
+    """Over a layer's heads; NaN where it has none."""
+    counts = np.isfinite(values).sum(1)
+    return np.where(counts, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
 
 
 def _listed(values: ArrayLike | Sequence[Any], form: str) -> str:
-    return ", ".join(format(int(value) if form == "d" else float(value), form) for value in np.asarray(values)).replace(
-        "-", "−"
-    )
+    numbers = (int(value) if form == "d" else float(value) for value in np.asarray(values))
+    return ", ".join("—" if np.isnan(number) else format(number, form) for number in numbers).replace("-", "−")
 
 
 def _by_layer(values: ArrayLike | Sequence[Any], form: str, of: int | None = None) -> str:

@@ -29,7 +29,7 @@ _SIZE = 22
 """Area of a head's mark, in square points."""
 _COVERED, _OUTSIDE = "#CFE3F5", "0.88"
 
-_HALF, _MOST, _FLAT = "50% of the mass", "90%", "flat: 50% do not fit in"
+_HALF, _MOST, _FLAT = "50% of the mass", "90%", "50% wider than the panel"
 _ENTRIES: dict[str, Look] = {
     "query pixel": {"marker": "s", "color": "black", "markerfacecolor": "none", "markeredgewidth": 1.3},
     _HALF: {"linestyle": "-", "linewidth": 0.9},

@@ -186,9 +186,10 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
         own, named = table[table["model"] == model], (ax.get_xlabel(), ax.get_ylabel())
         look: Look = {"x": "layer", "y": "lost", "ax": ax, "errorbar": ("pi", 100), "err_style": "bars"}
         look["legend"] = False
-        for kernel, colour in zip(sizes, seaborn.color_palette("crest", len(sizes)), strict=True):
+        looks = zip(sizes, seaborn.color_palette("crest", len(sizes)), "Xs^Dov"[: len(sizes)], strict=True)
+        for kernel, colour, shape in looks:
             read = own[(own["how"] == "read") & (own["kernel"] == kernel)]
-            mark: Look = {"color": colour, "marker": "o", "markeredgewidth": 0, "linestyle": "" if alone else "-"}
+            mark: Look = {"color": colour, "marker": shape, "markeredgewidth": 0, "linestyle": "" if alone else "-"}
             seaborn.lineplot(read, label=f"{kernel} × {kernel}", **mark, **look)
         dashes: Look = {"color": "0.55", "linestyle": DASHED, "linewidth": 0.9}
         if (shuffled := own[own["how"] == "shuffled"]).size:
@@ -264,7 +265,9 @@ def cost_growth(curves: Curves, bounds: Curves | None = None, label: str = "Time
     sides = sorted({side for sides, _ in curves.values() for side in sides})
     ax.set(xscale="log", yscale="log")
     ax.set_xticks(sides, [f"{side:g}" for side in sides])
-    ax.xaxis.minorticks_off()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter("{x:,g}")
+    ax.minorticks_off()
     _name_ends(ax, ax.lines)
     return figure
 
@@ -294,8 +297,9 @@ def stacked_costs(rows: Mapping[str, Mapping[str, float]], label: str) -> Figure
     totals, starts = frame.sum(axis=1), frame.cumsum(axis=1) - frame
     for part, colour in zip(frame, PALETTE, strict=False):
         bars = ax.barh(frame.index, frame[part], 0.62, left=starts[part], color=colour, label=str(part))
-        if part == frame.columns[0] != frame.columns[-1]:
-            ax.bar_label(bars, [_short(value) for value in frame[part]], label_type="center", color="white")
+        room = (frame[part] > 0.08 * totals.max()) & (frame[part] < totals)  # for its own number, beside the sum
+        inside = [_short(value) if fits else "" for value, fits in zip(frame[part], room, strict=True)]
+        ax.bar_label(bars, inside, label_type="center", color="white")
     ax.bar_label(bars, [_short(total) for total in totals], padding=3)
     ax.set_xlim(0, 1.12 * totals.max())
     ax.grid(False)
