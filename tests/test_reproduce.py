@@ -56,6 +56,15 @@ def test_a_per_run_notebook_is_planned_once_per_preset_and_seed_after_what_it_st
     assert jobs["03_train-quadratic_full-seed3"].parameters == {"profile": "toy", "preset": "quadratic_full", "seed": 3}
 
 
+def test_a_notebook_of_a_part_that_the_study_lacks_is_left_out_and_not_waited_for(toys: Toys) -> None:
+    toys.add("11_few", part="few")
+    toys.add("12_sum", needs=["11"])
+    toys.profile("runs: [quadratic]\n")
+    assert [(name, job.needs) for name, job in planned(toys).items()] == [("12_sum", ())]
+    toys.profile("runs: [quadratic]\nstudy: {few: {images: [10, 20]}}\n")
+    assert [(name, job.needs) for name, job in planned(toys).items()] == [("11_few", ()), ("12_sum", ("11_few",))]
+
+
 def test_only_picks_notebooks_or_single_runs_and_brings_what_they_need(toys: Toys) -> None:
     toys.add("02_theory")
     toys.add("03_train", parameters=PER_RUN, per_run=True)

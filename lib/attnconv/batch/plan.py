@@ -7,6 +7,7 @@ A notebook's metadata says what the runner must know, all of it optional:
     "attnconv": {"reads": ["study/learned/*"]}    it reads these runs besides: folder/preset/seed
     "attnconv": {"reads": ["tables/*.json"]}      it reads what other notebooks made
     "attnconv": {"alone": true}                   it measures time: nothing else runs beside it
+    "attnconv": {"part": "few"}                   it is left out where the profile's study has no such part
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import nbformat
 
@@ -36,6 +37,7 @@ class Notebook(Config):
     title: str
     per_run: bool = False
     alone: bool = False
+    part: Literal["", "few"] = ""
     needs: Words = ()
     reads: Words = ()
 
@@ -97,12 +99,16 @@ def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any])
     `ConfigError` where a notebook needs one that is not there, or where notebooks need each other in a circle.
     """
     jobs: dict[str, Job] = {}
+    notebooks = list(notebooks)
+    left_out = {one.number for one in notebooks if one.part and not getattr(profile.study, one.part)}
     for notebook in notebooks:
+        if notebook.number in left_out:
+            continue
         for run in itertools.product(profile.runs, profile.seeds) if notebook.per_run else [None]:
             parameters = given | ({"preset": run[0], "seed": run[1]} if run else {})
             name = f"{notebook.path.stem}-{run[0]}-seed{run[1]}" if run else notebook.path.stem
             jobs[name] = Job(name, notebook, parameters, run)
-    jobs = {name: _linked(job, list(jobs.values()), profile) for name, job in jobs.items()}
+    jobs = {name: _linked(job, list(jobs.values()), profile, left_out) for name, job in jobs.items()}
     try:
         graphlib.TopologicalSorter({name: job.needs for name, job in jobs.items()}).prepare()
     except graphlib.CycleError as error:
@@ -110,12 +116,14 @@ def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any])
     return jobs
 
 
-def _linked(job: Job, jobs: list[Job], profile: Profile) -> Job:
+def _linked(job: Job, jobs: list[Job], profile: Profile, left_out: set[str]) -> Job:
     """The job with what its notebook's metadata and its preset say that it needs and reads."""
     needed: list[Job] = []
     reads = {*job.notebook.reads}
     for word in job.notebook.needs:
         number, _, preset = word.partition(":")
+        if number in left_out:
+            continue
         if not (of_notebook := named(jobs, number)):
             raise ConfigError(f"{job.notebook.path.name} needs notebook {number}, which is not there.")
         # A preset that this profile does not run is not needed: the notebook says so itself, or trains it.

@@ -326,7 +326,7 @@ def reproduce(
         raise ConfigError(f"There are no notebooks in {notebooks}; run from a clone of the repository.")
     given = {"profile": profile.name, "data": data, "output": os.path.relpath(folder, notebooks.resolve())}
     jobs = plan(map(read_notebook, paths), profile, given)
-    wanted = select(jobs, only or {path.name[:2] for path in paths})
+    wanted = select(jobs, only or {job.notebook.number for job in jobs.values()})
     forced = {name for name, asked in wanted.items() if asked and force}
     pages: dict[str, str] = {}
     for name, job in jobs.items():
