@@ -7,13 +7,12 @@ both alike. Peak memory is the whole process's: Python, torch, and both networks
 """
 
 import argparse
-import resource
-import statistics
-import sys
 import time
 
+import numpy as np
 import torch
 import torchvision
+from measure import highest_memory, in_turns
 
 from attnconv.equivalence import convert
 
@@ -36,24 +35,16 @@ def main() -> None:
     conversion = time.perf_counter() - start
 
     with torch.no_grad():
-        expected, output = cnn(x), attention(x)  # also warms both up
-        seconds = {"cnn": [], "attention": []}
-        for _ in range(arguments.rounds):
-            for name, network in (("cnn", cnn), ("attention", attention)):
-                start = time.perf_counter()
-                network(x)
-                seconds[name].append(time.perf_counter() - start)
-    ratio = statistics.median(a / c for a, c in zip(seconds["attention"], seconds["cnn"], strict=True))
-    error = ((output - expected).abs().max() / expected.abs().max()).item()
-    unit = 2**30 if sys.platform == "darwin" else 2**20  # ru_maxrss is in bytes there, in KiB elsewhere
+        expected, output = cnn(x), attention(x)
+        seconds = in_turns({"CNN": lambda: cnn(x), "attention": lambda: attention(x)}, arguments.rounds, budget=600)
     print(f"{arguments.model}, batch {arguments.batch}, {arguments.size}x{arguments.size}, {arguments.threads} threads")
     print(f"conversion       {conversion:8.2f} s")
-    print(f"CNN              {statistics.median(seconds['cnn']):8.3f} s")
-    print(f"attention        {statistics.median(seconds['attention']):8.3f} s")
+    for name, times in seconds.items():
+        print(f"{name:17}{np.median(times):8.3f} s")
+    ratio = np.median(np.divide(seconds["attention"], seconds["CNN"]))
     print(f"ratio            {ratio:8.2f}    (goal: at most 1.1)")
-    print(f"relative error   {error:8.1e}    (goal: at most 1e-5)")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    print(f"peak memory      {peak:8.2f} GiB (goal: at most 2)")
+    print(f"relative error   {(output - expected).abs().max() / expected.abs().max():8.1e}    (goal: at most 1e-5)")
+    print(f"peak memory      {highest_memory() / 2**30:8.2f} GiB (goal: at most 2)")
 
 
 if __name__ == "__main__":

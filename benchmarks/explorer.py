@@ -27,10 +27,9 @@ from attnconv.explorer import explore
 from attnconv.models import build_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from browser import chromium, jupyterlab, playwright, run_all  # noqa: E402
+from browser import KERNEL, chromium, jupyterlab, playwright, run_all  # noqa: E402
 from test_explorer_browser import Seen  # noqa: E402
 
-KERNEL = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}}
 PREPARE = """\
 import numpy as np
 from attnconv.config import ModelConfig

@@ -1,27 +1,25 @@
-"""What a layer truly costs on this machine: time in turns, peak memory in a process of its own, and two lower bounds.
+"""What a layer truly costs on this machine: time in turns, peak memory in a process of its own, and a lower bound.
 
-A layer can be no faster than its matrix products at the machine's best rate, nor than the bytes that it must read and
-write at the machine's best bandwidth. Timings are taken in turns, so that a busy machine slows all alike.
+A layer can be no faster than its matrix products at the machine's best rate. Timings are taken in turns, so that a busy
+machine slows all alike.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import os
+import multiprocessing
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 from torch.utils.benchmark import Timer
 
 from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
@@ -53,27 +51,19 @@ class Case:
 
     def call(self) -> Callable[[], object]:
         """A function that does it once."""
-        layer, x = self._layer(), torch.randn(self.batch, self.side, self.side, self._input_channels())
-        if self.form == "conv 3x3":
-            x = x.permute(0, 3, 1, 2)
-        device = x.device
-        computation = choose(device, "bfloat16" if self.bfloat16 else "float32")
+        layer, inputs = self._layer(), self.channels * (self.heads if self.form == "value projection" else 1)
+        x = torch.randn(self.batch, self.side, self.side, inputs)
+        x = x.permute(0, 3, 1, 2) if self.form == "conv 3x3" else x
+        computation = choose(x.device, "bfloat16" if self.bfloat16 else "float32")
 
-        def forward() -> Tensor:
-            with torch.no_grad(), computing(computation, device), computation.autocast(device):
-                return layer(x)
-
-        def both() -> object:
-            leaf = x.detach().requires_grad_()
-            with computing(computation, device):
-                with computation.autocast(device):
+        def once() -> object:
+            leaf = x.detach().requires_grad_(self.training)
+            with torch.set_grad_enabled(self.training), computing(computation, x.device):
+                with computation.autocast(x.device):
                     out = layer(leaf)
-                return torch.autograd.grad(out, [leaf, *layer.parameters()], torch.ones_like(out))
+                return self.training and torch.autograd.grad(out, [leaf, *layer.parameters()], torch.ones_like(out))
 
-        return both if self.training else forward
-
-    def _input_channels(self) -> int:
-        return self.channels * (self.heads if self.form == "value projection" else 1)
+        return once
 
     def _layer(self) -> nn.Module:
         sizes = (self.channels, self.channels, self.heads)
@@ -100,13 +90,6 @@ class Case:
             total = 2 * pixels * 9 * c * c
         return self.batch * total * (3 if self.training else 1)
 
-    @property
-    def bytes(self) -> int:
-        """Input and output, and when training their gradients and the input again: each once."""
-        once = 4 * self.batch * self.side**2
-        wide = self._input_channels()
-        return once * (3 * wide + 2 * self.channels if self.training else wide + self.channels)
-
 
 def in_turns(calls: Mapping[str, Callable[[], object]], repeats: int, budget: float = 60.0) -> dict[str, list[float]]:
     """Seconds of every call in every round, after one to warm up. Beyond ``budget`` seconds, three rounds will do."""
@@ -127,57 +110,31 @@ def in_turns(calls: Mapping[str, Callable[[], object]], repeats: int, budget: fl
 def matrix_rate(bfloat16: bool = False) -> float:
     """FLOP/s of this project's typical product at the best that the CPU reaches, by either library."""
     rows, inner, columns = 4096, 576, 64
-    x, weight = torch.randn(rows, inner), torch.randn(columns, inner)
-    if bfloat16:
-        x, weight = x.bfloat16(), weight.bfloat16()
-    best = math.inf
+    kind, best = torch.bfloat16 if bfloat16 else torch.float32, math.inf
+    names = {"x": torch.randn(rows, inner, dtype=kind), "weight": torch.randn(columns, inner, dtype=kind)}
+    timer = Timer("torch.nn.functional.linear(x, weight)", globals=names, num_threads=torch.get_num_threads())
     for onednn in (False, True):
-        with computing(Computation(onednn=onednn), x.device):
-            best = min(best, fastest("torch.nn.functional.linear(x, weight)", x=x, weight=weight))
+        with computing(Computation(onednn=onednn), torch.device("cpu")):
+            best = min(best, *timer.blocked_autorange(min_run_time=0.3).times)  # other work can only make it slower
     return 2 * rows * inner * columns / best
-
-
-def byte_rate(megabytes: int = 128) -> float:
-    """Bytes read and written in a second by a copy that no cache holds."""
-    a = torch.ones(megabytes * 2**18)
-    return 2 * a.nbytes / fastest("b.copy_(a)", a=a, b=torch.empty_like(a))
-
-
-def fastest(statement: str, **names: Tensor) -> float:
-    """Seconds of a statement at best: what else the machine does can only make it slower."""
-    timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
-    return min(timer.blocked_autorange(min_run_time=0.3).times)
-
-
-def lower_bound(case: Case, flop_rate: float, bandwidth: float) -> tuple[float, float]:
-    """Seconds that the matrix products, and the bytes, of a case take at best."""
-    return case.flops / flop_rate, case.bytes / bandwidth
 
 
 def peak_memory(case: Case) -> int:
     """Bytes that a case adds to a fresh process at its peak, by the operating system's count."""
-    code = "import sys; from measure import _child; _child(sys.argv[1])"
-    given = json.dumps(vars(case) | {"threads": torch.get_num_threads()})
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", code, given], env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{case} failed in a process of its own: {done.stderr[-500:]}")
-    return int(done.stdout)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(_peak_memory, case, torch.get_num_threads()).result()
 
 
-def _child(given: str) -> None:
-    values = json.loads(given)
-    torch.set_num_threads(values.pop("threads"))
-    case = Case(**values)
-    Case(**values | {"side": 4, "batch": 1}).call()()  # what libraries allocate once
+def _peak_memory(case: Case, threads: int) -> int:
+    torch.set_num_threads(threads)
+    replace(case, side=4, batch=1).call()()  # what libraries allocate once
     call = case.call()
-    before = _highest()
+    before = highest_memory()
     call()
-    print(_highest() - before)
+    return highest_memory() - before
 
 
-def _highest() -> int:
+def highest_memory() -> int:
     """The most memory that this process ever held, in bytes."""
     if sys.platform == "linux":  # getrusage counts what a process held before it became this one
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -225,27 +182,3 @@ def training_step(model: ModelConfig, recipe: TrainConfig, plain: bool = False) 
 def step_flops(model: ModelConfig, batch: int) -> int:
     """Of a training step's matrix products, with nothing computed twice: three times the forward pass."""
     return 3 * batch * cost(model).separable
-
-
-class Clock(TorchDispatchMode):
-    """Seconds of each kind of operation inside: ``with Clock() as clock: ...``, then ``clock.seconds``."""
-
-    KINDS = {
-        "matrix products": ("mm", "addmm", "bmm", "baddbmm"),
-        "LayerNorm": ("native_layer_norm", "native_layer_norm_backward"),
-        "GELU": ("gelu", "gelu_backward"),
-        "optimizer, clipping": ("_fused_adamw_", "linalg_vector_norm", "_foreach_norm", "_foreach_mul_"),
-        "copies, sums, additions": ("copy_", "_to_copy", "clone", "sum", "add", "add_", "mul", "mul_", "zeros", "cat"),
-    }
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds = dict.fromkeys([*self.KINDS, "everything else"], 0.0)
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        start = time.perf_counter()
-        result = function(*args, **(kwargs or {}))
-        name = function.overloadpacket.__name__
-        kind = next((kind for kind, names in self.KINDS.items() if name in names), "everything else")
-        self.seconds[kind] += time.perf_counter() - start
-        return result

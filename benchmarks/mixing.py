@@ -1,23 +1,20 @@
-"""Attention layers against grid size, heads and width: time in turns with its spread, peak memory, two lower bounds.
+"""Attention layers against grid size, heads and width: time in turns with its spread, peak memory, a lower bound.
 
     make bench      (or: python benchmarks/mixing.py [--output DIR] [--repeats 7] [--sides 8 16 32] [--threads 2])
 
-Leaves mixing.json, mixing.md, mixing.csv and mixing.pdf/png in outputs/bench: some seven minutes on two cores.
+Leaves mixing.csv, mixing.md and mixing.pdf/png in outputs/bench: some seven minutes on two cores.
 """
 
 import argparse
-import csv
-import json
-import statistics
 from pathlib import Path
 
+import numpy as np
 import torch
-from measure import FORMS, Case, byte_rate, in_turns, lower_bound, matrix_rate, peak_memory
-
-from attnconv import figures
+from measure import FORMS, Case, in_turns, matrix_rate, peak_memory
 
 LARGEST = {"dense": 48, "full covariance": 48, "content": 64}
 """Beyond these sides a form takes too long, or more memory than most machines have."""
+TIMES = ["ms", "fastest_ms", "slowest_ms"]
 
 
 def cases(sides: list[int], channels: int, batch: int) -> list[list[Case]]:
@@ -45,46 +42,35 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
 
-    rates = matrix_rate(), byte_rate()
-    print(f"{rates[0] / 1e9:.0f} GFLOP/s in matrix products, {rates[1] / 1e9:.1f} GB/s in copies", flush=True)
+    rate = matrix_rate()
+    print(f"{rate / 1e9:.0f} GFLOP/s in matrix products", flush=True)
     rows = []
     for group in cases(options.sides, options.channels, options.batch):
         times = in_turns({case.form: case.call() for case in group}, options.repeats, budget=8)
         for case in group:
-            seconds = times[case.form]
-            products, traffic = lower_bound(case, *rates)
-            row = vars(case) | dict(
-                ms=1e3 * statistics.median(seconds), fastest_ms=1e3 * min(seconds), slowest_ms=1e3 * max(seconds)
-            )
-            row |= dict(products_ms=1e3 * products, bytes_ms=1e3 * traffic)
-            row |= dict(peak_mib=peak_memory(case) / 2**20 if case.training else None)
+            spread = np.quantile(times[case.form], [0.5, 0, 1]) * 1e3
+            row = vars(case) | dict(zip(TIMES, spread, strict=True)) | {"products_ms": 1e3 * case.flops / rate}
+            row["peak_mib"] = peak_memory(case) / 2**20 if case.training else None
             rows.append(row)
             print("  ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
 
-    options.output.mkdir(parents=True, exist_ok=True)
-    report = dict(flops_per_second=rates[0], bytes_per_second=rates[1], threads=options.threads, rows=rows)
-    (options.output / "mixing.json").write_text(json.dumps(report, indent=1) + "\n")
-    with open(options.output / "mixing.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    lines = ["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|"]
-    for row in rows:
-        lines.append("| " + " | ".join(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
-    (options.output / "mixing.md").write_text("\n".join(lines) + "\n")
+    import pandas as pd  # here, as each process that measures memory imports this file
 
-    main_rows = [r for r in rows if r["training"] and r["heads"] == 9 and r["channels"] == options.channels]
-    curves, bounds = {}, {}
-    for form in FORMS:
-        own = {r["side"]: r for r in main_rows if r["form"] == form}
-        sides = sorted(own)
-        spread = [[own[s][k] / own[s]["batch"] for k in ("ms", "fastest_ms", "slowest_ms")] for s in sides]
-        curves[form] = (sides, spread)
-        if form == "separable":
-            products = [own[s]["products_ms"] / own[s]["batch"] for s in sides]
-            bounds["separable, its products alone"] = (sides, products)
-    figure = figures.cost_growth(curves, bounds, "Forward + backward, one image (ms)")
-    figures.save(figure, options.output / "mixing.png")
+    from attnconv import figures
+
+    table = pd.DataFrame(rows)
+    options.output.mkdir(parents=True, exist_ok=True)
+    table.to_csv(options.output / "mixing.csv", index=False)
+    table.to_markdown(options.output / "mixing.md", index=False, floatfmt=".3g")
+
+    trained = table[table["training"] & (table["heads"] == 9) & (table["channels"] == options.channels)]
+    image = trained[[*TIMES, "products_ms"]].div(trained["batch"], axis=0).assign(form=trained["form"])
+    of_form = {form: image[image["form"] == form].set_index(trained["side"][image["form"] == form]) for form in FORMS}
+    curves = {form: (own.index, own[TIMES]) for form, own in of_form.items()}
+    bound = {"separable, its products alone": (of_form["separable"].index, of_form["separable"]["products_ms"])}
+    figures.save(
+        figures.cost_growth(curves, bound, "Forward + backward, one image (ms)"), options.output / "mixing.png"
+    )
 
 
 if __name__ == "__main__":

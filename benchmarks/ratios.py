@@ -1,7 +1,7 @@
 """The ratios that matter, from calls in turns in one process: what the CPU's fast ways and separability save, and how
 near a training step is to its matrix products at the best rate that this CPU reaches for them.
 
-make bench      (or: python benchmarks/ratios.py [steps | parts | layers | memory])
+make bench      (or: python benchmarks/ratios.py [steps | layers | memory])
 """
 
 import statistics
@@ -10,35 +10,29 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from measure import Case, Clock, in_turns, matrix_rate, peak_memory, step_flops, training_step
+from measure import Case, in_turns, matrix_rate, peak_memory, step_flops, training_step
 
 from attnconv.config import ModelConfig, TrainConfig
 
-SIZES = [(128, 2), (64, 2), (128, 4)]
-"""Hidden channels and down-sampling of the quadratic model's steps: 16 x 16, 16 x 16 and 8 x 8 positions."""
-
-OTHERS = {
-    "learned": dict(kind="learned"),
-    "learned + content": dict(kind="learned_content", key_size=16),
-    "full covariance": dict(covariance="full"),
-    "16 heads": dict(heads=16),
-    "ResNet18 of width 16": dict(kind="resnet", resnet_width=16),
+MODELS = {
+    "quadratic, hidden 128, 16 x 16": dict(hidden=128),
+    "quadratic, hidden 64, 16 x 16": dict(hidden=64),
+    "quadratic, hidden 128, 8 x 8": dict(hidden=128, downsampling=4),
+    "learned, hidden 64, 16 x 16": dict(hidden=64, kind="learned"),
+    "learned + content, hidden 64": dict(hidden=64, kind="learned_content", key_size=16),
+    "full covariance, hidden 64": dict(hidden=64, covariance="full"),
+    "16 heads, hidden 64": dict(hidden=64, heads=16),
+    "ResNet18 of width 16": dict(hidden=64, kind="resnet", resnet_width=16),
 }
+"""Models whose training steps are timed; down-sampling is 2 where nothing is said."""
 
 
 def steps(rounds: int = 5, batch: int = 100) -> None:
     """Training steps against the plain operations in PyTorch's default float32."""
     rates = {"float32": matrix_rate(), "bfloat16": matrix_rate(bfloat16=True)}
     print("Best rate of a 4096 x 576 x 64 product, GFLOP/s:", {k: round(v / 1e9) for k, v in rates.items()})
-    print(
-        "Training step, batch 100, 6 layers: ms an image; speed over plain float32 (quartiles); step over its products"
-    )
-    models = [
-        (f"quadratic, hidden {hidden}, {32 // fold} x {32 // fold}", dict(hidden=hidden, downsampling=fold))
-        for hidden, fold in SIZES
-    ]
-    models += [(f"{name}, hidden 64, 16 x 16", dict(hidden=64) | changes) for name, changes in OTHERS.items()]
-    for title, changes in models:
+    print("Training step, batch 100, 6 layers: ms an image; over plain float32 (quartiles); step over its products")
+    for title, changes in MODELS.items():
         model = ModelConfig(**dict(mlp=2 * changes["hidden"], dropout=0.0) | changes)
         recipes = {name: TrainConfig(optimizer="adamw", lr=1e-3, clip=5.0, precision=name) for name in rates}
         ways = {"plain": training_step(model, recipes["float32"], plain=True)}
@@ -56,20 +50,6 @@ def steps(rounds: int = 5, batch: int = 100) -> None:
                 f"    {name:34}{1e3 * time / batch:20.2f} {middle:8.2f} ({low:.2f} to {high:.2f}) {time / floor:8.2f}",
                 flush=True,
             )
-
-
-def parts(repeats: int = 5) -> None:
-    """Where the time of a training step goes, operation by operation; what is between operations is not seen."""
-    model = ModelConfig(hidden=64, mlp=128, downsampling=2, dropout=0.0)
-    step = training_step(model, TrainConfig(optimizer="adamw", lr=1e-3, clip=5.0, precision="auto"))
-    step()
-    with Clock() as clock:
-        for _ in range(repeats):
-            step()
-    total = sum(clock.seconds.values())
-    print("Training step, batch 100, quadratic, hidden 64, 16 x 16: share of the operations' time")
-    for kind, seconds in clock.seconds.items():
-        print(f"  {kind:34}{seconds / total:8.0%}", flush=True)
 
 
 def ratio(above: Callable, below: Callable, repeats: int) -> str:
@@ -101,6 +81,5 @@ def memory() -> None:
 
 if __name__ == "__main__":
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}; medians")
-    wanted = sys.argv[1:] or ["steps", "parts", "layers", "memory"]
-    for part in wanted:
-        {"steps": steps, "parts": parts, "layers": layers, "memory": memory}[part]()
+    for part in sys.argv[1:] or ["steps", "layers", "memory"]:
+        {"steps": steps, "layers": layers, "memory": memory}[part]()

@@ -29,6 +29,7 @@ needs_browser = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
 ]
+KERNEL = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}}
 PHONE = dict(viewport=dict(width=390, height=700), has_touch=True, is_mobile=True)
 SETTLED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 

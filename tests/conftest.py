@@ -133,6 +133,22 @@ def browser() -> Iterator[object]:
         yield started
 
 
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """A JupyterLab: ``lab(name, notebook)`` writes a notebook there, and gives the address that opens it alone."""
+    from browser import jupyterlab
+
+    folder = tmp_path_factory.mktemp("notebooks")
+    with jupyterlab(folder, tmp_path_factory.mktemp("jupyter")) as address:
+
+        def lab(name: str, notebook: nbformat.NotebookNode) -> str:
+            nbformat.write(notebook, folder / f"{name}.ipynb")
+            return address.replace("/lab/", f"/lab/workspaces/{name}/").format(notebook=f"{name}.ipynb")
+
+        lab.folder = folder
+        yield lab
+
+
 @pytest.fixture
 def show(browser: object, request: pytest.FixtureRequest) -> Iterator[Callable]:
     """Open a file as `browser.opened` does: a ``Seen`` of the test's module. There must have been no errors."""

@@ -4,9 +4,9 @@ import { test } from "node:test";
 import { gzipSync } from "node:zlib";
 import { drawHeads, headAt, spots } from "../lib/attnconv/explorer/front/centres.js";
 import { kindText, nearestPlaces } from "../lib/attnconv/explorer/front/layer.js";
-import { Model, covarianceOf, describe, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/attnconv/explorer/front/heads.js";
+import { Model, covarianceOf, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/attnconv/explorer/front/heads.js";
 import { brightness, drawField, ramp, shiftText } from "../lib/attnconv/explorer/front/draw.js";
-import { fromHalf, gelu, layerNorm, linear, unshuffled } from "../lib/attnconv/explorer/front/network.js";
+import { fromHalf, unshuffled } from "../lib/attnconv/explorer/front/network.js";
 import { fromLink, inLink, pageHost, widgetHost } from "../lib/attnconv/explorer/front/hosts.js";
 import { clamp, softmax } from "../lib/attnconv/explorer/front/maths.js";
 
@@ -38,15 +38,6 @@ test("a packed tree is unpacked", () => {
 test("a softmax sums to 1 and survives large logits", () => {
   const out = softmax([1000, 1000, -1000], new Float32Array(3));
   assert.deepEqual([...out], [0.5, 0.5, 0]);
-});
-
-test("a sharp Gaussian head is one shift", () => {
-  const map = gaussian([1, -2], [400, 0, 0, 400]).probabilities(0, 0, [2, 3], new Float32Array(35));
-  near(map[3 * 7 + 1], 1);
-  const told = describe(map, 5, 7, [2, 3]);
-  assert.deepEqual(told.peak, [1, -2]);
-  near(told.reach, Math.hypot(1, 2));
-  near(told.entropy, 0);
 });
 
 test("an edit moves and scales a head, and only at the last epoch", () => {
@@ -330,23 +321,6 @@ test("a kernel that has gone is named at once, and asked for nothing until it an
 test("half precision: normal, subnormal and negative numbers", () => {
   const codes = [0x3c00, 0xc000, 0x3555, 0x0001, 0x8000, 0x7bff];
   assert.deepEqual([...fromHalf(Uint8Array.from(codes, (code) => code >> 8), Uint8Array.from(codes, (code) => code & 255))], [1, -2, 1365 / 4096, 2 ** -24, -0, 65504]);
-});
-
-test("a linear map of any number of rows and outputs", () => {
-  for (const [many, channels, outputs] of [[1, 3, 1], [4, 2, 2], [5, 3, 3], [7, 1, 5]]) {
-    const rows = Float32Array.from({ length: many * channels }, (_, i) => Math.sin(i)), weight = Float32Array.from({ length: outputs * channels }, (_, i) => Math.cos(3 * i));
-    const bias = Float32Array.from({ length: outputs }, (_, i) => i), got = linear(rows, { weight, bias }, channels);
-    assert.equal(got.length, many * outputs);
-    got.forEach((value, at) => {
-      const [n, d] = [Math.floor(at / outputs), at % outputs];
-      near(value, Array.from({ length: channels }, (_, c) => rows[n * channels + c] * weight[d * channels + c]).reduce((a, b) => a + b) + d);
-    });
-  }
-});
-
-test("GELU and LayerNorm", () => {
-  [...gelu(new Float32Array([-3, -1, 0, 0.5, 2]))].forEach((value, i) => near(value, [-0.0040496, -0.1586553, 0, 0.3457312, 1.9544997][i], 1e-6));
-  [...layerNorm(new Float32Array([1, 3, 10, 10]), { weight: [2, 1], bias: [0, 5] })].forEach((value, i) => near(value, [-2, 6, 0, 5][i]));
 });
 
 test("images are cut into blocks, channel by channel", () => {

@@ -197,7 +197,7 @@ NETWORKS += ["convnext_tiny", "vgg11_bn"]
 def test_whole_networks(name):
     torch.manual_seed(0)
     network = torchvision.models.get_model(name, num_classes=10).eval()
-    x = torch.randn(2, 3, 64, 64)
+    x = torch.randn(2, 3, 32, 32)
     converted = convert(network)
     taps = [m for m in converted.modules() if isinstance(m, TapAttention)]
     assert len(taps) == sum(isinstance(m, nn.Conv2d) for m in network.modules()) > 0
@@ -253,25 +253,6 @@ def quadratic(covariance="isotropic", heads=4, spread=0.7):
     return QuadraticAttention(5, 3, heads, covariance, spread_start=spread, centre_std=1.5).double()
 
 
-@pytest.mark.parametrize("kernel_size", [1, 2, (3, 5), 7])
-@pytest.mark.parametrize("kind", ["isotropic", "full", "learned", "converted", "converted depthwise"])
-def test_the_report_says_what_is_outside_and_the_layer_stays_as_it_was(kind, kernel_size):
-    torch.manual_seed(3)
-    if kind == "learned":
-        layer = LearnedAttention(5, 3, 4, max_size=15, dropout=0.1).double()
-    elif kind.startswith("converted"):
-        options = {"padding": 3, "groups": 5 if "depthwise" in kind else 1, "dtype": torch.float64}
-        layer = conv_to_attention(nn.Conv2d(5, 10, kernel_size, **options), alpha=0.4)
-        layer.centres.data += torch.randn_like(layer.centres)
-    else:
-        layer = quadratic(kind)
-    conv, report = attention_to_conv(layer, kernel_size)
-    assert conv.kernel_size == (kernel_size if isinstance(kernel_size, tuple) else (kernel_size,) * 2)
-    assert report.outside.shape == (layer.heads,) and 0 < report.outside.min() and report.outside.max() < 1
-    assert report.relative_error > 0
-    assert layer.training
-
-
 @pytest.mark.parametrize("kind", ["isotropic", "full"])
 def test_a_large_kernel_is_the_whole_layer_in_the_interior(kind):
     torch.manual_seed(0)
@@ -285,16 +266,29 @@ def test_a_large_kernel_is_the_whole_layer_in_the_interior(kind):
     assert difference.abs().max() > 1e-3  # at the borders attention renormalizes, zero padding does not
 
 
-@pytest.mark.parametrize("size", [(7, 5), (6, 4)])
-def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(size):
+@pytest.mark.parametrize("kernel", [1, 2, (3, 5), 4])
+@pytest.mark.parametrize("size", [(7, 5), (6, 9)])
+@pytest.mark.parametrize("kind", ["isotropic", "full", "learned", "depthwise"])
+def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(kind, size, kernel):
     torch.manual_seed(0)
-    layer = LearnedAttention(2, 3, 3, max_size=7).double()
-    conv, report = attention_to_conv(layer, 3, size=size)
-    assert conv.padding_mode == "replicate"
-    p = layer.probabilities(*size)[:, 3, 2]  # the central query
-    expected = torch.einsum("hij,hcd->dcij", p[:, 2:5, 1:4], weights_of(layer))
-    assert torch.allclose(conv.weight, expected, atol=1e-12)
-    assert torch.allclose(report.outside, 1 - p[:, 2:5, 1:4].sum((1, 2)), atol=1e-12)
+    rows, columns = (kernel, kernel) if isinstance(kernel, int) else kernel
+    if kind == "learned":
+        layer = LearnedAttention(5, 3, 4, max_size=9, dropout=0.1).double()
+    elif kind == "depthwise":
+        layer = conv_to_attention(nn.Conv2d(5, 10, kernel, groups=5, dtype=torch.float64), alpha=0.4)
+        layer.centres.data += torch.randn_like(layer.centres)
+    else:
+        layer = quadratic(kind)
+    conv, report = attention_to_conv(layer, None if kind == "depthwise" else kernel, size)
+    assert conv.kernel_size == (rows, columns) and layer.training
+    assert conv.padding_mode == ("zeros" if kind == "depthwise" else "replicate")
+    p = layer.probabilities(*size)  # (h, Q, R, H, W)
+    i, j = p.shape[1] // 2, p.shape[2] // 2  # the central query
+    top, left = (i, j) if kind == "depthwise" else (i - (rows - 1) // 2, j - (columns - 1) // 2)  # the kernel's corner
+    near = p[:, i, j, top : top + rows, left : left + columns]
+    torch.testing.assert_close(conv.weight, torch.einsum("hij,hcd->dcij", near, weights_of(layer)))
+    torch.testing.assert_close(report.outside, 1 - near.sum((1, 2)))
+    assert 0 < report.outside.min() and 0 < report.relative_error
 
 
 def test_a_quadratic_layer_is_read_where_it_has_all_shifts_of_the_paper():
@@ -314,58 +308,50 @@ def hooked(register, *hook):
 
 
 @pytest.mark.parametrize(
-    ("module", "error", "cause"),
+    ("module", "cause"),
     [
-        (nn.ConvTranspose2d(1, 1, 3), TypeError, r"ConvTranspose2d is not a Conv1d or Conv2d; .*\(a transposed"),
-        (nn.ConvTranspose1d(1, 1, 3), TypeError, "a transposed convolution"),
-        (nn.LazyConvTranspose2d(1, 3), TypeError, "a transposed convolution"),
-        (nn.Conv3d(1, 1, 3), TypeError, "Conv3d is not a Conv1d or Conv2d"),
-        (nn.LazyConv2d(1, 3), ValueError, "lazy"),
-        (nn.Conv2d(1, 1, 3, dtype=torch.complex64), ValueError, "complex weights"),
-        (hooked("register_forward_hook", lambda *_: None), ValueError, r"has hooks \(<lambda>\).*`handle.remove\(\)`"),
-        (hooked("register_full_backward_hook", lambda *_: None), ValueError, r"has hooks \(<lambda>\)"),
-        (hooked("register_forward_pre_hook", lambda *_: None), ValueError, r"has hooks \(<lambda>\)"),
-        (hooked(nn.utils.spectral_norm), ValueError, r"\(SpectralNorm\).*remove_spectral_norm"),
-        (hooked(nn.utils.weight_norm), ValueError, r"\(WeightNorm\).*remove_weight_norm"),
-        (
-            hooked(lambda conv: prune.l1_unstructured(conv, "weight", 0.5)),
-            ValueError,
-            r"\(L1Unstructured\).*prune.remove",
-        ),
-        (
-            nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)),
-            ValueError,
-            "not a parameter.*remove_parametrizations",
-        ),
-        (nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 3, 3), "bias"), ValueError, "not a parameter"),
+        (nn.ConvTranspose2d(1, 1, 3), r"ConvTranspose2d is not a Conv1d or Conv2d; .*\(a transposed"),
+        (nn.LazyConvTranspose2d(1, 3), "a transposed convolution"),
+        (nn.Conv3d(1, 1, 3), "Conv3d is not a Conv1d or Conv2d"),
+        (nn.LazyConv2d(1, 3), "lazy"),
+        (nn.Conv2d(1, 1, 3, dtype=torch.complex64), "complex weights"),
+        (hooked("register_forward_hook", lambda *_: None), r"has hooks \(<lambda>\).*`handle.remove\(\)`"),
+        (hooked("register_full_backward_hook", lambda *_: None), r"has hooks \(<lambda>\)"),
+        (hooked("register_forward_pre_hook", lambda *_: None), r"has hooks \(<lambda>\)"),
+        (hooked(nn.utils.spectral_norm), r"\(SpectralNorm\).*remove_spectral_norm"),
+        (hooked(nn.utils.weight_norm), r"\(WeightNorm\).*remove_weight_norm"),
+        (hooked(lambda conv: prune.l1_unstructured(conv, "weight", 0.5)), r"\(L1Unstructured\).*prune.remove"),
+        (nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), "not a parameter.*remove_parametrizations"),
+        (nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 3, 3), "bias"), "not a parameter"),
+        (type("Conv2d", (nn.Module,), {"__module__": "torch.ao.nn.quantized.modules.conv"})(), "Conv2d is not a"),
     ],
 )
-def test_what_cannot_be_converted_is_refused(module, error, cause):
-    with pytest.raises(error, match=cause):
+def test_what_cannot_be_converted_is_refused(module, cause):
+    with pytest.raises(TypeError, match=cause):
         conv_to_attention(module)
-    with pytest.raises(error, match=f"^0.head: .*{cause}"):
+    with pytest.raises(TypeError, match=f"^0.head: .*{cause}"):
         convert(nn.Sequential(nn.ModuleDict({"head": module})))
-
-
-def test_what_else_computes_its_weights_is_copied():
-    network = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(147, 2), nn.Linear(2, 2))
-    prune.random_unstructured(network[2], "weight", amount=0.5)
-    nn.utils.parametrizations.weight_norm(network[3])
-    x = torch.randn(1, 2, 9, 9)
-    torch.testing.assert_close(convert(network)(x), network(x))
 
 
 def test_other_refusals_name_their_cause():
     with pytest.raises(TypeError, match="Linear is not a Conv1d or Conv2d"):
         conv_to_attention(nn.Linear(2, 2))
+    for network in (None, "resnet18"):
+        with pytest.raises(TypeError, match=f"convert takes a torch.nn.Module, not {network!r}"):
+            convert(network)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated
         scripted = torch.jit.script(nn.Sequential(nn.ReLU()))
     with pytest.raises(TypeError, match="Script"):
         convert(scripted)
-    limits = [(a, torch.float32) for a in (0.0, -1.0, math.inf, math.nan, 1e39, 1.8e38)] + [(1e308, torch.float64)]
-    for alpha, dtype in limits:
-        with pytest.raises(ValueError, match=f"alpha = .*positive number, and for {dtype} at most"):
+    network = nn.Sequential(nn.ReLU())
+    network[0].branches = [nn.Conv2d(2, 2, 3)]
+    with pytest.raises(ValueError, match="^0 holds modules in a plain list.*nn.ModuleList"):
+        convert(network)
+    limits = [(a, torch.float32) for a in ("3", None, 0.0, -1.0, math.inf, math.nan, 1e39, 1.8e38)]
+    for alpha, dtype in [*limits, (1e308, torch.float64)]:
+        said = f"{re.escape(f'alpha = {alpha!r} must be a positive number')}, and for {dtype} at most"
+        with pytest.raises(ValueError, match=said):
             conv_to_attention(nn.Conv2d(1, 1, 1, dtype=dtype), alpha)
     layer = conv_to_attention(nn.Conv2d(2, 1, (3, 5), dilation=2))
     for shape in [(2, 9, 9), (9, 9), (1, 1, 2, 9, 9), (1, 3, 9, 9)]:
@@ -380,11 +366,9 @@ def test_other_refusals_name_their_cause():
 
 def test_refusals_of_the_way_back_name_their_cause():
     layer, learned = conv_to_attention(nn.Conv2d(2, 2, 3)), LearnedAttention(2, 2, 9, max_size=6)
-    any_size = "kernel of any size; pass kernel_size"
     for arguments, cause in [
-        ((layer, 5), "not the 3x3"),
-        ((quadratic(),), any_size),
-        ((learned,), any_size),
+        ((layer, 5), "kernel_size = 5: this layer's convolution has its own"),
+        ((quadratic(),), "kernel_size = None must be a whole number"),
         ((quadratic(), 0), "kernel_size = 0"),
         ((quadratic(), (3, 3, 3)), "2 of them"),
         ((learned, 7), "7x7 kernel .* 6x6 grid .*max_size = 6"),
@@ -490,30 +474,19 @@ class Assigns(nn.Module):
         weight = self.conv.weight
         if self.way == "parameter":
             self.conv.weight = nn.Parameter(weight / weight.norm())
-        elif self.way == "data":
-            self.conv.weight.data = weight.data / weight.data.norm()
         elif self.way == "in place":
             with torch.no_grad():
                 self.conv.weight.div_(weight.norm())
         return self.conv(x.to(self.conv.weight.dtype)) * self.conv.weight[0].numel() + self.conv.bias.sum()
 
 
-@pytest.mark.parametrize("way", ["parameter", "data", "in place", "reads"])
+@pytest.mark.parametrize("way", ["parameter", "in place", "reads"])
 def test_parents_find_and_change_the_weight_as_before(way):
     network = Assigns(way)
     x = torch.randn(1, 2, 5, 6)
     converted = convert(network)
     torch.testing.assert_close(converted(x), network(x))
     torch.testing.assert_close(converted.conv.weight, network.conv.weight)
-
-
-def test_a_weight_that_something_else_computes_is_refused():
-    conv = nn.Conv2d(1, 1, 3)
-    weight = conv.weight.detach() * 2
-    del conv.weight
-    conv.weight = weight
-    with pytest.raises(ValueError, match="not a parameter.*parametrize"):
-        conv_to_attention(conv)
 
 
 def test_tied_weights_stay_tied():
@@ -543,11 +516,6 @@ def test_numbers_set_later_are_read_as_the_convolution_reads_them():
         conv = nn.Conv2d(2, 2, 3, padding=1, padding_mode=mode)
         conv.stride, conv.dilation, conv.padding = 2, 2, 2
         torch.testing.assert_close(conv_to_attention(conv)(x), conv(x))
-    conv = nn.Conv1d(2, 2, 3)
-    layer = conv_to_attention(conv)
-    for stride in (1, 3):  # what was kept for the first is not used for the second
-        conv.stride = layer.stride = stride
-        torch.testing.assert_close(layer(x[:, :, 0]), conv(x[:, :, 0]))
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 2.0}, {"groups": 2}])
@@ -592,7 +560,7 @@ def test_errors_of_the_report_are_expectations_over_white_noise(kind):
         layer = conv_to_attention(nn.Conv2d(4, 6, 3, padding=1, groups=2, dtype=torch.float64), alpha=0.5)
     else:
         layer = QuadraticAttention(4, 6, 4, kind, spread_start=0.7).double()
-    conv, report = attention_to_conv(layer, 3, size=(11, 11))
+    conv, report = attention_to_conv(layer, None if kind == "converted" else 3, size=(11, 11))
     x = torch.randn(4000, 4, 11, 11, dtype=torch.float64)
     with torch.no_grad():
         y = layer(x) if kind == "converted" else layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -612,7 +580,7 @@ def test_threads_share_a_converted_network():
         right = [conv(x) for x in images]
 
         def ask(n):
-            places = [(n + i) % 8 for i in range(250)]
+            places = [(n + i) % 8 for i in range(100)]
             return sum(not torch.allclose(layer(images[place]), right[place], atol=1e-5) for place in places)
 
         def under_no_grad(n):
@@ -621,7 +589,6 @@ def test_threads_share_a_converted_network():
 
         with ThreadPoolExecutor(8) as pool:
             assert sum(pool.map(under_no_grad, range(8))) == 0
-    assert len(layer._kept) <= 8
 
 
 def test_a_long_signal_takes_memory_that_is_linear_in_its_length():
@@ -634,16 +601,19 @@ def test_a_long_signal_takes_memory_that_is_linear_in_its_length():
     assert memory.peak < 100 * x.nbytes
 
 
-@pytest.mark.parametrize("centre", [0.0, 0.3, 0.5, -7.4, 40.0])
+@pytest.mark.parametrize("centre", [0.0, 0.3, 0.5, -7.4, 40.0, math.nan, math.inf])
 @pytest.mark.parametrize("alpha", [3.0, 20.0, 60.0, 800.0])
 def test_pixels_are_picked_where_and_only_where_the_softmax_is_one_hot(centre, alpha):
+    """A soft head beyond the border is one-hot, too, and goes through its softmax all the same."""
     layer = conv_to_attention(nn.Conv2d(1, 1, 3, padding=1), alpha)
+    x = torch.randn(1, 1, 9, 9)
     with torch.no_grad():
         layer.centres[:, 1] += centre
-        p = layer.axis_probabilities(9, 1)  # (h, R, W')
-        picked = layer._one_hot(9, 1)
-    assert (picked is not None) == bool((p.max(-1).values == 1).all())
-    assert picked is None or torch.equal(p.argmax(-1).T, picked)
+        p = layer.probabilities(9, 9)
+        one_hot = bool((p.amax((-2, -1)) == 1).all())
+        assert layer._one_hot() == one_hot or (one_hot and centre == 40 and alpha == 3)
+        expected = torch.einsum("hqrkl,kl,h->qr", p, layer.pad(x)[0, 0], layer.weight.flatten()) + layer.bias
+        torch.testing.assert_close(layer(x)[0, 0], expected, equal_nan=True)
 
 
 def test_converted_networks_work_in_other_tools():
@@ -662,25 +632,3 @@ def test_converted_networks_work_in_other_tools():
             torch.testing.assert_close(exported(x[:1].repeat(5, 1, 1, 1))[4], expected[0])
         torch.testing.assert_close(torch.jit.trace(attention, (x,))(x), expected)
         assert attention.to("meta")(x.to("meta")).shape == expected.shape
-
-
-@pytest.mark.parametrize("network", [None, "resnet18"])
-def test_what_is_no_network_is_refused(network):
-    with pytest.raises(TypeError, match=f"convert takes a torch.nn.Module, not {network!r}"):
-        convert(network)
-
-
-@pytest.mark.parametrize("alpha", ["3", None, float("nan"), -1, True and float("inf")])
-def test_alpha_must_be_a_positive_number(alpha):
-    with pytest.raises(ValueError, match=re.escape(f"alpha = {alpha!r} must be a positive number")):
-        convert(nn.Sequential(nn.Conv2d(2, 2, 3)), alpha)
-
-
-def test_convolutions_that_would_stay_without_a_word_are_refused():
-    network = nn.Sequential(nn.ReLU())
-    network[0].branches = [nn.Conv2d(2, 2, 3)]
-    with pytest.raises(ValueError, match="^0 holds modules in a plain list.*nn.ModuleList"):
-        convert(network)
-    quantized = type("Conv2d", (nn.Module,), {"__module__": "torch.ao.nn.quantized.modules.conv"})()
-    with pytest.raises(TypeError, match="^0: Conv2d is not a Conv1d or Conv2d"):
-        convert(nn.Sequential(quantized))

@@ -6,12 +6,11 @@ import base64
 import copy
 import gzip
 import io
-import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -26,7 +25,7 @@ from attnconv.models import build_model, predict
 from attnconv.training.checkpoints import load_run
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
-from browser import PHONE, SETTLED, Shown, as_widget, jupyterlab, needs_browser, run_all
+from browser import PHONE, SETTLED, Shown, as_widget, needs_browser, run_all
 
 pytestmark = needs_browser
 
@@ -38,30 +37,17 @@ def changed_heads(state: dict) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Notebook 08 at the smoke profile beside its finished runs."""
-    folder = tmp_path_factory.mktemp("explorer")
-    work = open_workspace("smoke", output=folder / "out")
-    for name in ("quadratic", "learned_content"):
-        work.run(name)
-    notebook = json.loads((REPOSITORY / "notebooks" / "08_explore_the_heads.ipynb").read_text())
-    cell = next(c for c in notebook["cells"] if "parameters" in c["metadata"].get("tags", []))
-    given = {"profile": "smoke", "output": str(folder / "out")}
-    cell["source"] = "".join(cell["source"]) + "".join(f"\n{name} = {value!r}" for name, value in given.items())
-    (folder / "08.ipynb").write_text(json.dumps(notebook))
-    return folder
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Runs of the smoke profile, as notebook 08 finds them in its output folder."""
+    work = open_workspace("smoke", output=tmp_path_factory.mktemp("explorer") / "out")
+    return {name: work.run(name) for name in ("quadratic", "learned_content")}
 
 
 @pytest.fixture(scope="module")
-def runs(folder: Path) -> dict[str, Run]:
-    return {run.preset: run for run in open_workspace("smoke", output=folder / "out").runs()}
-
-
-@pytest.fixture(scope="module")
-def lab(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of notebook 08 in a JupyterLab of our own."""
-    with jupyterlab(folder, tmp_path_factory.mktemp("jupyter")) as address:
-        yield address.format(notebook="08.ipynb")
+def pages(runs: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The exported page of each run."""
+    folder = tmp_path_factory.mktemp("pages")
+    return {name: explore(run).export_html(folder / f"{name}.html") for name, run in runs.items()}
 
 
 class Seen(Shown):
@@ -246,11 +232,15 @@ def themes_are_switched(seen: Seen) -> None:
         assert (now[1][:20, :20].mean() < 80) == dark and seen.state()["notice"] == ""
 
 
-def test_the_explorer_in_jupyterlab(lab, browser, show, tmp_path):
+def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
+    notebook = nbformat.read(REPOSITORY / "notebooks" / "08_explore_the_heads.ipynb", as_version=4)
+    cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    given = {"profile": "smoke", "output": str(runs["quadratic"].path.parents[1])}
+    cell.source += "".join(f"\n{name} = {value!r}" for name, value in given.items())
     page = browser.new_page(viewport=dict(width=1500, height=1100))
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(lab)
+    page.goto(lab("explorer", notebook))
     run_all(page)
     seen = Seen(page)
     seen.root.scroll_into_view_if_needed()
@@ -350,8 +340,8 @@ def test_the_explorer_in_jupyterlab(lab, browser, show, tmp_path):
     assert seen.state()["shared"] == shared
 
 
-def test_an_exported_content_model(runs, show, tmp_path):
-    seen = show(explore(runs["learned_content"]).export_html(tmp_path / "content.html"))
+def test_an_exported_content_model(pages, show):
+    seen = show(pages["learned_content"])
     hover_and_click(seen)
     choices = [("Score", "content"), ("Score", "position"), ("Brightness", "own"), ("Over", "average")]
     for field, value in (*choices, ("Values", "logits"), ("Show", "centres")):
@@ -363,8 +353,8 @@ def test_an_exported_content_model(runs, show, tmp_path):
     assert seen.root.get_by_label("this layer as a convolution").is_disabled()
 
 
-def test_touch_moves_the_query_and_the_page_is_labelled(runs, show, tmp_path):
-    seen = show(explore(runs["quadratic"]).export_html(tmp_path / "page.html"), **PHONE)
+def test_touch_moves_the_query_and_the_page_is_labelled(pages, show):
+    seen = show(pages["quadratic"], **PHONE)
     page, before = seen.page, seen.pixels()
     page.touchscreen.tap(*seen.point(5, 1))
     seen.idle()
@@ -393,28 +383,12 @@ def test_touch_moves_the_query_and_the_page_is_labelled(runs, show, tmp_path):
         assert control.evaluate(named), control
 
 
-def test_playing_stops_when_another_plays_or_the_models_change(runs, show, tmp_path):
-    file = explore(runs["quadratic"]).export_html(tmp_path / "page.html")
-    seen = show(file, reduced_motion="no-preference")
-    seen.all_layers()
-    seen.choose("Compare with", "epoch")
-    buttons = seen.root.locator(".ax-epoch button")
-    for pressed, shown in ((1, ["▶", "❚❚"]), (0, ["❚❚", "▶"]), (0, ["▶", "▶"]), (1, ["▶", "❚❚"])):
-        buttons.nth(pressed).click()
-        assert buttons.all_inner_texts() == shown
-    seen.choose("Compare with", "")
-    assert seen.get("x.film.index") is None
-    buttons.first.click()
-    seen.wait("x.film.index === null")  # the last epoch is the trained model
-    assert seen.state()["epochs"][0] is None and buttons.first.inner_text() == "▶"
-
-
 @pytest.mark.parametrize("kind", ["quadratic", "learned_content"])
-def test_the_film_moves_between_the_epochs(runs, show, tmp_path, kind):
-    file = explore(runs[kind]).export_html(tmp_path / "page.html")
-    seen = show(file, reduced_motion="no-preference")
+def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
+    seen = show(pages[kind], reduced_motion="no-preference")
     name = "parameter_centre" if kind == "quadratic" else "centre"
-    path = np.asarray(runs[kind].heads[name])[:, 0, 0]
+    heads = runs[kind].heads[name]  # (epochs, layers, heads, 2)
+    path = heads[:, 0, 0]
     tops = (
         "[...x.root.querySelectorAll('.ax-detail, .ax-layer, .ax-glossary')].map((n) => n.getBoundingClientRect().top)"
     )
@@ -446,11 +420,46 @@ def test_the_film_moves_between_the_epochs(runs, show, tmp_path, kind):
     assert epoch is None or (epoch == int(epoch) and seen.get("x.models[0].epoch") == epoch)
     if kind == "quadratic":
         assert seen.get(tops) == pytest.approx(places, abs=2)
-    seen = show(file)
+        playing_stops_when_another_plays_or_the_models_change(seen)
+    seen = show(pages[kind])
     for epoch in (0, 1):
         seen.root.get_by_role("button", name="Next epoch").click()
         seen.idle()
         assert seen.get("[x.film.index, x.models[0].epoch]") == [None, epoch]
+
+    # What an epoch shows: of heads that are learned with content, only where they are.
+    replayed, slider = kind == "quadratic", seen.root.locator(".ax-epoch input").first
+    card, kernel = seen.root.locator(".ax-layer").first, seen.root.locator(".ax-kernel").first
+    last, drawn, told = slider.get_attribute("max"), [], []
+    for epoch in (last, "1", "0"):
+        slider.fill(epoch)
+        seen.idle()
+        drawn.append(seen.pixels("centres"))
+        told.append(("matrices only at the end" in card.inner_text(), kernel.is_visible()))
+        assert epoch == last or len(seen.get("x.panels[0].trails(0)[0]")) == int(epoch) + 1
+    assert changed(drawn[0], drawn[1]) and changed(drawn[1], drawn[2])
+    assert told == [(False, replayed), (True, False), (True, False)]  # a kernel needs the trained model's matrices
+    centres = [shape["centre"] for shape in seen.get("x.panels[0].shapes(0)")]
+    np.testing.assert_allclose(centres, heads[0, 0], atol=1e-5)
+    assert seen.root.locator(".ax-zoom").first.is_visible() == replayed
+    assert seen.get("x.panels[0].box.wide") > 100 or replayed  # plots have the room that maps would not take
+    assert "would be" not in card.inner_text() and seen.get("x.panels[0].card.pictures().flat().length") == 1
+
+
+def playing_stops_when_another_plays_or_the_models_change(seen: Seen) -> None:
+    slider = seen.root.locator(".ax-epoch input").first
+    slider.fill(slider.get_attribute("max"))
+    seen.all_layers()
+    seen.choose("Compare with", "epoch")
+    buttons = seen.root.locator(".ax-epoch button")
+    for pressed, shown in ((1, ["▶", "❚❚"]), (0, ["❚❚", "▶"]), (0, ["▶", "▶"]), (1, ["▶", "❚❚"])):
+        buttons.nth(pressed).click()
+        assert buttons.all_inner_texts() == shown
+    seen.choose("Compare with", "")
+    assert seen.get("x.film.index") is None
+    buttons.first.click()
+    seen.wait("x.film.index === null")  # the last epoch is the trained model
+    assert seen.state()["epochs"][0] is None and buttons.first.inner_text() == "▶"
 
 
 def test_two_models_of_unlike_kinds_share_the_scale_of_centres(runs, show, tmp_path):
@@ -577,7 +586,7 @@ def test_a_layer_is_a_kernel(grid, show):
     assert kinds == [["tap", 3 if head == 4 else -1] for head in range(9)]
     assert seen.get("x.panels[0].read(1).heads.map(({kind}) => kind)") == ["outside"] + 8 * ["blur"]
     seen.studied()
-    expected = explorer._sides[0].examine(explorer._inputs([explorer._shown[0]]), [], 0, 0, 3)
+    expected = explorer._sides[0].examine(explorer._input, [], 0, 0, 3)
     assert seen.get("x.seen.kernel.error") == pytest.approx(expected["kernel"]["error"], abs=1e-2)
     reading, swapped = card.locator(".ax-reading"), card.locator(".ax-swap")
     assert "its output is <0.01% off" in swapped.inner_text()  # its heads are taps, at the borders too
@@ -685,7 +694,7 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
     labels = predict(model, images).argmax(-1)
     labels[::4] = 0  # and is right about most of them
     explorer = explore(model, images=pixels, labels=labels.numpy(), mean=grid[0]._pool.mean, std=grid[0]._pool.std)
-    file, shown = explorer.export_html(tmp_path / "page.html"), explorer._inputs([explorer._shown[0]])
+    file, shown = explorer.export_html(tmp_path / "page.html"), explorer._input
     seen = show(file)
     seen.layer(2)
     seen.drag_head(7, 0.4, 0.6)
@@ -759,32 +768,31 @@ SCREENS = dict(
 
 
 @pytest.mark.parametrize("name", SCREENS)
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_first_screen_asks_and_shows_one_layer(grid, show, name, theme):
+def test_the_first_screen_asks_and_shows_one_layer(grid, show, name):
     phone = dict(has_touch=True, is_mobile=True) if name == "phone" else {}
-    seen = show(grid[1], viewport=SCREENS[name], color_scheme=theme, **phone)
+    seen = show(grid[1], viewport=SCREENS[name], **phone)
     tall, parts = SCREENS[name]["height"], ["heading", "image", "grid", "centres"]
-    assert seen.root.get_by_role("heading", level=1).inner_text() == "Where does each head look?"
-    if name == "phone":
-        parts += ["says"]
-        assert seen.root.locator(".ax-says").inner_text().startswith("Prediction: ")
-    else:
-        parts += ["kernel", "predictions", "swap input"]
-    for part in parts:
-        box = seen.root.locator("[role=heading]" if part == "heading" else f".ax-{part}").first.bounding_box()
-        assert box["y"] >= 0 and box["y"] + box["height"] <= tall, (part, box)
-    assert seen.page.evaluate("scrollY") == 0
-    assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
-    assert seen.root.locator(".ax-badges button").count() == 9
-    assert seen.root.locator(".ax-controls").is_hidden() and seen.field("Layer").is_hidden()
+    parts += ["says"] if name == "phone" else ["kernel", "predictions", "swap input"]
+    for theme in ("light", "dark"):
+        seen.page.emulate_media(color_scheme=theme)
+        seen.idle(f"x.colours.dark === {str(theme == 'dark').lower()} && !x.frame")
+        assert seen.root.get_by_role("heading", level=1).inner_text() == "Where does each head look?"
+        if name == "phone":
+            assert seen.root.locator(".ax-says").inner_text().startswith("Prediction: ")
+        for part in parts:
+            box = seen.root.locator("[role=heading]" if part == "heading" else f".ax-{part}").first.bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= tall, (part, box)
+        assert seen.page.evaluate("scrollY") == 0
+        assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
+        assert seen.root.locator(".ax-badges button").count() == 9
+        assert seen.root.locator(".ax-controls").is_hidden() and seen.field("Layer").is_hidden()
 
-    # The maps are drawn over the image: brightest where a head looks, which is one pixel above and left of the query.
-    box, (row, column) = seen.get("x.panels[0].box"), seen.state()["query"]
-    picture, cell = seen.pixels() @ [0.299, 0.587, 0.114], box["wide"] / 7
-    light = [
-        [picture[round(box["top"] + (r + 0.2) * cell), round((c + 0.2) * cell)] for c in range(7)] for r in range(1, 7)
-    ]
-    assert np.unravel_index(np.argmax(light), (6, 7)) == (row - 2, column - 1)
+        # The maps are drawn over the image: brightest where a head looks, one pixel above and left of the query.
+        box, (row, column) = seen.get("x.panels[0].box"), seen.state()["query"]
+        picture, cell = seen.pixels() @ [0.299, 0.587, 0.114], box["wide"] / 7
+        rows, columns = ([round(box[at] + (n + 0.2) * cell) for n in range(7)] for at in ("top", "left"))
+        light = picture[np.ix_(rows[1:], columns)]
+        assert np.unravel_index(np.argmax(light), (6, 7)) == (row - 2, column - 1)
 
     # One layer after another; then all.
     seen.layer(2)
@@ -807,41 +815,45 @@ def test_the_first_screen_asks_and_shows_one_layer(grid, show, name, theme):
     assert other.root.get_by_role("button", name="Show one layer").is_visible()
 
 
-def test_every_word_explains_itself(runs, grid, show, tmp_path):
-    """Under the pointer, on a tap, and where the keyboard is."""
-    run, tip = runs["quadratic"], ".ax-tip:visible"
-    for screen in ({}, PHONE):
-        seen = show(explore(run).export_html(tmp_path / "page.html"), **screen)
-        ask = (lambda node: node.tap()) if screen else (lambda node: node.hover())
-        seen.studied()
-        for word, meaning in (("SA", "Self-attention"), ("seed", "random"), ("query", "pixel"), ("kernel", "norm")):
-            node = seen.root.locator(".ax-word", has_text=re.compile(f"^{word}$")).first
-            ask(node)
-            assert meaning in seen.root.locator(tip).inner_text(), word
-        for word in seen.root.locator(".ax-word:visible").all():
-            word.focus()
-            assert len(seen.root.locator(tip).inner_text()) > 20, word.inner_text()
-        seen.page.keyboard.press("Escape")
-        assert seen.root.locator(tip).count() == 0
-        ask(seen.root.locator(".ax-badges button").nth(1))
-        assert seen.root.locator(tip).inner_text()
-        box = seen.root.locator(tip).bounding_box()
-        assert box["x"] >= 0 and box["x"] + box["width"] <= seen.page.viewport_size["width"]
+@pytest.mark.parametrize("screen", [PHONE, dict(viewport=dict(width=1280, height=720))], ids=["phone", "desktop"])
+def test_words_explain_themselves_and_stay_in_sight(pages, show, screen):
+    """Under the pointer, on a tap, and where the keyboard is; in the tour; and when another head is chosen."""
+    seen = show(pages["quadratic"], **screen)
+    assert not words_out_of_sight(seen)
+    the_page_does_not_jump_when_another_head_is_chosen(seen)
+    seen, tip = show(pages["quadratic"], **screen), ".ax-tip:visible"
+    seen.studied()
+    ask = (lambda node: node.tap()) if screen is PHONE else (lambda node: node.hover())
+    for word, meaning in (("SA", "Self-attention"), ("seed", "random"), ("query", "pixel"), ("kernel", "norm")):
+        node = seen.root.locator(".ax-word", has_text=re.compile(f"^{word}$")).first
+        ask(node)
+        assert meaning in seen.root.locator(tip).inner_text(), word
+    for word in seen.root.locator(".ax-word:visible").all():
+        word.focus()
+        assert len(seen.root.locator(tip).inner_text()) > 20, word.inner_text()
+    seen.page.keyboard.press("Escape")
+    assert seen.root.locator(tip).count() == 0
+    ask(seen.root.locator(".ax-badges button").nth(1))
+    assert seen.root.locator(tip).inner_text()
+    box = seen.root.locator(tip).bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= seen.page.viewport_size["width"]
 
-    # The words on the tiles: one for each head, with a sentence of its own; in the view of all layers, too.
-    seen = show(grid[1])
-    for head, words in ((1, "more than half"), (5, "same shift as head 4")):
-        seen.root.get_by_role("button", name=f"Head {head}:").focus()
-        assert words in seen.root.locator(tip).inner_text()
-    seen.press("Show all layers")
-    box = seen.get("x.panels[0].box")
-    place = dict(x=box["left"] + 4 * (box["wide"] + box["gap"]) + 9, y=box["top"] + 9)
-    seen.root.locator(".ax-grid").hover(position=place)
-    assert "same shift as head 4" in seen.root.locator(tip).inner_text()
-    for control in seen.root.locator(".ax-controls label:visible").all():
-        control.locator("select").focus()
-        control.hover()
-        assert seen.root.locator(tip).inner_text(), control.inner_text()
+
+def the_page_does_not_jump_when_another_head_is_chosen(seen: Seen) -> None:
+    seen.studied()
+    seen.page.evaluate("""() => {
+        const end = document.querySelector(".ax-glossary"), tops = (window.tops = new Set());
+        const look = () => {
+            tops.add(Math.round(end.getBoundingClientRect().top + scrollY));
+            requestAnimationFrame(look);
+        };
+        look();
+    }""")
+    for head in (3, 4, 2):
+        seen.choose_head(head)
+        seen.studied()
+    tops = seen.page.evaluate("[...tops]")
+    assert max(tops) - min(tops) <= 20, tops  # a line more or less of words
 
 
 def test_a_swap_tells_what_was_counted_with_the_run(runs, show, tmp_path):
@@ -865,28 +877,6 @@ def test_a_swap_tells_what_was_counted_with_the_run(runs, show, tmp_path):
     seen.drag_head(0, 1, 1)
     seen.studied()
     assert "of all 40" not in seen.root.locator(".ax-counted").inner_text()
-
-
-def test_the_prediction_stays_in_sight_while_a_finger_drags(grid, show):
-    seen = show(grid[1], **{**PHONE, "viewport": SCREENS["phone"]})
-    seen.studied()
-    says, before = seen.root.locator(".ax-says"), seen.root.locator(".ax-says").inner_text()
-    x, y = seen.head(8)
-    session = seen.page.context.new_cdp_session(seen.page)
-    session.send("Input.dispatchTouchEvent", dict(type="touchStart", touchPoints=[dict(x=x, y=y)]))
-    for step in range(1, 6):
-        point = dict(x=x - 20 * step, y=y - 20 * step)
-        session.send("Input.dispatchTouchEvent", dict(type="touchMove", touchPoints=[point]))
-        seen.idle()
-        box = says.bounding_box()
-        assert 0 <= box["y"] and box["y"] + box["height"] <= SCREENS["phone"]["height"]
-    session.send("Input.dispatchTouchEvent", dict(type="touchEnd", touchPoints=[]))
-    seen.studied()
-    now = seen.get("x.saysNow()")
-    best = seen.get("x.host.choices.classes")[int(np.argmax(now))]
-    assert says.inner_text() != before and best in says.inner_text() and "before: " in says.inner_text()
-    seen.page.evaluate("scrollTo(0, 600)")
-    assert says.bounding_box()["y"] < SCREENS["phone"]["height"]
 
 
 def test_it_opens_on_the_best_kernel_near_the_query(show, tmp_path):
@@ -982,9 +972,11 @@ def test_heads_are_dragged(grid, show):
     assert "On 20 test images" in seen.root.locator(".ax-answer").inner_text()
 
 
-def test_a_page_predicts_for_an_image_of_the_reader(grid, show, tmp_path):
+def test_an_image_of_the_reader(grid, show, tmp_path):
+    """The page predicts for it; a link cannot hold it, and says so."""
     explorer, file = grid
     seen = show(file)
+    first = seen.root.locator(".ax-caption").inner_text()
     choose, (good, broken) = seen.root.locator("input[type=file]"), files(tmp_path)
     seen.drag_head(2, 1, 1)
     choose.set_input_files(broken)
@@ -996,26 +988,53 @@ def test_a_page_predicts_for_an_image_of_the_reader(grid, show, tmp_path):
     assert own[0].mean() < 20 and own[-1].mean() > 235  # from dark to light, all of its height
     assert seen.get("x.saysNow()") == pytest.approx(python_says(explorer, seen), abs=1e-2)
     assert len(seen.state()["edits"]) == 1 and seen.root.locator(".ax-tools .ax-notice").is_hidden()
+    link, told = copied(seen)
+    assert "does not hold good.png" in told
+    for screen in ({}, PHONE):
+        other = show(file, link, **screen)
+        other.studied()
+        assert other.root.locator(".ax-caption").inner_text() == first
+        assert other.state()["edits"] == seen.state()["edits"]
+        notice = other.root.locator(".ax-notice:visible")
+        box = notice.bounding_box()
+        assert "picture of its author's own" in notice.inner_text() and box["y"] + box["height"] < 700
+    other.press("Random image")
+    assert notice.count() == 0
 
 
 def test_a_finger_drags_a_head(grid, show):
-    seen = show(grid[1], **PHONE)
+    """Past others, with its layer as a convolution; the page stays where it is, and the prediction in sight."""
+    seen, tall = show(grid[1], **PHONE), PHONE["viewport"]["height"]
+    seen.studied()
+    session = seen.page.context.new_cdp_session(seen.page)
+
+    def drag(*places: tuple[float, float]) -> None:
+        """Put a finger on head 9, move it to these places from there, and lift it."""
+        x, y = seen.head(8)
+        for kind, place in (("touchStart", (0, 0)), *(("touchMove", place) for place in places), ("touchEnd", None)):
+            points = [dict(x=x + place[0], y=y + place[1])] if place else []
+            session.send("Input.dispatchTouchEvent", dict(type=kind, touchPoints=points))
+            seen.idle()
+            box = says.bounding_box()
+            assert 0 <= box["y"] and box["y"] + box["height"] <= tall
+        seen.studied()
+
+    says = seen.root.locator(".ax-says")
+    before = says.inner_text()
+    drag(*[(-20 * step, -20 * step) for step in range(1, 6)])
+    best = seen.get("x.host.choices.classes")[int(np.argmax(seen.get("x.saysNow()")))]
+    assert says.inner_text() != before and best in says.inner_text() and "before: " in says.inner_text()
+    seen.page.evaluate("scrollTo(0, 600)")
+    assert says.bounding_box()["y"] < tall
+
+    seen.press("Undo")
     seen.root.get_by_label("this layer as a convolution").check()
     seen.studied()
-    (x, y), cell = seen.head(8), seen.get("x.panels[0].card.plot.side / (2 * x.panels[0].card.range)")
+    seen.head(8)
+    cell, start = seen.get("x.panels[0].card.plot.side / (2 * x.panels[0].card.range)"), seen.page.evaluate("scrollY")
     assert cell > 22  # heads on neighbouring shifts are a finger apart
-    session = seen.page.context.new_cdp_session(seen.page)
-    start = seen.page.evaluate("scrollY")
-    for kind, points in (
-        ("touchStart", [dict(x=x, y=y)]),
-        ("touchMove", [dict(x=x + 20, y=y + 10)]),
-        ("touchMove", [dict(x=x + 40, y=y + 40)]),
-        ("touchEnd", []),
-    ):
-        session.send("Input.dispatchTouchEvent", dict(type=kind, touchPoints=points))
-    seen.idle()
-    moved = seen.state()["edits"]["0.8"]["centre"]
-    assert moved == pytest.approx([1 + 40 / cell, 1 + 40 / cell], abs=0.2)
+    drag((20, 10), (40, 40))
+    assert seen.state()["edits"]["0.8"]["centre"] == pytest.approx([1 + 40 / cell, 1 + 40 / cell], abs=0.2)
     assert seen.page.evaluate("scrollY") == start
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
 
@@ -1040,11 +1059,21 @@ def test_the_tour_and_the_words(grid, show):
     names.filter(has_text="entropy").click()
     assert "How undecided" in seen.root.locator(".ax-hint").inner_text()
 
-
-@pytest.mark.parametrize("screen", [PHONE, dict(viewport=dict(width=1280, height=720))], ids=["phone", "desktop"])
-def test_the_tour_s_words_stay_in_sight(runs, show, tmp_path, screen):
-    seen = show(explore(runs["quadratic"]).export_html(tmp_path / "page.html"), **screen)
-    assert not words_out_of_sight(seen)
+    # The words on the tiles: one for each head, with a sentence of its own; in the view of all layers, too.
+    seen = show(grid[1])
+    tip = seen.root.locator(".ax-tip:visible")
+    for head, words in ((1, "more than half"), (5, "same shift as head 4")):
+        seen.root.get_by_role("button", name=f"Head {head}:").focus()
+        assert words in tip.inner_text()
+    seen.press("Show all layers")
+    box = seen.get("x.panels[0].box")
+    place = dict(x=box["left"] + 4 * (box["wide"] + box["gap"]) + 9, y=box["top"] + 9)
+    seen.root.locator(".ax-grid").hover(position=place)
+    assert "same shift as head 4" in tip.inner_text()
+    for control in seen.root.locator(".ax-controls label:visible").all():
+        control.locator("select").focus()
+        control.hover()
+        assert tip.inner_text(), control.inner_text()
 
 
 def words_out_of_sight(seen: Seen) -> list[str]:
@@ -1076,11 +1105,16 @@ def copied(seen: Seen) -> tuple[str, str]:
     return seen.page.evaluate("location.hash.slice(1)"), told.inner_text()
 
 
-def test_a_link_holds_the_image_and_the_comparison(runs, show, tmp_path):
-    file = explore(runs["quadratic"]).export_html(tmp_path / "page.html")
-    seen = show(file)
+def test_a_link_holds_the_view(pages, show):
+    """The image, the query, the changed head, and another epoch beside it."""
+    seen = show(file := pages["quadratic"])
     first = seen.root.locator(".ax-caption").inner_text()
     seen.press("Random image")
+    seen.layer(2)
+    seen.choose_head(4)
+    seen.slide("centre row", 1.5)
+    seen.hover(2, 5)
+    seen.click(2, 5)
     seen.all_layers()
     seen.choose("Compare with", "epoch")
     seen.root.locator(".ax-epoch input").nth(1).fill("1")
@@ -1092,35 +1126,19 @@ def test_a_link_holds_the_image_and_the_comparison(runs, show, tmp_path):
     caption, titles = other.root.locator(".ax-caption").inner_text(), other.root.locator("h3").all_inner_texts()
     assert caption == seen.root.locator(".ax-caption").inner_text() != first
     assert len(titles) == 2 and "after epoch 1" in titles[1]
-    assert other.get("x.saysNow()") == seen.get("x.saysNow()")
+    state, there = seen.state(), other.state()
+    assert [there[n] for n in ("query", "locked", "layer", "head", "edits")] == [[2, 5], True, 1, 3, state["edits"]]
+    assert list(there["edits"]) == ["1.3"] and other.get("x.saysNow()") == seen.get("x.saysNow()")
     for name, panel in (("image", 0), ("grid", 0), ("grid", 1)):
         assert not changed(seen.pixels(name, panel), other.pixels(name, panel))
     other.page.evaluate(
-        "location.hash = encodeURIComponent(JSON.stringify({ image: 'of another page', compare: null }))"
+        "location.hash = encodeURIComponent(JSON.stringify("
+        "{ image: 'of another page', compare: null, layer: 0, head: 1, edits: {} }))"
     )
-    other.wait("x.models.length === 1")
+    other.wait("x.models.length === 1 && x.state.layer === 0 && x.state.head === 1")
+    assert other.state()["edits"] == {}
     assert "does not hold the image of this link" in other.root.locator(".ax-view").inner_text()
-
-
-def test_a_link_says_that_it_cannot_hold_the_reader_s_picture(grid, show, tmp_path):
-    seen = show(grid[1])
-    first, (good, _) = seen.root.locator(".ax-caption").inner_text(), files(tmp_path)
-    seen.drag_head(2, 1, 1)
-    seen.root.locator("input[type=file]").set_input_files(good)
-    seen.wait("x.caption.textContent === 'good.png'")
-    seen.studied()
-    link, told = copied(seen)
-    assert "does not hold good.png" in told
-    for screen in ({}, PHONE):
-        other = show(grid[1], link, **screen)
-        other.studied()
-        assert other.root.locator(".ax-caption").inner_text() == first
-        assert other.state()["edits"] == seen.state()["edits"]
-        notice = other.root.locator(".ax-notice:visible")
-        box = notice.bounding_box()
-        assert "picture of its author's own" in notice.inner_text() and box["y"] + box["height"] < 700
-    other.press("Random image")
-    assert notice.count() == 0
+    assert show(file, "%7B%22layer%22:").state()["query"] == [3, 3]  # damaged
 
 
 def test_a_count_goes_on_after_an_undo(grid, show):
@@ -1138,73 +1156,6 @@ def test_a_count_goes_on_after_an_undo(grid, show):
     seen.wait("x.rightWith(x.withoutHead()).seen === 20", timeout=20_000)
     seen.page.evaluate(SETTLED)
     assert re.search(r"\d% right with it, \d+% without", seen.root.locator(".ax-does").inner_text())
-
-
-def test_the_page_does_not_jump_when_another_head_is_chosen(runs, show, tmp_path):
-    for screen in (dict(viewport=dict(width=1280, height=720)), PHONE):
-        seen = show(explore(runs["quadratic"]).export_html(tmp_path / "page.html"), **screen)
-        seen.studied()
-        seen.page.evaluate("""() => {
-            const end = document.querySelector(".ax-glossary"), tops = (window.tops = new Set());
-            const look = () => {
-                tops.add(Math.round(end.getBoundingClientRect().top + scrollY));
-                requestAnimationFrame(look);
-            };
-            look();
-        }""")
-        for head in (3, 4, 2):
-            seen.choose_head(head)
-            seen.studied()
-        tops = seen.page.evaluate("[...tops]")
-        assert max(tops) - min(tops) <= 20, tops  # a line more or less of words
-
-
-def test_a_link_holds_the_view(grid, show):
-    explorer, file = grid
-    seen = show(file)
-    seen.layer(2)
-    seen.drag_head(3, 1, 0.4)
-    seen.click(2, 5)
-    seen.studied()
-    state = seen.state()
-    other = show(file, seen.page.evaluate("location.hash.slice(1)"))
-    there = other.state()
-    assert [there[n] for n in ("query", "locked", "layer", "head", "edits")] == [[2, 5], True, 1, 3, state["edits"]]
-    other.studied()
-    assert other.get("x.saysNow()") == pytest.approx(python_says(explorer, other), abs=1e-2)
-    assert not changed(seen.pixels(), other.pixels())
-    other.page.evaluate("location.hash = encodeURIComponent(JSON.stringify({ layer: 0, head: 1, edits: {} }))")
-    other.wait("x.state.layer === 0 && x.state.head === 1")
-    assert other.state()["edits"] == {}
-    for damaged in ("%", "%7B%22layer%22:", "[1]"):
-        assert show(file, damaged).state()["layer"] == 0
-
-
-def test_training_is_a_film_for_learned_heads_too(runs, show, tmp_path):
-    for name, recorded in (("quadratic", True), ("learned_content", False)):
-        seen = show(explore(runs[name]).export_html(tmp_path / f"{name}.html"))
-        seen.idle()
-        slider = seen.root.locator(".ax-epoch input").first
-        still = seen.pixels("centres")
-        slider.fill("1")
-        seen.idle()
-        before = seen.pixels("centres")
-        assert changed(still, before) and len(seen.get("x.panels[0].trails(0)[0]")) == 2
-        slider.fill("0")
-        seen.idle()
-        assert changed(before, seen.pixels("centres")) and len(seen.get("x.panels[0].trails(0)[0]")) == 1
-        path = np.asarray(runs[name].heads["parameter_centre" if recorded else "centre"][0, 0])
-        centres = [shape["centre"] for shape in seen.get("x.panels[0].shapes(0)")]
-        np.testing.assert_allclose(centres, path, atol=1e-5)
-        assert seen.root.locator(".ax-zoom").first.is_visible() == recorded
-        assert seen.get("x.panels[0].box.wide") > 100 or recorded  # plots have the room that maps would not take
-        # A kernel needs the matrices, which are those of the trained model.
-        card, kernel = seen.root.locator(".ax-layer").first, seen.root.locator(".ax-kernel").first
-        assert not kernel.is_visible() and "matrices only at the end" in card.inner_text()
-        assert "would be" not in card.inner_text() and seen.get("x.panels[0].card.pictures().flat().length") == 1
-        slider.fill(slider.get_attribute("max"))
-        seen.idle()
-        assert kernel.is_visible() == recorded and "matrices only at the end" not in card.inner_text()
 
 
 def test_python_sets_the_view_and_reads_it(browser, grid):

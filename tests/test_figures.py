@@ -1,7 +1,7 @@
 """Figures: what is drawn, where, in which colour and under which name is held against the arrays. Never pixels, but for
 what is cut off at an edge.
 
-Panels are taken as they stand on the page, row by row, and legends by the look of their entries.
+Panels are taken row by row, and legends by the look of their entries.
 """
 
 import itertools
@@ -19,6 +19,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.font_manager import findfont
 from matplotlib.legend import Legend
 from matplotlib.patches import Ellipse, Rectangle
+from matplotlib.quiver import Quiver
 from matplotlib.text import Text
 from PIL import Image
 
@@ -38,9 +39,8 @@ FOLLOWING = HALVES[0] > 0.7
 MAPS, PHOTO = RNG.dirichlet(np.full(35, 0.2), (LAYERS, HEADS)).reshape(LAYERS, HEADS, 5, 7), RNG.random((12, 10))
 ACCURACIES = {"SA quadratic": [[0.2, 0.4]], "ResNet18": np.array([[0.1, 0.5, 0.9], [0.3, 0.7, 0.8]])}
 ERRORS = {"A": ([0.9, 0.1, 0.5], [0.2, 0.6, 0.5]), "B": ([1.0], [0.3])}
-COSTS = {"dense, small": ([8, 16], [[2, 1, 3], [4, 3, 9]]), "dense, large": ([8, 16], [5, 7]), "conv": ([8], [1])}
+COSTS = {"dense": ([8, 16], [[2, 1, 3], [4, 3, 9]]), "large": ([8, 16], [5, 7]), "conv": ([8], [1])}
 PARTS = {"x": {"p": 1.0, "q": 2.0}, "y": {"p": 4.0}}
-RATIOS = {"Parameters: 100 → 127": (100, 127), "Time: 0.5 s → 5 s": (0.5, 5.0)}
 LINES = {"Loss": {"a": ([0, 1], [1, 0.1]), "b": ([0, 1], [2, 0.2])}, "Error": {"a": ([0, 1], [3, 4])}}
 
 
@@ -53,16 +53,14 @@ def seeds_of_levels():
     return frame.assign(before=(3 * frame["after"] + 1) % 8)
 
 
-def swapped(models=("A", "B"), depth=3, seeds=(0,)):
-    """A table as of `results.swap_table`, with an accuracy of its own for each row."""
+def swapped(seeds=(0,)):
+    """A table as of `results.swap_table`: two models, three layers, with an accuracy of its own for each row."""
+    kinds = ("read", 1), ("read", 5), ("shuffled", 3)
     rows = []
-    for (m, model), layers, layer, (how, kernel), seed in itertools.product(
-        enumerate(models), ("alone", "up to"), range(1, depth + 1), (("read", 1), ("read", 5), ("shuffled", 3)), seeds
-    ):
-        accuracy = 80 - 30 * m - 5 * layer + kernel + (layers == "alone") - 2 * (how == "shuffled") + 4 * seed
-        row = dict(model=model, layers=layers, layer=layer, how=how, kernel=kernel, seed=seed, accuracy=accuracy)
-        whole = 90 - 30 * m
-        rows.append(row | {"whole": whole, "difference": accuracy - whole})
+    for m, layers, layer, (how, kernel), seed in itertools.product((0, 1), ("alone", "up to"), (1, 2, 3), kinds, seeds):
+        lost = 5 * layer + 10 - kernel - (layers == "alone") + 2 * (how == "shuffled") - 4 * seed
+        row = dict(model="AB"[m], layers=layers, layer=layer, how=how, kernel=kernel, seed=seed)
+        rows.append(row | {"whole": 90 - 30 * m, "difference": -lost})
     return pd.DataFrame(rows)
 
 
@@ -77,20 +75,16 @@ def by_start():
 CHANCE = {("Start", "wide"): [3, 3], ("Start", "close"): [4, 5], ("Rate", "0.1"): [9, 9]}
 EVERYTHING = {
     "accuracy_curves": lambda: figures.accuracy_curves(ACCURACIES, {"SA quadratic": 0.95, "ResNet18": 0.93}),
-    "agreement_and_ceiling": lambda: figures.agreement_and_ceiling(HALVES[0], HALVES[1], HALVES[0] > 0.7),
+    "agreement_and_ceiling": lambda: figures.agreement_and_ceiling(*HALVES, FOLLOWING),
     "attention_grid": lambda: figures.attention_grid(MAPS),
     "attention_on_image": lambda: figures.attention_on_image(
         np.zeros((10, 14, 3), np.uint8), (1, 2), MAPS, caption="A"
     ),
     "by_images": lambda: figures.by_images(by_start(), "Taps"),
     "cost_growth": lambda: figures.cost_growth(COSTS, {"dense, alone": ([8, 16], [1, 2]), "floor": ([8, 16], [1, 1])}),
-    "cost_ratios": lambda: figures.cost_ratios(RATIOS),
     "error_before_and_after": lambda: figures.error_before_and_after(ERRORS),
     "gaussian_heads": lambda: figures.gaussian_heads(CENTRES, PRECISION, grid=(7, 7), paths=HISTORY),
     "lines": lambda: figures.lines(LINES, "x", "y", {"c": 2.5}, log=True),
-    "many_heads_on_image": lambda: figures.many_heads_on_image(
-        np.zeros((10, 14, 3), np.uint8), (1, 2), MAPS, caption="A", columns=4
-    ),
     "points_lost_by_depth": lambda: figures.points_lost_by_depth(swapped(), 10),
     "reach_over_training": lambda: figures.reach_over_training({"SA learned": RNG.random((5, LAYERS))}, (7, 7)),
     "schema": figures.schema,
@@ -104,20 +98,30 @@ EVERYTHING = {
 """Every figure function on ordinary arrays."""
 
 
-def on_the_page(axes):
-    """Axes row by row, each from left to right."""
-    return sorted(axes, key=lambda ax: (-round(ax.get_position().y1, 2), ax.get_position().x0))
-
-
 def panels(figure):
-    """Axes as they stand on the page, without colour bars."""
-    figure.draw_without_rendering()
-    return on_the_page(ax for ax in figure.axes if not hasattr(ax, "_colorbar"))
+    """Axes row by row, without colour bars."""
+    return [ax for ax in figure.axes if not hasattr(ax, "_colorbar")]
 
 
-def shown(figure):
-    """Those with an image."""
-    return [ax for ax in panels(figure) if ax.images]
+def colour_bar(figure):
+    (ax,) = [ax for ax in figure.axes if hasattr(ax, "_colorbar")]
+    return ax._colorbar
+
+
+def tiles(figure):
+    """The maps of a page, row by row: each with its image, its name, and what is framed, in its own pixels."""
+    page, found = figure.axes[0], []
+    for image in page.images:
+        left, right, below, above = image.get_extent()
+        size = image.get_size()[::-1]  # columns and rows
+        framed = [p.get_xy() for p in page.patches if to_hex(p.get_edgecolor()) == style.QUERY_COLOUR.lower()]
+        corners = [np.subtract(corner, (left, above)) / (right - left, below - above) * size for corner in framed]
+        words = [
+            t.get_text() for t in page.texts for x, y in [t.get_position()] if left < x < right and 0 < above - y < 0.05
+        ]
+        inside = [corner.round(6).tolist() for corner in corners if ((-1e-6 < corner) & (corner < size)).all()]
+        found.append((image, "".join(words), inside))
+    return found
 
 
 def marks(ax):
@@ -146,6 +150,21 @@ def colours(figure):
     return {name: to_hex(e.get_facecolor() if hasattr(e, "get_facecolor") else e.get_color()) for name, e in entries}
 
 
+def moves(ax):
+    """Kind -> its colour, and where its arrows lead from and to, (n, 2) each: there are a hollow and a filled mark."""
+    found = {}
+    for arrows, hollow, filled in zip(ax.collections, ax.collections[1:], ax.collections[2:], strict=False):
+        if isinstance(arrows, Quiver):
+            starts, ends = hollow.get_offsets().data, filled.get_offsets().data
+            np.testing.assert_allclose(np.reshape(arrows.XY, (-1, 2)), starts)
+            np.testing.assert_allclose(np.stack([arrows.U, arrows.V], -1), ends - starts, atol=1e-9)
+            looks = [arrows.get_facecolor(), hollow.get_edgecolor(), filled.get_facecolor()]
+            (colour,) = {to_hex(look[0]) for look in looks}
+            assert to_hex(hollow.get_facecolor()[0]) == "#ffffff"
+            found[filled.get_label()] = colour, starts, ends
+    return found
+
+
 def names(ticks):
     return [label.get_text() for label in ticks]
 
@@ -160,7 +179,7 @@ def axis_names(figure):
 
 def test_everything_is_tried():
     own = {name for name, value in vars(figures).items() if getattr(value, "__wrapped__", None)}
-    assert own == {*EVERYTHING, "save", "centre_animation", "save_animation", "player"}
+    assert own == {*EVERYTHING, "save", "save_animation"}
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
@@ -258,12 +277,7 @@ def test_gaussian_heads_are_drawn_where_they_are():
         assert drawn == (legend(figure)[name].get_linestyle() == "-") == (share == 0.5)
 
 
-def test_of_sixteen_heads_only_the_half_is_drawn():
-    figure = figures.gaussian_heads(np.zeros((1, 16, 2)), np.tile(np.eye(2), (1, 16, 1, 1)), grid=GRID)
-    assert len([p for p in figure.axes[0].patches if isinstance(p, Ellipse)]) == 16 and "90%" not in legend(figure)
-
-
-def test_flat_heads_look_flat():
+def test_flat_heads_look_flat_and_of_sixteen_only_the_half_is_drawn():
     precision = np.eye(2) * np.array([0.0, 1e-3, 0.3, 9.0])[:, None, None]  # uniform, wide, half a mass of 2 px, sharp
     centres = np.zeros((1, 4, 2)) + np.arange(4)[:, None] / 2
     figure = figures.gaussian_heads(centres, precision[None], grid=(6, 6))
@@ -271,7 +285,9 @@ def test_flat_heads_look_flat():
     assert faces[:2] == ["#ffffff"] * 2 and "#ffffff" not in faces[2:]
     assert len([p for p in figure.axes[0].patches if isinstance(p, Ellipse)]) == 4, "of the two that are not flat"
     assert "50% wider than the panel" in legend(figure)
-    assert "50% wider than the panel" not in legend(EVERYTHING["gaussian_heads"]())
+    sixteen = figures.gaussian_heads(np.zeros((1, 16, 2)), np.tile(np.eye(2), (1, 16, 1, 1)), grid=GRID)
+    assert len([p for p in sixteen.axes[0].patches if isinstance(p, Ellipse)]) == 16
+    assert {"90%", "50% wider than the panel"}.isdisjoint(legend(sixteen))
 
 
 def test_coincident_heads_stand_side_by_side():
@@ -352,75 +368,51 @@ def test_paths_dropped_heads_and_covered_taps():
         figures.gaussian_heads(CENTRES, paths=CENTRES, grid=GRID)
 
 
-def test_centre_animation(tmp_path):
-    history, precision = HISTORY[:3, :1, :2].copy(), np.broadcast_to(PRECISION, (5, *PRECISION.shape))[:3, :1, :2]
-    history[2, 0, 0] = 9, 0  # beyond the panel
-    animation = figures.centre_animation(history, precision, (7, 7))
-    figures.save_animation(animation, tmp_path / "centres.gif", frames_per_second=5)
+def test_figures_are_the_frames_of_an_animation(tmp_path):
+    frames = [figures.gaussian_heads(CENTRES[:1, :2] + n, grid=(7, 7)) for n in range(3)]
+    figures.save_animation(frames, tmp_path / "centres.gif", frames_per_second=5)
     with Image.open(tmp_path / "centres.gif") as image:
-        assert image.n_frames == 3 and image.info["duration"] == 200
-    html = figures.player(animation)
-    assert html.count("data:image/png") == 3 and "href" not in html and "fa-" not in html and "▶" in html
-    ax = animation._fig.axes[0]
-    assert "beyond the panel" in legend(animation._fig)
-    for frame in (2, 0):
-        animation._draw_frame(frame)
-        assert animation._fig.get_suptitle() == f"Epoch {frame}"
-        offsets = [mark.get_offsets()[0] for mark in marks(ax).values()]
-        np.testing.assert_allclose(offsets, np.clip(history[frame, 0, :, ::-1], -3.95, 3.95))
-        ellipses = [p.get_center() for p in ax.patches if isinstance(p, Ellipse)]
-        np.testing.assert_allclose(ellipses, history[frame, 0, :, ::-1])
+        assert image.n_frames == 3 and image.info["duration"] == 200 and image.info["loop"] == 0
 
 
 # --- maps ---------------------------------------------------------------------------------------------------------
-
-
-def colour_bar(figure):
-    (ax,) = [ax for ax in figure.axes if hasattr(ax, "_colorbar")]
-    return ax._colorbar
 
 
 def test_attention_grid():
     maps = MAPS * np.array([1, 0.5, 2])[:, None, None, None]  # so that one layer's scale is not all layers'
     order = np.stack([RNG.permutation(HEADS) for _ in range(LAYERS)])
     figure = figures.attention_grid(maps, (1, 2), order=order)
-    axes, bar = shown(figure), colour_bar(figure)
-    for (layer, place), ax in zip(np.ndindex(LAYERS, HEADS), axes, strict=True):
-        head, (image,) = order[layer, place], ax.images
+    bar = colour_bar(figure)
+    for (layer, place), (image, name, framed) in zip(np.ndindex(LAYERS, HEADS), tiles(figure), strict=True):
+        head = order[layer, place]
         np.testing.assert_array_equal(image.get_array(), maps[layer, head])
         assert (image.norm.vmin, image.norm.vmax) == (0, maps.max()), "one scale"
         assert image.cmap is bar.cmap is style.MAP_COLOURS and bar.norm is image.norm, "that of the colour bar"
-        assert ax.get_title() == f"{head + 1}" and ax.get_ylim()[0] > ax.get_ylim()[1], "rows point down"
-        assert [query.get_bbox().bounds for query in ax.patches] == [(1.5, 0.5, 1, 1)]
-        assert ax.get_ylabel() == ("" if place else f"Layer {layer + 1}")
+        assert name == f"{head + 1}" and framed == [[2, 1]], "rows point down"
+    lowest, *_ = figure.axes[0].get_ylim()
+    assert lowest == figure.get_figheight() > tiles(figure)[-1][0].get_extent()[2] > tiles(figure)[0][0].get_extent()[2]
+    titles = [text.get_text() for text in figure.axes[0].texts if text.get_ha() == "right"]
+    assert titles == ["Layer 1", "Layer 2", "Layer 3"]
     ticks = names(bar.ax.get_xticklabels())
-    assert (
-        ticks[0] == "0"
-        and float(ticks[-1]) == int(10 * maps.max()) / 10
-        and bar.ax.get_xlabel().startswith("Attention prob")
-    )
-    figure = figures.attention_grid(MAPS[:1, :2, :4], [(0, 0), (3, 5)], names=[["a row", "a column"]])
-    assert [ax.get_title() for ax in shown(figure)] == ["a row", "a column"]
-    frames = [query.get_bbox().bounds[:2] for ax in shown(figure) for query in ax.patches]
-    assert frames == [(-0.5, -0.5), (4.5, 2.5)], "a query for each head"
-    box = shown(figure)[0].get_position()
-    assert box.height * figure.get_figheight() / (box.width * figure.get_figwidth()) == pytest.approx(4 / 7)
+    assert ticks[0] == "0" and float(ticks[-1]) == int(10 * maps.max()) / 10
+    assert bar.ax.get_xlabel().startswith("Attention prob")
+    left, right, below, above = tiles(figures.attention_grid(MAPS[:1, :2, :4]))[0][0].get_extent()
+    assert (below - above) / (right - left) == pytest.approx(4 / 7), "pixels are square"
 
 
-def test_queries_of_rows_and_of_heads_are_framed():
-    for given in ([[[1, 2]], [[3, 4]]], [[0, 0], [1, 1], [2, 2], [3, 3]]):
-        axes = shown(figures.attention_grid(MAPS[:2, :4], given))
-        found = [ax.patches[0].get_bbox().bounds[:2] for ax in axes]
-        wanted = np.broadcast_to(np.array(given), (2, 4, 2)).reshape(8, 2)[:, ::-1] - 0.5
-        np.testing.assert_allclose(found, wanted)
+@pytest.mark.parametrize("given", [[[[1, 2]], [[3, 4]]], [[0, 0], [1, 1], [2, 2], [3, 5]]])
+def test_queries_of_rows_and_of_heads_are_framed(given):
+    found = [framed for *_, framed in tiles(figures.attention_grid(MAPS[:2, :4], given))]
+    assert found == np.broadcast_to(given, (2, 4, 2))[..., None, ::-1].reshape(8, 1, 2).tolist()
 
 
 def test_outside_the_image_is_hatched_and_missing_heads_are_left_out():
     maps = MAPS.copy()
-    maps[..., :2, :], maps[1, 4:] = np.nan, np.nan
-    axes = shown(figures.attention_grid(maps))
-    assert len(axes) == 2 * HEADS + 4
-    assert axes[0].images[0].get_array().mask[:2].all() and axes[0].patch.get_hatch()
+    maps[0, :, :2], maps[1, 4:] = np.nan, np.nan
+    figure = figures.attention_grid(maps)
+    assert [name for _, name, _ in tiles(figure)] == [*"123456789", *"1234", *"123456789"]
+    assert tiles(figure)[0][0].get_array().mask[:2].all()
+    assert len([patch for patch in figure.axes[0].patches if patch.get_hatch()]) == HEADS
 
 
 def test_arrays_of_another_shape_are_refused():
@@ -432,30 +424,39 @@ def test_arrays_of_another_shape_are_refused():
 def test_attention_on_image(shape):
     image = (255 * RNG.random(shape)).astype(np.uint8)
     figure = figures.attention_on_image(image, (1, 2), MAPS, caption="Ship", largest=0.75)
-    *rest, picture = [ax for ax in figure.axes if ax.images]
-    np.testing.assert_array_equal(np.squeeze(picture.images[0].get_array()), np.squeeze(image))
-    assert picture.get_position().x1 < min(ax.get_position().x0 for ax in rest)
-    (query,) = picture.patches  # a pixel of the grid is 2 x 2 of the image's
-    assert query.get_bbox().bounds == (3.5, 1.5, 2, 2)
-    assert rest[0].images[0].norm.vmax == 0.75 and len(rest) == LAYERS * HEADS
-    assert picture.get_xlabel() == "Ship\nquery at row 1, column 2"
+    *rest, (picture, _, framed) = tiles(figure)
+    np.testing.assert_array_equal(np.squeeze(picture.get_array()), np.squeeze(image))
+    assert picture.get_extent()[1] < min(image.get_extent()[0] for image, *_ in rest)
+    assert framed == [[4, 2]], "a pixel of the grid is 2 x 2 of the image's"
+    assert rest[0][0].norm.vmax == 0.75 and len(rest) == LAYERS * HEADS
+    assert figure.axes[0].texts[-1].get_text() == "Ship\nquery at row 1, column 2"
 
 
 def test_names_stand_above_their_heads_and_leave_room():
     maps = MAPS[:, :3].copy()
     maps[2, 2] = np.nan
     notes = [[f"Head {3 * row + column}\nreach\nentropy" for column in range(3)] for row in range(3)]
-    axes = shown(figures.attention_grid(maps, names=notes, titles=["Layer 4", "", ""]))
-    assert [ax.get_title() for ax in axes] == list(itertools.chain(*notes))[:8]
-    assert [ax.get_ylabel() for ax in axes] == ["Layer 4"] + 7 * [""]
-    lowest = min(ax.title.get_window_extent().y0 for ax in axes[:3])
-    highest = max(ax.title.get_window_extent().y1 for ax in axes[3:6])
-    assert highest < axes[0].get_window_extent().y0 < axes[0].get_window_extent().y1 < lowest
+    figure = figures.attention_grid(maps, names=notes, titles=["Layer 4", "", ""])
+    assert [name for _, name, _ in tiles(figure)] == list(itertools.chain(*notes))[:8]
+    inside = figure.axes[0].transData.inverted()
+    for image, name, _ in tiles(figure)[3:6]:
+        (text,) = [text for text in figure.axes[0].texts if text.get_text() == name]
+        top = text.get_window_extent().transformed(inside).y1
+        assert tiles(figure)[0][0].get_extent()[2] < top < image.get_extent()[3]
+
+
+def test_more_heads_than_fit_into_a_row_go_on_in_the_next():
+    maps = np.full((2, 30, 2, 2), np.nan)
+    maps[0], maps[1, :9] = 0.25, 0.25
+    figure = figures.attention_grid(maps)
+    assert [name for _, name, _ in tiles(figure)] == [f"{n}" for n in (*range(1, 31), *range(1, 10))]
+    rows = [round(image.get_extent()[2], 6) for image, *_ in tiles(figure)]
+    assert [rows.count(row) for row in sorted(set(rows))] == [12, 12, 6, 9]
 
 
 def test_signed_images_share_a_scale_that_is_white_at_zero():
     figure = EVERYTHING["signed_images"]()
-    axes, bar = shown(figure), colour_bar(figure)
+    axes, bar = panels(figure), colour_bar(figure)
     photo, *signed = [ax.images[0] for ax in axes]
     np.testing.assert_array_equal(photo.get_array(), PHOTO)
     largest = abs(IMAGES[:2]).max()
@@ -466,26 +467,28 @@ def test_signed_images_share_a_scale_that_is_white_at_zero():
     assert [ax.get_title() for ax in axes] == ["In", "a", "b"]
     frames = [patch.get_bbox().bounds for patch in axes[0].patches if isinstance(patch, Rectangle)]
     assert photo.get_clim() == (0, 1) and frames == [(2.5, 1.5, 3, 3), (3.5, 2.5, 1, 1)], "row 3, column 4, and around"
-    for ax in shown(figures.signed_images(IMAGES[:2], "ab", query=(3, 4))):  # no photo: on every image
+    for ax in panels(figures.signed_images(IMAGES[:2], "ab", query=(3, 4))):  # no photo: on every image
         assert [patch.get_bbox().bounds for patch in ax.patches] == frames
     texts = [
-        [t.get_text() for t in ax.texts] for ax in shown(figures.signed_images([IMAGES[0], 1e-6 * IMAGES[1]], "ab"))
+        [t.get_text() for t in ax.texts] for ax in panels(figures.signed_images([IMAGES[0], 1e-6 * IMAGES[1]], "ab"))
     ]
     assert texts[0] == [] and texts[1] == [f"at most {1e-6 * abs(IMAGES[1]).max():.0e}"], "an empty panel says so"
-    nothing = shown(figures.signed_images([np.zeros((4, 4))], ["nothing"]))[0]
+    nothing = panels(figures.signed_images([np.zeros((4, 4))], ["nothing"]))[0]
     assert nothing.images[0].get_clim() == (-1, 1) and nothing.texts[0].get_text() == "zero everywhere"
 
 
 def test_sum_of_heads_ends_in_the_sum():
     parts, looks = RNG.normal(size=(9, 12, 10)), np.eye(9).reshape(9, 3, 3)
     figure = figures.sum_of_heads(looks, np.arange(9) - 4.0, parts)
-    images = [ax.images[0].get_array() for ax in shown(figure)]
-    for rows, expected in ((images[:9], looks), (images[9:18], parts), (images[18:], parts.cumsum(0))):
-        np.testing.assert_allclose(rows, expected)
-    assert [ax.get_ylabel() for ax in shown(figure)[::9]] == ["Where the\nhead looks", "What it\nadds", "Sum so far"]
-    assert [ax.get_title() for ax in shown(figure)[:2]] == ["Head 1", "Head 2"]
-    assert [ax.get_title() for ax in shown(figure)[12:15]] == ["× −1", "× 0", "× +1"]
-    assert colour_bar(figure).norm is shown(figure)[9].images[0].norm is not shown(figure)[0].images[0].norm
+    for column, expected in enumerate((looks, parts, parts.cumsum(0))):
+        shown = [image.get_array() for image, *_ in tiles(figure)[column::3]]
+        np.testing.assert_allclose(shown, expected)
+    words = [name for _, name, _ in tiles(figure)]
+    assert words[:6:3] == ["Head 1", "Head 2"] and words[10:19:3] == ["× −1", "× 0", "× +1"]
+    left = [text.get_text() for text in figure.axes[0].texts if text.get_ha() == "right"]
+    assert left == ["Where the\nhead looks", "What it\nadds", "Sum so far"]
+    (looking, _, framed), (adding, *_) = tiles(figure)[:2]
+    assert framed == [[1, 1]] and colour_bar(figure).norm is adding.norm is not looking.norm
 
 
 def test_schema_has_a_head_for_each_tap():
@@ -554,33 +557,32 @@ def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
     figure = figures.lines({"": {"a": ([0, 1], [4, 2]), "nowhere": ([1, 2], [np.nan, np.nan])}}, "x", "y", {"b": 1})
     assert figure.axes[0].get_ylim()[0] == 0 and figure.axes[0].get_ylim()[1] >= 4
     assert not legend(figures.lines({"": {"a": ([0], [1])}}, "x", "y"))
+    four = figures.lines(dict.fromkeys("abcd", LINES["Loss"]), "x", "y")
+    assert axis_names(four) == [("", "y"), ("", ""), ("x", "y"), ("x", "")], "at the bottom and at the left"
     left, right = figures.lines(LINES, "x").axes  # no name: an axis of its own for each
     assert left.get_ylim()[1] < 3 < right.get_ylim()[1]
 
 
 def test_legends_read_along_rows():
-    figure = figures.lines({"": {name: ([0, 1], [1, 2]) for name in "abcde"}}, "x")
+    figure = figures.lines({"": {25 * name: ([0, 1], [1, 2]) for name in "abcde"}}, "x")
     figure.draw_without_rendering()
     texts = [(text.get_window_extent(), text.get_text()) for text in figure.legends[0].texts]
-    placed = sorted((-round(box.y0), box.x0, name) for box, name in texts)
-    assert "".join(name for *_, name in placed) == "abcde" and len({y for y, *_ in placed}) == 2
+    placed = sorted((-round(box.y0), box.x0, name[0]) for box, name in texts)
+    assert "".join(name for *_, name in placed) == "abcde" and len({y for y, *_ in placed}) == 3
 
 
 def test_reach_over_training_has_two_yardsticks_and_counts_layers_from_one():
     reach = {"SA quadratic": RNG.random((4, 3)), "SA learned": RNG.random((6, 2))}
     figure = figures.reach_over_training(reach, (2, 2))  # the query sees itself, two neighbours and the diagonal
     entries = legend(figure)
-    assert list(entries) == ["attention spread evenly", "farthest pixel"]
+    assert list(entries) == ["layer 1", "layer 2", "layer 3", "attention spread evenly", "farthest pixel"]
     for ax, (title, values) in zip(panels(figure), reach.items(), strict=True):
         assert ax.get_title() == title and ax.get_ylim()[0] == 0
-        for layer, curve in enumerate(values.T, 1):
-            (line,) = labelled(ax.lines, f"layer {layer}")
-            np.testing.assert_allclose(line.get_xydata(), [*enumerate(curve)])
-            (name,) = [text for text in ax.texts if text.get_text() == f"layer {layer}"]
-            assert name.xy == (len(curve) - 1, curve[-1]) and to_hex(name.get_color()) == to_hex(line.get_color())
-        for name, level in (("attention spread evenly", (2 + 2**0.5) / 4), ("farthest pixel", 2**0.5)):
+        curves = {f"layer {layer}": curve for layer, curve in enumerate(values.T, 1)}
+        for name, curve in (curves | {"attention spread evenly": (2 + 2**0.5) / 4, "farthest pixel": 2**0.5}).items():
             (line,) = labelled(ax.lines, name)
-            assert line.get_ydata()[0] == pytest.approx(level) and look(line) == look(entries[name])
+            np.testing.assert_allclose(line.get_ydata(), np.broadcast_to(curve, len(line.get_xdata())))
+            assert look(line) == look(entries[name]) and line.get_xdata()[0] == 0
     assert axis_names(figure) == [("Epoch", "Reach (pixels)"), ("Epoch", "")]
 
 
@@ -593,46 +595,42 @@ def test_points_lost_by_depth_draws_each_kernel_in_each_model(layers):
     assert names(axes[0].get_xticklabels()) == (["1", "1–2", "1–3"] if layers == "up to" else ["1", "2", "3"])
     below = "Layers that are convolutions" if layers == "up to" else "Layer that is a convolution"
     assert axis_names(figure) == [(below, "Points of accuracy lost"), (below, "")]
-    assert {*entries} == {"1 × 1", "5 × 5", "3 × 3, taps shuffled", "attention everywhere", "one point", "chance"}
-    for ax, model in zip(axes, ("A", "B"), strict=True):
+    kinds = {"1 × 1": ("read", 1), "5 × 5": ("read", 5), "3 × 3, taps shuffled": ("shuffled", 3)}
+    assert set(entries) == {*kinds, "attention everywhere", "one point", "chance"}
+    for ax, (model, own) in zip(axes, table[table["layers"] == layers].groupby("model"), strict=True):
         assert ax.get_ylim()[0] > ax.get_ylim()[1], "what loses nothing is on top"
-        for how, kernel, label in (("read", 1, "1 × 1"), ("read", 5, "5 × 5"), ("shuffled", 3, "3 × 3, taps shuffled")):
-            own = table[(table["model"] == model) & (table["layers"] == layers)]
-            own = own[(own["how"] == how) & (own["kernel"] == kernel)]
-            same = [one for one in ax.lines if to_hex(one.get_color()) == to_hex(entries[label].get_color())]
-            line = next(one for one in same if len(one.get_xdata()) == 3)
-            np.testing.assert_allclose(line.get_xydata(), np.transpose([[1, 2, 3], own["whole"] - own["accuracy"]]))
+        for label, (how, kernel) in kinds.items():
+            (line,) = labelled(ax.lines, label)
+            lost = -own[(own["how"] == how) & (own["kernel"] == kernel)]["difference"]
+            np.testing.assert_allclose(line.get_xydata(), np.transpose([[1, 2, 3], lost]))
             assert (line.get_linestyle() == "None") == (layers == "alone" and how == "read"), "layers are not joined"
-        lost = {"attention everywhere": 0, "one point": 1, "chance": {"A": 80, "B": 50}[model]}
-        for name, level in lost.items():
-            (line,) = [one for one in ax.lines if look(one) == look(entries[name]) and list(one.get_xdata()) == [0, 1]]
-            assert line.get_ydata()[0] == level
+            assert look(line) == look(entries[label])
+        for name, level in {"attention everywhere": 0, "one point": 1, "chance": {"A": 80, "B": 50}[model]}.items():
+            (line,) = labelled(ax.lines, name)
+            assert line.get_ydata()[0] == level and look(line) == look(entries[name])
     none = figures.points_lost_by_depth(table[table["how"] == "read"], 10, layers)
     assert "3 × 3, taps shuffled" not in legend(none), "what is not drawn is not named"
     two = panels(figures.points_lost_by_depth(swapped(seeds=(0, 1)), 10, layers))[0]
-    means = next(ln for ln in two.lines if to_rgb(ln.get_color()) == to_rgb(entries["1 × 1"].get_color()))
-    one = table[(table["model"] == "A") & (table["layers"] == layers) & (table["kernel"] == 1)]["accuracy"]
-    np.testing.assert_allclose(means.get_ydata(), 90 - one - 2)  # the mean over seeds
+    (one,) = labelled(axes[0].lines, "1 × 1")
+    (mean,) = labelled(two.lines, "1 × 1")
+    np.testing.assert_allclose(mean.get_ydata(), one.get_ydata() - 2)  # over seeds
+    (bars,) = two.containers[0][2]
+    np.testing.assert_allclose([segment[:, 1] for segment in bars.get_segments()], mean.get_ydata()[:, None] + [-2, 2])
 
 
 def test_error_before_and_after_points_from_the_start_to_the_end():
     figure = EVERYTHING["error_before_and_after"]()
-    entries = legend(figure)
-    nearer, farther = (to_hex(entries[name].get_color()) for name in ("nearer to a convolution", "farther from one"))
-    ways = {"A": [nearer, farther, None], "B": [nearer]}  # the last layer of A does not move
     for ax, (title, (before, after)) in zip(panels(figure), ERRORS.items(), strict=True):
-        arrows, hollow, filled = ax.collections
-        np.testing.assert_allclose(hollow.get_offsets(), [*enumerate(before, 1)])
-        np.testing.assert_allclose(filled.get_offsets(), [*enumerate(after, 1)])
-        np.testing.assert_allclose([arrows.X, arrows.Y], np.transpose([*enumerate(before, 1)]))
-        np.testing.assert_allclose([arrows.U, arrows.V], [np.zeros(len(after)), np.subtract(after, before)], atol=1e-9)
-        assert {to_hex(face) for face in hollow.get_facecolor()} == {"#ffffff"}
-        for place, colour in enumerate(ways[title]):
-            marks = arrows.get_facecolor(), hollow.get_edgecolor(), filled.get_facecolor()
-            assert colour is None or {to_hex(look[place]) for look in marks} == {colour}
+        smaller, larger = (moves(ax)[kind] for kind in ("after: smaller", "after: larger"))
+        for kind, (colour, starts, ends) in moves(ax).items():
+            layers = starts[:, 0].astype(int)
+            np.testing.assert_allclose(starts, np.stack([layers, np.take(before, layers - 1)], 1))
+            np.testing.assert_allclose(ends, np.stack([layers, np.take(after, layers - 1)], 1))
+            assert ((ends < starts)[:, 1] == (kind == "after: smaller")).all() and colour == colours(figure)[kind]
+        assert len(smaller[1]) + len(larger[1]) == len(before) and smaller[0] != larger[0]
         assert ax.get_title() == title and ax.get_xticks().tolist() == list(range(1, len(before) + 1))
-    faces = [to_hex(entries[name].get_markerfacecolor()) for name in ("before training", "after")]
-    assert faces[0] == "#ffffff" != faces[1] and nearer != farther
+    assert list(legend(figure)) == ["before training", "after: smaller", "after: larger", "nothing but the bias"]
+    assert colours(figure)["before training"] == "#ffffff"
     assert axis_names(figure) == [("Layer", "Relative error\nas a convolution"), ("Layer", "")]
 
 
@@ -652,13 +650,17 @@ def test_taps_of_each_layer_stand_above_their_number_and_over_chance():
 def test_agreement_stands_over_its_ceiling():
     figure, (moved, same) = EVERYTHING["agreement_and_ceiling"](), HALVES
     (ax,), entries = figure.axes, colours(figure)
-    for layer, marks in enumerate(ax.collections):
-        np.testing.assert_allclose(marks.get_offsets(), np.stack([same[layer], moved[layer]], 1))
-        assert marks.get_facecolor()[:, 3].tolist() == (moved[layer] > 0.7).tolist(), "filled where a peak follows"
-        assert {to_hex(c) for c in marks.get_edgecolor()} == {entries[f"Layer {layer + 1}"]}
-    for name, slope in (("as well as images agree", 1), ("nine tenths of it", 0.9)):
-        (line,) = [line for line in ax.lines if look(line) == look(legend(figure)[name])]
+    for layer in range(LAYERS):
+        name = f"Layer {layer + 1}"
+        for marks, which in zip(ax.collections[2 * layer :], (FOLLOWING[layer], ~FOLLOWING[layer]), strict=False):
+            np.testing.assert_allclose(marks.get_offsets(), np.stack([same[layer], moved[layer]], 1)[which])
+            assert {to_hex(c) for c in marks.get_edgecolor()} == {entries[name]}
+        assert to_hex(ax.collections[2 * layer].get_facecolor()[0]) == entries[name], "filled where a peak follows"
+        assert not ax.collections[2 * layer + 1].get_facecolor()[:, 3].any()
+    for name, slope in (("as images agree", 1), ("nine tenths of it", 0.9)):
+        (line,) = labelled(ax.lines, name)
         np.testing.assert_allclose(line.get_ydata(), slope * line.get_xdata())
+        assert look(line) == look(legend(figure)[name])
     assert axis_names(figure) == [("Two halves of the images, same query", "Two halves of the images,\nquery moved")]
 
 
@@ -686,29 +688,23 @@ def test_score_shares_pile_up_in_each_layer():
 
 def test_taps_gained_lead_from_before_to_after_beside_what_chance_gives():
     figure, frame = EVERYTHING["taps_gained"](), seeds_of_levels()
-    entries, (*taps, accuracy) = legend(figure), panels(figure)
+    *taps, accuracy = panels(figure)
     assert [ax.get_title() for ax in (*taps, accuracy)] == ["Layer 1", "Layer 2", "Accuracy"]
     assert names(taps[0].get_yticklabels()) == ["Start: wide", "Start: close", "Rate: 0.1"]
     assert taps[0].get_ylim()[0] > taps[0].get_ylim()[1]  # the first on top
     rows = [0, 0, 1, 1, 2, 2] + np.array([-0.11, 0.11] * 3)
     for layer, ax in enumerate(taps, 1):
         own = frame[frame["layer"] == layer]
-        chance, lines, before, after = ax.collections
-        np.testing.assert_allclose(chance.get_array()[[0, 1, 2], [3, 4, 9]], [1, 0.5, 1])
-        ends = np.array(lines.get_segments())
-        np.testing.assert_allclose(ends[..., 0], own[["before", "after"]])
-        np.testing.assert_allclose(ends[:, 0, 1], rows)
-        for marks, column in ((before, "before"), (after, "after")):
-            np.testing.assert_allclose(marks.get_offsets(), np.stack([own[column], rows], 1))
-        colours = {name: to_hex(entries[name].get_color()) for name in ("after, more taps", "after, fewer")}
-        change = [to_hex(colour) for colour in after.get_facecolors()]
-        assert set(change[i] for i in np.flatnonzero(own["after"] > own["before"])) == {colours["after, more taps"]}
-        assert set(change[i] for i in np.flatnonzero(own["after"] < own["before"])) == {colours["after, fewer"]}
-        same = np.flatnonzero(own["after"] == own["before"])
-        assert set(change[i] for i in same) <= {to_hex(entries["after, as many"].get_color())}
-        assert {to_hex(colour) for colour in before.get_facecolors()} == {"#ffffff"}
+        np.testing.assert_allclose(ax.collections[0].get_array()[[0, 1, 2], [3, 4, 9]], [1, 0.5, 1])  # chance
+        for kind, way in {"after: fewer": -1, "after: as many": 0, "after: more taps": 1}.items():
+            colour, starts, ends = moves(ax)[kind]
+            which = np.sign(own["after"] - own["before"]).to_numpy() == way
+            np.testing.assert_allclose(starts, np.stack([own["before"], rows], 1)[which])
+            np.testing.assert_allclose(ends, np.stack([own["after"], rows], 1)[which])
+            assert colours(figure)[kind] == colour or not which.any()
+    assert len({colour for name, colour in colours(figure).items() if name.startswith("after")}) == 3
     [marks] = accuracy.collections
-    np.testing.assert_allclose(marks.get_offsets()[:, 0], frame[frame["layer"] == 1]["accuracy"])
+    np.testing.assert_allclose(marks.get_offsets(), np.stack([frame[frame["layer"] == 1]["accuracy"], rows], 1))
 
 
 def test_a_line_a_start_over_numbers_of_images_with_bars_from_worst_to_best():
@@ -719,41 +715,38 @@ def test_a_line_a_start_over_numbers_of_images_with_bars_from_worst_to_best():
         assert ax.get_title() == title and ax.get_xscale() == "log"
         assert -1 < ax.get_ylim()[0] < 0 and ax.get_ylim()[1] > table["value"].max()
         assert names(ax.get_xticklabels()) == ["500", "2,000", "50,000"]
-        lines = {container.get_label(): container for container in ax.containers if len(container[0].get_xdata())}
+        lines = {line.get_label(): (line, bars) for line, _, (bars,) in ax.containers if len(line.get_xdata())}
         assert list(lines) == list(own["start"].unique())
-        places = [line[0].get_xdata() for line in lines.values()]
+        places = [line.get_xdata() for line, _ in lines.values()]
         assert all((a < b).all() for a, b in itertools.pairwise(places)), "beside each other"
         np.testing.assert_allclose(places, np.broadcast_to([500, 2000, 50_000], np.shape(places)), rtol=0.2)
-        for start, (line, _, (bars,)) in lines.items():
+        for start, (line, bars) in lines.items():
             found = own[own["start"] == start].groupby("images")["value"]
             np.testing.assert_allclose(line.get_ydata(), found.mean())
             ends = np.array([segment[:, 1] for segment in bars.get_segments()])
             np.testing.assert_allclose(ends, np.stack([found.min(), found.max()], 1))
-            assert look(line)[:2] == look(legend(figure)[start])[:2]
-    assert len({look(entry)[:2] for entry in legend(figure).values()}) == 7
+            assert look(line) == look(legend(figure)[start])
+    assert len({look(entry) for entry in legend(figure).values()}) == 7
     assert axis_names(figure) == [("Training images", "Taps"), ("Training images", "")]
     free = figures.by_images(table.assign(value=table["value"] - 5))
     assert min(ax.get_ylim()[0] for ax in panels(free)) < -4, "without a name panels have axes of their own"
 
 
-def test_cost_growth_names_each_line_at_its_end():
+def test_cost_growth_names_each_line():
     figure = EVERYTHING["cost_growth"]()
-    (ax,) = figure.axes
-    for name, (sides, costs) in COSTS.items():
-        (line,) = labelled(ax.lines, name)
-        np.testing.assert_allclose(line.get_xydata(), np.transpose([sides, np.reshape(costs, (len(sides), -1))[:, 0]]))
-    ends = {text.get_text(): text.xy for text in ax.texts}
-    assert ends == {line.get_label(): tuple(line.get_xydata()[-1]) for line in ax.lines}
-    small, large, conv, bound, floor = ax.lines
-    assert small.get_color() == large.get_color() == bound.get_color() != conv.get_color() != floor.get_color()
-    assert len({(line.get_marker(), line.get_linestyle()) for line in (small, large)}) == 2
+    (ax,), entries = figure.axes, legend(figure)
+    for (name, (sides, costs)), (line, _, (bars,)) in zip(COSTS.items(), ax.containers, strict=True):
+        costs = np.reshape(costs, (len(sides), -1))
+        np.testing.assert_allclose(line.get_xydata(), np.transpose([sides, costs[:, 0]]))
+        spread = [(segment[0, 1], segment[1, 1]) for segment in bars.get_segments()]
+        np.testing.assert_allclose(spread, costs[:, [1, 2]] if costs.shape[1] == 3 else costs[:, [0, 0]])
+        assert look(line) == look(entries[name])
+    assert list(entries) == list(COSTS) and len({look(entry) for entry in entries.values()}) == 3
+    bound, floor = ax.lines[-2:]
+    assert {text.get_text(): text.xy for text in ax.texts} == {"dense, alone": (16, 2), "floor": (16, 1)}
+    assert bound.get_color() == entries["dense"].get_color() != floor.get_color() not in colours(figure).values()
     assert ax.get_xscale() == ax.get_yscale() == "log" and names(ax.get_xticklabels()) == ["8", "16"]
-    np.testing.assert_allclose([segment[:, 1] for segment in ax.collections[0].get_segments()], [[1, 3], [3, 9]])
     assert axis_names(figure) == [("Side of the grid (pixels)", "Time (ms)")]
-    figure = figures.cost_growth({name: ([8, 16], [cost, 9]) for name, cost in zip("abc", (2, 9, 5), strict=True)})
-    figure.draw_without_rendering()
-    boxes = sorted((text.get_window_extent() for text in figure.axes[0].texts), key=lambda box: box.y0)
-    assert all(lower.y1 <= upper.y0 + 0.5 for lower, upper in itertools.pairwise(boxes)), "equal ends, and yet apart"
 
 
 def test_stacked_costs_name_rows_and_parts():
@@ -769,14 +762,3 @@ def test_stacked_costs_name_rows_and_parts():
     assert found == PARTS and ax.get_ylim()[0] > ax.get_ylim()[1], "the first row at the top"
     assert names(ax.texts) == ["1", "", "2", "", "3", "4"], "each part, and the sum; a bar of one part has its sum only"
     assert ax.get_xlabel() == "GFLOP"
-
-
-def test_cost_ratios_are_attention_over_cnn():
-    ax = EVERYTHING["cost_ratios"]().axes[0]
-    places = dict(zip(ax.get_yticks(), names(ax.get_yticklabels()), strict=True))
-    found = {places[bar.get_y() + bar.get_height() / 2]: bar.get_x() + bar.get_width() for bar in ax.containers[0]}
-    assert found == pytest.approx({name: given / cnn for name, (cnn, given) in RATIOS.items()})
-    assert list(places.values()) == list(RATIOS) and ax.get_ylim()[0] > ax.get_ylim()[1]
-    assert names(ax.texts) == ["1.27×", "10.0×"] and ax.get_xscale() == "log"
-    cheaper = figures.cost_ratios({"Time": (2.0, 1.0)}).axes[0]
-    assert cheaper.get_xlim()[0] < 0.5 < 1 < cheaper.get_xlim()[1]

@@ -20,7 +20,7 @@ import attnconv.batch.run as runner
 from attnconv.batch import cli, fresh
 from attnconv.batch.run import reproduce
 from attnconv.config import load_profile
-from conftest import PER_RUN, Toys, damaged, planned, put_run, result, write
+from conftest import PER_RUN, Toys, damaged, planned, put_run, write
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ def short(names: Iterable[str]) -> set[str]:
     return {re.sub(r"_[a-z]+(-([a-z]+)-seed0)?", lambda m: f":{m[2]}" if m[2] else "", name) for name in names}
 
 
-ALL = {"01", "03:quadratic", "03:learned", "04", "06", "08", "09", "10"}
+ALL = {"00", "01", "03:quadratic", "03:learned", "04", "06", "08", "09", "10"}
 MADE_OR_READ = {
     "explorer.html": {"08"},
     "figures/03-curve-learned-seed0.png": {"03:learned"},
     "figures/04-a.png": {"04"},
-    "tables/04-a.csv": {"04"},
+    "tables/04-a.csv": {"00", "04"},
     "notebooks/01_theory.ipynb": {"01"},
     "notebooks/04_heads.html": {"04"},
     "runs/learned-seed0-0/attention.npz": {"03:learned", "06"},
@@ -71,12 +71,13 @@ def record(toys: Toys, library: Path, monkeypatch):
     """A folder in which everything is up to date, and what would be done again: a function without arguments."""
     monkeypatch.setattr(runner, "said", functools.cache(runner.said))  # git and others are asked once
     toys.profile(PROFILE)
-    toys.add("01_theory", "import attnconv.batch.workspace")
-    toys.add("03_train", "from attnconv.training import train; 'resnet18'", parameters=PER_RUN, per_run=True)
-    toys.add("04_heads", "from attnconv import figures", needs=["03:quadratic"])
-    toys.add("06_all", "import attnconv.analysis.results, attnconv.batch.workspace", needs=["03"])
-    toys.add("08_explore", "import attnconv.explorer", needs=["03:quadratic"])
-    toys.add("09_costs", "from attnconv.cost import cost\ncost('quadratic')")
+    toys.add("00_front", needs=["04"], reads=["tables/*.csv"])
+    toys.add("01_theory")
+    toys.add("03_train", parameters=PER_RUN, per_run=True)
+    toys.add("04_heads", needs=["03:quadratic"])
+    toys.add("06_all", needs=["03"])
+    toys.add("08_explore", needs=["03:quadratic"])
+    toys.add("09_costs")
     toys.add("10_study", reads=["study/learned/*"])
     for name in ("quadratic", "learned"):
         put_run(toys, name)
@@ -92,7 +93,7 @@ def record(toys: Toys, library: Path, monkeypatch):
         made = [f"notebooks/{name}{suffix}" for suffix in (".ipynb", ".html")]
         for file in made:
             write(toys.output / file, name)
-        made += [file for file, jobs in MADE_OR_READ.items() if jobs == short([name])]
+        made += [file for file, jobs in MADE_OR_READ.items() if jobs - {"00"} == short([name])]
         made = {file: fresh.file_hash(toys.output / file) for file in made if not file.startswith("study/")}
         entry = {"status": "done", "made_from": first.inputs(job), "made": made}
         first.manifest["notebooks"][name] = entry
@@ -106,7 +107,8 @@ def test_any_damage_to_an_output_repeats_what_made_or_reads_it(toys: Toys, recor
     batch = a_batch(toys)
     users: dict[str, set[str]] = {}
     for job, entry in batch.manifest["notebooks"].items():
-        for name in [*entry["made"], *(name for name in entry["made_from"] if name.startswith(("runs/", "study/")))]:
+        read = [name for name in entry["made_from"] if name.startswith(("runs/", "study/", "tables/"))]
+        for name in [*entry["made"], *read]:
             users.setdefault(name, set()).update(short([job]))
     assert {name: users[name] for name in MADE_OR_READ} == MADE_OR_READ
 
@@ -252,19 +254,37 @@ def test_short_runs_are_inputs_of_who_reads_them_but_for_one_that_joins(toys: To
     assert record() == {"10"}
 
 
-def test_results_of_others_are_inputs_of_who_reads_them(toys: Toys) -> None:
-    toys.add("00_front", needs=["01"], reads=["tables/01-*.json"])
-    toys.add("01_first", result("tables/01-claims.json"))
+def test_a_dry_run_says_what_would_be_done_and_why_and_writes_nothing(toys: Toys, record, capsys, monkeypatch) -> None:
+    def said(**options) -> str:
+        before = {file: file.stat().st_mtime_ns for file in toys.output.parent.rglob("*")}
+        assert reproduce("toy", notebooks=toys.notebooks, output=toys.output, dry=True, **options) == 0
+        assert {file: file.stat().st_mtime_ns for file in toys.output.parent.rglob("*")} == before
+        return capsys.readouterr().out
 
-    def run() -> list[str]:
-        assert reproduce("toy", output=toys.output, notebooks=toys.notebooks) == 0
-        return toys.executed()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(runner, "gpus", list)
+    out = said()
+    assert out.count("up to date") == len(ALL) and out.endswith("0 to do. Nothing was run.\n")
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("Missing: ")] == ["C++", "GPU."]
+    (toys.output / "tables" / "04-a.csv").write_text("damaged")
+    (toys.output / "figures" / "03-curve-learned-seed0.png").write_text("damaged")
+    out = said()
+    assert "to do       04 heads   (changed: tables/04-a.csv)" in out
+    assert "to do       06 all   (if it changes with 03 train, learned, seed 0)" in out and "4 to do" in out
+    assert "2 to do" in said(only=["06"]) and "01 theory   (forced)" in said(only=["01"], force=True)
+    toys.add("06_all", "1", needs=["03"])
+    toys.add("11_front", needs=["04"])
+    assert "06 all   (changed: the notebook)" in said() and "11 front   (not done yet)" in said()
 
-    assert run() == ["01", "00"] and run() == []
-    toys.add("01_first", result("tables/01-claims.json", "y"))
-    assert run() == ["01", "00"] and run() == []
-    toys.add("01_first", result("tables/01-claims.json", "y"), "1 + 1")  # the same result
-    assert run() == ["01"]
+
+def test_a_dry_run_without_the_data_set_says_so(toys: Toys, tmp_path: Path, capsys, monkeypatch) -> None:
+    toys.add("02_theory")
+    monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path / "no data"))
+    options = dict(notebooks=toys.notebooks, output=toys.output, data="cifar10", dry=True)
+    assert reproduce("toy", **options) == 2 and not toys.output.exists()
+    assert "Missing: data set cifar10." in capsys.readouterr().out
+    write(toys.output / "strip.npz", "stands in for it")
+    assert reproduce("toy", **options) == 0
 
 
 def test_a_damaged_manifest_means_that_nothing_is_done(toys: Toys, record) -> None:

@@ -25,7 +25,7 @@ import tables  # noqa: E402
 RECORD = ROOT / "outputs" / "evening"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 BESIDE = {"../playground.html?site=explorer", "../explorer.html?site=playground"}
-PAGES = {path.stem: "../index.html" if path.stem.startswith("00") else f"{path.stem}.html" for path in NOTEBOOKS}
+PAGES = {path.name[:2]: f"{path.stem}.html" for path in NOTEBOOKS} | {"00": "../index.html"}
 
 
 @pytest.fixture
@@ -35,24 +35,39 @@ def output(tmp_path):
     return tmp_path
 
 
-def put_front(output, *cells):
-    """The executed notebook that the index is made of."""
-    nbformat.write(nbformat.v4.new_notebook(cells=list(cells)), output / "notebooks" / "00_what_was_found.ipynb")
+def markdown(text):
+    return nbformat.v4.new_markdown_cell(text)
+
+
+def put(output, name, *cells):
+    """An executed notebook; the index is made of 00."""
+    nbformat.write(nbformat.v4.new_notebook(cells=list(cells)), output / "notebooks" / f"{name}.ipynb")
+    return output / "notebooks" / f"{name}.ipynb"
+
+
+def picture(output, name, **note):
+    Image.new("RGB", (3, 2)).save(output / "figures" / f"{name}.png")
+    if note:
+        (output / "figures" / f"{name}.json").write_text(json.dumps(note))
+
+
+def exported(output, *cells):
+    """The page of a notebook with these cells."""
+    page = output / "notebooks" / "04_heads.html"
+    export_html(put(output, "04_heads", *cells), page)
+    return page.read_text()
 
 
 def test_the_index_is_notebook_00_then_all_files_by_notebook(output):
-    Image.new("RGB", (3, 2)).save(output / "figures" / "04-centres.png")
-    Image.new("RGB", (3, 2)).save(output / "figures" / "05-plain.png")
-    note = {"caption": "Heads <& centres>", "runs": ["quadratic-seed0-aa"]}
-    (output / "figures" / "04-centres.json").write_text(json.dumps(note))
+    picture(output, "04-centres", caption="Heads <& centres>", runs=["quadratic-seed0-aa"])
+    picture(output, "05-plain")
     (output / "tables" / "06-table1.csv").write_text('model,accuracy\nResNet18,"93,8"\n')
-    cells = [nbformat.v4.new_markdown_cell("# Accuracy <i>versus</i> ResNet\n\nText.")]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), output / "notebooks" / "06_acc<b>&'%23-x.ipynb")
+    put(output, "06_acc<b>&'%23-x", markdown("# Accuracy <i>versus</i> ResNet\n\nText."))
     (output / "notebooks" / ".running-06_acc.ipynb").write_text("{}")
     card = Claims(output / "tables" / "04-claims.json").record("hybrid", False, ["3 < 4"])
     shown = nbformat.v4.new_output("display_data", {"text/html": card.html(closed=True), "text/plain": "card"})
     text = "# What was found\n\nSee [06](06_acc<b>&'%23.ipynb), [07](07_none.ipynb), [the data](../data/README.md)."
-    put_front(output, nbformat.v4.new_markdown_cell(text), nbformat.v4.new_code_cell("show(1)", outputs=[shown]))
+    put(output, "00_what_was_found", markdown(text), nbformat.v4.new_code_cell("show(1)", outputs=[shown]))
     page = write_page(output).read_text()
     found, rest = page.split('id="notebooks"')
     assert "What was found" in found and "Does not hold here" in found and "3 &lt; 4" in found
@@ -73,57 +88,50 @@ def test_the_film_is_of_the_layer_with_most_heads_on_taps():
     centres[:, :, 3] = np.nan
     precision = np.broadcast_to(4 * np.eye(2), (*mass.shape, 2, 2))
     film = pages._film(SimpleNamespace(heads={"parameter_centre": centres, "mass": mass, "precision": precision}))
-    assert film["layer"] == 2
-    assert json.loads(film["data"])["heads"] == [[[0, 5, 4], [1, 5, 4], [2, 5, 4]], [[1, 1, 4]] * 3]
+    assert film == {"layer": 2, "heads": [[[0, 5, 4], [1, 5, 4], [2, 5, 4]], [[1, 1, 4]] * 3]}
 
 
-def test_links_of_the_index_lead_to_pages_of_notebooks(output):
-    for name in ("03_train-learned-seed0", "03_train-quadratic-seed0", "04_heads"):
-        nbformat.write(nbformat.v4.new_notebook(cells=[]), output / "notebooks" / f"{name}.ipynb")
-    put_front(output, nbformat.v4.new_markdown_cell("# Found\n\n[03](03_train.ipynb) [04](04_heads.ipynb#x)"))
-    found = write_page(output).read_text().split('id="notebooks"')[0]
-    assert 'href="notebooks/03_train-learned-seed0.html"' in found
+def test_executed_notebooks_are_pages_to_which_the_index_and_its_links_lead(output):
+    put(output, "03_train-learned-seed0")
+    put(output, "03_train-quadratic-seed0")
+    put(output, "00_what_was_found", markdown("# Found\n\n[03](03_train.ipynb) [04](04_heads.ipynb#x)"))
+    assert "<title>Heads</title>" in exported(output, markdown("# Heads"))
+    found, rest = write_page(output).read_text().split('id="notebooks"')
+    assert 'href="notebooks/03_train-learned-seed0.html"' in found and 'href="notebooks/04_heads.html"' in rest
 
 
 def test_an_empty_folder_gives_a_page_and_the_explorer_a_link(tmp_path):
     page = write_page(tmp_path).read_text()
-    assert "What was found</h1>" in page and "explorer.html" not in page
+    assert "What was found</h1>" in page and "explorer.html" not in page and "findings" not in page
     (tmp_path / "explorer.html").touch()
     assert 'href="explorer.html?site="' in write_page(tmp_path).read_text()
 
 
 def test_figures_stand_in_the_order_of_their_notebook(output):
     for name, place in (("04-a", 3), ("04-b", 1), ("04-c", 2)):
-        Image.new("RGB", (3, 2)).save(output / "figures" / f"{name}.png")
-        (output / "figures" / f"{name}.json").write_text(json.dumps({"caption": name, "place": place}))
+        picture(output, name, caption=name, place=place)
     assert re.findall(r'alt="(04-.)"', write_page(output).read_text()) == ["04-b", "04-c", "04-a"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "[3, {}]", '[{"text": 1, "holds": [], "evidence": {}}]', "\x00"])
-def test_damaged_files_leave_a_page(output, text):
-    Image.new("RGB", (3, 2)).save(output / "figures" / "04-a.png")
-    for file in ("figures/04-a.json", "notebooks/04_heads.ipynb", "notebooks/00_what_was_found.ipynb"):
-        (output / file).write_text(text)
+def test_damaged_files_and_files_without_end_leave_a_page(output, text):
+    picture(output, "04-a")
+    picture(output, "04-b")
     (output / "runs" / "a").mkdir(parents=True)
-    for name in ("config.json", "metrics.jsonl", "model.safetensors"):
-        (output / "runs" / "a" / name).write_text(text)
-    assert "04 heads</h2>" in write_page(output).read_text()
-
-
-def test_files_without_end_leave_a_page_with_everything_else(output):
-    for name in ("04-a.png", "04-b.png"):
-        Image.new("RGB", (3, 2)).save(output / "figures" / name)
-    os.mkfifo(output / "figures" / "04-a.json")
-    os.mkfifo(output / "figures" / "04-c.png")
-    assert write_page(output).read_text().count('src="figures/') == 2
+    run = [f"runs/a/{name}" for name in ("config.json", "metrics.jsonl", "model.safetensors")]
+    notebooks = [f"notebooks/{name}.ipynb" for name in ("04_heads", "00_what_was_found")]
+    for file in (*run, *notebooks, "figures/04-a.json", "tables/01-claims.json"):
+        (output / file).write_text(text)
+    for name in ("04-b.json", "04-c.png"):
+        os.mkfifo(output / "figures" / name)
+    page = write_page(output).read_text()
+    assert "04 heads</h2>" in page and page.count('src="figures/') == 2
 
 
 def test_any_damage_leaves_a_page_with_everything_else(output):
-    Image.new("RGB", (3, 2)).save(output / "figures" / "04-a.png")
-    (output / "figures" / "04-a.json").write_text(json.dumps({"caption": "Heads", "runs": ["r"], "place": 1}))
-    cells = [nbformat.v4.new_markdown_cell("# Where heads look")]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), output / "notebooks" / "04_heads.ipynb")
-    put_front(output, nbformat.v4.new_markdown_cell("# All of it"))
+    picture(output, "04-a", caption="Heads", runs=["r"], place=1)
+    put(output, "04_heads", markdown("# Where heads look"))
+    put(output, "00_what_was_found", markdown("# All of it"))
     files = {file: file.read_bytes() for file in sorted(output.glob("*/0*"))}
     signs = {"04-a.json": "<figcaption>Heads", "04-a.png": 'src="figures/04-a.png"'}
     signs |= {"04_heads.ipynb": "Where heads look</h2>", "00_what_was_found.ipynb": "All of it"}
@@ -144,14 +152,6 @@ def test_any_damage_leaves_a_page_with_everything_else(output):
         assert all(sign in page for name, sign in signs.items() if name not in gone)
 
     damage()
-
-
-def test_an_executed_notebook_becomes_a_page_that_the_index_links_to(output):
-    cells = [nbformat.v4.new_markdown_cell("# Heads"), nbformat.v4.new_code_cell("1 + 1")]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), output / "notebooks" / "04_heads.ipynb")
-    export_html(output / "notebooks" / "04_heads.ipynb", output / "notebooks" / "04_heads.html")
-    assert "<title>Heads</title>" in (output / "notebooks" / "04_heads.html").read_text()
-    assert 'href="notebooks/04_heads.html"' in write_page(output).read_text()
 
 
 def test_trained_models_are_listed_with_their_data_and_accuracy(output):
@@ -175,7 +175,7 @@ def test_formulas_and_links_of_every_notebook_work_without_a_network(path, tmp_p
     assert inside <= {"../index.html", "../style.css", *PAGES.values(), *BESIDE}
     place = NOTEBOOKS.index(path)
     for step, kind in ((-1, "prev"), (1, "next")):
-        beside = NOTEBOOKS[place + step].stem if 0 <= place + step < len(NOTEBOOKS) else None
+        beside = NOTEBOOKS[place + step].name[:2] if 0 <= place + step < len(NOTEBOOKS) else None
         assert re.findall(rf'href="(.*?)" rel="{kind}"', page) == ([PAGES[beside]] if beside else [])
 
 
@@ -183,20 +183,24 @@ def test_what_players_and_widgets_ask_of_the_network_is_left_out(output):
     data = {"text/html": '<link rel="stylesheet"\nhref="https://example.org/font.css"><p>film</p>'}
     widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "a"}, "text/plain": "a bar in words"}
     outputs = [nbformat.v4.new_output("display_data", one) for one in (data, widget)]
-    cell = nbformat.v4.new_code_cell("1", outputs=outputs)
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), output / "notebooks" / "04_heads.ipynb")
-    export_html(output / "notebooks" / "04_heads.ipynb", output / "notebooks" / "a.html")
-    page = (output / "notebooks" / "a.html").read_text()
+    page = exported(output, nbformat.v4.new_code_cell("1", outputs=outputs))
     assert "<p>film</p>" in page and "example.org" not in page
     assert "a bar in words" in page and "<script" not in page
 
 
 def test_a_formula_that_cannot_be_read_stays_as_it_was_written(output):
-    cell = nbformat.v4.new_markdown_cell(r"Right: $a < b$. Wrong: $\left( x < y$. Right again: $c$.")
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), output / "notebooks" / "04_heads.ipynb")
-    export_html(output / "notebooks" / "04_heads.ipynb", output / "notebooks" / "a.html")
-    page = (output / "notebooks" / "a.html").read_text()
+    page = exported(output, markdown(r"Right: $a < b$. Wrong: $\left( x < y$. Right again: $c$."))
     assert page.count("<math") == 2 and "<code>\\left( x &lt; y</code>" in page and "$" not in page
+
+
+def test_pictures_that_were_saved_are_links_where_a_cell_shows_as_many_as_it_names(output):
+    for name in ("04-a-x", "04-b", "04-c"):
+        picture(output, name, caption=f"Of {name}")
+    shown = [nbformat.v4.new_output("display_data", {"image/png": "aaaa", "text/plain": "a figure"})]
+    sources = ['save(figure, f"04-a-{preset}")', 'save(figure, "04-b"); save(figure, "04-c")', "figure"]
+    page = exported(output, *(nbformat.v4.new_code_cell(source, outputs=shown) for source in sources))
+    assert re.findall(r'<img alt="(.*?)" loading="lazy" src="(.*?)"', page) == [("Of 04-a-x", "../figures/04-a-x.png")]
+    assert page.count("data:image/png") == 2
 
 
 # The README
@@ -212,7 +216,7 @@ def test_tables_show_verdicts_and_accuracies_of_a_record(output):
     claims = Claims(output / "tables" / "04-claims.json")
     claims.record("local", False, ["-"], "seed 0")
     claims.record("local", None, ["-"], "seed 1")
-    rows = ["Model,Accuracy (%),±,Epochs", "SA quadratic,87.251,0.12,20", "SA new,60,,3"]
+    rows = ["Model,Accuracy (%),±,Seeds,Epochs", "SA quadratic,87.251,0.12,3,20", "SA new,60,0.1,2,3"]
     (output / "tables" / "06-table1.csv").write_text("\n".join(rows))
     folders = {"mine": output, "empty": output / "nowhere"}
     board = tables.verdicts(folders)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import nbformat
-import pytest
 
-from browser import jupyterlab, needs_browser, playwright, run_all
+from browser import KERNEL, needs_browser, playwright, run_all
 
 pytestmark = needs_browser
 CODE = """from attnconv.config import ModelConfig
@@ -17,31 +14,19 @@ sizes = dict(hidden=8, mlp=8, layers=1, heads=4, image_size=(28, 28), image_chan
 explore(build_model(ModelConfig(**sizes)))"""
 
 
-@pytest.fixture
-def page(browser: playwright.Browser, tmp_path: Path) -> playwright.Page:
-    """A notebook with an explorer and a playground, run and saved; ``page.again()`` opens it anew."""
-    (folder := tmp_path / "notebooks").mkdir()
-    cells = [nbformat.v4.new_code_cell(CODE), nbformat.v4.new_code_cell("Playground()")]
-    kernel = dict(name="python3", display_name="Python 3", language="python")
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata=dict(kernelspec=kernel))
-    nbformat.write(notebook, folder / "it.ipynb")
-    with jupyterlab(folder, tmp_path / "own") as address:
-        page = browser.new_page(viewport=dict(width=1400, height=1200))
-        page.goto(address.format(notebook="it.ipynb"))
-        run_all(page)
-        for name in ("explorer", "playground"):
-            page.locator(f".attnconv-{name}").first.wait_for(timeout=60_000)
-        page.again = lambda: page.goto(address.format(notebook="it.ipynb") + "&reset")
-        yield page
-        page.close()
-
-
 def menu(page: playwright.Page, name: str, item: str) -> None:
     page.locator(".lm-MenuBar-itemLabel", has_text=name).first.click()
     page.locator(".lm-Menu-itemLabel", has_text=item).first.click()
 
 
-def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_named_at_once(page, tmp_path) -> None:
+def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_named_at_once(browser, lab) -> None:
+    cells = [nbformat.v4.new_code_cell(code) for code in (CODE, "Playground()")]
+    address = lab("saved", nbformat.v4.new_notebook(cells=cells, metadata=KERNEL))
+    page = browser.new_page(viewport=dict(width=1400, height=1200))
+    page.goto(address)
+    run_all(page)
+    for name in ("explorer", "playground"):
+        page.locator(f".attnconv-{name}").first.wait_for(timeout=60_000)
     assert not any(picture.is_visible() for picture in page.locator(".attnconv-last").all())  # they live
     menu(page, "Kernel", "Restart Kernel…")
     page.locator(".jp-Dialog button", has_text="Restart").click()
@@ -52,8 +37,8 @@ def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_
     assert notice.is_visible() and not page.locator(".attnconv-explorer.ax-busy").count()
     menu(page, "File", "Save Notebook")
     page.wait_for_timeout(1500)
-    assert (tmp_path / "notebooks" / "it.ipynb").read_text().count("<div class='attnconv-last'>") == 2
-    page.again()
+    assert (lab.folder / "saved.ipynb").read_text().count("<div class='attnconv-last'>") == 2
+    page.goto(address + "&reset")
     page.get_by_text("| Idle").wait_for(timeout=60_000)
     for picture in (page.locator(".attnconv-last img").nth(0), page.locator(".attnconv-last img").nth(1)):
         picture.wait_for(timeout=30_000)
@@ -62,3 +47,4 @@ def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_
     page.wait_for_timeout(3000)  # by then JupyterLab has given up on the models
     assert not any(one.is_visible() for one in page.get_by_text("Error displaying widget").all())
     assert not any(one.is_visible() for one in page.get_by_text("Loading widget").all())
+    page.close()

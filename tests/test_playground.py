@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from attnconv import figures
 from attnconv.attention import QuadraticAttention
 from attnconv.equivalence import conv_to_attention, tap_shifts
-from attnconv.explorer import Playground, assets
+from attnconv.explorer import Knobs, Playground, assets
 from node import in_node, needs_node, run_tests
 
 
@@ -85,24 +86,27 @@ def test_the_page_is_whole_and_needs_nothing(tmp_path: Path) -> None:
     assert page.count("<noscript><img") == 1
 
 
-def test_it_is_a_picture_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [Playground, lambda: Knobs(figures.schema)], ids=["playground", "knobs"])
+def test_it_is_a_picture_where_it_cannot_run(make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNCONV_STATIC", "1")
     shown: list[dict] = []
     monkeypatch.setattr(assets, "display", lambda bundle, **_: shown.append(bundle))
-    Playground()._ipython_display_()
+    make()._ipython_display_()
     [bundle] = shown
     assert set(bundle) == {"image/png", "text/plain"}
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     monkeypatch.delenv("ATTNCONV_STATIC")
-    Playground()._ipython_display_()
+    make()._ipython_display_()
     _, live, picture = shown
-    assert "application/vnd.jupyter.widget-view+json" in live and "data:image/png" in picture["text/html"]
+    assert "application/vnd.jupyter.widget-view+json" in live
+    assert "attnconv-last" in picture["text/html"] and "data:image/png" in picture["text/html"]
 
 
 def test_the_still_picture_shows_the_sharpness() -> None:
-    titles = [ax.get_title() for ax in Playground(0.7).figure().axes]
+    axes = Playground(0.7).figure().axes[:4]
+    titles = [ax.get_title() for ax in axes]
     assert titles[:3] == ["Picture", "Conv2d", "Nine heads, α = 0.7"] and float(titles[3].split()[-1]) > 0.1
-    photo, expected, got, apart = (ax.images[0].get_array() for ax in Playground(0.7).figure().axes[:4])
+    photo, expected, got, apart = (ax.images[0].get_array() for ax in axes)
     np.testing.assert_allclose(got - expected, apart, atol=1e-5)
     assert expected[:, 1:-1].shape[0] == photo.shape[0] and abs(expected).max() > abs(got).max(), "a soft head blurs"
     exact = [ax.get_title() for ax in Playground(50).figure().axes]

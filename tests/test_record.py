@@ -61,7 +61,7 @@ def test_it_is_drawn_again_beside_itself_without_the_data_set_and_says_the_same(
     numbers = [number for number in KEPT if number not in OF_MACHINE]
     command = [sys.executable, "-m", "attnconv", "reproduce", "--profile", "evening", "--only", *numbers]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib"), "ATTNCONV_DATA": str(tmp_path / "no data")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2400, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr  # 1 where it says something else than the record
     assert "  differ: 0\n" in done.stdout
     assert content(record) == before

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ def run(preset: str, accuracy: float, data: str = "cifar10", form: str = "", sec
     config = {"preset": preset, "hash": str(accuracy), "data": about}
     metrics = [{"test_accuracy": accuracy, "seconds": seconds}]
     model, train = replace(base.model, of_model), replace(base.train, of_recipe)
-    vars(made).update(config=config, model=model, train=train, metrics=metrics)
+    vars(made).update(_parsed=SimpleNamespace(preset=preset), config=config, model=model, train=train, metrics=metrics)
     return made
 
 
@@ -60,8 +61,8 @@ def test_results_table():
     assert table["Paper (%)"].tolist()[:3] == [93.8, 91.8, 93.8], "of the model, whatever its row is called"
     worse = {"ResNet18": [run("resnet18", 0.9279)]}
     assert results.results_table(worse)["Against the paper"][0] == "differs: −1.01 points (tolerance 1)"
-    small = run("resnet18", 0.5, resnet_width=1)
-    assert results.results_table({"small": [small]})["Parameters (M)"][0] == 0.00299, "three digits of whatever size"
+    small = run("quadratic", 0.5, layers=1, hidden=4, mlp=4)
+    assert results.results_table({"small": [small]})["Parameters (M)"][0] == 0.000353, "three digits of whatever size"
 
 
 def test_why_a_run_is_not_held_against_the_paper():
@@ -155,25 +156,17 @@ def test_swaps_become_rows_and_the_size_that_costs_less_than_a_point():
                 for end, value in (("_sizes", np.array([3])), ("", swapped["up_to"][:, :1]))}  # fmt: skip
     made = run("quadratic", 0.9, seed=4)
     vars(made).update(swaps=swapped)
-    table = results.swap_table({"SA quadratic": [made, run_without_swaps()]})
+    without = run("learned", 0.9)
+    vars(without).update(swaps={})
+    table = results.swap_table({"SA quadratic": [made, without]})
     assert len(table) == 12 and (table["seed"] == 4).all() and (table["whole"] == 90).all()
     (row,) = table[(table["layers"] == "alone") & (table["layer"] == 2) & (table["kernel"] == 3)].to_dict("records")
-    assert (
-        row["accuracy"] == 70 and row["difference"] == -20 and row["error"] == pytest.approx(4) and row["images"] == 100
-    )
+    assert (row["accuracy"], row["difference"], row["images"]) == (70, -20, 100) and row["error"] == pytest.approx(4)
     assert table[(table["how"] == "shuffled")]["layer"].tolist() == [1, 2]
     sizes = results.size_as_convolution(table)
     assert sizes.loc["SA quadratic"].to_dict() == {1: 3, 2: math.inf}, "one image of a hundred may be more than a point"
-    assert results.size_as_convolution(table, 2).loc["SA quadratic"].to_dict() == {1: 3, 2: math.inf}, (
-        "within the noise"
-    )
-    assert results.size_as_convolution(table, 4).loc["SA quadratic"].to_dict() == {1: 1, 2: math.inf}
-
-
-def run_without_swaps() -> Run:
-    made = run("learned", 0.9)
-    vars(made).update(swaps={})
-    return made
+    for points, kernel in ((2, 3), (4, 1)):  # two are within the noise
+        assert results.size_as_convolution(table, points).loc["SA quadratic"].to_dict() == {1: kernel, 2: math.inf}
 
 
 def test_published_numbers_belong_to_the_presets():

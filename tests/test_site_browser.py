@@ -59,12 +59,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, caption in captions.items():
         Image.new("RGB", (1800, 600), "white").save(output / "figures" / f"{name}.png")
         (output / "figures" / f"{name}.json").write_text(json.dumps({"caption": caption}))
-    pages = {"04_heads": "04_heads.html", "05_learned": "05_learned.html"}
-    for name in pages:
+    pages = {"04": "04_heads.html", "05": "05_learned.html"}
+    for name in ("04_heads", "05_learned"):
         code = nbformat.v4.new_code_cell("x = 1  # " + "a long line " * 20)
         text = nbformat.v4.new_markdown_cell(FORMULAS)
         nbformat.write(nbformat.v4.new_notebook(cells=[text, code]), output / "notebooks" / f"{name}.ipynb")
-        export_html(output / "notebooks" / f"{name}.ipynb", output / "notebooks" / pages[name], pages)
+        export_html(output / "notebooks" / f"{name}.ipynb", output / "notebooks" / f"{name}.html", pages)
     (output / "runs").symlink_to(RECORD / "runs")
     for name in ("playground", "explorer"):
         (output / f"{name}.html").write_text("<title>it</title>")

@@ -176,7 +176,7 @@ def test_what_cannot_be_swapped_is_refused():
     with pytest.raises(ValueError, match="Layer 2 looks at content.*pass images="):
         swap(network(kind="learned_content"), {2: 3})
     with pytest.raises(TypeError, match="a ResNet18 has no attention layers"):
-        swap(build_model(replace(MODEL, {"kind": "resnet", "resnet_width": 2})), {1: 3})
+        swap(build_model(replace(MODEL, {"kind": "resnet", "resnet_width": 8})), {1: 3})
     with pytest.raises(ConfigError, match="one per attention layer"):
         replace(MODEL, {"kernels": (3, 3, 3, 3)})
     with pytest.raises(ConfigError, match="must be odd"):
@@ -196,7 +196,11 @@ def test_what_a_network_loses_is_counted_image_by_image(kind, data, monkeypatch)
     config = replace(MODEL, {"kind": kind, "image_size": (28, 28), "image_channels": 1, "downsampling": 4})
     torch.manual_seed(0)
     start, net = build_model(config).eval(), build_model(config).eval()
+    with torch.no_grad():
+        for layer in net.attention_layers:
+            layer.value.weight.mul_(10)  # else answers hardly depend on what is swapped
     found = swaps.measure_swaps(net, start, data)
+    assert (found["alone"][1] != found["up_to"][1]).any()
     assert found["sizes"].tolist() == [1, 3, 5, 7] and found["fitted_sizes"].tolist() == [3, 5]
 
     def right(model):

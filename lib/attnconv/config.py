@@ -90,7 +90,10 @@ class ModelConfig(Config):
     centre_start: Literal["gaussian", "disc", "taps"] = "gaussian"  # drawn as in the paper, evenly over a disc, or
     # head h exactly on tap h of a square kernel, whatever ``centre_std`` is
     spread_start: Positive = 1.0  # spreads (entries of Sigma^{-1/2}) start at this value + N(0, 0.01)
-    resnet_width: Annotated[int, Field(ge=1, le=2**11)] = 64  # channels of its first stage, an eighth of its last
+    resnet_width: Annotated[int, Field(ge=8, le=2**11)] = (
+        64  # channels of its first stage, an eighth of its last; below
+    )
+    # 8, convolutions of torch 2.15 write beyond their memory on CPUs without AVX-512
 
     @model_validator(mode="after")
     def _together(self) -> ModelConfig:

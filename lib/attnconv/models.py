@@ -59,9 +59,7 @@ def build_attention(config: ModelConfig, heads: int) -> Attention:
         return QuadraticAttention(*sizes, dropout=dropout, **own)
     if config.kind == "learned":
         return LearnedAttention(*sizes, max_size=max(config.grid), dropout=dropout)
-    if config.kind == "learned_content":
-        return ContentAttention(*sizes, max_size=max(config.grid), key_size=config.key_size, dropout=dropout)
-    raise ValueError(f"A model of kind {config.kind!r} has no attention layers.")
+    return ContentAttention(*sizes, max_size=max(config.grid), key_size=config.key_size, dropout=dropout)
 
 
 class Block(nn.Module):

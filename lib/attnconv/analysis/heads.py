@@ -9,10 +9,9 @@ numpy arrays; a head that is not there (layers with fewer heads are padded) is N
 from __future__ import annotations
 
 import copy
-import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,9 +30,6 @@ Query = tuple[int, int]
 
 GEOMETRY_IMAGES = 32
 """Test images over which the attention of content heads is averaged when their geometry is recorded."""
-MAX_CONDITION = 1000.0
-MIN_EIGENVALUE = 1e-5
-"""The paper's rule for degenerate heads, on Sigma^{-1} (section 4, generalized quadratic encoding)."""
 TAP_MASS = 0.5
 """A head with more than this share of its attention on one shift is sharp: it covers that tap, and no other."""
 
@@ -41,8 +37,7 @@ TAP_MASS = 0.5
 # --- one head at one query ----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Description:
+class Description(NamedTuple):
     """What each map of `describe` shows. Lengths are in pixels; arrays have the maps' leading axes (...)."""
 
     centre: NDArray
@@ -51,8 +46,6 @@ class Description:
     """Of the shift around the centre, squared pixels: (..., 2, 2)."""
     mass: NDArray
     """Probability on the whole shift nearest to the centre: 1 for a head that is one tap of a kernel."""
-    peak_mass: NDArray
-    """Probability on the whole shift that has the most."""
     entropy: NDArray
     """-sum_k P log P in nats: 0 for one pixel, log(H W) for a uniform map."""
     reach: NDArray
@@ -65,22 +58,19 @@ def describe(maps: ArrayLike, query: Query) -> Description:
     The paper reads centres off the parameters of its Gaussian heads (section 4, figures 3 and 4); this measures the
     same on the probabilities of any head, borders included, so a centre that lies outside the image shows up where the
     head really looks.
-
-    Raises:
-        ValueError: the query lies outside the maps.
     """
-    p, rows, columns = _maps_and_shifts(maps, query)
-    shift = np.stack(np.broadcast_arrays(rows[:, None], columns[None, :]), axis=-1).reshape(-1, 2)  # (N, 2)
-    p = p.reshape(*p.shape[:-2], len(shift))
+    p = _checked(maps, query)
+    height, width = p.shape[-2:]
+    p = p.reshape(*p.shape[:-2], height * width)
+    shift = np.stack([*np.indices((height, width))], -1).reshape(-1, 2) - np.array(query, dtype=float)  # (N, 2)
     centre = p @ shift
     offset = shift - centre[..., None, :]  # (..., N, 2)
     nearest = np.clip(np.rint(np.nan_to_num(centre)), shift[0], shift[-1])
-    index = ((nearest - shift[0]) @ (len(columns), 1)).astype(int)
+    index = ((nearest - shift[0]) @ (width, 1)).astype(int)
     return Description(
         centre=centre,
         covariance=np.einsum("...n,...nd,...ne->...de", p, offset, offset),
         mass=np.take_along_axis(p, index[..., None], -1)[..., 0],
-        peak_mass=p.max(-1),
         entropy=-(p * np.log(np.where(p > 0, p, 1.0))).sum(-1) + 0.0,  # no minus zero
         reach=p @ np.linalg.norm(shift, axis=-1),
     )
@@ -101,23 +91,19 @@ def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
     """The window of maps (..., H, W) around the query: (..., 2 radius + 1, 2 radius + 1), NaN outside the image.
 
     Radius 3 gives the 7 x 7 pixels of the paper's figures 5 to 10.
-
-    Raises:
-        ValueError: the query lies outside the maps.
     """
-    p, _, _ = _maps_and_shifts(maps, query)
-    pad = [(0, 0)] * (p.ndim - 2) + [(radius, radius)] * 2
-    padded = np.pad(p, pad, constant_values=np.nan)
+    p = _checked(maps, query)
+    padded = np.pad(p, [(0, 0)] * (p.ndim - 2) + [(radius, radius)] * 2, constant_values=np.nan)
     row, column = query
     return padded[..., row : row + 2 * radius + 1, column : column + 2 * radius + 1]
 
 
-def _maps_and_shifts(maps: ArrayLike, query: Query) -> tuple[NDArray, NDArray, NDArray]:
-    """Maps in float64, and the shift of every row (H,) and column (W,) from the query."""
+def _checked(maps: ArrayLike, query: Query) -> NDArray:
+    """Maps in float64. `ValueError` where the query lies outside them."""
     p = np.asarray(maps, dtype=float)
     if p.ndim < 2 or not (0 <= query[0] < p.shape[-2] and 0 <= query[1] < p.shape[-1]):
         raise ValueError(f"query = {tuple(query)} is not a pixel of maps of shape {p.shape}, the last two being H x W.")
-    return p, np.arange(p.shape[-2]) - float(query[0]), np.arange(p.shape[-1]) - float(query[1])
+    return p
 
 
 # --- layers -------------------------------------------------------------------------------------------------------
@@ -131,9 +117,6 @@ def query_maps(
 
     With content, P depends on the images: ``features`` (B, H, W, C), the layer's input, is then needed, and the result
     is (B, h, H, W). The same numbers as the layer's ``probabilities`` at that query.
-
-    Raises:
-        ValueError: the query lies outside H x W, or a layer with content is given no features of H x W pixels.
     """
     (row, column), device = query, next(layer.parameters()).device
     if not (0 <= row < height and 0 <= column < width):
@@ -175,12 +158,12 @@ def geometry(
         if isinstance(layer, Convolution) or not layer.heads:
             continue
         maps = query_maps(layer, query, height, width, None if features is None else features[index])
-        described = describe(maps.mean(0) if maps.ndim == 4 else maps, query)
-        for name in ("centre", "covariance", "mass", "entropy", "reach"):
-            result[name][index, : layer.heads] = getattr(described, name)
+        found = describe(maps.mean(0) if maps.ndim == 4 else maps, query)._asdict()
         if isinstance(layer, QuadraticAttention):
-            result["parameter_centre"][index, : layer.heads] = layer.centres.float().cpu().numpy()
-            result["precision"][index, : layer.heads] = layer.precision().float().cpu().numpy()
+            parameters = {"parameter_centre": layer.centres, "precision": layer.precision()}
+            found |= {name: values.float().cpu().numpy() for name, values in parameters.items()}
+        for name, values in found.items():
+            result[name][index, : layer.heads] = values
     return result
 
 
@@ -207,7 +190,7 @@ def degenerate(layer: QuadraticAttention) -> NDArray:
     finite = np.isfinite(spreads).all((-2, -1)) & np.isfinite(layer.centres.detach().cpu().numpy()).all(-1)
     singular = np.linalg.svd(np.where(finite[:, None, None], spreads, 0.0), compute_uv=False)  # largest first
     largest, smallest = singular[:, 0] ** 2, singular[:, 1] ** 2  # eigenvalues of Sigma^{-1} = S^T S
-    return ~finite | (largest > MAX_CONDITION * smallest) | (largest < MIN_EIGENVALUE)
+    return ~finite | (largest > 1000 * smallest) | (largest < 1e-5)
 
 
 def prune(layer: QuadraticAttention) -> QuadraticAttention:
@@ -253,17 +236,15 @@ def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArra
     Two heads on one shift cover one tap. An even k x k kernel has the query at one of its four middle taps: at the one
     with which most taps are covered.
     """
-    mass, shift = np.asarray(mass, dtype=float), np.rint(np.asarray(centre, dtype=float))
-    firsts = sorted({-(kernel_size // 2), 1 - (kernel_size + 1) // 2})  # first row or column; two choices if even
-    steps = np.arange(kernel_size)
-    placed = []
-    for row, column in itertools.product(firsts, repeat=2):
-        in_row, in_column = shift[..., 0, None] == row + steps, shift[..., 1, None] == column + steps  # (..., h, k)
-        sharp = (mass > TAP_MASS)[..., None, None]
-        placed.append((sharp & in_row[..., :, None] & in_column[..., None, :]).any(-3))  # (..., k, k)
-    choices = np.stack(placed)
-    best = choices.sum((-2, -1)).argmax(0)[None, ..., None, None]
-    return np.take_along_axis(choices, best, axis=0)[0]
+    reach, starts = kernel_size // 2, 2 - kernel_size % 2  # of an even kernel the first row has two choices
+    steps, shift = np.arange(-reach, reach + 1), np.rint(np.asarray(centre, dtype=float))
+    sharp = (np.asarray(mass) > TAP_MASS)[..., None, None]
+    in_row, in_column = shift[..., 0, None] == steps, shift[..., 1, None] == steps  # (..., h, steps)
+    covered = (sharp & in_row[..., :, None] & in_column[..., None, :]).any(-3)  # (..., steps, steps)
+    kernels = np.lib.stride_tricks.sliding_window_view(covered, (kernel_size, kernel_size), (-2, -1))
+    choices = kernels.reshape(*covered.shape[:-2], starts**2, kernel_size, kernel_size)
+    best = choices.sum((-2, -1)).argmax(-1)[..., None, None, None]
+    return np.take_along_axis(choices, best, axis=-3)[..., 0, :, :]
 
 
 def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000, seed: int = 0) -> NDArray:
@@ -306,10 +287,10 @@ def translation_consistency(probabilities: ArrayLike, others: ArrayLike | None =
     height, width = p.shape[-2:]
     middle = height // 2, width // 2
     weights, agreement = np.zeros(p.shape[:-4]), np.zeros(p.shape[:-4])
-    at_middle = q[(..., *middle, slice(None), slice(None))]
-    for query in np.ndindex(height, width):
-        if query != middle:
-            common, weight = in_common(p[(..., *query, slice(None), slice(None))], query, at_middle, middle)
+    at_middle = q[..., middle[0], middle[1], :, :]
+    for row, column in np.ndindex(height, width):
+        if (row, column) != middle:
+            common, weight = in_common(p[..., row, column, :, :], (row, column), at_middle, middle)
             weights += weight
             agreement += weight * common
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -322,12 +303,9 @@ def in_common(maps: ArrayLike, query: Query, others: ArrayLike, other: Query) ->
     Both are cut to the shifts that both queries have, and renormalized; see `translation_consistency`.
     """
     a, b = np.asarray(maps, dtype=float), np.asarray(others, dtype=float)
-    here, there = [], []  # the keys of the shifts that both queries have
-    for position, centre, length in zip(query, other, a.shape[-2:], strict=True):
-        low, high = -min(position, centre), length - max(position, centre)  # shifts low .. high - 1
-        here.append(slice(position + low, position + high))
-        there.append(slice(centre + low, centre + high))
-    a, b = a[..., here[0], here[1]], b[..., there[0], there[1]]
+    up, left = np.minimum(query, other)
+    down, right = np.array(a.shape[-2:]) - np.maximum(query, other)  # shifts from -up to down - 1, and so on
+    a, b = (m[..., i - up : i + down, j - left : j + right] for m, (i, j) in ((a, query), (b, other)))
     mass_a, mass_b = a.sum((-2, -1)), b.sum((-2, -1))
     a, b = (m / np.where(s > 0, s, 1)[..., None, None] for m, s in ((a, mass_a), (b, mass_b)))
     return np.minimum(a, b).sum((-2, -1)), mass_a * mass_b
@@ -378,15 +356,14 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
     """What every head attends to. It is all that the figures need: weights and images are not read again.
 
     Returns:
-        ``queries`` (Q, 2), ``mean`` (Q, L, h, H, W) float16: P at these queries, and ``agreement`` (L, h) of
-        `translation_consistency`; NaN for heads that a layer does not have. With content, both are over the first
-        `AVERAGED` test images, and there are also: ``halves`` (2, L, h), what two halves of these images agree on, with
-        the query moved and with the same query, which is the most that the first can be; ``shares`` (3, L, h) of
-        `score_shares`; ``images`` (n,), their ``pixels`` (n, H', W', C) and ``labels`` (n,), and ``single``
-        (n, Q, L, h, H, W) float16.
+        ``queries`` (Q, 2) and ``mean`` (Q, L, h, H, W) float16: P at these queries, NaN for heads that a layer does not
+        have. With content, it is over the first `AVERAGED` test images, and there are also: ``halves`` (2, L, h), what
+        two halves of these images agree on (`translation_consistency`), with the query moved and with the same query,
+        which is the most that the first can be; ``shares`` (3, L, h) of `score_shares`; ``images`` (n,), their
+        ``pixels`` (n, H', W', C) and ``labels`` (n,), and ``single`` (n, Q, L, h, H, W) float16.
     """
     layers, (height, width) = model.attention_layers, model.config.grid
-    content = isinstance(layers[0], ContentAttention)
+    content = model.config.kind == "learned_content"
     device = next(model.parameters()).device
     x = normalize(data.test_images[: AVERAGED if content else 0].to(device), data.mean, data.std)
     inputs = model.eval().layer_inputs(x) if content else [x] * len(layers)  # without content nobody looks at them
@@ -396,7 +373,6 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
     places = [middle, (height // 4, width // 4), (height // 3, width // 2), (2 * height // 3, width // 3)]
     shape = (len(places), len(layers), max(layer.heads for layer in layers), height, width)
     mean, single = np.full(shape, np.nan, np.float16), np.full((len(images), *shape), np.nan, np.float16)
-    agreement = np.full(shape[1:3], np.nan)
     halves, shares = np.full((2, *shape[1:3]), np.nan), np.full((3, *shape[1:3]), np.nan)
     for index, (layer, seen) in enumerate(zip(layers, inputs, strict=True)):
         if isinstance(layer, Convolution):
@@ -408,14 +384,10 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
                 single[:, q, index] = maps[images]
         if isinstance(layer, ContentAttention):
             first, second = (_mean_probabilities(layer, half) for half in seen.tensor_split(2))
-            p = (first + second) / 2
             halves[0, index] = translation_consistency(first, second)
             halves[1, index] = np.minimum(first, second).sum((-2, -1)).mean((-2, -1))
             shares[:, index] = score_shares(layer, seen)
-        else:
-            p = layer.probabilities(height, width).cpu().numpy()
-        agreement[index, : layer.heads] = translation_consistency(p)
-    found = dict(queries=np.array(places), mean=mean, agreement=agreement)
+    found = dict(queries=np.array(places), mean=mean)
     if content:
         found |= dict(halves=halves, shares=shares, images=np.array(images), single=single)
         found |= dict(pixels=data.test_images[images].cpu().numpy(), labels=data.test_labels[images].cpu().numpy())

@@ -40,10 +40,7 @@ REPRODUCTION_2021: dict[str, float] = {
     "SA quadratic": 93.65,
     "SA quadratic, 16 heads": 93.11,
     "SA learned": 90.36,
-    "SA learned, 16 heads": 91.15,
     "SA learned + content": 86.36,
-    "SA learned + content, 16 heads": 85.56,
-    "SA learned + content, shared attention": 91.00,
 }
 """Test accuracy (%) of Prabhu & Varma, ML Reproducibility Challenge 2020, by model title."""
 
@@ -156,10 +153,8 @@ def difference(run: Run) -> str:
         return "not a model of the paper"
     base, kind = PRESETS[run.preset], run.model.kind
     both = pd.concat([settings(run.model, base.model, kind), settings(run.train, base.train, kind)])
-    both = both.drop(index=["adamw_lr", "beta2"], errors="ignore")  # the optimizer's name says it
-    if run.train.start_from:
-        both = both.drop(index="heads", errors="ignore")  # pruning decides them
-    epochs = run.train.epochs
+    implied = ["adamw_lr", "beta2", *(["heads"] if run.train.start_from else [])]  # by the optimizer, by pruning
+    both, epochs = both.drop(index=implied, errors="ignore"), run.train.epochs
     words = {"epochs": f"{epochs} epoch{'s' * (epochs != 1)}", "batch_size": f"batch {run.train.batch_size}"}
     words |= {"lr": f"learning rate {run.train.lr:g}"}
     said = [words.get(name, f"{name} {own}") for name, own, paper in both.itertuples() if own != paper]

@@ -72,38 +72,31 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
     error = np.array([errors(trained, after)] * 2)
     error[0] = math.nan if untrained is None else errors(untrained.to(device).eval(), read(untrained))
     shuffled = [_shuffled(_cropped(after[-1], size)) for size in SHUFFLED]
-    networks = [*after, *fitted, *shuffled]
+    networks = {"up_to": after, "fitted": fitted, "shuffled": shuffled}
 
-    images, labels, read_sizes = data.test_images, data.test_labels.to(device), len(sizes)
-    alone = np.zeros((len(layers), read_sizes, len(labels)), bool)
-    up_to = np.zeros((len(layers), len(networks), len(labels)), bool)
-    whole = np.zeros(len(labels), bool)
+    labels = data.test_labels.to(device)
+    shapes: dict[str, tuple[int, ...]] = {"whole": (len(labels),), "alone": (len(layers), len(sizes), len(labels))}
+    shapes |= {name: (len(layers), len(some), len(labels)) for name, some in networks.items()}
+    right = {name: np.zeros(shape, bool) for name, shape in shapes.items()}
     with computing(choose(device), device):
         for start in range(0, len(labels), BATCH):
             part = slice(start, start + BATCH)
-            x, y = normalize(images[part].to(device), data.mean, data.std), labels[part]
+            x, y = normalize(data.test_images[part].to(device), data.mean, data.std), labels[part]
             inputs = trained.layer_inputs(x)
-            whole[part] = _right(trained, len(layers) - 1, inputs[-1], y)
-            for n, network in enumerate(networks):
-                so_far = inputs[0]
-                for i, block in enumerate(network.blocks):
-                    so_far = block(so_far)
-                    up_to[i, n, part] = _right(trained, i + 1, so_far, y)
-                    if n < read_sizes:
-                        alone[i, n, part] = _right(trained, i + 1, block(inputs[i]), y) if i else up_to[i, n, part]
-    alone, up_to, whole = (np.packbits(right, axis=-1) for right in (alone, up_to, whole))
-    return dict(
-        sizes=np.array(sizes),
-        fitted_sizes=np.array(fits),
-        shuffled_sizes=np.array(SHUFFLED),
-        images=np.array(len(labels)),
-        whole=whole,
-        alone=alone,
-        up_to=up_to[:, :read_sizes],
-        fitted=up_to[:, read_sizes : -len(SHUFFLED)],
-        shuffled=up_to[:, -len(SHUFFLED) :],
-        error=error,
-        fitted_error=np.array(errors(trained, fitted)),
+            right["whole"][part] = _right(trained, len(layers) - 1, inputs[-1], y)
+            for name, some in networks.items():
+                for n, network in enumerate(some):
+                    so_far = inputs[0]
+                    for i, block in enumerate(network.blocks):
+                        so_far = block(so_far)
+                        right[name][i, n, part] = up_to = _right(trained, i + 1, so_far, y)
+                        if name == "up_to":
+                            right["alone"][i, n, part] = _right(trained, i + 1, block(inputs[i]), y) if i else up_to
+    sides = {"sizes": sizes, "fitted_sizes": fits, "shuffled_sizes": SHUFFLED, "images": len(labels)}
+    return (
+        {name: np.array(value) for name, value in sides.items()}
+        | {name: np.packbits(answers, axis=-1) for name, answers in right.items()}
+        | {"error": error, "fitted_error": np.array(errors(trained, fitted))}
     )
 
 

@@ -8,4 +8,5 @@ from attnconv.attention.layers import (
     PositionalAttention,
     QuadraticAttention,
     evenly_on_a_disc,
+    tap_shifts,
 )

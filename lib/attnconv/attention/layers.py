@@ -12,6 +12,7 @@ N = H W, C and D channels in and out, h heads; q is a query pixel, k a key pixel
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -106,8 +107,9 @@ class QuadraticAttention(PositionalAttention):
             raise ValueError(f"covariance = {covariance!r} is not one of 'isotropic', 'full'.")
         self.covariance, self.separable = covariance, covariance == "isotropic"
         super().__init__(channels, out_channels, heads, **options)
-        if centre_start == "taps":
-            start, centre_std = on_taps(heads), 1.0
+        if centre_start == "taps":  # of the smallest kernel with an odd side that has as many
+            side = (math.isqrt(max(heads - 1, 0)) + 1) | 1
+            start, centre_std = tap_shifts((side, side))[:heads], 1.0
         else:
             start = torch.randn(heads, 2) if centre_start == "gaussian" else evenly_on_a_disc(heads)
         self.centres = nn.Parameter(centre_std * start)
@@ -264,11 +266,14 @@ def evenly_on_a_disc(points: int) -> Tensor:
     return radius[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1)
 
 
-def on_taps(heads: int) -> Tensor:
-    """A tap for each head, row by row, of the smallest kernel of an odd side that has as many: shifts (heads, 2)."""
-    side = math.isqrt(max(heads - 1, 0)) + 1
-    place = torch.arange(side + 1 - side % 2, dtype=torch.get_default_dtype()) - side // 2
-    return torch.cartesian_prod(place, place)[:heads]
+def tap_shifts(kernel_size: Sequence[int], dilation: Sequence[int] = (1, 1)) -> Tensor:
+    """Shift (rows, columns) of every tap of a kernel, row by row: (taps, 2). For 3 x 3: (-1, -1), (-1, 0), ... (1, 1).
+
+    Tap t of K looks dilation (t - (K-1)/2) pixels away from the query, rounded so that shifts are whole pixels; an even
+    kernel has one tap more to the right, like PyTorch's padding='same'.
+    """
+    axes = [torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation, strict=True)]
+    return torch.cartesian_prod(*axes)
 
 
 def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:

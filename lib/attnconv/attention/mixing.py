@@ -19,9 +19,10 @@
 `make bench` measures them. Shape letters are those of `attnconv.attention`; b are the images of one chunk.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -47,9 +48,9 @@ def attend_by_position(layer: Any, x: Tensor) -> Tensor:
     """Forward pass of a `PositionalAttention`, by the table above: (B, H, W, C) -> (B, H, W, D)."""
     height, width = x.shape[1:3]
     dropout = layer.dropout if layer.training else 0.0
-    if layer.separable and layer.mixing != "dense" and not dropout:
-        if layer.mixing == "separable" or height * width > SMALL_GRID:
-            return attend(x, layer.axis_probabilities(height, 0), layer.axis_probabilities(width, 1), layer.value)
+    factors = layer.separable and layer.mixing != "dense" and not dropout
+    if factors and (layer.mixing == "separable" or height * width > SMALL_GRID):
+        return attend(x, layer.axis_probabilities(height, 0), layer.axis_probabilities(width, 1), layer.value)
     if layer.mixing == "dense" or layer.heads * (height * width) ** 2 <= BLOCK:
         return attend(x, None, F.dropout(layer.probabilities(height, width), dropout), layer.value)
     return attend_in_blocks(x, layer.score_terms(height, width), layer.value, dropout)
@@ -58,16 +59,14 @@ def attend_by_position(layer: Any, x: Tensor) -> Tensor:
 # The averages as plain operations.
 
 
-def mix_dense(x: Tensor, probabilities: Tensor) -> Tensor:
-    """Average pixels by P: x (B, H, W, C), P (h, H, W, H, W) -> (B, H, W, h C). Costs 2 h N^2 C FLOPs an image."""
-    batch, height, width, channels = x.shape
-    heads, pixels = probabilities.shape[0], height * width
+def mix_dense(x: Tensor, p: Tensor) -> Tensor:
+    """Average pixels by P: x (B, 1, N, C), P (h, N, N) -> (B, 1, N, h C). Costs 2 h N^2 C FLOPs an image."""
+    batch, _, pixels, channels = x.shape
     # Rows ordered (query, head), so that the product is already channels last: no copy. Autocast would cast P once for
     # each image after `expand`.
-    rows = probabilities.to(_product_type(probabilities)).reshape(heads, pixels, pixels)
-    rows = rows.transpose(0, 1).reshape(pixels * heads, pixels)
+    rows = p.to(_product_type(p)).transpose(0, 1).reshape(-1, pixels)  # (N h, N)
     mixed = torch.bmm(rows.expand(batch, -1, -1), x.reshape(batch, pixels, channels))  # (B, N h, C)
-    return mixed.view(batch, height, width, heads * channels)
+    return mixed.view(batch, 1, pixels, len(p) * channels)
 
 
 def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
@@ -124,16 +123,17 @@ def attend(x: Tensor, row: Tensor | None, column: Tensor, value: nn.Linear) -> T
     x (B, H, W, C); P_row (h, H, H) and P_col (h, W, W), or None and P (h, H, W, H, W); ``value`` holds W (D, h C) and b
     (D,). Returns (B, H, W, D). Takes the form of the table above; all of them have all derivatives.
     """
+    size, dtype = x.shape[1:3], _product_type(x)
     row, column = None if row is None else row.to(x.dtype), column.to(x.dtype)
+    if row is None:  # an image is then one long row of pixels
+        x, column = x.flatten(1, 2)[:, None], column.flatten(3, 4).flatten(1, 2)
     plain = type(value) is nn.Linear and not (value._forward_hooks or value._forward_pre_hooks)
-    dtype, heads, pixels = _product_type(x), len(column), x.shape[1] * x.shape[2]
-    large = row is not None or pixels > SMALL_GRID
-    if plain and large and heads and x.numel() and _eager_on_cpu(x) and dtype == _product_type(value.weight):
-        if row is not None:
-            return _by_chunks(x, row, column, value, dtype)
-        long = x.flatten(1, 2)[:, None]  # an image as one row of pixels
-        return _by_chunks(long, None, column.reshape(heads, pixels, pixels), value, dtype).view(*x.shape[:3], -1)
-    return value(mix_dense(x, column) if row is None else mix_separable(x, row, column))
+    large = x.numel() and len(column) and (row is not None or x.shape[2] > SMALL_GRID)
+    if plain and large and _eager_on_cpu(x) and dtype == _product_type(value.weight):
+        y = _by_chunks(x, row, column, value, dtype)
+    else:
+        y = value(mix_dense(x, column) if row is None else mix_separable(x, row, column))
+    return y.flatten(1, 2).unflatten(1, size)
 
 
 def _by_chunks(x: Tensor, row: Tensor | None, column: Tensor, value: nn.Linear, dtype: torch.dtype) -> Tensor:
@@ -146,8 +146,8 @@ def _by_chunks(x: Tensor, row: Tensor | None, column: Tensor, value: nn.Linear, 
     values = value.weight.unflatten(1, (heads, -1)).permute(1, 2, 0).contiguous().split(size)  # W^h: (h, C, D)
     rows: Sequence[Tensor | None] = [None] * len(values) if row is None else row.split(size)
     groups = list(zip(rows, column.split(size), values, strict=True))
-    parts = [sum(_made_again(_heads_together, some, *group, dtype) for group in groups) for some in x.split(images)]
-    out = torch.cat(cast(list[Tensor], parts))  # a sum of no tensors would be the number 0, but there are some
+    parts = ((_made_again(_heads_together, some, *group, dtype) for group in groups) for some in x.split(images))
+    out = torch.cat([functools.reduce(torch.add, of_heads) for of_heads in parts])
     return out if value.bias is None else out + value.bias.to(dtype)
 
 
@@ -180,28 +180,25 @@ def _evenly(total: int, most: int) -> int:
 # Where P is too large to be made whole, or to be stored.
 
 
-def attend_in_blocks(x: Tensor, terms: tuple[Tensor, ...], value: nn.Linear, dropout: float) -> Tensor:
+def attend_in_blocks(x: Tensor, terms: tuple[Tensor, ...], value: nn.Module, dropout: float) -> Tensor:
     """As `attend`, for as many queries at a time as `BLOCK` allows; none of P is stored for the backward pass.
 
-    ``terms`` are what `scores` adds up. Whatever the backward pass reads is an argument of each block, so that PyTorch
-    notices if it was changed.
+    ``terms`` are what `scores` adds up. They and the keys are arguments of each block, so that PyTorch notices if what
+    the backward pass reads was changed.
     """
     batch, height, width, channels = x.shape
     heads, pixels = len(terms[0]), height * width
     keys = x.permute(1, 2, 0, 3).reshape(pixels, batch * channels)
-    plain = type(value) is nn.Linear
-    project = (value.weight, value.bias) if plain else (None, None)  # what stands in its place projects afterwards
 
-    def attend(queries: Tensor, keys: Tensor, weight: Tensor | None, bias: Tensor | None, *terms: Tensor) -> Tensor:
-        """(q,) -> (B, q, D), or (B, q, h C) where there is no weight."""
+    def mix(queries: Tensor, keys: Tensor, *terms: Tensor) -> Tensor:
+        """(q,) -> (B, q, h C)."""
         p = scores(queries // width, queries % width, *terms).flatten(-2).softmax(-1)  # (h, q, N)
         p = F.dropout(p, dropout).to(keys.dtype).transpose(0, 1).reshape(-1, pixels)
-        mixed = (p @ keys).view(len(queries), heads, batch, channels).permute(2, 0, 1, 3).flatten(-2)
-        return mixed if weight is None else F.linear(mixed, weight, bias)
+        return (p @ keys).view(len(queries), heads, batch, channels).permute(2, 0, 1, 3).flatten(-2)
 
     blocks = torch.arange(pixels, device=x.device).split(max(1, BLOCK // (heads * pixels)))
-    y = torch.cat([_made_again(attend, queries, keys, *project, *terms) for queries in blocks], dim=1)
-    return (y if plain else value(y)).view(batch, height, width, -1)
+    mixed = torch.cat([_made_again(mix, queries, keys, *terms) for queries in blocks], dim=1)
+    return value(mixed).unflatten(1, (height, width))
 
 
 def attend_content(q: Tensor, k: Tensor, rows: Tensor, columns: Tensor, x: Tensor, dropout: float = 0.0) -> Tensor:
@@ -246,8 +243,8 @@ def _attend_to_all(q: Tensor, k: Tensor, x: Tensor, dropout: float) -> Tensor:
 
 def _made_again(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """function(*inputs), computed again in the backward pass instead of stored."""
-    if not torch.is_grad_enabled():  # nothing is stored, and two seconds to import PyTorch's compiler are saved
-        return function(*inputs)
-    if in_torch_func():  # it does not know saved tensors that are made again
+    # Without gradients nothing is stored, and two seconds to import PyTorch's compiler are saved. torch.func does not
+    # know saved tensors that are made again.
+    if not torch.is_grad_enabled() or in_torch_func():
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False)

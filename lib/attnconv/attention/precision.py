@@ -48,23 +48,38 @@ def choose(device: torch.device, precision: str = "float32") -> Computation:
     return Computation(precision == "bfloat16" or (precision == "auto" and has), onednn)
 
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # mallopt(3)
+_users = 0
+
+
 @contextlib.contextmanager
 def computing(computation: Computation, device: torch.device) -> Iterator[None]:
     """Compute like this inside (forward passes within `Computation.autocast`); settings are put back afterwards.
 
-    oneDNN's setting is left alone where the process has chosen one (`torch.set_float32_matmul_precision`).
+    On a CPU, oneDNN's setting is left alone where the process has chosen one (`torch.set_float32_matmul_precision`).
+    And glibc keeps the memory of arrays that are freed. Else it gives large ones back to the system, and each page of
+    the next array faults again: a quarter of a training step.
     """
+    global _users
+    if device.type != "cpu":
+        yield
+        return
     products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch's stub does not know it
     before = products.fp32_precision
-    change = device.type == "cpu" and computation.onednn and before == "none" and _onednn_is_float32()
-    with _memory_kept() if device.type == "cpu" else contextlib.nullcontext():
-        try:
-            if change:
-                products.fp32_precision = "bf16"
-            yield
-        finally:
-            if change:
-                products.fp32_precision = before
+    change = computation.onednn and before == "none" and _onednn_is_float32()
+    _users += 1
+    try:
+        if _users == 1:
+            _mallopt({_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1})
+        if change:
+            products.fp32_precision = "bf16"
+        yield
+    finally:
+        if change:
+            products.fp32_precision = before
+        _users -= 1
+        if not _users:  # what glibc itself settles on where arrays are large
+            _mallopt({_MMAP_MAX: 65536, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26})
 
 
 def _has_bfloat16() -> bool:
@@ -84,26 +99,6 @@ def _is_amd() -> bool:
 def _onednn_is_float32() -> bool:
     """PyTorch's way to oneDNN's products allows bfloat16 inside, and CPUs with AMX make use of that."""
     return torch.backends.mkldnn.is_available() and not torch.cpu._is_amx_tile_supported()
-
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # mallopt(3)
-_users = 0
-
-
-@contextlib.contextmanager
-def _memory_kept() -> Iterator[None]:
-    """Let glibc keep the memory of arrays that are freed. Else it gives large ones back to the system, and each page of
-    the next array faults again: a quarter of a training step."""
-    global _users
-    _users += 1
-    if _users == 1:
-        _mallopt({_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1})
-    try:
-        yield
-    finally:
-        _users -= 1
-        if not _users:  # what glibc itself settles on where arrays are large
-            _mallopt({_MMAP_MAX: 65536, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26})
 
 
 def _mallopt(values: dict[int, int]) -> None:

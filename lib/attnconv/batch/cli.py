@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from attnconv import __version__
+from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig, read_yaml
 
 PROFILE_HELP = "model size and recipe: smoke, quick (default), evening or paper, a file of notebooks/profiles"
 DATA_HELP = "embedded, cifar10, or a path to images (default: the profile's)"
@@ -14,8 +15,6 @@ DATA_HELP = "embedded, cifar10, or a path to images (default: the profile's)"
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    from attnconv.config import PRESETS
-
     top = argparse.ArgumentParser(prog="attnconv", description="Self-attention as convolution: reproduce the paper.")
     top.add_argument("--version", action="version", version=f"attnconv {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
@@ -43,9 +42,10 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--data", help=DATA_HELP)
     train.add_argument("--seed", type=int, help="default: the profile's first")
     train.add_argument("--output", metavar="DIR", help="the run folder goes to DIR/runs (default: as for reproduce)")
-    train.add_argument("--epochs", type=int, metavar="N")
+    words: dict[str, Any] = dict(dest="words", action="append", default=[])
+    train.add_argument("--epochs", **words, type="epochs={}".format, metavar="N", help="as --set epochs=N")
     other = "any other value of ModelConfig or TrainConfig; may be repeated"
-    train.add_argument("--set", dest="words", action="append", default=[], metavar="NAME=VALUE", help=other)
+    train.add_argument("--set", **words, metavar="NAME=VALUE", help=other)
     train.set_defaults(call=_train)
     return top
 
@@ -58,8 +58,6 @@ def _reproduce(only: list[str], **options: Any) -> int:
 
 def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """``NAME=VALUE`` words as changes to `ModelConfig` and to `TrainConfig`."""
-    from attnconv.config import ConfigError, ModelConfig, TrainConfig, read_yaml
-
     model: dict[str, Any] = {}
     train: dict[str, Any] = {}
     known = [*ModelConfig.model_fields, *TrainConfig.model_fields]
@@ -71,11 +69,10 @@ def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return model, train
 
 
-def _train(preset: str, profile: str, seed: int | None, epochs: int | None, words: list[str], **options: Any) -> int:
+def _train(preset: str, profile: str, seed: int | None, words: list[str], **options: Any) -> int:
     from attnconv.batch.workspace import open_workspace
 
     model, train = changes(words)
-    train |= {} if epochs is None else {"epochs": epochs}
     work = open_workspace(profile, **options)
     _, recipe = work.profile.configs(preset, seed, model, train)  # a wrong value costs no time
     work.data.hold_out(recipe.validation, recipe.seed)

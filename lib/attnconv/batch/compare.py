@@ -8,6 +8,7 @@ times, which are measured anew, stand in these only, and all other numbers in th
 import csv
 import json
 import re
+import textwrap
 from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
@@ -19,8 +20,6 @@ from attnconv.training.runs import read_json
 NUMBER = re.compile(r"[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 TINY = Decimal("1e-5")
 """Numbers below this are errors of rounding, which differ between machines."""
-SHOWN = 12
-"""So many names of a list are printed."""
 
 
 def statements(file: Path) -> dict[str, str]:
@@ -81,8 +80,7 @@ def compare(record: Path, folder: Path, jobs: dict[str, Job], made: dict[str, It
             found[kind].append(f"{name}: {key}: {one} in the record, {other} here")
 
     number = {kind: len(entries) for kind, entries in found.items()}
-    others = f"; not {'; '.join(found['bytes'][:SHOWN])}" if found["bytes"] else ""
-    others += f" and {number['bytes'] - SHOWN} more" if number["bytes"] > SHOWN else ""
+    others = f"; not {textwrap.shorten('; '.join(found['bytes']), 500)}" if found["bytes"] else ""
     print(f"\nBeside the record {record}, which was only read:")
     print(f"  files of the same bytes: {len(names) - number['bytes']} of {len(names)}{others}")
     print(f"  statements of claims, tables, captions: {number['same']} the same, {number['rounded']} but for rounding")

@@ -5,6 +5,7 @@ it made. The job is done again when anything in it has changed.
 """
 
 import contextlib
+import fnmatch
 import functools
 import hashlib
 import importlib.metadata
@@ -14,14 +15,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import nbformat
-
 from attnconv.batch.plan import Job
 from attnconv.batch.workspace import REPOSITORY, record_of
 from attnconv.config import Profile
 from attnconv.training.runs import read_json
 
 LIBRARY = Path(__file__).parents[1]
+Inputs = dict[str, str | None]
+"""Hashes by name; None where there is nothing."""
 
 
 def digest(value: Any) -> str:
@@ -48,16 +49,16 @@ def installed() -> str:
     return digest([platform.python_version(), found])
 
 
-def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[str, str | None]:
+def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> Inputs:
     """Hashes of all that a job's results are made from, by name. ``data`` is the hash of the data set's content.
 
     Runs and images of the record beside which a folder is drawn count as the folder's, where links to them will be.
     """
     places = [record_of(output) or output, output]
-    notebook = nbformat.read(job.notebook.path, as_version=4)
-    cells = [[cell.cell_type, cell.source, cell.metadata.get("tags", [])] for cell in notebook.cells]
-    found = {
-        "the notebook": digest([cells, notebook.metadata.get("attnconv", {})]),
+    notebook = read_json(job.notebook.path, dict)
+    cells = [[one["cell_type"], "".join(one["source"]), one["metadata"].get("tags", [])] for one in notebook["cells"]]
+    found: Inputs = {
+        "the notebook": digest([cells, notebook["metadata"].get("attnconv", {})]),
         "its parameters": digest({n: v for n, v in job.parameters.items() if n not in ("output", "data")}),
         "the profile": digest(profile.model_dump(exclude={"description"})),
         "the data": data or file_hash(places[0] / "strip.npz"),
@@ -67,30 +68,33 @@ def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> dict[s
     found |= {file.relative_to(LIBRARY.parent).as_posix(): file_hash(file) for file in files}
 
     patterns = [pattern for pattern in job.reads if pattern.startswith(("tables/", "figures/"))]
-    for file in sorted(file for pattern in patterns for file in output.glob(pattern)):
-        found[file.relative_to(output).as_posix()] = file_hash(file)
+    found |= {file.relative_to(output).as_posix(): file_hash(file) for p in patterns for file in output.glob(p)}
 
     for folder in (file.parent for place in places for file in sorted(place.glob("*/*/config.json"))):
         kind, config = folder.parent.name, read_json(folder / "config.json", dict)
         if not (folder / "model.safetensors").exists() and config.get("weights_kept", True):
             continue  # an unfinished run is nobody's input
-        try:
-            read = job.reads_run(kind, config["preset"], config["train"]["seed"])
-        except (KeyError, TypeError):  # damaged: whoever reads it will say so
-            read = any(pattern.startswith(f"{kind}/") for pattern in job.reads)
+        read = [pattern for pattern in job.reads if pattern.startswith(f"{kind}/")]
+        with contextlib.suppress(KeyError, TypeError):  # a damaged run counts for all who may read it
+            name = f"{kind}/{config['preset']}/{config['train']['seed']}"
+            read = [pattern for pattern in read if fnmatch.fnmatchcase(name, pattern)]
         files = [file for file in sorted(folder.glob("[!.]*")) if read and file.is_file()]
         found |= {f"{kind}/{folder.name}/{file.name}": file_hash(file) for file in files}
     return found
 
 
-def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def whole(entry: Any) -> bool:
+    """Whether an entry of the manifest says what a job was made from, and what it made."""
+    return isinstance(entry, dict) and all(isinstance(entry.get(part), dict) for part in ("made", "made_from"))
+
+
+def changed(before: Inputs, now: Inputs) -> list[str]:
     """Names of inputs that are not as they were.
 
     A file that joins a run folder, such as attention.npz, changes nothing for a notebook that was made without it. Nor
     does a short run that joins the others in study/, since each is looked for by its configuration.
     """
     known = {name.rpartition("/")[0] for name in before if name.startswith("runs/")}
-    joined = [name for name in now if name not in before and not name.startswith("study/")]
-    return [name for name in before if now.get(name) != before[name]] + [
-        name for name in joined if name.rpartition("/")[0] not in known
-    ]
+    joined = [name for name in now if name not in before and name.rpartition("/")[0] not in known]
+    joined = [name for name in joined if not name.startswith("study/")]
+    return [name for name in before if now.get(name) != before[name]] + joined

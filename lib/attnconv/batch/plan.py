@@ -12,8 +12,6 @@ A notebook's metadata says what the runner must know, all of it optional:
 
 import contextlib
 import dataclasses
-import fnmatch
-import graphlib
 import itertools
 import re
 from collections.abc import Iterable
@@ -66,9 +64,6 @@ class Job:
         words = f", {self.run[0]}, seed {self.run[1]}" if self.run else ""
         return f"{self.notebook.number} {self.notebook.title}{words}"
 
-    def reads_run(self, folder: str, preset: str, seed: int) -> bool:
-        return any(fnmatch.fnmatchcase(f"{folder}/{preset}/{seed}", pattern) for pattern in self.reads)
-
 
 def read_notebook(path: Path) -> Notebook:
     """A notebook's parameters and metadata; `ConfigError` when the runner cannot work with it."""
@@ -94,41 +89,38 @@ def title_of(path: Path) -> str:
 
 
 def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any]) -> dict[str, Job]:
-    """Every job of a profile, in the order of notebooks and of the profile's runs.
+    """Every job of a profile, each after those that it needs, else in the order of notebooks and of the profile's runs.
 
-    `ConfigError` where a notebook needs one that is not there, or where notebooks need each other in a circle.
+    `ConfigError` where notebooks need each other in a circle.
     """
     jobs: dict[str, Job] = {}
-    notebooks = list(notebooks)
-    left_out = {one.number for one in notebooks if one.part and not getattr(profile.study, one.part)}
     for notebook in notebooks:
-        if notebook.number in left_out:
+        if notebook.part and not getattr(profile.study, notebook.part):
             continue
         for run in itertools.product(profile.runs, profile.seeds) if notebook.per_run else [None]:
             parameters = given | ({"preset": run[0], "seed": run[1]} if run else {})
             name = f"{notebook.path.stem}-{run[0]}-seed{run[1]}" if run else notebook.path.stem
             jobs[name] = Job(name, notebook, parameters, run)
-    jobs = {name: _linked(job, list(jobs.values()), profile, left_out) for name, job in jobs.items()}
-    try:
-        graphlib.TopologicalSorter({name: job.needs for name, job in jobs.items()}).prepare()
-    except graphlib.CycleError as error:
-        raise ConfigError(f"These need each other in a circle: {', '.join(error.args[1])}. Correct 'needs'.") from None
-    return jobs
+    jobs = {name: _linked(job, list(jobs.values()), profile) for name, job in jobs.items()}
+    ordered: dict[str, Job] = {}
+    while waiting := {name: job for name, job in jobs.items() if name not in ordered}:
+        ready = next((name for name, job in waiting.items() if ordered.keys() >= {*job.needs}), None)
+        if ready is None:
+            raise ConfigError(f"These need each other in a circle: {', '.join(waiting)}. Correct 'needs'.")
+        ordered[ready] = jobs[ready]
+    return ordered
 
 
-def _linked(job: Job, jobs: list[Job], profile: Profile, left_out: set[str]) -> Job:
-    """The job with what its notebook's metadata and its preset say that it needs and reads."""
-    needed: list[Job] = []
-    reads = {*job.notebook.reads}
+def _linked(job: Job, jobs: list[Job], profile: Profile) -> Job:
+    """The job with what its notebook's metadata and its preset say that it needs and reads.
+
+    What this profile does not run is not needed: the notebook does without it, or trains it.
+    """
+    needed, reads = list[Job](), {*job.notebook.reads}
     for word in job.notebook.needs:
         number, _, preset = word.partition(":")
-        if number in left_out:
-            continue
-        if not (of_notebook := named(jobs, number)):
-            raise ConfigError(f"{job.notebook.path.name} needs notebook {number}, which is not there.")
-        # A preset that this profile does not run is not needed: the notebook says so itself, or trains it.
         needed += named(jobs, word)
-        reads |= {f"runs/{preset or '*'}/*"} if of_notebook[0].run else set()
+        reads |= {f"runs/{preset or '*'}/*" for one in named(jobs, number) if one.run}
     if job.run:
         preset, seed = job.run
         first = profile.configs(preset, seed)[1].start_from

@@ -15,13 +15,12 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,12 @@ from jupyter_client.provisioning import LocalProvisioner
 
 from attnconv import __version__
 from attnconv.batch.compare import compare
-from attnconv.batch.fresh import LIBRARY, changed, file_hash, inputs
+from attnconv.batch.fresh import LIBRARY, Inputs, changed, file_hash, inputs, whole
 from attnconv.batch.pages import FRONT, export_html, write_page
 from attnconv.batch.plan import Job, plan, read_notebook, select
-from attnconv.batch.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, output_folder, record_of
+from attnconv.batch.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, find_source, output_folder, record_of
 from attnconv.config import ConfigError, Profile, load_profile
 from attnconv.training.runs import held, read_json, said, writing
-
-Inputs = dict[str, str | None]
-"""Hashes by name."""
 
 
 def cores() -> int:
@@ -66,70 +62,62 @@ class Batch:
     """Names of jobs that are done again though they are up to date."""
     at_once: int
     pages: Mapping[str, str]
-    """The page of each notebook, by the notebook's name."""
+    """The page of each notebook, by the notebook's number."""
 
     def __post_init__(self) -> None:
         self.status: dict[str, str] = {}
         self.kernels: dict[str, int] = {}
         self.stopped = False
-        before = read_json(self.output / "manifest.json", dict).get("notebooks")
-        entries = before.items() if isinstance(before, dict) else ()
-        dirty = said("git", "status", "--porcelain")
         packages = ("torch", "torchvision", "numpy", "matplotlib")
         versions = {"attnconv": __version__, "python": platform.python_version()}
+        entries = read_json(self.output / "manifest.json", dict).get("notebooks")
+        entries = entries if isinstance(entries, dict) else {}
         self.manifest: dict[str, Any] = {
             "profile": self.profile.name,
-            "commit": said("git", "rev-parse", "HEAD"),
-            "dirty": None if dirty is None else bool(dirty),
+            "commit": said("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
             "versions": versions | {name: importlib.metadata.version(name) for name in packages},
             "device": {"cpu": platform.processor() or platform.machine(), "cores": cores(), "gpu": gpus()},
-            "seeds": list(self.profile.seeds),
-            "data": {"asked": self.data if self.data in NAMED_DATA else Path(self.data).name},
-            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "notebooks": {name: entry for name, entry in entries if isinstance(entry, dict)},
+            "data": {},
+            "notebooks": {name: entry for name, entry in entries.items() if whole(entry)},
         }
 
     def inputs(self, job: Job) -> Inputs:
         """A job's inputs now. The data's hash is missing as long as the data is to be downloaded."""
         about = self.manifest["data"]
-        if "sha256" not in about:
-            from attnconv.training.data import MissingData, content_key, find_data  # imports torch: a second
+        if "sha256" not in about and (source := find_source(self.data)):
+            from attnconv.training.data import content_key
 
-            with contextlib.suppress(MissingData):
-                source = find_data(self.data)
-                about |= {"name": source.name, "form": source.form, "sha256": content_key(source)}
+            about |= {"name": source.name, "form": source.form, "sha256": content_key(source)}
         return inputs(job, self.profile, about.get("sha256"), self.output)
 
     def reason(self, job: Job, now: Inputs) -> str:
         """Why a job is to be done; empty when it is up to date."""
         entry = self.manifest["notebooks"].get(job.name, {})
-        before, made = entry.get("made_from"), entry.get("made")
         if job.name in self.force:
             return "forced"
-        if entry.get("status") != "done" or not isinstance(before, dict) or not isinstance(made, dict):
+        if entry.get("status") != "done":
             return "not done yet"
-        names = changed(before, now) + [name for name in made if file_hash(self.output / name) != made[name]]
+        names = changed(entry["made_from"], now)
+        names += [name for name, made in entry["made"].items() if file_hash(self.output / name) != made]
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         return f"changed: {', '.join(names[:2])}{more}" if names else ""
 
     def dry(self) -> int:
         """Say what a run would do and what is missing, and write nothing; the exit status, 2 without the data set."""
-        again, no_data = set[str](), False
+        no_data = False
         for job in self.jobs.values():
             now = self.inputs(job)
-            reason = self.reason(job, now)
-            if not reason and (first := [self.jobs[need].title for need in job.needs if need in again]):
-                reason = f"if it changes with {'; '.join(first)}"
-            again |= {job.name} if reason else set()
+            first = [self.jobs[need].title for need in job.needs if self.status[need] == "to do"]
+            reason = self.reason(job, now) or (f"if it changes with {'; '.join(first)}" if first else "")
             no_data |= bool(reason) and now["the data"] is None
-            self._say(job, "to do" if reason else "up to date", reason)
+            self._settle(job, "to do" if reason else "up to date", reason)
         if not shutil.which(os.environ.get("CXX", "g++")):
             print("Missing: C++ compiler (g++). Long trainings on a CPU are not compiled: the same, a little slower.")
         if not gpus():
             print("Missing: GPU. Only the paper profile needs one.")
         if no_data:
             print(f"Missing: data set {self.data}. It is downloaded when first used, or bring it: --data PATH.")
-        print(f"{len(again)} to do. Nothing was run.")
+        print(f"{[*self.status.values()].count('to do')} to do. Nothing was run.")
         return 2 if no_data else 0
 
     def run(self) -> int:
@@ -149,16 +137,18 @@ class Batch:
         return 0 if set(self.status.values()) <= {"done", "up to date"} else 1
 
     def _run(self, pool: ThreadPoolExecutor) -> None:
-        waiting, under_way = list(self.jobs.values()), dict[Future, Job]()
+        waiting, under_way = list(self.jobs.values()), dict[Future, tuple[Job, Inputs, float]]()
         while waiting or under_way:
-            ready = [job for job in waiting if self.status.keys() >= {*job.needs}]
-            if job := next((job for job in ready if self._has_room(job, list(under_way.values()))), None):
+            beside = [job for job, *_ in under_way.values()]
+            ended = {name for name, status in self.status.items() if status != "start"}
+            ready = (job for job in waiting if ended >= {*job.needs} and self._has_room(job, beside))
+            if job := next(ready, None):
                 waiting.remove(job)
                 if now := self._begin(job):
-                    under_way[pool.submit(self._execute, job, now)] = job
+                    under_way[pool.submit(self._execute, job)] = job, now, time.time()
                 continue
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                self._finish(under_way.pop(future), *future.result())
+                self._finish(*under_way.pop(future), future.result())
 
     def _has_room(self, job: Job, beside: list[Job]) -> bool:
         if any(one.notebook.alone for one in [job, *beside]):
@@ -172,37 +162,33 @@ class Batch:
             self._settle(job, "not run", f"needs {'; '.join(words)}")
             return {}
         now = self.inputs(job)
-        if reason := self.reason(job, now):
-            self._say(job, "start", reason)
-            return now
-        self._settle(job, "up to date")
-        return {}
+        reason = self.reason(job, now)
+        self._settle(job, "start" if reason else "up to date", reason)
+        return now if reason else {}
 
-    def _settle(self, job: Job, status: str, note: str = "") -> None:
+    def _settle(self, job: Job, status: str, note: str) -> None:
         self.status[job.name] = status
-        self._say(job, status, note)
-
-    def _say(self, job: Job, status: str, note: str) -> None:
         place = list(self.jobs).index(job.name) + 1
         print(f"{place:>3}/{len(self.jobs)} {status:<11} {job.title}{f'   ({note})' if note else ''}", flush=True)
 
     def _finish(self, job: Job, before: Inputs, started: float, failure: list[str]) -> None:
         """Move what a job made into place, and record it. Of a failed one the notebook is kept, in failed/."""
-        kept, earlier = self.output / "failed" / f"{job.name}.ipynb", self.manifest["notebooks"].get(job.name, {})
-        entry = {"status": "failed" if failure else "done", "commit": self.manifest["commit"]}
-        entry |= {"seconds": round(time.time() - started, 1), "made": earlier.get("made")}
+        kept, seconds = self.output / "failed" / f"{job.name}.ipynb", round(time.time() - started, 1)
+        made, made_from = self.manifest["notebooks"].get(job.name, {}).get("made", {}), Inputs()
         if failure:
             with contextlib.suppress(FileNotFoundError):
                 kept.parent.mkdir(exist_ok=True)
                 os.replace(self._stage(job) / "notebooks" / kept.name, kept)
         else:
             kept.unlink(missing_ok=True)
-            entry["made"] = move_into_place(self._stage(job), self.output, earlier.get("made"))
+            made = move_into_place(self._stage(job), self.output, made)
             # What was there at the start counts as it was then; runs and data that the notebook itself brought, as now.
-            entry["made_from"] = self.inputs(job) | {name: value for name, value in before.items() if value}
-        self.manifest["notebooks"][job.name] = entry
+            made_from = self.inputs(job) | {name: value for name, value in before.items() if value}
+        status = "failed" if failure else "done"
+        about = {"status": status, "commit": self.manifest["commit"], "seconds": seconds}
+        self.manifest["notebooks"][job.name] = about | {"made": made, "made_from": made_from}
         self._save()
-        self._settle(job, entry["status"], str(timedelta(seconds=round(entry["seconds"]))))
+        self._settle(job, status, str(timedelta(seconds=round(seconds))))
         if failure:
             failure += [f"The notebook as far as it came: {kept}"] if kept.is_file() else []
             print("\n".join(f"      {line}" for line in failure), flush=True)
@@ -211,9 +197,9 @@ class Batch:
         """Where a job's results are until it is done."""
         return self.output / ".running" / job.name / "results"
 
-    def _execute(self, job: Job, before: Inputs) -> tuple[Inputs, float, list[str]]:
-        """Run a notebook: its inputs and the time at the start, and lines that say what went wrong, or none."""
-        started, failure, batch = time.time(), list[str](), self
+    def _execute(self, job: Job) -> list[str]:
+        """Run a notebook: lines that say what went wrong, or none."""
+        batch = self
         copy = self._stage(job) / "notebooks" / f"{job.name}.ipynb"
         log = tempfile.TemporaryFile("w+", errors="replace")  # what a kernel says before or after its notebook
         environment = os.environ | {
@@ -260,16 +246,16 @@ class Batch:
             without_notes(copy)
             if job.notebook.number != FRONT:
                 export_html(copy, copy.with_suffix(".html"), self.pages)
+            return []
         except Exception as error:
             log.seek(0)
             memory = ", perhaps for lack of memory" if type(error).__name__ == "DeadKernelError" else ""
             text = f"{log.read()[-2000:]}\n{type(error).__name__}: {error}{memory}"
             lines = re.sub(r"\x1b\[[0-9;]*m", "", text).strip("\n").splitlines()  # without colours
-            failure = ["The error's last lines:", *(f"  | {line}" for line in lines[-20:])]
+            return ["The error's last lines:", *(f"  | {line}" for line in lines[-20:])]
         finally:
             self._end_kernel(job.name)
             log.close()
-        return before, started, failure
 
     def _end_kernel(self, name: str) -> None:
         """End a kernel, if it still runs, and every process that it started."""
@@ -309,32 +295,21 @@ def reproduce(
     if retrain:  # beside what is there, which stays to be compared with
         folder = OUTPUTS / f"{folder.name}-retrained"
     data = data or profile.data
-    if data not in NAMED_DATA or data == "embedded":  # the others may still be downloaded
-        from attnconv.training.data import find_data
-
-        find_data(data)
-    if record and (folder / "strip.npz").is_file():
-        from attnconv.training.data import MissingData, find_data
-
-        with contextlib.suppress(MissingData):
-            here = f"The data set is here ({find_data(data).path})"
-            why = "but the record is drawn from its own images, as everyone can draw it again"
-            raise ConfigError(f"{here}, {why}. For this command, let ATTNCONV_DATA name an empty folder.")
+    found = find_source(data)
+    if record and found and (folder / "strip.npz").is_file():
+        why = "but the record is drawn from its own images, as everyone can draw it again"
+        remedy = "For this command, let ATTNCONV_DATA name an empty folder"
+        raise ConfigError(f"The data set is here ({found.path}), {why}. {remedy}.")
     data = data if data in NAMED_DATA else str(absolute(data))
-    paths = sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))
-    if not paths:
-        raise ConfigError(f"There are no notebooks in {notebooks}; run from a clone of the repository.")
     given = {"profile": profile.name, "data": data, "output": os.path.relpath(folder, notebooks.resolve())}
-    jobs = plan(map(read_notebook, paths), profile, given)
+    jobs = plan(map(read_notebook, sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))), profile, given)
     wanted = select(jobs, only or {job.notebook.number for job in jobs.values()})
     forced = {name for name, asked in wanted.items() if asked and force}
-    pages: dict[str, str] = {}
-    for name, job in jobs.items():
-        pages.setdefault(job.notebook.path.stem, "../index.html" if job.notebook.number == FRONT else f"{name}.html")
-    if not dry and threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):  # stop as Ctrl-C does; what nohup ignores stays ignored
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, signal.default_int_handler)
+    first = {job.notebook.number: name for name, job in reversed(jobs.items())}
+    pages = {number: "../index.html" if number == FRONT else f"{first[number]}.html" for number in sorted(first)}
+    for number in (signal.SIGTERM, signal.SIGHUP):  # stop as Ctrl-C does; what nohup ignores stays ignored
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     with contextlib.nullcontext() if dry else held(folder, wait=False):
         batch = Batch({name: jobs[name] for name in wanted}, profile, data, folder, forced, at_once, pages)
         print(f"The {profile.name} profile: {profile.description or 'no description'}")
@@ -357,7 +332,7 @@ def reproduce(
         return compare(beside, folder, jobs, made)
 
 
-def move_into_place(stage: Path, output: Path, before: Iterable[str] | None) -> Inputs:
+def move_into_place(stage: Path, output: Path, before: Iterable[str]) -> Inputs:
     """Move a job's results to where they belong; their hashes.
 
     A figure or table that the job made ``before``, and no longer makes, is removed.
@@ -367,7 +342,7 @@ def move_into_place(stage: Path, output: Path, before: Iterable[str] | None) -> 
     for name, file in files.items():
         (output / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, output / name)
-    for name in before if isinstance(before, dict) else ():
+    for name in before:
         if re.fullmatch(r"(figures|tables)/[^/]+", name) and name not in made and file_hash(output / name):
             (output / name).unlink()
     return made

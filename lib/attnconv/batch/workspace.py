@@ -13,9 +13,9 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +25,10 @@ from attnconv.training.runs import Run, find_runs, identity, write_arrays, writi
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
-    from matplotlib.animation import Animation
     from matplotlib.figure import Figure
 
     from attnconv.analysis.claims import Claims
-    from attnconv.training.data import Dataset
+    from attnconv.training.data import Dataset, Source
 
 OUTPUTS = Path(os.path.realpath(REPOSITORY / "outputs"))
 REPRODUCED = OUTPUTS / "reproduced"
@@ -66,13 +65,8 @@ class Workspace:
     @cached_property
     def strip(self) -> Path | None:
         """Images that are kept with recorded runs, an npz file, where the data set is not here."""
-        from attnconv.training.data import MissingData, find_data
-
-        with contextlib.suppress(MissingData):
-            find_data(self.source)
-            return None
         file = self.folder / "strip.npz"
-        return file if file.is_file() else None
+        return file if not find_source(self.source) and file.is_file() else None
 
     def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
         """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
@@ -84,27 +78,26 @@ class Workspace:
         name: str,
         seed: int | None = None,
         *,
-        model_changes: dict[str, Any] | None = None,
-        train_changes: dict[str, Any] | None = None,
         fresh: bool = False,
         kept_in: str = "runs",
         start: Run | None = None,
+        **changes: dict[str, Any],
     ) -> Run:
         """A preset's finished run: the one that is there, or else one trained (or resumed) now.
 
-        Every configuration has a folder of its own in the folder ``kept_in``. ``start``: the finished run that it goes
-        on from, with all of its heads, where that is not the preset's. Unless ``fresh``, a kept run of any copy of the
-        data stands in for training where the profile says ``recorded``. `MissingData` is raised where a run must be
-        trained and the data set is not here.
+        Every configuration has a folder of its own in the folder ``kept_in``. ``changes`` as in `configs`. ``start``:
+        the finished run that it goes on from, with all of its heads, where that is not the preset's. Unless ``fresh``,
+        a kept run of any copy of the data stands in for training where the profile says ``recorded``. `MissingData` is
+        raised where a run must be trained and the data set is not here.
         """
         from attnconv.training import train
         from attnconv.training.data import MissingData
 
-        changed = bool(model_changes or train_changes)
-        model, recipe = self.configs(name, seed, model_changes=model_changes, train_changes=train_changes)
+        model, recipe = self.configs(name, seed, **changes)
         recipe = replace(recipe, {"start_from": start.preset, "prune": False}) if start else recipe
-        if self.profile.recorded and not fresh and (kept := self._kept(name, model, recipe, kept_in, changed=changed)):
-            return kept
+        if self.profile.recorded and not fresh:
+            if kept := self._kept(name, model, recipe, kept_in, changed=any(changes.values())):
+                return kept
         if self.strip:
             missing = f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / kept_in}"
             raise MissingData(f"{missing}. To train it, say where {self.source} is: --data PATH (make: DATA=PATH).")
@@ -127,8 +120,11 @@ class Workspace:
     def attention(self, run: Run) -> dict[str, np.ndarray]:
         """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder, or measured now."""
         from attnconv.analysis.heads import measure_attention
+        from attnconv.training import load_run
 
-        return self._measured(run, "attention", lambda model: measure_attention(model, self.data))
+        if not (file := run.path / "attention.npz").is_file():
+            write_arrays(file, measure_attention(load_run(run.path)[0], self.data))
+        return Run(run.path).attention
 
     def swaps(self, run: Run, images: int | None = None) -> dict[str, np.ndarray]:
         """What a run loses by convolutions in place of its layers (`swaps.measure_swaps`): as kept, or measured now.
@@ -137,39 +133,35 @@ class Workspace:
         data set is not here: the images of a record are too few to count answers.
         """
         from attnconv.analysis.swaps import measure_swaps, untrained
-
-        if self.strip and not run.swaps:
-            return {}
-        some = self.data.first(None, self.profile.swap_images).first(None, images)
-        first = None if run.train.start_from else untrained(run)
-        return self._measured(run, "swaps", lambda model: measure_swaps(model, first, some))
-
-    def _measured(self, run: Run, name: str, measure: Callable[[Any], dict[str, Any]]) -> dict[str, np.ndarray]:
         from attnconv.training import load_run
 
-        if not (file := run.path / f"{name}.npz").is_file():
-            write_arrays(file, measure(load_run(run.path)[0]))
-        return getattr(Run(run.path), name)
+        if not (file := run.path / "swaps.npz").is_file() and not self.strip:
+            some = self.data.first(None, self.profile.swap_images).first(None, images)
+            first = None if run.train.start_from else untrained(run)
+            write_arrays(file, measure_swaps(load_run(run.path)[0], first, some))
+        return Run(run.path).swaps
 
     def runs(self) -> list[Run]:
         """All finished runs in this workspace, those dropped in from elsewhere too."""
         return find_runs(self.folder / "runs")
 
     def save_figure(
-        self, figure: Figure | Animation, name: str, caption: str, *runs: Run, frames_per_second: int = 10
+        self, figure: Figure | Sequence[Figure], name: str, caption: str, *runs: Run, frames_per_second: int = 10
     ) -> None:
-        """Write figures/<name>.pdf and .png, or an animation as .gif; the index page shows caption and runs."""
+        """Write figures/<name>.pdf and .png, or frames as a .gif; the index page shows caption and runs."""
         from matplotlib.figure import Figure
 
         from attnconv.figures import save, save_animation
 
-        if isinstance(figure, Figure):
-            for suffix in (".pdf", ".png"):
-                self._write(f"figures/{name}{suffix}", partial(save, figure))
-        else:
-            self._write(f"figures/{name}.gif", lambda file: save_animation(figure, file, frames_per_second))
+        for suffix in (".pdf", ".png") if isinstance(figure, Figure) else (".gif",):
+            with writing(self.results / "figures" / f"{name}{suffix}") as file:
+                if isinstance(figure, Figure):
+                    save(figure, file)
+                else:
+                    save_animation(figure, file, frames_per_second)
         note = {"caption": caption, "runs": [run.path.name for run in runs], "place": next(_described)}
-        self._write(f"figures/{name}.json", lambda file: file.write_text(json.dumps(note) + "\n"))
+        with writing(self.results / "figures" / f"{name}.json") as file:
+            file.write_text(json.dumps(note) + "\n")
 
     def save_table(self, frame: pd.DataFrame, name: str) -> None:
         """Write tables/<name>.md, .csv and .tex, without the frame's index. The LaTeX wants the package booktabs."""
@@ -177,11 +169,8 @@ class Workspace:
         latex = frame.to_latex(index=False, float_format="%.8g", na_rep="---", escape=True)
         markdown = known.to_markdown(index=False, floatfmt=".8g", missingval="—") + "\n"
         for suffix, text in ((".md", markdown), (".csv", frame.to_csv(index=False)), (".tex", latex)):
-            self._write(f"tables/{name}{suffix}", partial(Path.write_text, data=text))
-
-    def _write(self, name: str, write: Callable[[Path], object]) -> None:
-        with writing(self.results / name) as temporary:
-            write(temporary)
+            with writing(self.results / "tables" / f"{name}{suffix}") as file:
+                file.write_text(text)
 
     def claims(self, name: str) -> Claims:
         """A list to check claims in, and to save as tables/<name>.json."""
@@ -200,6 +189,15 @@ def open_workspace(profile: str = "quick", *, data: str | None = None, output: s
     folder = output_folder(chosen, data, output)
     _link_record(folder)
     return Workspace(chosen, data or chosen.data, folder)
+
+
+def find_source(data: str) -> Source | None:
+    """Where a data set is, a name or a path; None where it is not on this machine yet, and can be downloaded."""
+    from attnconv.training.data import MissingData, find_data  # imports torch, which takes a second
+
+    with contextlib.nullcontext() if data == "embedded" else contextlib.suppress(MissingData):
+        return find_data(data)
+    return None
 
 
 def output_folder(profile: Profile, data: str | None = None, output: str | Path | None = None) -> Path:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
+from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention, tap_shifts
 from attnconv.attention.mixing import scores
-from attnconv.equivalence.surgery import TapAttention, rows_and_columns, times
-from attnconv.equivalence.theorem import tap_shifts
+from attnconv.equivalence.surgery import TapAttention
 
 INTERIOR = 33
 """Side of the grid at whose central query a quadratic layer is read: it has all shifts of the paper's 16x16 grid."""
@@ -22,13 +21,16 @@ INTERIOR = 33
 
 @dataclass(frozen=True)
 class KernelReport:
-    """What `attention_to_conv` leaves out, for a query far enough from the borders to see what the central one sees."""
+    """What a convolution in the place of an attention layer leaves out."""
 
-    outside: Tensor
-    """(h,): attention mass of each head on shifts that are not taps of the kernel."""
+    outside: Tensor | None
+    """(h,): attention mass of each head on shifts that are not taps of the kernel; None where the kernel was fitted."""
     relative_error: float
-    """|attention - convolution| / |attention - bias|, each a root mean square: its exact expectation over white noise.
-    There each shift adds |sum_h P_h(Delta) W^h|^2 to the output's mean square, independently of the others."""
+    """|attention - convolution| / |attention - bias|, each a root mean square."""
+    on: str = "white noise"
+    """The images of that error. ``white noise``: its exact expectation, for a query far enough from the borders to see
+    what the central one sees. There each shift adds |sum_h P_h(Delta) W^h|^2 to the output's mean square, independently
+    of the others. ``images``: measured on those that were given to `attnconv.equivalence.swap`."""
 
 
 def attention_to_conv(
@@ -47,19 +49,15 @@ def attention_to_conv(
             the pixels that exist. Default: max_size x max_size for a `LearnedAttention`; for the others 33 x 33, or
             more if the kernel needs it.
         padding_mode: what that Conv2d sees beyond the border. A sharp head whose pixel does not exist looks at the
-            nearest one that does, which is ``replicate``. On real images it comes nearest to trained layers of all
-            kinds (notebook 07). In the first three layers of a quadratic model that began on a small disc the relative
-            error at 5 x 5 is 0.01 to 0.06, with ``zeros`` 0.24 to 0.59, and 0.42 to 1.1 where the taps that exist
-            share the whole weight.
+            nearest one that does, which is ``replicate``: on real images the nearest to trained layers of all kinds
+            (notebook 07).
     """
     if not isinstance(layer, (QuadraticAttention, LearnedAttention)):
         kind = type(layer).__name__
         raise TypeError(f"A convolution is read where attention depends on positions alone, not from a {kind}.")
-    conv, kernel = _empty_conv(layer, kernel_size, padding_mode)
-    dilation = rows_and_columns(conv.dilation, 2)
-    taps = tap_shifts(kernel, dilation)
+    conv, kernel, dilation = _empty_conv(layer, kernel_size, padding_mode)
     if size is not None:
-        height, width = _whole_numbers("size", size, 2)
+        height, width = _two("size", size)
     elif isinstance(layer, LearnedAttention):
         height = width = layer.max_size
     else:
@@ -69,13 +67,13 @@ def attention_to_conv(
     exact = torch.promote_types(conv.weight.dtype, torch.float32)
     with torch.no_grad():
         layer = copy.deepcopy(layer).to(exact)
-        p, rows, columns = _central_probabilities(layer, height, width)
-        i, j = taps[:, 0] - rows[0], taps[:, 1] - columns[0]
-        if min(i.min(), j.min()) < 0 or i.max() >= len(rows) or j.max() >= len(columns):
+        p, first = _central_probabilities(layer, height, width)
+        i, j = (tap_shifts(kernel, dilation) - first).T  # where the taps are
+        if min(i.min(), j.min()) < 0 or i.max() >= p.shape[1] or j.max() >= p.shape[2]:
             remedy = f"max_size = {layer.max_size}" if isinstance(layer, LearnedAttention) else "a larger size"
             raise ValueError(
-                f"A {times(kernel)} kernel needs shifts up to {int(taps.abs().max())}, which the central query of a "
-                f"{height}x{width} grid does not have ({remedy}). Take a smaller kernel or a larger grid."
+                f"A {kernel[0]}x{kernel[1]} kernel needs shifts that the central query of a {height}x{width} grid does "
+                f"not have ({remedy}). Take a smaller kernel or a larger grid."
             )
         weight = layer.value.weight.unflatten(1, (layer.heads, layer.channels // conv.groups))  # (D, h, C/groups)
         conv.weight.copy_(torch.einsum("ht,dhc->dct", p[:, i, j], weight).view_as(conv.weight))
@@ -92,43 +90,38 @@ def attention_to_conv(
 
 def _empty_conv(
     layer: PositionalAttention, kernel_size: int | tuple[int, ...] | None, padding_mode: str
-) -> tuple[nn.Conv1d | nn.Conv2d, tuple[int, int]]:
-    """The convolution to read, weights not set, and its kernel's rows and columns."""
-    tap = layer if isinstance(layer, TapAttention) else None
-    dimensions = tap.dimensions if tap else 2
-    if kernel_size is not None:
-        kernel = rows_and_columns(_whole_numbers("kernel_size", kernel_size, dimensions), dimensions)
-    elif tap:
-        kernel = tap.kernel_size
+) -> tuple[nn.Conv1d | nn.Conv2d, tuple[int, ...], tuple[int, ...]]:
+    """The convolution to read, weights not set, and the rows and columns of its kernel and its dilation."""
+    options: dict[str, Any]
+    if isinstance(layer, TapAttention):
+        if kernel_size is not None:
+            raise ValueError(f"kernel_size = {kernel_size!r}: this layer's convolution has its own; leave it out.")
+        kernel, dilation, n = layer.kernel_size, layer.dilation, layer.dimensions
+        options = {"stride": layer.stride[-n:], "dilation": dilation[-n:], "groups": layer.groups}
+        options |= {"padding": layer.padding, "padding_mode": layer.padding_mode}
     else:
-        raise ValueError(f"A {type(layer).__name__} can be read with a kernel of any size; pass kernel_size.")
-    options: dict[str, Any] = {"padding": "same", "padding_mode": padding_mode}
-    if tap:
-        if kernel != tap.kernel_size:
-            own = times(tap.kernel_size)
-            raise ValueError(f"kernel_size = {kernel_size} is not the {own} of this layer's convolution; leave it out.")
-        options = {"stride": tap.stride, "padding": tap.padding, "dilation": tap.dilation[-dimensions:]}
-        options |= {"groups": tap.groups, "padding_mode": tap.padding_mode}
+        kernel, dilation, n = _two("kernel_size", kernel_size), (1, 1), 2
+        options = {"padding": "same", "padding_mode": padding_mode}
     bias, weight = layer.value.bias is not None, layer.value.weight
     options |= {"bias": bias, "device": weight.device, "dtype": weight.dtype}
-    kind = (nn.Conv1d, nn.Conv2d)[dimensions - 1]
-    return nn.utils.skip_init(kind, layer.channels, layer.out_channels, kernel[-dimensions:], **options), kernel
+    kind = (nn.Conv1d, nn.Conv2d)[n - 1]
+    conv = nn.utils.skip_init(kind, layer.channels, layer.out_channels, kernel[-n:], **options)
+    return conv, kernel, dilation
 
 
-def _central_probabilities(layer: PositionalAttention, height: int, width: int) -> tuple[Tensor, list[int], list[int]]:
-    """P of the central query over all keys (h, H, W), and the shifts of the keys' rows (H,) and columns (W,)."""
+def _central_probabilities(layer: PositionalAttention, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """P of the central query over all keys (h, H, W), and the shift (rows, columns) of the first key: (2,)."""
     axes = [layer.shifts(length, axis) for axis, length in enumerate((height, width))]  # (Q, H), (R, W)
     middle = [len(shifts) // 2 for shifts in axes]
-    query = (torch.tensor([place], device=axes[0].device) for place in middle)
+    query = torch.tensor(middle, device=axes[0].device)[:, None]
     logits = scores(*query, *layer.score_terms(height, width))[:, 0]
-    p = logits.flatten(1).softmax(1).view_as(logits)
-    rows, columns = (shifts[place].tolist() for shifts, place in zip(axes, middle, strict=True))
-    return p, rows, columns
+    first = torch.tensor([int(shifts[place, 0]) for shifts, place in zip(axes, middle, strict=True)])
+    return logits.flatten(1).softmax(1).view_as(logits), first
 
 
-def _whole_numbers(name: str, value: int | tuple[int, ...], dimensions: int) -> tuple[int, ...]:
-    """One number per dimension, from one number or a sequence: the argument of that name."""
-    values = tuple(value) if isinstance(value, tuple | list) else (value,) * dimensions
-    if len(values) != dimensions or not all(isinstance(v, int) and v >= 1 for v in values):
-        raise ValueError(f"{name} = {value!r} must be a whole number, at least 1, or {dimensions} of them.")
+def _two(name: str, value: Any) -> tuple[int, ...]:
+    """Rows and columns, from one number for both or from two: the argument of that name."""
+    values = tuple(value) if isinstance(value, tuple | list) else (value, value)
+    if len(values) != 2 or not all(isinstance(v, int) and v >= 1 for v in values):
+        raise ValueError(f"{name} = {value!r} must be a whole number, at least 1, or 2 of them.")
     return values

@@ -6,17 +6,17 @@ Nothing is trained, so no threshold and no picture stands between the question a
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnconv.attention import ContentAttention
+from attnconv.attention import ContentAttention, tap_shifts
 from attnconv.attention.precision import choose, computing
 from attnconv.config import replace
-from attnconv.equivalence.reading import attention_to_conv
-from attnconv.equivalence.theorem import tap_shifts, theorem_1
+from attnconv.equivalence.reading import KernelReport, attention_to_conv
+from attnconv.equivalence.theorem import theorem_1
 from attnconv.models import Attention, AttentionNet, Convolution
 
 RIDGE = 1e-6
@@ -28,19 +28,6 @@ AT_ONCE = 20
 """Images whose patches, or probabilities, exist at a time."""
 
 
-@dataclass(frozen=True)
-class SwapReport:
-    """What a convolution in the place of an attention layer leaves out."""
-
-    outside: Tensor | None
-    """(h,): attention mass of each head on shifts that are no taps of the kernel; None where the kernel was fitted."""
-    relative_error: float
-    """|attention - convolution| / |attention - bias|, root mean squares."""
-    on: str
-    """The images of that error: ``white noise`` (see `KernelReport`), or the given ``images`` where attention depends
-    on content or the kernel was fitted."""
-
-
 @torch.no_grad()
 def swap(
     network: AttentionNet, kernel_sizes: Mapping[int, int], *, images: Tensor | None = None, fit: Tensor | None = None
@@ -49,10 +36,8 @@ def swap(
 
     Nothing is trained. Each convolution is the one that `attention_to_conv` reads out of its layer, on the network's
     own grid. A layer with content has another P for every image: its mean over ``images``, and over all queries that
-    have the shift, is read. ``network.blocks[layer - 1].attention.report`` says what was left out.
-
-    The copy trains, saves and loads like any module, and `attnconv.equivalence.convert` turns it into attention again.
-    Its ``config.kernels`` says which layers were swapped, so `build_model` makes such a network, too.
+    have the shift, is read. ``network.blocks[layer - 1].attention.report`` says what was left out. ``config.kernels``
+    of the copy says which layers were swapped, so `build_model` makes such a network, too.
 
     Args:
         images: (B, channels, H, W), normalised; for layers with content. A few hundred training images will do.
@@ -65,46 +50,38 @@ def swap(
     """
     if not isinstance(network, AttentionNet):
         raise TypeError(f"swap takes an AttentionNet; a {type(network).__name__} has no attention layers to swap.")
-    layers, grid = network.attention_layers, network.config.grid
+    layers, grid, kernels = network.attention_layers, network.config.grid, list(network.config.kernel_per_layer)
     largest = 2 * ((min(grid) - 1) // 2) + 1  # a larger one has taps that the query in the middle does not see
-    chosen: dict[int, Attention] = {}
+    swapped, shown = copy.deepcopy(network), images if fit is None else fit
+    seen: list[Any] = [None] * len(layers) if shown is None else network.layer_inputs(shown)
     for number, size in kernel_sizes.items():
         if not isinstance(number, int) or not 1 <= number <= len(layers):
             raise ValueError(f"There is no layer {number!r}: the network has layers 1 to {len(layers)}.")
-        if isinstance(layer := layers[number - 1], Convolution):
+        layer, x = layers[number - 1], seen[number - 1]
+        if isinstance(layer, Convolution):
             raise ValueError(f"Layer {number} is a convolution already. Swap in the network that it came from.")
         if not isinstance(size, int) or size not in range(1, largest + 1, 2):
             where = f"Layer {number}: a kernel of side {size!r} cannot lie around a pixel of {grid[0]}x{grid[1]}"
             raise ValueError(f"{where}; its side is an odd number, at most {largest}.")
-        if isinstance(layer, ContentAttention) and images is None and fit is None:
-            raise ValueError(f"Layer {number} looks at content, so its attention is a mean over images: pass images=.")
-        chosen[number] = layer
-
-    swapped, shown = copy.deepcopy(network), images if fit is None else fit
-    seen = [] if shown is None else network.layer_inputs(shown)
-    outside: Tensor | None
-    error: float | None
-    for number, layer in chosen.items():
-        size = kernel_sizes[number]
-        if isinstance(layer, ContentAttention):
-            weight, outside = mean_kernel(layer, seen[number - 1], size)
-            error = None
-        else:
+        if not isinstance(layer, ContentAttention):
             conv, report = attention_to_conv(layer, size, grid)
-            weight, outside, error = conv.weight, report.outside, report.relative_error
+            weight, outside = conv.weight, report.outside
+        elif x is not None:
+            weight, outside = mean_kernel(layer, x, size)
+        else:
+            raise ValueError(f"Layer {number} looks at content, so its attention is a mean over images: pass images=.")
         place = Convolution(layer.channels, layer.out_channels, size).to(weight).train(layer.training)
         place.fill(weight, layer.value.bias)
         if fit is not None:
-            fit_kernel(place, layer, seen[number - 1])
-            outside, error = None, None
-        on = "white noise"
-        if error is None:
-            (error,), on = relative_errors([place], layer, seen[number - 1]), "images"
-        place.report = SwapReport(outside, error, on)
+            fit_kernel(place, layer, x)
+            outside = None
+        if fit is not None or isinstance(layer, ContentAttention):
+            report = KernelReport(outside, relative_errors([place], layer, x)[0], "images")
+        place.report = report
         swapped.blocks[number - 1].attention = place
-    kernels = dict(enumerate(network.config.kernel_per_layer, 1)) | dict(kernel_sizes)
-    last = max((number for number, size in kernels.items() if size), default=0)
-    swapped.config = replace(network.config, {"kernels": list(kernels.values())[:last]})
+        kernels[number - 1] = size
+    last = max((number for number, size in enumerate(kernels, 1) if size), default=0)
+    swapped.config = replace(network.config, {"kernels": kernels[:last]})
     return swapped
 
 

@@ -26,20 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnconv.attention import QuadraticAttention
+from attnconv.attention import QuadraticAttention, tap_shifts
 
 ALPHA = 800.0
 """Sharpness (Lemma 2) at which a softmax is exactly one-hot: exp(-alpha) is 0 beyond 104 in float32, 745 in float64."""
-
-
-def tap_shifts(kernel_size: tuple[int, int], dilation: tuple[int, int] = (1, 1)) -> Tensor:
-    """Shift (rows, columns) of every tap of a kernel, row by row: (taps, 2). For 3 x 3: (-1, -1), (-1, 0), ... (1, 1).
-
-    Tap t of K looks dilation (t - (K-1)/2) pixels away from the query, rounded so that shifts are whole pixels; an even
-    kernel has one tap more to the right, like PyTorch's padding='same'.
-    """
-    axes = [torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation, strict=True)]
-    return torch.cartesian_prod(*axes)
 
 
 def value_matrices(kernel: Tensor) -> Tensor:

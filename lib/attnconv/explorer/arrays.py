@@ -53,21 +53,13 @@ def pack(tree: Any) -> bytes:
     blobs: list[bytes] = []
     start = 0
 
-    def plain(node: Any) -> Any:
+    def place(blob: bytes) -> dict[str, list[int]]:
         nonlocal start
-        if isinstance(node, bytes):
-            start += (padding := -start % 4)  # typed arrays want aligned offsets
-            blobs.extend((bytes(padding), node))
-            start += len(node)
-            return {"$bytes": [start - len(node), len(node)]}
-        if isinstance(node, dict):
-            return {key: plain(value) for key, value in node.items()}
-        if isinstance(node, list | tuple) and not all(type(value) is float for value in node):
-            return [plain(value) for value in node]
-        return node
+        blobs.append(blob)
+        start += len(blob)
+        return {"$bytes": [start - len(blob), len(blob)]}
 
-    header = json.dumps(plain(tree), allow_nan=False).encode()
-    header += b" " * (-len(header) % 4)
+    header = json.dumps(tree, default=place, allow_nan=False).encode()
     gzip = zlib.compressobj(6, zlib.DEFLATED, 31, 9, zlib.Z_FILTERED)  # 31: as a file, without a date
     return gzip.compress(struct.pack("<I", len(header)) + header + b"".join(blobs)) + gzip.flush()
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import anywidget
 import ipywidgets
-import matplotlib.pyplot as plt
 from IPython.display import display
 
 from attnconv.figures.style import of_256_colours
@@ -43,23 +42,17 @@ def style(name: str) -> str:
     return (FRONT / "theme.css").read_text() + (FRONT / name).read_text()
 
 
-def page(
-    title: str, name: str, data: str, picture: bytes, heading: bool = True, worker: str = "", head: str = ""
-) -> str:
+def page(title: str, name: str, data: str, picture: bytes, worker: str = "", head: str = "") -> str:
     """One HTML file that needs no network: ``name``.js, its style, its data, and a PNG for readers without scripts.
 
-    ``head`` is HTML that stands above all.
-
-    ``worker`` is the module that the page starts as a Web Worker, from its text: as a classic script, since a page that
-    was opened as a file may load no module from a text.
+    ``head`` is HTML that stands above all. ``worker`` is the module that the page starts as a Web Worker, from its
+    text: as a classic script, since a page that was opened as a file may load no module from a text.
     """
     code, work = (script(file).replace("</script", "<\\/script") if file else "" for file in (f"{name}.js", worker))
     work = re.sub("^export ", "", work, flags=re.MULTILINE)
-    title = html.escape(title)
-    parts = dict(name=name, title=title, style=style(f"{name}.css"), code=code, worker=work, data=data)
-    parts |= dict(head=head, heading=f"<h1>{title}</h1>" if heading else "")
-    parts["picture"] = base64.b64encode(of_256_colours(picture)).decode()
-    return string.Template((FRONT / "page.html").read_text()).substitute(parts)
+    parts = dict(name=name, title=html.escape(title), style=style(f"{name}.css"), code=code, worker=work, data=data)
+    png = base64.b64encode(of_256_colours(picture)).decode()
+    return string.Template((FRONT / "page.html").read_text()).substitute(parts, head=head, picture=png)
 
 
 _CHILD, _LIVES = ".jp-OutputArea-child", ":has(.attnconv-explorer, .attnconv-playground, .attnconv-knobs)"
@@ -75,9 +68,8 @@ class Pictured(ipywidgets.DOMWidget):
 
     @cached_property
     def _png(self) -> bytes:
-        file, figure = io.BytesIO(), self.figure()
-        figure.savefig(file, format="png", dpi=110)
-        plt.close(figure)
+        file = io.BytesIO()
+        self.figure().savefig(file, format="png", dpi=110)
         return file.getvalue()
 
     def _ipython_display_(self) -> None:
@@ -94,8 +86,7 @@ class Pictured(ipywidgets.DOMWidget):
         live = self._repr_mimebundle_()
         bundle, notes = live if isinstance(live, tuple) else (live, {})
         display({**(bundle or {}), "text/plain": text}, metadata=notes, raw=True)
-        image = f"<img alt='{text}' src='data:image/png;base64,{picture}'>"
-        kept = f"<div class='attnconv-last'>{_KEPT}{image}</div>"
+        kept = f"<div class='attnconv-last'>{_KEPT}<img alt='{text}' src='data:image/png;base64,{picture}'></div>"
         display({"text/html": kept, "text/plain": text}, raw=True)
 
 

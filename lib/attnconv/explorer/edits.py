@@ -16,8 +16,7 @@ from attnconv.equivalence import TapAttention, attention_to_conv
 from attnconv.explorer.arrays import ExplorerError
 from attnconv.models import AttentionNet
 
-SIGMAS = (0.05, 50.0)
-"""Smallest and largest standard deviation that the slider of a Gaussian head gives, in pixels of the grid."""
+SIGMAS = (0.05, 50.0)  # smallest and largest standard deviation of a Gaussian head, in pixels of the grid
 
 
 def layers_of(model: nn.Module) -> tuple[Any, ...]:
@@ -41,25 +40,19 @@ def edited(model: nn.Module, edits: Sequence[dict[str, Any]]) -> Iterator[None]:
     Raises:
         ExplorerError: there is no such head, a value that is no finite number in range, or no such convolution.
     """
-    if not edits:  # nothing is kept in mind, which would take as long as a small network
-        yield
-        return
     layers = layers_of(model)
-    saved = [(parameter, parameter.detach().clone()) for layer in layers for parameter in layer.parameters()]
-    places = contextlib.ExitStack()
-    try:
-        with torch.no_grad():
-            for edit in edits:
-                if edit.get("kernel") is None:
-                    _edit(*head_of(layers, edit), edit)
-                else:
-                    places.enter_context(_swapped(model, layer_of(layers, edit), edit))
+    with contextlib.ExitStack() as undo:
+        for edit in edits:
+            if edit.get("layer") not in range(len(layers)):
+                raise ExplorerError(f"There is no layer {edit.get('layer')!r}: the model has {len(layers)}.")
+            layer = layers[edit["layer"]]
+            if edit.get("kernel") is not None:
+                undo.enter_context(_swapped(model, layer, edit))
+                continue
+            for part, value in _changes(layer, edit):
+                undo.callback(part.copy_, part.clone())
+                part.copy_(torch.as_tensor(value))
         yield
-    finally:
-        places.close()
-        with torch.no_grad():
-            for parameter, values in saved:
-                parameter.copy_(values)
 
 
 def _swapped(model: nn.Module, layer: Any, edit: dict[str, Any]) -> RemovableHandle:
@@ -78,40 +71,28 @@ def _swapped(model: nn.Module, layer: Any, edit: dict[str, Any]) -> RemovableHan
     return layer.register_forward_hook(lambda layer, inputs, _: convolved(layer, inputs[0], size, grid))
 
 
-def _edit(layer: Any, head: int, edit: dict[str, Any]) -> None:
+def _changes(layer: Any, edit: dict[str, Any]) -> Iterator[tuple[Tensor, Any]]:
+    """The parts of a layer's parameters that an edit of a head changes, each with what is to be there."""
+    head: Any = edit.get("head")
+    if head not in range(layer.heads):
+        raise ExplorerError(f"Layer {edit['layer'] + 1} has no head {head!r}: it has {layer.heads}.")
     if edit.get("off") and isinstance(layer, TapAttention):
         row, column = divmod(head, layer.kernel_size[1])
-        layer.weight[:, :, row, column] = 0
+        yield layer.weight.detach()[:, :, row, column], 0
     elif edit.get("off"):
-        layer.value.weight[:, head * layer.channels : (head + 1) * layer.channels] = 0
+        yield layer.value.weight.detach()[:, head * layer.channels : (head + 1) * layer.channels], 0
     if isinstance(layer, QuadraticAttention):
         if edit.get("centre") is not None:
-            centre = [_number(value, "centre", -1000, 1000) for value in edit["centre"]]
-            layer.centres[head] = torch.tensor(centre).to(layer.centres)
+            yield layer.centres.detach()[head], [_number(value, "centre", -1000, 1000) for value in edit["centre"]]
         if edit.get("sigma") is not None:
-            layer.spreads[head] = _rescaled(layer.spreads[head], _number(edit["sigma"], "sigma", *SIGMAS))
+            spread = layer.spreads.detach()[head]
+            yield spread, _rescaled(spread, _number(edit["sigma"], "sigma", *SIGMAS))
 
 
 def convolved(layer: PositionalAttention, x: Tensor, size: int, grid: tuple[int, int]) -> Tensor:
     """What the size x size convolution that is read from a layer makes of its input, (B, H, W, C) both."""
     conv, _ = attention_to_conv(layer, size, size=grid)
     return conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-def head_of(layers: Sequence[nn.Module], edit: dict[str, Any]) -> tuple[Any, int]:
-    """The layer that an edit names, and the head's number in it."""
-    layer, head = layer_of(layers, edit), edit.get("head")
-    if not isinstance(head, int) or not 0 <= head < layer.heads:
-        raise ExplorerError(f"Layer {edit['layer'] + 1} has no head {head!r}: it has {layer.heads}.")
-    return layer, head
-
-
-def layer_of(layers: Sequence[nn.Module], edit: dict[str, Any]) -> Any:
-    """The layer that an edit names."""
-    number = edit.get("layer")
-    if not isinstance(number, int) or not 0 <= number < len(layers):
-        raise ExplorerError(f"There is no layer {number!r}: the model has {len(layers)}.")
-    return layers[number]
 
 
 def _number(value: Any, name: str, low: float, high: float) -> float:
@@ -122,7 +103,7 @@ def _number(value: Any, name: str, low: float, high: float) -> float:
 
 def sigma_of(spread: Tensor) -> float:
     """det(Sigma)^(1/4) of a head, from its Sigma^{-1/2}; 0 where it has no such scale."""
-    scale = spread.detach().double()
+    scale = spread.double()
     scale = scale.abs() if spread.dim() == 0 else scale.det().abs().sqrt()
     return 1 / scale.item() if scale.isfinite() and scale >= 1e-6 else 0.0
 

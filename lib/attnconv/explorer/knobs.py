@@ -24,7 +24,8 @@ class Knobs(Pictured, ipywidgets.VBox):
     """
 
     def __init__(self, draw: Callable[..., Figure], *, ahead: bool = False, **knobs: Any):
-        self._draw, self.knobs, self._places = draw, knobs, list[Any]()
+        self._draw, self.knobs = draw, knobs
+        self._first: Figure | None = None
         self.picture = cache(self._picture)
         self.image = ipywidgets.Image(format="png", layout=ipywidgets.Layout(align_self="flex-start"))  # not stretched
         for name, knob in knobs.items():
@@ -47,13 +48,8 @@ class Knobs(Pictured, ipywidgets.VBox):
     def _picture(self, *values: Any) -> bytes:
         """A PNG. Panels stay where the first one has them, which saves most of the time."""
         figure, file = self._draw(**dict(zip(self.knobs, values, strict=True))), io.BytesIO()
-        if figure.get_layout_engine():
-            if not self._places:
-                settle(figure)
-                self._places = [ax.get_position(original=True) for ax in figure.axes]
-            figure.set_layout_engine("none")
-            for ax, place in zip(figure.axes, self._places, strict=True):
-                ax.set_position(place)
+        settle(figure, self._first)
+        self._first = self._first or figure
         figure.set_dpi(96)
         FigureCanvasAgg(figure).print_png(file, pil_kwargs={"compress_level": 1})
         return file.getvalue()

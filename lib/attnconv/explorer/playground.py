@@ -14,53 +14,31 @@ from typing import Any
 import numpy as np
 import torch
 import traitlets
-from matplotlib import cbook
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
 from attnconv import figures
 from attnconv.equivalence import conv_to_attention
 from attnconv.explorer import assets
-from attnconv.training.data import load_data
 
-TITLE = "A convolution is attention with one head per tap"
-SOBEL = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])
+PICTURES = (
+    ("hopper", "Grace Hopper", "Rear Admiral Grace Hopper. US Navy, public domain.", [38, 20]),
+    ("boot", "Ankle boot", "From Fashion-MNIST. Zalando SE, MIT licence.", [14, 14]),
+    ("shapes", "Shapes", "Drawn by a formula.", [32, 20]),
+    ("pixel", "One bright pixel", "Its output is the kernel, turned by half a turn.", [7, 6]),
+)
+"""Files of front/ to choose from: name, title, where the picture is from, and the query's row and column at first."""
 
 
 def pictures() -> list[dict[str, Any]]:
-    """The pictures to choose from, each (H, W) in 8 bits: a photograph, a shoe, shapes, and a single bright pixel."""
-    photo = (
-        Image.open(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)).convert("L").crop((120, 10, 400, 290))
-    )
-    hopper = np.asarray(photo.resize((64, 64), Image.Resampling.LANCZOS))
-    boot = load_data("embedded").test_images[0, ..., 0].numpy()
-    pixel = np.zeros((15, 15), np.uint8)
-    pixel[7, 7] = 255
-    return [
-        _picture("hopper", "Grace Hopper", "Rear Admiral Grace Hopper. US Navy, public domain.", hopper, [38, 20]),
-        _picture("boot", "Ankle boot", "From Fashion-MNIST. Zalando SE, MIT licence.", boot, [14, 14]),
-        _picture("shapes", "Shapes", "Drawn by a formula.", _shapes(64), [32, 20]),
-        _picture("pixel", "One bright pixel", "Its output is the kernel, turned by half a turn.", pixel, [7, 6]),
-    ]
-
-
-def _picture(name: str, title: str, credit: str, pixels: NDArray[np.uint8], query: list[int]) -> dict[str, Any]:
-    height, width = pixels.shape
-    data = base64.b64encode(pixels.tobytes()).decode()
-    return dict(name=name, title=title, credit=credit, height=height, width=width, data=data, query=query)
-
-
-def _shapes(side: int) -> NDArray[np.uint8]:
-    """A disc, a ring, bars that get narrower, and a slope in brightness."""
-    row, column = np.mgrid[:side, :side] / side
-    picture = 0.35 + 0.3 * column
-    picture[np.hypot(row - 0.32, column - 0.3) < 0.2] = 0.95
-    picture[np.abs(np.hypot(row - 0.32, column - 0.72) - 0.15) < 0.035] = 0.05
-    bars = (row > 0.62) & (row < 0.92)
-    picture[bars] = np.where(np.sin(60 * column**2) > 0, 0.95, 0.05)[bars]
-    return np.rint(255 * picture).astype(np.uint8)
+    """`PICTURES` with their pixels, (H, W) in 8 bits."""
+    found = []
+    for name, title, credit, query in PICTURES:
+        with Image.open(assets.FRONT / f"{name}.png") as picture:
+            (width, height), data = picture.size, base64.b64encode(picture.tobytes()).decode()
+        found.append(dict(name=name, title=title, credit=credit, height=height, width=width, data=data, query=query))
+    return found
 
 
 class Playground(assets.Widget):
@@ -88,7 +66,7 @@ class Playground(assets.Widget):
         pixels = np.frombuffer(base64.b64decode(about["data"]), np.uint8).reshape(about["height"], about["width"])
         photo = torch.from_numpy(pixels / 255).float()
         conv = nn.Conv2d(1, 1, 3, padding=1, bias=False).requires_grad_(False)
-        conv.weight[0, 0] = SOBEL
+        conv.weight[0, 0] = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])  # Sobel's kernel
         expected, got = (layer(photo[None, None])[0, 0] for layer in (conv, conv_to_attention(conv, self._alpha)))
         apart = (got - expected).abs().max().item()
         titles = ["Picture", "Conv2d", f"Nine heads, α = {self._alpha:g}", f"Difference: at most {apart:.1g}"]
@@ -97,5 +75,5 @@ class Playground(assets.Widget):
 
     def page(self) -> str:
         """The playground as one HTML page, which needs neither Python nor a network."""
-        data = dict(pictures=self.pictures, colours=self.colours, state=self.state)
-        return assets.page(TITLE, "playground", json.dumps(data), self._png, heading=False)
+        data = json.dumps(dict(pictures=self.pictures, colours=self.colours, state=self.state))
+        return assets.page("A convolution is attention with one head per tap", "playground", data, self._png)

@@ -9,43 +9,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnconv.analysis import heads
-from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention
+from attnconv.attention import PositionalAttention, QuadraticAttention
 from attnconv.equivalence import TapAttention
 from attnconv.explorer.arrays import ExplorerError, array, padded, quantize, rounded
-from attnconv.explorer.edits import convolved, edited, head_of, layers_of, sigma_of
+from attnconv.explorer.edits import convolved, edited, layers_of, sigma_of
 from attnconv.models import Attention, AttentionNet, predict
 from attnconv.training.checkpoints import load_run
 from attnconv.training.runs import Run
-
-AVERAGE_FLOOR = 1e-6
-"""Averaged probabilities travel as logarithms, and none below this share of the row's largest is told from it."""
-DRAWN = 33
-"""Largest side of the grid on which the heads of a network with grids of its own are drawn."""
-USUAL = (32, 32)
-"""Size of the images of a network that does not say which it takes, if none are given."""
 
 
 @dataclass(frozen=True)
 class Side:
     """A model to explore, as `side_of` makes it."""
 
-    model: nn.Module
+    model: Any
     run: Run | None
-    encoding: str
-    """``quadratic``, ``learned`` or ``content``."""
-    grid: tuple[int, int]
-    """Height and width of the grid on which the heads are drawn."""
+    encoding: str  # quadratic, learned or content
+    grid: tuple[int, int]  # height and width on which the heads are drawn
     image_size: tuple[int, int]
     image_channels: int
-    classes: int
-    """0: it predicts no classes."""
-    title: str | None = None
-    note: str = ""
-    """What a reader should know who sees its heads."""
+    classes: int  # 0: it predicts none
+    title: str
+    note: str = ""  # what a reader should know who sees its heads
 
     @cached_property
     def layers(self) -> tuple[Any, ...]:
@@ -66,7 +56,7 @@ class Side:
         """What the browser needs of the model, whatever the image."""
         side: dict[str, Any] = dict(
             name=self.run.path.name if self.run else "model",
-            title=self.title or (run_title(self.run) if self.run else "model"),
+            title=self.title,
             note=self.note,
             grid=list(self.grid),
             heads=[layer.heads for layer in self.layers],
@@ -76,14 +66,16 @@ class Side:
         if isinstance(self.model, AttentionNet):
             side |= dict(downsampling=self.model.config.downsampling, swaps=self.swaps, counted=self._counted())
         if not self.content:
-            side["gram"] = array(_grams(self.layers))
+            side["gram"] = array(torch.stack([_gram(layer, max(side["heads"])) for layer in self.layers]))
         if self.encoding == "quadratic":
             side["centres"] = array(padded([layer.centres for layer in self.layers]))
             side["precisions"] = array(padded([layer.precision() for layer in self.layers]))
             side["sigmas"] = array(padded([[sigma_of(spread) for spread in layer.spreads] for layer in self.layers]))
         elif self.encoding == "learned":
             for name, axis in ("rows", 0), ("columns", 1):
-                side[name] = array(padded([_by_shift(layer, self.grid[axis], axis) for layer in self.layers]))
+                scores = [layer.axis_logits(self.grid[axis], axis) for layer in self.layers]  # (h, query, key) each
+                by_shift = [torch.cat([s[:, -1, :-1], s[:, 0]], dim=-1) for s in scores]  # from the two outer queries
+                side[name] = array(padded(by_shift))
         return side
 
     def _counted(self) -> dict[str, Any] | None:
@@ -99,95 +91,84 @@ class Side:
         recorded = self.run.heads if self.run else {}
         if "centre" not in recorded:
             return None
-        path = dict(epochs=len(recorded["centre"]), measured=array(recorded["centre"]))
-        if self.encoding != "quadratic":
-            path |= dict(covariances=array(recorded["covariance"]))
-        else:
-            path |= dict(centres=array(recorded["parameter_centre"]), precisions=array(recorded["precision"]))
-        return path
+        names = dict(measured="centre", covariances="covariance")
+        if self.encoding == "quadratic":
+            names = dict(centres="parameter_centre", precisions="precision")
+        return dict(epochs=len(recorded["centre"])) | {name: array(recorded[own]) for name, own in names.items()}
 
     @cached_property
-    def weights(self) -> dict[str, dict[str, bytes]] | None:
-        """All parameters by name, `rounded`, in two parts; None for a network that only Python can compute."""
-        if not isinstance(self.model, AttentionNet):
-            return None
-        parts = {name: rounded(value) for name, value in self.model.named_parameters()}
-        return {part: {name: both[i] for name, both in parts.items()} for i, part in enumerate(("high", "low"))}
+    def weights(self) -> dict[str, tuple[bytes, bytes]]:
+        """All parameters by name, `rounded`; empty for a network that only Python can compute."""
+        network = isinstance(self.model, AttentionNet)
+        return {name: rounded(value) for name, value in self.model.named_parameters() if network}
 
     @torch.no_grad()
     def look(
         self, images: Tensor, edits: Sequence[dict] = (), bits: int = 16, maps: bool = True
     ) -> list[dict[str, Any]]:
         """For each image (B, C, H, W): class probabilities and, with content, scores; with some changes (`edited`)."""
-        maps = maps and self.content
         with edited(self.model, edits):
             seen: list[dict[str, Any]] = [dict(probabilities=answer) for answer in self._probabilities(images)]
-            for one, image in zip(seen, images[:, None] if maps else (), strict=maps):
-                parts = [layer.score_parts(x) for layer, x in zip(self.layers, self._inputs(image), strict=True)]
-                one["maps"] = [_scores(content[0], position[0], bits) for content, position in parts]
+            if maps and self.content:
+                for one, image in zip(seen, images.split(1), strict=True):
+                    parts = [layer.score_parts(x) for layer, x in zip(self.layers, self._inputs(image), strict=True)]
+                    one["maps"] = [_scores(content[0], position[0], bits) for content, position in parts]
         return seen
 
     @torch.no_grad()
     def average(self, images: Tensor, bits: int = 16) -> list[dict[str, Any]]:
-        """Attention averaged over images, layer by layer: log P of the full score, of position and of content only."""
-        sums: list[list] = [[0.0, 0.0, 0.0] for _ in self.layers]
+        """Attention averaged over images, layer by layer: log P of the full score, of position and of content only.
+
+        What is below a millionth of its row's largest P is told as that.
+        """
+        sums: list[dict[str, Any]] = [dict(full=0, position=0, content=0) for _ in self.layers]
         for some in images.split(4):  # few at a time: a batch of paper size would fill the memory
             for total, layer, x in zip(sums, self.layers, self._inputs(some), strict=True):
                 content, position = (part.flatten(-2) for part in layer.score_parts(x))  # (B, h, H, W, N)
-                for i, logits in enumerate((content + position, position, content)):
-                    total[i] = total[i] + logits.softmax(-1).sum(0) / len(images)
-        names = ("full", "position", "content")
-        return [{n: quantize(_logarithm(p), bits) for n, p in zip(names, total, strict=True)} for total in sums]
+                for name, logits in dict(full=content + position, position=position, content=content).items():
+                    total[name] = total[name] + logits.softmax(-1).sum(0) / len(images)
+        return [
+            {name: quantize(p.maximum(1e-6 * p.amax(-1, keepdim=True)).log(), bits) for name, p in total.items()}
+            for total in sums
+        ]
 
     @torch.no_grad()
-    def examine(
-        self, image: Tensor, edits: Sequence[dict], layer: int | None, head: int | None, size: int | None
-    ) -> dict[str, Any]:
+    def examine(self, image: Tensor, edits: Sequence[dict], layer: int, head: int, size: int | None) -> dict[str, Any]:
         """What one layer and one of its heads do to an image (1, C, H, W), with some changes (`edited`).
 
         Returns:
-            ``kernel``: `_as_convolution`, of the side that is already in the layer's place, else ``size``; None where
-            no convolution can be.
+            ``kernel``: the layer against its convolution, of the side that is in its place already, else ``size``; None
+            where no convolution can be. ``error`` is |attention - convolution| / |attention - bias|; ``outputs`` are
+            the norms (H, W) of both at every pixel, without the bias; ``probabilities`` are those with the convolution.
             ``head``: its ``output``, the norm (H, W) of sum_k P(q, k) X_k W^h at every pixel q; its ``share`` of the
             layer's output y, <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it. Of a convolution
             in the layer's place, the head's part. None of a layer that the network does not use.
         """
-        attention, _ = head_of(self.layers, dict(layer=layer, head=head))
+        attention = self.layers[layer]
         size = next((edit["kernel"] for edit in edits if edit.get("kernel") and edit.get("layer") == layer), size)
-        channels = 0 if isinstance(attention, TapAttention) else -1  # dimension of the channels in one image's output
+        passed: list[tuple[Tensor, Tensor]] = []
+        kernel = None
         with edited(self.model, edits):
-            if (passed := self._through(attention, image)) is None:
+            with attention.register_forward_hook(lambda _, inputs, output: passed.append((inputs[0], output))):
+                predict(self.model, image)
+            if not passed:
                 return dict(kernel=None, head=None)
-            x, y = passed
+            x, y = passed[-1]
             whole = y - attention(torch.zeros_like(x))  # without the bias
             with edited(self.model, [dict(layer=layer, head=head, off=True)]):
                 own = y - attention(x)
                 without = self._probabilities(image)[0]
-            kernel = self._as_convolution(attention, x, size, image) if size and self.swaps else None
+            if size and self.swaps:
+                outputs = attention.forward(x), convolved(attention, x, size, self.grid)  # past a hook in its place
+                both = [one[0] - attention.value.bias for one in outputs]
+                error = (both[1] - both[0]).norm() / both[0].norm().clamp_min(1e-12)
+                with edited(self.model, [dict(layer=layer, kernel=size)]):
+                    kernel = dict(error=error.item(), probabilities=self._probabilities(image)[0])
+                kernel["outputs"] = [one.norm(dim=-1).flatten().tolist() for one in both]
+        channels = 0 if isinstance(attention, TapAttention) else -1  # dimension of the channels in one image's output
         output, share = own[0].norm(dim=channels), (own * whole).sum() / whole.square().sum().clamp_min(1e-12)
         told = dict(output=output.flatten().tolist(), shape=list(output.shape), share=share.item())
         return dict(kernel=kernel, head=told | dict(probabilities=without))
-
-    def _as_convolution(self, layer: PositionalAttention, x: Tensor, size: int, image: Tensor) -> dict[str, Any]:
-        """A layer with the input x against the size x size convolution that `attention_to_conv` reads from it.
-
-        ``error`` is |attention - convolution| / |attention - bias|; ``outputs`` are the norms (H, W) of both at every
-        pixel, without the bias; ``probabilities`` are the model's with the convolution in the layer's place.
-        """
-        attended, replaced = layer.forward(x), convolved(layer, x, size, self.grid)  # past a hook in its place
-        with layer.register_forward_hook(lambda *_: replaced):
-            probabilities = self._probabilities(image)[0]
-        both = [one[0] - layer.value.bias for one in (attended, replaced)]
-        error = (both[1] - both[0]).norm() / both[0].norm().clamp_min(1e-12)
-        outputs = [one.norm(dim=-1).flatten().tolist() for one in both]
-        return dict(error=error.item(), outputs=outputs, probabilities=probabilities)
-
-    def _through(self, layer: nn.Module, image: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What a layer is given for an image, and what it answers; None if it is not used."""
-        seen: list[tuple[Tensor, Tensor]] = []
-        with layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output))):
-            predict(self.model, image)
-        return seen[-1] if seen else None
 
     @torch.no_grad()
     def maps(self, query: tuple[int, int], image: Tensor) -> NDArray:
@@ -202,9 +183,8 @@ class Side:
             return [[]] * len(images)
         return predict(self.model, images).float().softmax(-1).tolist()
 
-    def _inputs(self, image: Tensor) -> list[Tensor]:
-        assert isinstance(self.model, AttentionNet)  # only these look at content
-        return self.model.eval().layer_inputs(image)
+    def _inputs(self, images: Tensor) -> list[Tensor]:
+        return self.model.eval().layer_inputs(images)
 
 
 def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None = None) -> Side:
@@ -217,20 +197,18 @@ def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None
     if isinstance(subject, Run | str | Path):
         subject, run = load_run(subject.path if isinstance(subject, Run) else subject)
     if not isinstance(subject, nn.Module):
-        raise ExplorerError(
-            f"A value of type {type(subject).__name__} cannot be explored: give a run, its folder, or a network."
-        )
+        kind = type(subject).__name__
+        raise ExplorerError(f"A value of type {kind} cannot be explored: give a run, its folder, or a network.")
     if isinstance(subject, AttentionNet):
         config = subject.config
-        if any(config.kernel_per_layer):
-            first = next(number for number, kernel in enumerate(config.kernel_per_layer, 1) if kernel)
+        if swapped := [number for number, kernel in enumerate(config.kernel_per_layer, 1) if kernel]:
             raise ExplorerError(
-                f"Layer {first} of this network is a convolution, which has no heads: explore the network that "
+                f"Layer {swapped[0]} of this network is a convolution, which has no heads: explore the network that "
                 "it was swapped in, and switch the layer there."
             )
         encoding = "content" if config.kind == "learned_content" else config.kind
         shape = (config.grid, config.image_size, config.image_channels, config.classes)
-        side = Side(subject, run, encoding, *shape, title=title)
+        side = Side(subject, run, encoding, *shape, title or (run_title(run) if run else "model"))
     else:
         side = _of_converted(subject, size, title)
     if not any(layer.heads for layer in side.layers):
@@ -247,38 +225,24 @@ def _of_converted(model: nn.Module, size: tuple[int, int] | None, title: str | N
         )
     if any(layer.dimensions == 1 for layer in layers):
         raise ExplorerError(f"This {kind} has layers for sequences (Conv1d); the explorer shows images only.")
-    # An odd side that shows nearly all centres, with some room around them.
-    far = max(layer.centres.detach().abs().max().item() for layer in layers)
-    side = min(DRAWN, max(9, 2 * round(far) + 3))
-    note = f"The network's layers have grids of their own: all heads are drawn on {side} x {side} pixels."
-    channels, size = layers[0].channels if layers[0].channels == 1 else 3, size or USUAL
-    classes = _classes(model, size, channels)
-    return Side(model, None, "quadratic", (side, side), size, channels, classes, title or kind, note)
-
-
-def _classes(model: nn.Module, size: tuple[int, int], channels: int) -> int:
-    """How many classes it tells apart: 0 if its output is something else."""
-    device = next(model.parameters()).device
+    channels, size = layers[0].channels if layers[0].channels == 1 else 3, size or (32, 32)
     try:
-        with torch.no_grad():
-            answer = predict(model, torch.zeros(1, channels, *size, device=device))
+        answer = predict(model, torch.zeros(1, channels, *size, device=next(model.parameters()).device))
     except Exception as error:  # networks raise what they like
         raise ExplorerError(
             f"The network fails on images of {size[0]} x {size[1]} pixels with {channels} channels ({error}). "
             "Give images= of the size that it takes."
         ) from error
-    return answer.shape[1] if isinstance(answer, Tensor) and answer.dim() == 2 else 0
+    classes = answer.shape[1] if isinstance(answer, Tensor) and answer.dim() == 2 else 0
+    # An odd side, 33 at most, that shows nearly all centres with some room around them.
+    far = max(layer.centres.detach().abs().max().item() for layer in layers)
+    side = min(33, max(9, 2 * round(far) + 3))
+    note = f"The network's layers have grids of their own: all heads are drawn on {side} x {side} pixels."
+    return Side(model, None, "quadratic", (side, side), size, channels, classes, title or kind, note)
 
 
 def run_title(run: Run) -> str:
     return f"{run.title}, seed {run.train.seed} ({100 * run.test_accuracy:.1f}%)"
-
-
-def _by_shift(layer: LearnedAttention, length: int, axis: int) -> Tensor:
-    """Scores along one axis by shift -(length - 1) .. length - 1: (h, 2 length - 1), from the two outer queries."""
-    with torch.no_grad():
-        logits = layer.axis_logits(length, axis)  # (h, query, key)
-    return torch.cat([logits[:, -1, :-1], logits[:, 0]], dim=-1)
 
 
 def _scores(content: Tensor, position: Tensor, bits: int) -> dict[str, Any]:
@@ -286,10 +250,6 @@ def _scores(content: Tensor, position: Tensor, bits: int) -> dict[str, Any]:
     rows = position[..., :, 0] - position[..., :1, 0]
     parts = dict(content=content.flatten(-2), rows=rows, columns=position[..., 0, :])
     return {name: quantize(part, bits) for name, part in parts.items()}
-
-
-def _logarithm(p: Tensor) -> Tensor:
-    return p.maximum(AVERAGE_FLOOR * p.amax(-1, keepdim=True)).log()
 
 
 def _plain(layer: Attention) -> Attention:
@@ -301,12 +261,7 @@ def _plain(layer: Attention) -> Attention:
     return plain
 
 
-@torch.no_grad()
-def _grams(layers: Sequence[PositionalAttention]) -> Tensor:
-    """<W^h, W^g> of the heads of every layer: (L, h, h), 0 where a layer has fewer. With them norms need no weights."""
-    most = max(layer.heads for layer in layers)
-    grams = torch.zeros(len(layers), most, most, dtype=torch.float64)
-    for gram, layer in zip(grams, layers, strict=True):
-        weight = layer.value.weight.double().unflatten(1, (layer.heads, -1))  # (D, h, C)
-        gram[: layer.heads, : layer.heads] = torch.einsum("dhc,dgc->hg", weight, weight)
-    return grams
+def _gram(layer: PositionalAttention, most: int) -> Tensor:
+    """<W^h, W^g> of a layer's heads, 0 where it has fewer than ``most``. With them norms need no weights."""
+    weight = layer.value.weight.detach().double().unflatten(1, (layer.heads, -1))  # (D, h, C)
+    return F.pad(torch.einsum("dhc,dgc->hg", weight, weight), (0, most - layer.heads) * 2)

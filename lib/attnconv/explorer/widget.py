@@ -2,12 +2,8 @@
 
 `explore` shows it in a notebook; `Explorer.export_html` writes it as one file that needs neither Python nor a network.
 Both run the same front end (front/explorer.js). Arrays go to the browser once and are drawn there, so that moving the
-query never waits for Python: of quadratic heads the centres and Sigma^{-1}, of learned ones the scores by shift of each
-axis, of heads with content the scores of one image. In a notebook, Python answers what needs the model, such as another
-image or a changed head. An exported page holds the weights, and a Web Worker answers (front/worker.js).
-
-arrays.py packs what is sent, images.py reads what is shown, sides.py is one model with its answers, and edits.py what a
-reader changes in it.
+query never waits for Python. In a notebook, Python answers what needs the model, such as another image or a changed
+head. An exported page holds the weights, and a Web Worker answers (front/worker.js).
 """
 
 from __future__ import annotations
@@ -15,7 +11,8 @@ from __future__ import annotations
 import html
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +32,10 @@ from attnconv.explorer.sides import Side, run_title, side_of
 from attnconv.training.data import normalize
 from attnconv.training.runs import Run, find_runs, writing
 
-_Shown = tuple[NDArray[np.uint8], str, int | None]
-"""An image (H, W, C), its title, its class."""
-
-EXPORT_LIMIT, SITE_LIMIT = 15_000_000, 5_000_000
-"""Bytes of an exported page, and of each page of a site. What does not fit (more images, averages) is left out."""
-SITE_IMAGES = "explorer-images.js"
-"""Of a site: the images that all its pages show."""
-AVERAGED_IMAGES = 32
-"""Images over which attention with content is averaged (the paper: 100)."""
-STRIP = 100
-"""Images on which right answers are counted, before heads are changed and after."""
-TRIED, SURE = 8, 0.9
-"""The explorer opens on the clearest of so many images to whose class the model gives more than this probability."""
+EXPORT_LIMIT, SITE_LIMIT = 15_000_000, 5_000_000  # bytes of an exported page, and of each page of a site
+SITE_IMAGES = "explorer-images.js"  # of a site: the images that all its pages show
+AVERAGED_IMAGES = 32  # over which attention with content is averaged (the paper: 100)
+STRIP = 100  # images on which right answers are counted, before heads are changed and after
 
 
 class Explorer(assets.Widget):
@@ -96,16 +84,15 @@ class Explorer(assets.Widget):
         self._sides = [first]
         self._pool = pool_of(images, first, labels, classes, mean, std)
         self._runs = self._find_runs(first.run)
-        self._labelled = [] if self._pool.labels is None else self._pool.some(STRIP)
+        self._labelled = self._pool.some(STRIP) if self._pool.labels.size else []
         self._index = self._first()  # of the image that was chosen last
-        self._shown: _Shown = self._from_pool(self._index)
+        self._shown = self._pool.shown(self._index)
         super().__init__(
             sides=[first.arrays],
             image=self._look([self._shown])[0],
             choices=dict(
                 runs=[dict(name=name, title=run_title(run)) for name, run in self._runs.items()],
                 classes=list(self._pool.classes),
-                by_class=self._pool.labels is not None,
                 sigmas=list(SIGMAS),
                 colours=figures.head_colours(20),
                 labelled=len(self._labelled),
@@ -116,115 +103,108 @@ class Explorer(assets.Widget):
         )
         self.on_msg(self._receive)
 
-    def _first(self) -> int:
-        """The image on which it opens: a clear one that the model is right about, and sure of."""
-        found, labels = self._pool.clear(STRIP)[:TRIED], self._pool.labels
-        if labels is not None and self._sides[0].classes:
-            seen = self._sides[0].look(self._inputs(self._pool.images[found]), maps=False)
-            said = [one["probabilities"][labels[i]] for one, i in zip(seen, found, strict=True)]
-            found = [i for i, p in zip(found, said, strict=True) if p > SURE] or [found[int(np.argmax(said))]]
-        return found[0] if found else 0
-
     def _find_runs(self, run: Run | None) -> dict[str, Run]:
-        """This run and those beside it that take the same images."""
+        """This run and those beside it that take the same images and have heads in every layer."""
         if run is None:
             return {}
-        shape = [getattr(run.model, name) for name in ("image_size", "image_channels", "classes")]
-        beside = [r for r in find_runs(run.path.parent) if r.model.kind != "resnet"]
-        beside = [r for r in beside if not any(r.model.kernel_per_layer)]
-        fits = [r for r in beside if [r.model.image_size, r.model.image_channels, r.model.classes] == shape]
-        return {r.path.name: r for r in fits} | {run.path.name: run}
+        takes = attrgetter("image_size", "image_channels", "classes")
+        beside = [one for one in find_runs(run.path.parent) if takes(one.model) == takes(run.model)]
+        fit = [one for one in beside if one.model.kind != "resnet" and not any(one.model.kernel_per_layer)]
+        return {one.path.name: one for one in fit} | {run.path.name: run}
+
+    def _first(self) -> int:
+        """The image on which it opens: of the eight clearest ones (mean times standard deviation of their brightness)
+        the first to whose class the model gives more than 0.9; if there is none, the one to which it gives most."""
+        if not self._labelled:
+            return 0
+        light = self._pool.images[self._labelled].mean(-1).reshape(len(self._labelled), -1)
+        clear = np.array(self._labelled)[np.argsort(-light.mean(1) * light.std(1), kind="stable")][:8].tolist()
+        sure = [p[label] for p, label in zip(self._says(clear), self._pool.labels[clear], strict=True)]
+        return next((index for index, p in zip(clear, sure, strict=True) if p > 0.9), clear[int(np.argmax(sure))])
 
     # -- what Python answers
 
     def _receive(self, _: Any, message: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
-        """Do what the page asks (`kind`): image, open, heads, examine, right, average, run, compare, export."""
+        """Do what the page asks. What fails is told there: the reader sees the page, not the kernel's log."""
         try:
-            getattr(self, f"_answer_{message['kind']}")(message, buffers)
-        except Exception as error:  # the reader sees the page, not the kernel's log
+            self._answer(message, buffers)
+        except Exception as error:
             kind = "" if isinstance(error, ExplorerError) else f"{type(error).__name__}: "
             self.send(dict(kind="notice", text=f"{kind}{error}"))
         finally:
             self.send(dict(kind="done", id=message.get("id")))
 
-    def _answer_hello(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        """That it is answered is the answer."""
-
-    def _answer_image(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        """Another image; of one class, if the page names one."""
-        label, labels = message["class"], self._pool.labels
-        fit = range(len(self._pool.images)) if label is None else np.flatnonzero(labels == label).tolist()
-        others = [index for index in fit if index != self._index]
-        if not others:
-            raise ExplorerError("There is no other image of that class.")
-        self._index = random.choice(others)
-        self._show(self._from_pool(self._index))
-
-    def _answer_open(self, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
-        """An image of the reader's own, which the page has cropped and resized."""
-        shape = *self._sides[0].image_size, self._sides[0].image_channels
-        pixels = np.frombuffer(buffers[0], np.uint8).reshape(shape)
-        self._show((pixels, message["name"][:80], None))
-
-    def _answer_heads(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        seen = self._sides[0].look(self._inputs([self._shown[0]]), message["edits"])[0]
-        self.edited = dict(seen, heads=message["edits"])
-
-    def _answer_examine(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        image, what = self._inputs([self._shown[0]]), (message[name] for name in ("edits", "layer", "head", "size"))
-        self.send(dict(self._sides[0].examine(image, *what), kind="examined", key=message["key"]))
-
-    def _answer_right(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        """Whether the model is right about some of the labelled images, with changed heads."""
-        chosen = self._labelled[message["from"] : message["to"]]
-        seen = self._sides[0].look(self._inputs(self._pool.images[chosen]), message["edits"], maps=False)
-        answers = np.argmax([one["probabilities"] for one in seen], axis=-1)
-        right = (answers == [self._from_pool(index)[2] for index in chosen]).tolist()
-        self.send(dict(kind="right", key=message["key"], right=right, **{"from": message["from"]}))
-
-    def _answer_average(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        self.average = self._averages(16)
-
-    def _answer_run(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        self._set_sides([side_of(self._runs[message["name"]]), *self._sides[1:]])
-
-    def _answer_compare(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        other = [] if message["name"] is None else [side_of(self._runs[message["name"]])]
-        self._set_sides([self._sides[0], *other])
-
-    def _answer_export(self, message: dict[str, Any], _: Sequence[bytes]) -> None:
-        self.state = message.get("state") or self.state  # newer than what the page saved last
-        self.send(dict(kind="file", name="attention-heads.html", type="text/html"), [self.page().encode()])
+    def _answer(self, message: dict[str, Any], buffers: Sequence[Any]) -> None:
+        side, edits = self._sides[0], message.get("edits", ())
+        match message["kind"]:
+            case "hello":  # that it is answered is the answer
+                pass
+            case "image":  # another one; of one class, if the page names one
+                label, labels = message["class"], self._pool.labels
+                fit = range(len(self._pool.images)) if label is None else np.flatnonzero(labels == label).tolist()
+                if not (others := [index for index in fit if index != self._index]):
+                    raise ExplorerError("There is no other image of that class.")
+                self._index = random.choice(others)
+                self._show(self._pool.shown(self._index))
+            case "open":  # an image of the reader's own, which the page has cropped and resized
+                pixels = np.frombuffer(buffers[0], np.uint8).reshape(*side.image_size, side.image_channels)
+                self._show(dict(pixels=pixels, title=message["name"][:80], label=None))
+            case "heads":  # the prediction with changed heads
+                self.edited = dict(side.look(self._input, edits)[0], heads=edits)
+            case "examine":  # what one layer and one head do
+                asked = (message[name] for name in ("layer", "head", "size"))
+                seen = side.examine(self._input, edits, *asked)
+                self.send(dict(seen, kind="examined", key=message["key"]))
+            case "right":  # whether the model is right about some of the labelled images, with changed heads
+                chosen = self._labelled[message["from"] : message["to"]]
+                right = (np.argmax(self._says(chosen, edits), axis=-1) == self._pool.labels[chosen]).tolist()
+                self.send(dict(kind="right", key=message["key"], right=right, **{"from": message["from"]}))
+            case "average":
+                self.average = self._averages(16)
+            case "run":
+                self._set_sides([side_of(self._runs[message["name"]]), *self._sides[1:]])
+            case "compare":
+                other = [] if message["name"] is None else [side_of(self._runs[message["name"]])]
+                self._set_sides([side, *other])
+            case "export":
+                self.state = message.get("state") or self.state  # newer than what the page saved last
+                self.send(dict(kind="file", name="attention-heads.html", type="text/html"), [self.page().encode()])
+            case kind:
+                raise ValueError(f"{kind!r} is no question that is answered.")
 
     def _set_sides(self, sides: list[Side]) -> None:
         same, self._sides = sides[0] is self._sides[0], sides  # beside another run, changed heads stay changed
         with self.hold_sync():
-            self.average, self.edited, self.state = [], {}, self.state if same else self.state | dict(edits={})
+            self.average, self.state = [], self.state if same else self.state | dict(edits={})
             self.sides = [side.arrays for side in sides]
-            self.image = self._look([self._shown])[0]
+            self._show(self._shown)
 
-    def _from_pool(self, index: int) -> _Shown:
-        label = None if self._pool.labels is None else int(self._pool.labels[index])
-        return self._pool.images[index], self._pool.title(index), label
-
-    def _inputs(self, pixels: Sequence[NDArray] | NDArray) -> Tensor:
-        device = next(self._sides[0].model.parameters()).device
-        return normalize(torch.from_numpy(np.stack(list(pixels))).to(device), self._pool.mean, self._pool.std)
-
-    def _look(self, shown: Sequence[_Shown], bits: int = 16, maps: bool = True) -> list[dict[str, Any]]:
-        """What the page needs of these images."""
-        inputs = self._inputs([one[0] for one in shown])
-        seen = zip(*[side.look(inputs, bits=bits, maps=maps) for side in self._sides], strict=True)
-        return [
-            dict(pixels=array(pixels), title=title, label=label, sides=list(sides))
-            for (pixels, title, label), sides in zip(shown, seen, strict=True)
-        ]
-
-    def _show(self, shown: _Shown) -> None:
+    def _show(self, shown: dict[str, Any]) -> None:
         self._shown = shown
         with self.hold_sync():
             self.edited = {}
-            self.image = self._look([self._shown])[0]
+            self.image = self._look([shown])[0]
+
+    @property
+    def _input(self) -> Tensor:
+        """The image shown now as the models take it."""
+        return self._inputs([self._shown["pixels"]])
+
+    def _inputs(self, pixels: Iterable[NDArray]) -> Tensor:
+        device = next(self._sides[0].model.parameters()).device
+        return normalize(torch.from_numpy(np.stack(list(pixels))).to(device), self._pool.mean, self._pool.std)
+
+    def _says(self, chosen: list[int], edits: Sequence[dict] = ()) -> list[list[float]]:
+        """What the model, with some changes, says of these images: class probabilities."""
+        seen = self._sides[0].look(self._inputs(self._pool.images[chosen]), edits, maps=False)
+        return [one["probabilities"] for one in seen]
+
+    def _look(self, shown: Sequence[dict[str, Any]], bits: int = 16, maps: bool = True) -> list[dict[str, Any]]:
+        """What the page needs of these images."""
+        inputs = self._inputs(one["pixels"] for one in shown)
+        seen = zip(*[side.look(inputs, bits=bits, maps=maps) for side in self._sides], strict=True)
+        each = zip(shown, seen, strict=True)
+        return [one | dict(pixels=array(one["pixels"]), sides=list(sides)) for one, sides in each]
 
     def _averages(self, bits: int) -> list[Any]:
         inputs = self._inputs(self._pool.images[:AVERAGED_IMAGES])
@@ -237,9 +217,8 @@ class Explorer(assets.Widget):
         side = self._sides[0]
         height, width = side.grid
         row, column = (self.state.get("query") or (height // 2, width // 2))[:2]
-        maps = side.maps((row, column), self._inputs([self._shown[0]]))
-        draw = figures.many_heads_on_image if maps.shape[1] > 16 else figures.attention_on_image
-        return draw(self._shown[0], (row, column), maps, caption=self._shown[1])
+        maps = side.maps((row, column), self._input)
+        return figures.attention_on_image(self._shown["pixels"], (row, column), maps, caption=self._shown["title"])
 
     def page(self, limit: int = EXPORT_LIMIT, site: Mapping[str, Run] | None = None) -> str:
         """The explorer as one HTML page of at most ``limit`` bytes, which needs neither Python nor a network.
@@ -252,22 +231,18 @@ class Explorer(assets.Widget):
         Raises:
             ExplorerError: not even the image shown now fits.
         """
-        image = self._inputs([self._shown[0]])
-        tree: dict[str, Any] = dict(sides=self.sides, choices=self.choices, state=dict(self.state))
-        tree |= dict(average=[], gallery=[])
-        places = [(map(int, at.split(".")), change) for at, change in self.state.get("edits", {}).items()]
-        changed = [dict(zip(("layer", "head"), place, strict=False)) | change for place, change in places]
-        if changed:
-            tree["edited"] = dict(self._sides[0].look(image, changed, bits=8)[0], heads=changed)
+        side, state = self._sides[0], dict(self.state)
+        tree: dict[str, Any] = dict(sides=self.sides, choices=self.choices, state=state, average=[], gallery=[])
+        places = [(map(int, at.split(".")), change) for at, change in state.get("edits", {}).items()]
+        if changed := [dict(zip(("layer", "head"), place, strict=False)) | change for place, change in places]:
+            tree["edited"] = dict(side.look(self._input, changed, bits=8)[0], heads=changed)
         title, head = f"Where does each head look? {self.sides[0]['title']}", ""
-        if site and (run := self._sides[0].run):
+        if site and (run := side.run):
             tree |= dict(model=run.preset, pages={run.preset: file for file, run in site.items()})
-            links = {
-                file: f"href='{file}'{' aria-current=page' * (one.path == run.path)}" for file, one in site.items()
-            }
-            head = "".join(f"<a {links[file]}>{html.escape(one.title)}</a>\n" for file, one in site.items())
-            head = f"<nav id='models' aria-label='Models'>{head}</nav><script src='{SITE_IMAGES}'></script>\n"
-        frame = assets.page(title, "explorer", "@DATA@", self._png, heading=False, worker="worker.js", head=head)
+            here = {file: " aria-current=page" * (one.path == run.path) for file, one in site.items()}
+            links = [f"<a href='{file}'{here[file]}>{html.escape(one.title)}</a>\n" for file, one in site.items()]
+            head = f"<nav id='models' aria-label='Models'>{''.join(links)}</nav><script src='{SITE_IMAGES}'></script>\n"
+        frame = assets.page(title, "explorer", "@DATA@", self._png, worker="worker.js", head=head)
         room = (limit - len(frame.encode())) * 4 // 5 - len(pack(tree))  # `as_text` writes 5 bytes for 4
 
         def fits(part: Any) -> bool:
@@ -278,21 +253,20 @@ class Explorer(assets.Widget):
             room -= size
             return True
 
-        weights, content = self._sides[0].weights, any(side.content for side in self._sides)
-        fit = fits(shown := self._look([self._shown], bits=8, maps=False)[0])
-        if weights and fits(weights):
-            tree["sides"] = [self.sides[0] | dict(weights=weights), *self.sides[1:]]
+        tree["image"], content = self._look([self._shown], bits=8, maps=False)[0], any(s.content for s in self._sides)
+        fit = fits(tree["image"])
+        if predicts := bool(side.weights) and fits(side.weights):
+            tree["sides"] = [self.sides[0] | dict(weights=side.weights), *self.sides[1:]]
         # A page that predicts also computes where the heads of its first model look.
-        maps = content and ("weights" not in tree["sides"][0] or len(self._sides) > 1)
-        if maps:
-            fit = fits(shown := self._look([self._shown], bits=8)[0])
+        if maps := content and not (predicts and len(self._sides) == 1):
+            tree["image"] = self._look([self._shown], bits=8)[0]
+            fit = fits(tree["image"])
         if not fit:
             raise ExplorerError(f"The page would be larger than {limit / 1e6:g} MB: explore a smaller model.")
-        tree["image"] = shown
         if content and not site and fits(average := self._averages(8)):
             tree["average"] = average
         chosen = self._pool.some(min(60, len(self._pool.classes) or 60) if maps else STRIP)
-        few = [one for one in map(self._from_pool, chosen) if one[1] != self._shown[1]]
+        few = [one for one in map(self._pool.shown, chosen) if one["title"] != self._shown["title"]]
         for start in range(0, len(few), step := 1 if maps else 10):
             more = self._look(few[start : start + step], bits=8, maps=maps)
             if site:
@@ -313,7 +287,7 @@ class Explorer(assets.Widget):
         runs = {run.preset: run for run in reversed(self._runs.values()) if not run.train.start_from}
         site = {f"explorer-{preset}.html": run for preset, run in sorted(runs.items()) if preset != first.preset}
         site = {"explorer.html": first} | site
-        shown = {title: array(pixels) for pixels, title, _ in map(self._from_pool, self._pool.some(STRIP))}
+        shown = {one["title"]: array(one["pixels"]) for one in map(self._pool.shown, self._pool.some(STRIP))}
         images = Path(folder) / SITE_IMAGES
         with writing(images) as temporary:
             temporary.write_text(f"globalThis.attnconvImages = {json.dumps(as_text(pack(shown)))};\n")

@@ -8,25 +8,28 @@ layers with fewer heads, encodings without a covariance, pixels outside the imag
 the same arrays give the same bytes (`save`).
 """
 
-from attnconv.figures.centres import centre_animation, gaussian_heads, panel_widths
+from attnconv.figures.centres import gaussian_heads, panel_widths
 from attnconv.figures.curves import (
     accuracy_curves,
     by_images,
     cost_growth,
-    cost_ratios,
-    error_before_and_after,
     lines,
     points_lost_by_depth,
     reach_over_training,
     stacked_costs,
 )
-from attnconv.figures.evidence import agreement_and_ceiling, score_shares, taps_and_chance, taps_gained
+from attnconv.figures.evidence import (
+    agreement_and_ceiling,
+    error_before_and_after,
+    score_shares,
+    taps_and_chance,
+    taps_gained,
+)
 from attnconv.figures.maps import (
     attention_grid,
     attention_on_image,
-    many_heads_on_image,
     schema,
     signed_images,
     sum_of_heads,
 )
-from attnconv.figures.style import head_colours, player, save, save_animation
+from attnconv.figures.style import head_colours, save, save_animation

@@ -9,8 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.animation import FuncAnimation
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -70,16 +68,19 @@ def _shift_panels(
     side = min(1.6, widest) if rows else {1: SINGLE - 0.6, 2: 2.6}.get(across, widest)
     size = np.clip(across * side + 0.5, SINGLE, DOUBLE), down * (side + (0 if rows else 0.21)) + 0.95
     figure = style.new_figure(*size)
-    above, panels = [*titles, *[""] * (len(views) - len(titles))], figure.subplots(down, across, squeeze=False)
-    axes = style.name_panels(panels, above, "Column shift (pixels)", "Row shift (pixels)")
-    for ax, row in zip(axes[::across], rows, strict=False):
-        ax.set_ylabel(f"{row}\n{ax.get_ylabel()}")
+    axes = list(figure.subplots(down, across, squeeze=False).flat)
+    while len(axes) > len(views):
+        axes.pop().remove()
     for place, (ax, view) in enumerate(zip(axes, views, strict=True)):
+        row, column = divmod(place, across)
         _draw_shifts(ax, view, grid)
+        ax.set_title(titles[place] if place < len(titles) else "")
+        ax.set_xlabel("Column shift (pixels)" if row == down - 1 else "")
+        ax.set_ylabel("" if column else f"{rows[row] if rows else ''}\nRow shift (pixels)".strip())
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(5 if rows else 9, integer=True, steps=[1, 2, 4, 10]))
         ax.tick_params(labelbottom=place + across >= len(views) or widths[place] != widths[place + across])
-        ax.tick_params(labelleft=place % across == 0 or widths[place] != widths[place - 1])
+        ax.tick_params(labelleft=column == 0 or widths[place] != widths[place - 1])
     return figure, axes, views
 
 
@@ -141,41 +142,34 @@ def _ellipse(precision: NDArray, share: float) -> tuple[NDArray, float]:
     return axes, math.degrees(math.atan2(*vectors[:, 0]))
 
 
-def _draw_mark(ax: Axes, head: int, centre: NDArray, moved: NDArray, view: NDArray, flat: bool) -> Artist:
-    """A head's mark at its centre, ``moved`` diameters aside; an arrow at the edge for a centre beyond the panel."""
-    colour, place = head_colours(head + 1)[head], np.clip(centre, *view.T)
-    (down, right), beyond = centre - place, bool((centre != place).any())
-    marker: MarkerType = (3, 0, round(math.degrees(math.atan2(-down, right))) - 90) if beyond else head_marker(head)
-    look: Look = {"facecolor": "white" if flat else colour, "edgecolor": colour if flat else "white"}
-    look |= {"linewidth": 1.1 if flat else 0.5, "clip_on": False, "zorder": 5}
-    kind = "beyond the panel" if beyond else _FLAT if flat else None
-    x, y = moved * math.sqrt(_SIZE) / 72  # inches
-    look["transform"] = ax.transData + ScaledTranslation(x, y, ax.figure.dpi_scale_trans)
-    area = 2.5 * _SIZE if beyond else _SIZE
-    return ax.scatter(place[1], place[0], area, marker=marker, label=f"head {head + 1}", gid=kind, **look)
+def _draw_heads(ax: Axes, centres: NDArray, precision: NDArray, view: NDArray, shares: Mapping[str, float]) -> None:
+    """Heads (h, 2): a mark at each centre, or an arrow at the panel's edge, and an ellipse for each share of the mass.
 
-
-def _draw_heads(
-    ax: Axes, centres: NDArray, precision: NDArray, view: NDArray, shares: Mapping[str, float]
-) -> list[Artist]:
-    """Marks of all heads (h, 2), hollow for flat ones; the others have an ellipse for each share of the mass.
-
-    A head is flat if the panel is too small for the ellipse that holds half of it, even across.
+    A mark is hollow, and has no ellipse, if the head is flat: the panel is too small for the ellipse that holds half of
+    it, even across.
     """
-    moved = _petals(np.clip(centres, *view.T), near=0.02 * np.ptp(view, axis=1).max())
-    drawn: list[Artist] = []
-    for head, colour in enumerate(head_colours(len(centres))):
-        if np.isnan(centres[head]).any():
-            continue
-        gaussian = np.isfinite(precision[head]).all()
-        flat = bool(gaussian and _ellipse(precision[head], 0.5)[0].min() > np.ptp(view, axis=1).min() / 2)
-        drawn.append(_draw_mark(ax, head, centres[head], moved[head], view, flat))
-        for name, share in shares.items() if gaussian and not flat else ():
+    places, room = np.clip(centres, *view.T), np.ptp(view, axis=1)
+    moved = _petals(places, near=0.02 * room.max()) * math.sqrt(_SIZE) / 72  # inches
+    for head in np.flatnonzero(~np.isnan(centres).any(1)).tolist():
+        colour, ellipses = head_colours(head + 1)[head], np.isfinite(precision[head]).all()
+        flat = bool(ellipses and _ellipse(precision[head], 0.5)[0].min() > room.min() / 2)
+        (down, right), beyond = centres[head] - places[head], bool((centres[head] != places[head]).any())
+        arrow: MarkerType = (3, 0, round(math.degrees(math.atan2(-down, right))) - 90)
+        look: Look = {"facecolor": "white" if flat else colour, "edgecolor": colour if flat else "white"}
+        look |= {"linewidth": 1.1 if flat else 0.5, "clip_on": False, "zorder": 5, "label": f"head {head + 1}"}
+        look |= {
+            "gid": "beyond the panel" if beyond else _FLAT if flat else None,
+            "s": 2.5 * _SIZE if beyond else _SIZE,
+        }
+        x, y = moved[head]
+        aside = ax.transData + ScaledTranslation(x, y, ax.figure.dpi_scale_trans)
+        marker = arrow if beyond else head_marker(head)
+        ax.scatter(*places[head, ::-1], marker=marker, transform=aside, **look)
+        for name, share in shares.items() if ellipses and not flat else ():
             (width, height), angle = _ellipse(precision[head], share)
-            look: Look = {"facecolor": "none", "edgecolor": colour, "linewidth": 0.9, "zorder": 3, "angle": angle}
+            look = {"facecolor": "none", "edgecolor": colour, "linewidth": 0.9, "zorder": 3, "angle": angle}
             look |= {"label": name, "linestyle": _ENTRIES[name]["linestyle"]}
-            drawn.append(ax.add_patch(Ellipse(tuple(centres[head, ::-1]), 2 * width, 2 * height, **look)))
-    return drawn
+            ax.add_patch(Ellipse(tuple(centres[head, ::-1]), 2 * width, 2 * height, **look))
 
 
 # --- figures 3 and 4 ----------------------------------------------------------------------------------------------
@@ -256,30 +250,3 @@ def _draw_covered(ax: Axes, covered: NDArray) -> None:
     for row, column in np.argwhere(covered) + first:
         ax.add_patch(Rectangle((column, row), 1, 1, label="tap covered", **look))
     ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, edgecolor="0.5", linewidth=0.8, zorder=0.5))
-
-
-@styled
-def centre_animation(history: NDArray, precision: NDArray, grid: tuple[int, int]) -> FuncAnimation:
-    """Every head's centre moving during training, a frame an epoch, a panel a layer (figure 3, animated).
-
-    ``history`` (epochs, layers, heads, 2), shifts in pixels, before training and after each epoch. ``precision``
-    (epochs, layers, heads, 2, 2) gives the ellipse that holds half of each Gaussian, NaN where there is none. ``grid``
-    as in `gaussian_heads`. `save_animation` writes a GIF; `player` gives one with buttons.
-    """
-    epochs, layers, heads, _ = history.shape
-    figure, axes, (view, *_) = _shift_panels(style.layer_titles(layers), math.inf, grid)
-    heading = figure.suptitle("Epoch 0")
-    drawn: list[Artist] = []
-
-    def draw(epoch: int) -> list[Artist]:
-        heading.set_text(f"Epoch {epoch}")
-        while drawn:
-            drawn.pop().remove()
-        for layer, ax in enumerate(axes):
-            drawn.extend(_draw_heads(ax, history[epoch, layer], precision[epoch, layer], view, {_HALF: 0.5}))
-        return drawn
-
-    draw(epochs - 1)  # what the last frame shows is in the legend
-    _add_legends(figure, heads)
-    style.settle(figure)  # the panels must not move between frames
-    return FuncAnimation(figure, draw, frames=epochs)

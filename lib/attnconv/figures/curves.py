@@ -1,24 +1,26 @@
-"""Curves, bars and points: accuracy, what layers do over training and depth, approximations, and costs."""
+"""Curves and bars: accuracy, what layers do over training and depth, and costs."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from attnconv.figures import style
-from attnconv.figures.style import DASHED, DOTTED, DOUBLE, PALETTE, Look, array, entry, legend_below, styled
+from attnconv.figures.style import DASHED, DOTTED, DOUBLE, PALETTE, Look, array, legend_below, styled
 
 Curves = Mapping[str, tuple[Sequence[float] | NDArray, ArrayLike]]
 """``{name: (x (n,), y (n,))}``."""
+_MARKS = "osD^vPX<>"
 
 
 # --- accuracy: figure 2 -------------------------------------------------------------------------------------------
@@ -60,10 +62,11 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
         ax.grid(axis="y")
     dots = axes[len(lengths) :]
     dots[0].hlines(range(len(ends)), ends["min"], ends["max"], [colours[t] for t in ends.index], linewidth=2, alpha=0.4)
-    for place, (title, value) in enumerate(ends["mean"].items()):
-        _name_mark(dots[0], value, place, colours[title], title, fill=colours[title])
-        if title in published:
-            _name_mark(dots[1], 100 * published[title], place, colours[title], title, fill="white")
+    for place, (title, mean) in enumerate(ends["mean"].items()):
+        marks = [(mean, colours[title]), *([(100 * published[title], "white")] if title in published else [])]
+        for ax, (value, fill) in zip(dots, marks, strict=False):
+            ax.plot(value, place, "o", color=colours[title], markerfacecolor=fill, markersize=4.5, label=title)
+            ax.annotate(f"{value:.1f}", (value, place), (0, 4), textcoords="offset points", ha="center", fontsize=6.5)
     for ax, heading in zip(dots, ("Last epoch (%)", "Published (%)"), strict=False):
         ax.set(title=heading, ylim=(-0.6, len(ends) - 0.4), yticks=range(len(ends)), yticklabels=[])
         ax.margins(x=0.25)
@@ -77,12 +80,6 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
     return figure
 
 
-def _name_mark(ax: Axes, value: float, place: int, colour: str, title: str, fill: str) -> None:
-    """A model's accuracy (%) as a mark, with its number above."""
-    ax.plot(value, place, "o", color=colour, markerfacecolor=fill, markersize=4.5, label=title)
-    ax.annotate(f"{value:.1f}", (value, place), (0, 4), textcoords="offset points", ha="center", fontsize=6.5)
-
-
 @styled
 def by_images(table: pd.DataFrame, ylabel: str = "") -> Figure:
     """What came of networks that were trained on more and more images: a panel a measure or layer, a line a start.
@@ -92,23 +89,33 @@ def by_images(table: pd.DataFrame, ylabel: str = "") -> Figure:
     axis of images. Panels share a vertical axis, from zero on, if it has a name.
     """
     starts, titles = list(table["start"].unique()), list(table["panel"].unique())
+    beside = 1.05 ** (table["start"].map(starts.index) - (len(starts) - 1) / 2)
+    table = table.assign(beside=table["images"] * beside)
     figure, axes = style.panels(titles, 2.2, "Training images", ylabel, DOUBLE)
     for ax, title in zip(axes, titles, strict=True):
         own = table[table["panel"] == title]
-        for place, start in enumerate(starts):
-            found = own[own["start"] == start].groupby("images")["value"].agg(["mean", "min", "max"])
-            mean, low, high = found.to_numpy(float).T
-            look: Look = {"color": PALETTE[place], "marker": "osD^vPX<>"[place], "markersize": 3.5}
-            beside = found.index.to_numpy() * 1.05 ** (place - (len(starts) - 1) / 2)
-            ax.errorbar(beside, mean, (mean - low, high - mean), label=start, elinewidth=0.8, capsize=1.5, **look)
+        for start, colour, mark in zip(starts, cycle(PALETTE), cycle(_MARKS), strict=False):
+            _means(ax, own[own["start"] == start], "beside", "value", start, color=colour, marker=mark, capsize=1.5)
         ax.set_xscale("log")
         ax.set_xticks(sorted(own["images"].unique()), [f"{n:,}" for n in sorted(own["images"].unique())])
         ax.xaxis.minorticks_off()
     if ylabel:
         axes[0].set_ylim(np.multiply((-0.03, 1.05), table["value"].max()))  # marks at zero are whole
-    handles = [entry(start, color=PALETTE[n], marker="osD^vPX<>"[n], markersize=3.5) for n, start in enumerate(starts)]
-    legend_below(figure, handles, 4)
+    legend_below(figure)
     return figure
+
+
+def _means(ax: Axes, rows: pd.DataFrame, x: str, y: str, name: str, **look) -> None:
+    """A line through the means at each x, with bars from the worst to the best."""
+    found = rows.groupby(x)[y].agg(["mean", "min", "max"])
+    _bars(ax, found.index, found.to_numpy(float).T, name, **look)
+
+
+def _bars(ax: Axes, x: ArrayLike, values: ArrayLike, name: str, **look) -> None:
+    """A line (n,) with a bar at each mark: ``values`` are its heights, where bars begin, and where they end, (3, n)."""
+    middle, low, high = np.asarray(values)
+    line, *_ = ax.errorbar(np.asarray(x, float), middle, (middle - low, high - middle), elinewidth=0.8, **look)
+    line.set_label(name)
 
 
 # --- layers over training and depth -------------------------------------------------------------------------------
@@ -122,31 +129,25 @@ def lines(
     levels: Mapping[str, float] | None = None,
     log: bool = False,
     colours: Sequence = PALETTE,
-    names_at_ends: bool = False,
 ) -> Figure:
     """Curves in one or more panels: ``{title: {name: (x (n,), y (n,))}}``, each panel with the same colours in order.
 
     The vertical axis goes from 0 up or, with ``log``, over three decades; panels share it if it has a ``ylabel``.
-    ``levels``: up to two values by name, drawn across every panel. The names stand in a legend, or those of curves at
-    their right ends.
+    ``levels``: up to two values by name, drawn across every panel.
     """
     figure, axes = style.panels(list(panels), 1.75, xlabel, ylabel)
     for ax, curves in zip(axes, panels.values(), strict=True):
         for (name, (x, y)), colour in zip(curves.items(), colours, strict=False):
             ax.plot(x, y, color=colour, label=name, marker="o" if len(x) == 1 else None)
-        own = list(ax.lines)
         for (name, level), dashes in zip((levels or {}).items(), (DASHED, DOTTED), strict=False):
             ax.axhline(level, color="0.4", linewidth=0.8, linestyle=dashes, label=name, zorder=1)
         highest = max(np.nanmax(np.asarray(line.get_ydata()), initial=0) for line in ax.lines)
         ax.set_yscale("log" if log else "linear")
         ax.set_ylim((highest / 1000, 2 * highest) if log else (0, max(1.05 * highest, ax.get_ylim()[1])))
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        if names_at_ends:
-            _name_ends(ax, own)
-    handles = list(max(axes, key=lambda ax: len(ax.lines)).lines)
-    handles = handles[-len(levels or {}) :] if names_at_ends else handles
+    handles = max((ax.lines for ax in axes), key=len)
     if len(handles) > 1:
-        legend_below(figure, handles, len(handles) if len(axes) > 1 else min(3, len(handles)))
+        legend_below(figure, list(handles))
     return figure
 
 
@@ -159,13 +160,13 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
     evenly, and the distance of the farthest pixel.
     """
     panels: dict[str, Curves] = {
-        title: {f"layer {n + 1}": (np.arange(len(values)), layer) for n, layer in enumerate(values.T)}
+        title: {f"layer {n}": (range(len(values)), layer) for n, layer in enumerate(values.T, 1)}
         for title, values in reach.items()
     }
     distance = np.hypot(*(np.indices(grid) - np.reshape(grid, (2, 1, 1)) // 2))
     levels = {"attention spread evenly": distance.mean(), "farthest pixel": distance.max()}
-    colours = seaborn.color_palette("flare", max(map(len, panels.values())))
-    return lines(panels, "Epoch", "Reach (pixels)", levels, colours=colours, names_at_ends=True)
+    colours = style.layer_colours(max(map(len, panels.values())))
+    return lines(panels, "Epoch", "Reach (pixels)", levels, colours=colours)
 
 
 @styled
@@ -183,17 +184,16 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
     below = "Layer that is a convolution" if alone else "Layers that are convolutions"
     figure, axes = style.panels(models, 2.0, below, "Points of accuracy lost")
     for ax, model in zip(axes, models, strict=True):
-        own, named = table[table["model"] == model], (ax.get_xlabel(), ax.get_ylabel())
-        look: Look = {"x": "layer", "y": "lost", "ax": ax, "errorbar": ("pi", 100), "err_style": "bars"}
-        look["legend"] = False
-        looks = zip(sizes, seaborn.color_palette("crest", len(sizes)), "Xs^Dov"[: len(sizes)], strict=True)
-        for kernel, colour, shape in looks:
-            read = own[(own["how"] == "read") & (own["kernel"] == kernel)]
-            mark: Look = {"color": colour, "marker": shape, "markeredgewidth": 0, "linestyle": "" if alone else "-"}
-            seaborn.lineplot(read, label=f"{kernel} × {kernel}", **mark, **look)
-        dashes: Look = {"color": "0.55", "linestyle": DASHED, "linewidth": 0.9}
-        if (shuffled := own[own["how"] == "shuffled"]).size:
-            seaborn.lineplot(shuffled, label="3 × 3, taps shuffled", **dashes, **look)
+        own = table[table["model"] == model]
+        read, shuffled = own[own["how"] == "read"], own[own["how"] == "shuffled"]
+        for kernel, colour, mark in zip(
+            sizes, seaborn.color_palette("crest", len(sizes)), cycle("Xs^Dov"), strict=False
+        ):
+            look: Look = {"color": colour, "marker": mark, "markeredgewidth": 0, "linestyle": "" if alone else "-"}
+            _means(ax, read[read["kernel"] == kernel], "layer", "lost", f"{kernel} × {kernel}", **look)
+        if len(shuffled):
+            dashes: Look = {"color": "0.55", "linestyle": DASHED, "linewidth": 0.9}
+            _means(ax, shuffled, "layer", "lost", "3 × 3, taps shuffled", **dashes)
         whole = own["whole"].mean()
         level: Look = {"linewidth": 0.8, "zorder": 1}
         ax.axhline(0, color="black", label="attention everywhere", **level)
@@ -203,36 +203,9 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
         ax.set_xticks(depth, [f"{n}" if alone or n == 1 else f"1–{n}" for n in depth])
         ax.set_yscale("symlog", linthresh=1)
         ax.set_yticks([0, 1, 3, 10, 30, 100], ["0", "1", "3", "10", "30", "100"], minor=False)
-        ax.set(ylim=(110, min(-0.6, 1.1 * own["lost"].min())), xlabel=named[0], ylabel=named[1])
-        ax.set_title(f"{model}\n{whole:.1f}%")
+        ax.set(ylim=(110, min(-0.6, 1.1 * own["lost"].min())), title=f"{model}\n{whole:.1f}%")
         ax.yaxis.minorticks_off()
-    legend_below(figure, axes[0].get_legend_handles_labels()[0], 5 if len(axes) > 1 else 3)
-    return figure
-
-
-@styled
-def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
-    """The error of a convolution in a layer's place, before training and after: ``{model: (before, after)}``.
-
-    Both are relative errors of the layers' outputs, (layers,). An arrow leads from a hollow mark, before training, to a
-    filled one.
-    """
-    figure, axes = style.panels(list(errors), 1.6, "Layer", "Relative error\nas a convolution")
-    most = max(np.max(values) for pair in errors.values() for values in pair)
-    for ax, pair in zip(axes, errors.values(), strict=True):
-        before, after = (array(values, "errors (layers)") for values in pair)
-        layers, colours = range(1, len(before) + 1), np.where(after < before, PALETTE[2], PALETTE[3])
-        look: Look = {"angles": "xy", "scale_units": "xy", "scale": 1, "units": "inches", "width": 1 / 72}
-        ax.quiver(layers, before, 0 * after, after - before, color=colours, headlength=9, headaxislength=9, **look)
-        ax.scatter(layers, before, 12, "white", edgecolor=colours, linewidth=1, zorder=3, clip_on=False)
-        ax.scatter(layers, after, 12, colours, linewidth=1, zorder=3, clip_on=False)
-        ax.axhline(1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1)
-        ax.set(xticks=layers, xlim=(0.5, len(layers) + 0.5), ylim=(0, max(1.1, 1.05 * most)))
-    mark: Look = {"linestyle": "none", "marker": "o"}
-    handles = [entry("before training", markerfacecolor="white", **mark), entry("after", **mark)]
-    handles += [entry("nearer to a convolution", color=PALETTE[2]), entry("farther from one", color=PALETTE[3])]
-    handles += [entry("nothing but the bias", color="0.5", linestyle=DOTTED, linewidth=0.8)]
-    legend_below(figure, handles, 5 if len(axes) > 1 else 2)
+    legend_below(figure)
     return figure
 
 
@@ -241,94 +214,48 @@ def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) ->
 
 @styled
 def cost_growth(curves: Curves, bounds: Curves | None = None, label: str = "Time (ms)") -> Figure:
-    """How a cost grows with the side of the grid, on log-log axes; each line's name stands at its end.
+    """How a cost grows with the side of the grid, on log-log axes.
 
     Each curve is (sides (G,), costs (G,) or (G, 3)): the three are the median, the smallest and the largest, drawn as
-    a bar. A curve's name may have two parts, with a comma: the first decides on its colour, the second on its mark and
-    dashes. Each bound is (sides (G,), costs (G,)), dotted, in the colour of the curve whose name it begins with, or
-    grey.
+    a bar. Each bound is (sides (G,), costs (G,)), dotted, its name at its end. Its colour is that of the curve whose
+    name it has before a comma, or grey.
     """
     figure, (ax,) = style.panels([""], 2.6, "Side of the grid (pixels)", label, DOUBLE)
-    parts = [name.partition(", ")[::2] for name in curves]
-    first, second = (list(dict.fromkeys(words)) for words in zip(*parts, strict=True))
-    colours = dict(zip(first, PALETTE, strict=False))
-    marks = list(zip("osD^vP", ("-", DASHED, "-.", ":", (0, (8, 1.5)), (0, (6, 1, 1, 1))), strict=True))
-    for (one, other), name, (sides, costs) in zip(parts, curves, curves.values(), strict=True):
-        middle, *spread = np.reshape(costs, (len(sides), -1)).T
-        mark, dashes = marks[second.index(other) if other else first.index(one)]
-        face = "white" if second.index(other) else colours[one]
-        look: Look = {"color": colours[one], "marker": mark, "linestyle": dashes, "markerfacecolor": face}
-        ax.plot(sides, middle, label=name, markersize=4, **look)
-        ax.vlines(sides, *(spread or (middle, middle)), color=colours[one], linewidth=0.8)
+    colours = dict(zip(curves, cycle(PALETTE), strict=False))
+    for (name, (sides, costs)), mark in zip(curves.items(), cycle(_MARKS), strict=False):
+        middle, low, high = np.broadcast_to(np.reshape(costs, (len(sides), -1)), (len(sides), 3)).T
+        _bars(ax, sides, (middle, low, high), name, color=colours[name], marker=mark, markersize=4)
     for name, (sides, costs) in (bounds or {}).items():
-        ax.plot(sides, costs, color=colours.get(name.partition(", ")[0], "0.35"), linestyle=DOTTED, label=name)
+        colour = colours.get(name.partition(",")[0], "0.35")
+        ax.plot(sides, costs, color=colour, linestyle=DOTTED)
+        look: Look = {"textcoords": "offset points", "va": "center", "fontsize": 6.5, "color": colour}
+        ax.annotate(name, (sides[-1], np.asarray(costs)[-1]), (6, 0), **look)
     sides = sorted({side for sides, _ in curves.values() for side in sides})
     ax.set(xscale="log", yscale="log")
     ax.set_xticks(sides, [f"{side:g}" for side in sides])
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter("{x:,g}")
     ax.minorticks_off()
-    _name_ends(ax, ax.lines)
+    figure.legend(loc="outside right center")
     return figure
-
-
-def _name_ends(ax: Axes, curves: Iterable[Line2D]) -> None:
-    """Write each curve's name at its right end; names that would touch stand above each other."""
-    from scipy.optimize import isotonic_regression  # takes a second
-
-    ends: dict[float, list[tuple[float, Line2D]]] = {}  # by place along the axis: heights there, in points
-    for curve in curves:
-        x, y = np.asarray(curve.get_xydata())[-1]
-        ends.setdefault(x, []).append((ax.transData.transform((x, y))[1] * 72 / ax.figure.dpi, curve))
-    for there in ends.values():
-        there.sort(key=lambda end: end[0])
-        heights, steps = np.array([height for height, _ in there]), 8.0 * np.arange(len(there))
-        raised = isotonic_regression(heights - steps).x + steps - heights  # as near to the lines as can be
-        for (_, curve), rise in zip(there, raised, strict=True):
-            look: Look = {"textcoords": "offset points", "va": "center", "fontsize": 6.5, "color": curve.get_color()}
-            ax.annotate(str(curve.get_label()), np.asarray(curve.get_xydata())[-1], (6, rise), **look)
 
 
 @styled
 def stacked_costs(rows: Mapping[str, Mapping[str, float]], label: str) -> Figure:
     """A horizontal bar for each row, made of its parts in the given order; the sum is written at its end."""
     frame = pd.DataFrame(rows).fillna(0.0).T  # (rows, parts)
+    totals = frame.sum(axis=1)
+    texts = frame.assign(total=totals).map(lambda value: f"{value:.3g}" if value < 1000 else f"{value:,.0f}")
+    fits = frame.gt(0.08 * totals.max()) & frame.lt(totals, axis=0)  # room for a part's own number, beside the sum
     figure, (ax,) = style.panels([""], max(1.0, 0.15 + 0.3 * len(frame)), label, width=DOUBLE)
-    totals, starts = frame.sum(axis=1), frame.cumsum(axis=1) - frame
-    for part, colour in zip(frame, PALETTE, strict=False):
-        bars = ax.barh(frame.index, frame[part], 0.62, left=starts[part], color=colour, label=str(part))
-        room = (frame[part] > 0.08 * totals.max()) & (frame[part] < totals)  # for its own number, beside the sum
-        inside = [_short(value) if fits else "" for value, fits in zip(frame[part], room, strict=True)]
-        ax.bar_label(bars, inside, label_type="center", color="white")
-    ax.bar_label(bars, [_short(total) for total in totals], padding=3)
-    ax.set_xlim(0, 1.12 * totals.max())
+    frame.plot.barh(stacked=True, width=0.62, color=PALETTE[: frame.shape[1]], legend=False, ax=ax)
+    containers: list[Any] = ax.containers
+    for bars, part in zip(containers, frame, strict=True):
+        ax.bar_label(bars, texts[part].where(fits[part], ""), label_type="center", color="white")
+    ax.bar_label(bars, texts["total"], padding=3)
+    ax.set(xlim=(0, 1.12 * totals.max()), xlabel=label, ylabel="")
     ax.grid(False)
     ax.invert_yaxis()
     if frame.shape[1] > 1:
         figure.legend(loc="outside right center")
     return figure
-
-
-@styled
-def cost_ratios(costs: Mapping[str, tuple[float, float]]) -> Figure:
-    """What the attention-only network costs, as a multiple of the CNN: ``{quantity: (CNN, attention)}``."""
-    ratios = np.array([attention / cnn for cnn, attention in costs.values()])
-    name = "Attention-only network, as a multiple of the CNN (black line)"
-    figure, (ax,) = style.panels([""], 0.24 * len(costs) + 0.25, name, width=DOUBLE)
-    ax.grid(False, axis="y")
-    ax.grid(axis="x")
-    bars = ax.barh(list(costs), ratios - 1, 0.5, left=1, color=style.MODELS["SA quadratic"])
-    ax.bar_label(bars, [f"{ratio:#.3g}".rstrip(".") + "×" for ratio in ratios], padding=3)
-    ax.axvline(1, color="black", linewidth=1.2)
-    left, right = min(ratios.min(), 1) / 1.25, max(ratios.max(), 1)
-    ax.set(xscale="log", xlim=(left, right * (right / left) ** 0.1))
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter("{x:,g}")
-    ax.xaxis.minorticks_off()
-    ax.invert_yaxis()
-    return figure
-
-
-def _short(value: float) -> str:
-    """A number with three digits, or more if it is large."""
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"

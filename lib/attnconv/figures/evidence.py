@@ -1,4 +1,4 @@
-"""Pictures beside verdicts: what was counted, and what it is held against."""
+"""Pictures beside verdicts: what was counted or measured, and what it is held against."""
 
 from __future__ import annotations
 
@@ -6,16 +6,48 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-import seaborn
-from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from attnconv.figures import style
-from attnconv.figures.style import DASHED, DOUBLE, PALETTE, SINGLE, Look, array, entry, styled
+from attnconv.figures.style import DASHED, DOTTED, DOUBLE, PALETTE, SINGLE, Look, array, legend_below, styled
 
-_MORE, _AS_MANY, _FEWER = PALETTE[2], "#4d4d4d", PALETTE[3]
+_BETTER, _ALIKE, _WORSE = PALETTE[2], "#4d4d4d", PALETTE[3]
+
+
+def _draw_moves(ax: Axes, before: NDArray, after: NDArray, kinds: Mapping[str, tuple[str, NDArray]]) -> None:
+    """An arrow from each place (x and y, n) before training, a hollow mark, to the one after it, a filled mark.
+
+    ``kinds``: by name, a colour and which of them it is for, (n,) bool.
+    """
+    look: Look = {"s": 10, "linewidths": 0.8, "zorder": 3, "clip_on": False}
+    ax.scatter([], [], facecolors="white", edgecolors=_ALIKE, label="before training", **look)
+    for name, (colour, which) in kinds.items():
+        arrow: Look = {"angles": "xy", "scale_units": "xy", "scale": 1, "units": "inches", "width": 0.9 / 72}
+        ax.quiver(*before[:, which], *(after - before)[:, which], color=colour, headlength=9, headaxislength=9, **arrow)
+        ax.scatter(*before[:, which], facecolors="white", edgecolors=colour, **look)
+        ax.scatter(*after[:, which], color=colour, label=f"after: {name}", **look)
+
+
+@styled
+def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
+    """The error of a convolution in a layer's place, before training and after: ``{model: (before, after)}``.
+
+    Both are relative errors of the layers' outputs, (layers,).
+    """
+    figure, axes = style.panels(list(errors), 1.6, "Layer", "Relative error\nas a convolution")
+    for ax, pair in zip(axes, errors.values(), strict=True):
+        before, after = (array(values, "errors (layers)") for values in pair)
+        layers = np.arange(1, len(before) + 1)
+        kinds = {"smaller": (_BETTER, after < before), "larger": (_WORSE, after >= before)}
+        _draw_moves(ax, np.stack([layers, before]), np.stack([layers, after]), kinds)
+        ax.axhline(1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1, label="nothing but the bias")
+        ax.set(xticks=layers, xlim=(0.5, len(layers) + 0.5))
+    axes[0].set_ylim(0, max(1.1, axes[0].get_ylim()[1]))  # of all panels
+    legend_below(figure)
+    return figure
 
 
 @styled
@@ -58,18 +90,15 @@ def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLik
     shares = [np.bincount(counts, minlength=10) / len(counts) for counts in map(np.asarray, by_chance.values())]
     figure = style.new_figure(DOUBLE, 0.8 + 0.21 * len(levels))
     axes = figure.subplots(1, len(layers) + 1, sharey=True, width_ratios=[2] * len(layers) + [1.1])
-    look: Look = {"s": 9, "linewidths": 0.8, "zorder": 3, "clip_on": False}
     for ax, layer in zip(axes, layers, strict=False):
-        own = runs[runs["layer"] == layer]
-        change = np.sign(own["after"] - own["before"]).astype(int)
-        colours = np.array([_FEWER, _AS_MANY, _MORE])[1 + change]
+        before, after, y = runs.loc[runs["layer"] == layer, ["before", "after", "y"]].to_numpy(float).T
         ax.pcolormesh(range(10), range(len(levels)), shares, cmap="Greys", vmin=0, vmax=1.6, shading="nearest")
-        ax.hlines(own["y"], own["before"], own["after"], colours, linewidth=0.9)
-        ax.scatter(own["before"], own["y"], facecolors="white", edgecolors=colours, **look)
-        ax.scatter(own["after"], own["y"], color=colours, **look)
+        kinds = {"more taps": (_BETTER, after > before), "fewer": (_WORSE, after < before)}
+        kinds["as many"] = _ALIKE, after == before
+        _draw_moves(ax, np.stack([before, y]), np.stack([after, y]), kinds)
         ax.set(title=f"Layer {layer}", xlabel="Taps covered, of 9", xticks=range(10), xlim=(-0.5, 9.5))
     own = runs[runs["layer"] == layers[0]]
-    axes[-1].scatter(own["accuracy"], own["y"], marker="D", color=PALETTE[0], **look)
+    axes[-1].scatter(own["accuracy"], own["y"], 9, PALETTE[0], marker="D")
     axes[-1].set(title="Accuracy", xlabel="Test accuracy (%)")
     for ax in axes:
         for place in range(1, len(levels)):
@@ -77,11 +106,8 @@ def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLik
                 ax.axhline(place - 0.5, color="0.3", linewidth=0.5)
     axes[0].set_yticks(range(len(levels)), [": ".join(level) for level in levels])
     axes[0].invert_yaxis()
-    mark: Look = {"linestyle": "none", "marker": "o", "color": _MORE}
-    handles: list[Artist] = [entry("before training", markerfacecolor="white", **mark)]
-    handles += [entry("after, more taps", **mark), entry("after, fewer", **mark | {"color": _FEWER})]
-    handles += [entry("after, as many", **mark | {"color": _AS_MANY})]
-    style.legend_below(figure, [*handles, Patch(color="0.8", label="fresh layers whose heads snap")], 3)
+    marks, _ = axes[0].get_legend_handles_labels()
+    legend_below(figure, [*marks, Patch(color="0.8", label="fresh layers whose heads snap")])
     return figure
 
 
@@ -95,22 +121,19 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, following: ArrayLik
     moved, same = array(moved, "moved (layers, heads)"), array(same, "same (layers, heads)")
     figure = style.new_figure(SINGLE, 3.3)
     ax = figure.add_subplot()
-    colours = seaborn.color_palette("flare", len(moved))
-    for layer, colour in enumerate(colours):
-        filled = np.asarray(following)[layer]
-        look: Look = {"s": 18, "edgecolors": [colour], "linewidths": 0.9, "zorder": 3, "clip_on": False}
-        ax.scatter(same[layer], moved[layer], facecolors=np.where(filled, 1, 0)[:, None] * [[*colour, 1]], **look)
+    for layer, colour in enumerate(style.layer_colours(len(moved))):
+        for which, face in ((np.asarray(following)[layer], colour), (~np.asarray(following)[layer], "none")):
+            look: Look = {"s": 18, "edgecolors": [colour], "linewidths": 0.9, "zorder": 3, "clip_on": False}
+            name = f"Layer {layer + 1}" if face is colour else None
+            ax.scatter(same[layer, which], moved[layer, which], facecolors=[face], label=name, **look)
+    ax.scatter([], [], color="0.3", label="peak follows")
     low = 0.05 * np.floor(20 * np.nanmin([moved, same]))
     line: Look = {"color": "0.3", "linewidth": 0.9}
-    ax.plot([low, 1], [low, 1], **line)
-    ax.plot([low / 0.9, 1], [low, 0.9], linestyle=DASHED, **line)
+    ax.plot([low, 1], [low, 1], label="as images agree", **line)
+    ax.plot([low / 0.9, 1], [low, 0.9], linestyle=DASHED, label="nine tenths of it", **line)
     ax.set(xlabel="Two halves of the images, same query", ylabel="Two halves of the images,\nquery moved")
     ax.set(xlim=(low, 1), ylim=(low, 1), aspect="equal")
-    titles, dot = style.layer_titles(len(moved)), {"linestyle": "none", "marker": "o"}
-    handles = [entry(title, color=colour, **dot) for title, colour in zip(titles, colours, strict=True)]
-    handles += [entry("as well as images agree", **line), entry("nine tenths of it", linestyle=DASHED, **line)]
-    handles += [entry("a peak that follows", color="0.3", **dot)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    legend_below(figure)
     return figure
 
 
@@ -122,24 +145,19 @@ def score_shares(shares: ArrayLike, following: ArrayLike) -> Figure:
     ``following`` the query (`claims.following`) are bold and framed.
     """
     shares = array(shares, "shares (3, layers, heads)")
-    layers = shares.shape[1]
+    parts = ["the same for every image and query", "with what the query holds", "comparison of contents"]
     figure = style.new_figure(DOUBLE, 2.3)
-    axes = figure.subplots(1, layers, sharey=True, squeeze=False)[0]
-    names = ("the same for every image and query", "with what the query holds", "comparison of contents")
-    colours = (PALETTE[0], PALETTE[6], PALETTE[1])
-    titles = style.layer_titles(layers)
-    for ax, title, parts, kept in zip(axes, titles, shares.swapaxes(0, 1), np.asarray(following), strict=True):
-        order = np.argsort(-parts[0])
-        parts = 100 * parts[:, order]
-        starts = np.cumsum(parts, axis=0) - parts
-        for name, part, start, colour in zip(names, parts, starts, colours, strict=True):
-            ax.bar(np.arange(len(part)), part, 0.86, start, color=colour, label=name)
-        ax.set(title=title, xlabel="Head")
-        ax.set_xticks(range(len(order)), order + 1, fontsize=6.5)
+    axes = figure.subplots(1, shares.shape[1], sharey=True, squeeze=False)[0]
+    for layer, ax in enumerate(axes):
+        heads = pd.DataFrame(100 * shares[:, layer].T, columns=parts).sort_values(parts[0], ascending=False)
+        look: Look = {"width": 0.86, "color": [PALETTE[0], PALETTE[6], PALETTE[1]], "legend": False}
+        heads.plot.bar(stacked=True, ax=ax, xlabel="Head", title=f"Layer {layer + 1}", **look)
+        ax.set_xticks(range(len(heads)), heads.index + 1, fontsize=6.5, rotation=0)
         ax.tick_params(axis="x", length=0)
-        for label, head in zip(ax.get_xticklabels(), order, strict=True):
-            label.set(weight="bold", bbox={"boxstyle": "square,pad=0.12", "fill": False}) if kept[head] else None
+        for label, head in zip(ax.get_xticklabels(), heads.index, strict=True):
+            if np.asarray(following)[layer, head]:
+                label.set(weight="bold", bbox={"boxstyle": "square,pad=0.12", "fill": False})
         ax.grid(axis="y")
     axes[0].set(ylabel="Variance of the scores (%)")
-    style.legend_below(figure, axes[0].containers, 3)
+    legend_below(figure)
     return figure

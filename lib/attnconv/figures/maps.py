@@ -20,14 +20,14 @@ from numpy.typing import ArrayLike, NDArray
 from attnconv.figures import style
 from attnconv.figures.style import DOUBLE, SINGLE, Look, array, new_figure, styled
 
-_ABOVE, _FOOT = 0.17, 0.6
-"""Inches above each row of maps, for a name, and at the foot of the figure, for a colour bar."""
+_ABOVE, _FOOT, _GAP = 0.17, 0.6, 0.05
+"""Inches above each row of maps, for a name, at the foot of the figure, for a colour bar, and between maps."""
 
 
 # --- grids of maps ------------------------------------------------------------------------------------------------
 
 
-def _map_axes(
+def _grid(
     rows: int,
     columns: int,
     aspect: float,
@@ -35,47 +35,67 @@ def _map_axes(
     widest: float = 0.8,
     above: float = _ABOVE,
     lowest: float = 0.0,
-) -> tuple[Figure, NDArray]:
-    """A figure and its grid of panels (rows, columns) above the room for a colour bar.
+) -> tuple[Figure, NDArray, tuple[float, float]]:
+    """A figure with room for a grid of maps and a colour bar: (figure, corners (rows, columns, 2), (width, height)).
 
-    ``aspect``: height over width of a panel. In inches: ``left``, room at the left of the grid; ``widest``, a panel's
-    longest side; ``above``, room above each row; ``lowest``, the least height of the grid.
+    ``aspect``: height over width of a map. All else is in inches, from the figure's top left corner: where each map's
+    top left corner is, and its size; ``left``, room at the left of the grid; ``widest``, a map's longest side;
+    ``above``, room above each row; ``lowest``, the least height of the grid.
     """
-    gap = 0.05
-    width = min(widest, widest / aspect, (DOUBLE - left - 0.1 + gap) / columns - gap)
-    height, across = width * aspect, columns * (width + gap) - gap
+    width = min(widest, widest / aspect, (DOUBLE - left - 0.1 + _GAP) / columns - _GAP)
+    height, across = width * aspect, columns * (width + _GAP) - _GAP
     wide, tall = max(SINGLE, left + across + 0.1), max(rows * (height + above), lowest) + _FOOT
     left += (wide - left - across - 0.1) / 2
-    figure = new_figure(wide, tall, layout=None)
-    axes = np.empty((rows, columns), dtype=object)
-    for row, place in np.ndindex(axes.shape):
-        corner = (left + place * (width + gap)) / wide, 1 - (row + 1) * (height + above) / tall
-        axes[row, place] = ax = figure.add_axes((*corner, width / wide, height / tall), xticks=[], yticks=[])
-        ax.spines[:].set(visible=True, color="0.6", linewidth=0.4)
-    return figure, axes
+    steps = np.indices((rows, columns))[::-1].transpose(1, 2, 0)  # columns, then rows
+    corners = (left, above) + steps * (width + _GAP, height + above)
+    return new_figure(wide, tall, layout=None), corners, (width, height)
+
+
+def _axes(figure: Figure, corner: ArrayLike, size: ArrayLike) -> Axes:
+    """Axes with that top left corner and that size, in inches."""
+    (x, y), (width, height), (wide, tall) = np.asarray(corner), np.asarray(size), figure.get_size_inches()
+    return figure.add_axes((x / wide, 1 - (y + height) / tall, width / wide, height / tall), xticks=[], yticks=[])
+
+
+def _page(figure: Figure) -> Axes:
+    """Axes all over the figure, in inches from its top left corner. One is drawn far sooner than one for each map."""
+    wide, tall = figure.get_size_inches()
+    ax = _axes(figure, (0, 0), (wide, tall))
+    ax.set(xlim=(0, wide), ylim=(tall, 0), autoscale_on=False, frame_on=False)
+    return ax
 
 
 def _bar(figure: Figure, scale: Look, label: str, ticks: Sequence[float] | None = None) -> None:
     """A horizontal colour bar in the lowest half inch of the figure."""
     width, height = figure.get_size_inches()
-    ax = figure.add_axes((0.5 - 1.3 / width, 0.37 / height, 2.6 / width, 0.09 / height))
+    ax = _axes(figure, (width / 2 - 1.3, height - 0.46), (2.6, 0.09))
     look: Look = {"orientation": "horizontal", "format": "{x:.2g}", "label": label}
     bar = figure.colorbar(ScalarMappable(**scale), ax, ticks=ticks or MaxNLocator(4, symmetric=True), **look)
     bar.minorticks_off()
     bar.outline.set_linewidth(0.4)
 
 
-def _draw(ax: Axes, image: NDArray, scale: Look, query: ArrayLike | None = None) -> None:
+def _draw(
+    page: Axes,
+    image: NDArray,
+    corner: ArrayLike,
+    size: ArrayLike,
+    scale: Look,
+    name: str,
+    query: ArrayLike | None = None,
+) -> None:
     """An image (H, W) in the colours of its scale; what is NaN is hatched. The query pixel of a map is framed."""
-    ax.patch.set(facecolor="0.93", edgecolor="0.7", hatch="//////", linewidth=0)
-    ax.imshow(np.ma.masked_invalid(image), aspect=ax.get_aspect(), **scale)
+    (x, y), (width, height) = np.asarray(corner), np.asarray(size)
+    outside: Look = {"facecolor": "0.93", "edgecolor": "0.7", "hatch": "//////", "linewidth": 0}
+    if np.isnan(image).any():
+        page.add_patch(Rectangle((x, y), width, height, **outside))
+    page.imshow(np.ma.masked_invalid(image), extent=(x, x + width, y + height, y), aspect="auto", **scale)
+    page.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor="0.6", linewidth=0.4))
+    page.text(x + width / 2, y - 0.03, name, ha="center", va="bottom", fontsize=6.5)
     if query is not None:
-        pixel = 72 * ax.get_window_extent().width / ax.figure.dpi / image.shape[1]  # in points
-        _frame_pixel(ax, query, linewidth=np.clip(0.15 * pixel, 0.4, 0.9))
-
-
-def _captioned(caption: str, query: tuple[int, int]) -> str:
-    return f"{caption}\nquery at row {query[0]}, column {query[1]}".strip()
+        pixel = np.divide((height, width), image.shape)
+        place = (np.asarray(query) + 0.5) * pixel + (y, x)
+        _frame_pixel(page, place, pixel, linewidth=np.clip(0.15 * 72 * pixel[1], 0.4, 0.9))
 
 
 def _frame_pixel(ax: Axes, pixel: ArrayLike, size: ArrayLike = (1, 1), **look) -> None:
@@ -108,7 +128,7 @@ def attention_grid(
 ) -> Figure:
     """Attention probabilities, a row a layer and a column a head (figures 5 to 7), on one scale.
 
-    Heads that do not exist (NaN) leave their place empty.
+    Heads that do not exist (NaN) are left out. A layer of more than 16 heads goes on in the next row.
 
     Args:
         maps: (layers, heads, height, width), windows around the query (`heads.shift_maps`, the paper's 7 x 7) or whole
@@ -126,20 +146,20 @@ def attention_grid(
     queries = np.broadcast_to((height // 2, width // 2) if query is None else query, (layers, heads, 2))
     order = np.broadcast_to(np.arange(heads) if order is None else order, (layers, heads))
     titles, names = titles or style.layer_titles(layers), names or [[f"{head + 1}" for head in range(heads)]] * layers
+    columns, rows = heads if heads <= 16 else 12, []
+    for layer, title in enumerate(titles):
+        there = [head for head in order[layer] if not np.isnan(maps[layer, head]).all()]
+        rows += [(layer, there[n : n + columns], "" if n else title) for n in range(0, len(there), columns)]
     left = 0.18 + room[0] + 0.058 * max(map(len, titles))
     above = _ABOVE + 0.11 * max(name.count("\n") for row in names for name in row)
     widest = 0.8 if heads > 4 else 1.5
-    figure, axes = _map_axes(layers, heads, height / width, left, widest, above, room[1])
+    figure, corners, size = _grid(len(rows), columns, height / width, left, widest, above, room[1])
     top = np.nanmax(maps) if largest is None else largest
-    scale = _probability_scale(top)
-    for layer, title in enumerate(titles):
-        axes[layer, 0].set_ylabel(title, rotation=0, ha="right", va="center")
-        for ax, head in zip(axes[layer], order[layer], strict=True):
-            if np.isnan(maps[layer, head]).all():
-                ax.set(frame_on=False)
-                continue
-            _draw(ax, maps[layer, head], scale, queries[layer, head])
-            ax.set_title(names[layer][head], pad=2, fontsize=6.5)
+    scale, page = _probability_scale(top), _page(figure)
+    for (layer, there, title), places in zip(rows, corners, strict=True):
+        for head, corner in zip(there, places, strict=False):
+            _draw(page, maps[layer, head], corner, size, scale, names[layer][head], queries[layer, head])
+        page.text(places[0, 0] - 0.05, places[0, 1] + size[1] / 2, title, ha="right", va="center")
     _bar(figure, scale, "Attention probability (square-root scale)", _round_ticks(top))
     return figure
 
@@ -159,60 +179,14 @@ def attention_on_image(
     down-sampled grid); ``maps`` (layers, heads, H, W); ``query``: row and column in the maps; ``order`` and ``largest``
     as in `attention_grid`.
     """
-    aspect = image.shape[0] / image.shape[1]
-    side = min(1.35, 1.35 / aspect)  # the picture's width, in inches
-    figure = attention_grid(maps, query, order, largest=largest, room=(side + 0.12, _ABOVE + side * aspect + 0.3))
-    wide, tall = figure.get_size_inches()
-    corner = 0.08 / wide, 1 - (_ABOVE + side * aspect) / tall
-    ax = figure.add_axes((*corner, side / wide, side * aspect / tall), xticks=[], yticks=[], frame_on=False)
-    ax.imshow(image, cmap="gray", vmin=0, vmax=255, aspect="auto")
-    pixel = np.divide(image.shape[:2], np.shape(maps)[2:])  # of the maps, in pixels of the image
+    height, width = size = np.array(image.shape[:2]) * 1.35 / max(image.shape[:2])  # of the picture, in inches
+    room = width + 0.12, _ABOVE + height + 0.3
+    figure = attention_grid(maps, query, order, largest=largest, room=room)
+    page, (y, x), pixel = figure.axes[0], (_ABOVE, 0.08), size / np.shape(maps)[2:]  # a pixel of the maps
+    page.imshow(image, cmap="gray", vmin=0, vmax=255, extent=(x, x + width, y + height, y), aspect="auto")
     edge = [withStroke(linewidth=2.2, foreground="white")]
-    _frame_pixel(ax, (np.array(query) + 0.5) * pixel - 0.5, pixel, linewidth=1.2, path_effects=edge)
-    ax.set_xlabel(_captioned(caption, query), loc="left")
-    return figure
-
-
-@styled
-def many_heads_on_image(
-    image: NDArray, query: tuple[int, int], maps: ArrayLike, caption: str = "", columns: int = 12
-) -> Figure:
-    """The same of networks with dozens of heads in a layer, which go on in the next row; all maps are one picture.
-
-    Arguments as of `attention_on_image`; ``columns``: heads in a row.
-    """
-    maps = array(maps, "maps (layers, heads, height, width)")
-    height, width = maps.shape[2:]
-    rows: list[tuple[str, NDArray]] = []
-    for title, heads in zip(style.layer_titles(len(maps)), maps, strict=True):
-        there = heads[~np.isnan(heads).all((1, 2))]
-        rows += [(title if at == 0 else "", there[at : at + columns]) for at in range(0, len(there), columns)]
-    gap = max(1, width // 12)
-    whole = np.full((len(rows) * (height + gap), columns * (width + gap)), np.nan)
-    places = []
-    for row, (_, heads) in enumerate(rows):
-        for column, one in enumerate(heads):
-            top, left = row * (height + gap), column * (width + gap)
-            whole[top : top + height, left : left + width] = one
-            places.append((left + query[1], top + query[0]))
-    left, side, wide = 0.9, 1.1, DOUBLE - 1.0
-    tall = wide * whole.shape[0] / whole.shape[1]
-    figure = new_figure(DOUBLE, tall + side + 0.5 + _FOOT, layout=None)
-    total = figure.get_size_inches()[1]
-    ax = figure.add_axes((left / DOUBLE, _FOOT / total, wide / DOUBLE, tall / total), xticks=[], facecolor="0.9")
-    ax.spines[:].set(visible=False)
-    ax.set_yticks(np.arange(len(rows)) * (height + gap) + height / 2, [title for title, _ in rows], fontsize=6.5)
-    ax.tick_params(length=0)
-    scale = _probability_scale(np.nanmax(whole))
-    ax.imshow(np.ma.masked_invalid(whole), aspect="auto", interpolation="nearest", **scale)
-    across, down = np.transpose(places)
-    ax.scatter(across, down, s=3, marker="s", facecolor="none", edgecolor=style.QUERY_COLOUR, linewidth=0.4)
-    aspect = image.shape[0] / image.shape[1]
-    corner = (left / DOUBLE, 1 - (0.1 + side) / total, min(side, side / aspect) / DOUBLE, side * min(1, aspect) / total)
-    ax = figure.add_axes(corner, xticks=[], yticks=[], frame_on=False)
-    ax.imshow(image, cmap="gray", vmin=0, vmax=255, aspect="auto")
-    ax.text(1.05, 1, _captioned(caption, query), transform=ax.transAxes, va="top")
-    _bar(figure, scale, "Attention probability (square-root scale)")
+    _frame_pixel(page, (np.array(query) + 0.5) * pixel + (y, x), pixel, linewidth=1.2, path_effects=edge)
+    page.text(x, y + height + 0.05, f"{caption}\nquery at row {query[0]}, column {query[1]}".strip(), va="top")
     return figure
 
 
@@ -243,18 +217,20 @@ def signed_images(
     signed = [array(image, "image (H, W)") for image in images]
     scale = _signed_scale(signed)
     aspect = max(image.shape[0] / image.shape[1] for image in signed)
-    figure, axes = _map_axes(1, len(titles), aspect, widest=1.9, above=0.22)
-    for ax, title in zip(axes[0], titles, strict=True):
+    figure, corners, size = _grid(1, len(titles), aspect, widest=1.9, above=0.22)
+    axes = [_axes(figure, corner, size) for corner in corners[0]]
+    for ax, title in zip(axes, titles, strict=True):
         ax.set_title(title)
+        ax.spines[:].set(visible=True, color="0.6", linewidth=0.4)
     if photo is not None:
-        axes[0, 0].imshow(photo, cmap="gray", vmin=0, vmax=1, aspect="auto")
+        axes[0].imshow(photo, cmap="gray", vmin=0, vmax=1, aspect="auto")
     if query:
         edge = [withStroke(linewidth=2.8, foreground="white")]
-        for ax in axes[0] if photo is None else axes[0, :1]:
+        for ax in axes if photo is None else axes[:1]:
             _frame_pixel(ax, query, (3, 3), linewidth=1.3, path_effects=edge)
             _frame_pixel(ax, query, facecolor=style.QUERY_COLOUR, linewidth=0)
-    for ax, image in zip(axes[0, photo is not None :], signed, strict=True):
-        _draw(ax, image, scale)
+    for ax, image in zip(axes[photo is not None :], signed, strict=True):
+        ax.imshow(image, aspect="auto", **scale)
         most = np.abs(image).max()
         if most < 0.01 * scale["norm"].vmax:
             note = f"at most {most:.0e}" if most else "zero everywhere"
@@ -273,17 +249,17 @@ def sum_of_heads(maps: ArrayLike, weights: Sequence[float], parts: ArrayLike) ->
     maps, parts = (array(values, "maps or parts (heads, rows, columns)") for values in (maps, parts))
     sums = parts.cumsum(0)
     probability, signed = _probability_scale(maps.max()), _signed_scale([parts, sums])
-    figure, axes = _map_axes(3, len(maps), parts.shape[1] / parts.shape[2], left=0.72, above=0.2)
-    for ax in axes[0]:  # pixels are square
-        ax.set(aspect="equal", anchor="S")
-    for ax, name in zip(axes[:, 0], ("Where the\nhead looks", "What it\nadds", "Sum so far"), strict=True):
-        ax.set_ylabel(name, rotation=0, ha="right", va="center")
-    for head, (top, middle, bottom) in enumerate(axes.T):
-        _draw(top, maps[head], probability, (maps.shape[1] // 2, maps.shape[2] // 2))
-        top.set_title(f"Head {head + 1}", pad=2)
-        _draw(middle, parts[head], signed)
-        middle.set_title(f"× {weights[head]:+g}".replace("-", "−") if weights[head] else "× 0", pad=2)
-        _draw(bottom, sums[head], signed)
+    figure, corners, (width, height) = _grid(3, len(maps), parts.shape[1] / parts.shape[2], left=0.72, above=0.2)
+    page, side = _page(figure), min(width, height)
+    for name, (x, y) in zip(("Where the\nhead looks", "What it\nadds", "Sum so far"), corners[:, 0], strict=True):
+        page.text(x - 0.05, y + height / 2, name, ha="right", va="center")
+    centre = maps.shape[1] // 2, maps.shape[2] // 2
+    for head, (top, middle, bottom) in enumerate(corners.swapaxes(0, 1)):
+        times = f"× {weights[head]:+g}".replace("-", "−") if weights[head] else "× 0"
+        square = top + ((width - side) / 2, height - side)
+        _draw(page, maps[head], square, (side, side), probability, f"Head {head + 1}", centre)
+        _draw(page, parts[head], middle, (width, height), signed, times)
+        _draw(page, sums[head], bottom, (width, height), signed, "")
     _bar(figure, signed, "Value (white: zero)")
     return figure
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import string
 import textwrap
-from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.animation import Animation
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from seaborn import color_palette
@@ -29,8 +25,6 @@ SINGLE, DOUBLE = 3.5, 7.0
 """Widths of one and of two columns of a journal, in inches."""
 Look = dict[str, Any]
 """How something is drawn, in Matplotlib's words."""
-FRAME_DPI = 110
-"""Dots an inch of an animation, which is seen on screens only."""
 
 STYLE = Path(__file__).with_name("attnconv.mplstyle")
 MAP_COLOURS = LinearSegmentedColormap.from_list("maps", ["white", *color_palette("mako_r", 12)])
@@ -62,9 +56,6 @@ MODELS = {
 }
 _OTHER_MODELS = ("#999933", "#949494", "#FBAFE4", "#ECE133")
 """For models of other titles: none looks like one above."""
-_BUTTONS = {"minus": "−", "plus": "+", "fast-backward": "⏮", "step-backward": "◁", "play fa-flip-horizontal": "◀"}
-_BUTTONS |= {"pause": "⏸", "play": "▶", "step-forward": "▷", "fast-forward": "⏭"}
-"""What stands on the buttons of Matplotlib's player, by the name of the icon that it loads from the network."""
 
 
 def head_colours(heads: int) -> list[str]:
@@ -110,19 +101,17 @@ def of_256_colours(png: bytes) -> bytes:
 
 
 @styled
-def save_animation(animation: Animation, path: str | Path, frames_per_second: int = 10) -> None:
-    """Write an animation to a .gif file."""
-    animation.save(path, writer="pillow", fps=frames_per_second, dpi=FRAME_DPI)
-
-
-@styled
-def player(animation: Animation, frames_per_second: int = 10) -> str:
-    """An animation as HTML, with buttons. It loads nothing from the network."""
-    with plt.rc_context({"savefig.dpi": FRAME_DPI}):
-        html = animation.to_jshtml(frames_per_second, default_mode="once")
-    html = re.sub(r'<link rel="stylesheet"[^>]*>', "", html)
-    html = re.sub(r'(?<=base64,)[^"]+', lambda png: b64encode(of_256_colours(b64decode(png[0]))).decode(), html)
-    return re.sub(r'<i class="fa fa-([^"]+)"></i>', lambda icon: _BUTTONS[icon[1]], html)
+def save_animation(frames: Iterable[Figure], path: str | Path, frames_per_second: int = 10) -> None:
+    """Write figures with the same panels, which stay in their places, as the frames of a .gif file for screens."""
+    pictures: list[Image.Image] = []
+    for figure in (frames := list(frames)):
+        content = io.BytesIO()
+        settle(figure, frames[0] if pictures else None)
+        figure.savefig(content, format="png", dpi=110)
+        pictures.append(Image.open(content).convert("RGB"))
+    palette = pictures[-1].quantize(128, Image.Quantize.MAXCOVERAGE, kmeans=1)  # one of all: what stays is written once
+    first, *others = (picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures)
+    first.save(path, "GIF", save_all=True, append_images=others, duration=round(1000 / frames_per_second), loop=0)
 
 
 def new_figure(width: float, height: float, layout: str | None = "constrained") -> Figure:
@@ -132,12 +121,15 @@ def new_figure(width: float, height: float, layout: str | None = "constrained") 
     return figure
 
 
-def settle(figure: Figure) -> None:
-    """Lay the figure out for good: each drawing moves nested panels a little until the layout has settled."""
-    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
-        for _ in range(3):
-            figure.draw_without_rendering()
+def settle(figure: Figure, like: Figure | None = None) -> None:
+    """Lay the figure out for good: anew, or in far less time as one with the same panels, which is laid out already."""
+    engine = figure.get_layout_engine()
+    if isinstance(engine, ConstrainedLayoutEngine):
+        for _ in range(0 if like else 3):  # each time moves nested panels a little, until the layout has settled
+            engine.execute(figure)
         figure.set_layout_engine("none")
+        for ax, other in zip(figure.axes, like.axes, strict=True) if like else ():
+            ax.set_position(other.get_position(original=True))
 
 
 def rows_and_columns(panels: int) -> tuple[int, int]:
@@ -151,39 +143,34 @@ def panels(
 ) -> tuple[Figure, list[Axes]]:
     """A figure with a panel of that height, in inches, for each title; several have letters.
 
-    Panels share a vertical axis that has a name.
+    Panels share a vertical axis that has a name. The outer ones name their axes.
     """
     rows, columns = rows_and_columns(len(titles))
     figure = new_figure(width or (SINGLE if columns == 1 else DOUBLE), rows * height + 0.5)
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=bool(ylabel))
-    for letter, ax in zip(string.ascii_lowercase, axes.flat, strict=False):
-        ax.grid(axis="y")
-        if len(titles) > 1:
-            ax.set_title(letter, loc="left", weight="bold")
-    return figure, name_panels(axes, titles, xlabel, ylabel)
-
-
-def name_panels(axes: NDArray, titles: Sequence[str], xlabel: str, ylabel: str) -> list[Axes]:
-    """Give panels (rows, columns) their titles, and the outer ones the names of their axes. The others are removed."""
-    rows, columns = axes.shape
-    for ax in axes.flat[len(titles) :]:
-        ax.remove()
-    for place, (ax, title) in enumerate(zip(axes.flat, titles, strict=False)):
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=bool(ylabel)).flat)
+    while len(axes) > len(titles):
+        axes.pop().remove()
+    for place, (ax, title) in enumerate(zip(axes, titles, strict=True)):
         ax.set_title(textwrap.fill(title, 36))
+        ax.set_title(string.ascii_lowercase[place] if len(titles) > 1 else "", loc="left", weight="bold")
         ax.set_xlabel(xlabel if place >= (rows - 1) * columns else "")
         ax.set_ylabel(ylabel if place % columns == 0 else "")
-    return list(axes.flat[: len(titles)])
+        ax.grid(axis="y")
+    return figure, axes
 
 
-def entry(label: str, **look) -> Line2D:
-    """An entry of a legend: a grey line, or what ``look`` makes of it."""
-    return Line2D([], [], label=label, **{"color": "0.4"} | look)
-
-
-def legend_below(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
-    """A legend that reads along rows: matplotlib fills its columns first."""
-    by_rows = [handle for column in range(columns) for handle in handles[column::columns]]
+def legend_below(figure: Figure, handles: Sequence[Artist] = ()) -> None:
+    """A legend of what the first panel names, or of ``handles``; it reads along rows, and as many fit into one."""
+    handles = handles or figure.axes[0].get_legend_handles_labels()[0]
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    columns = min(len(handles), max(1, int(figure.get_figwidth() / (0.3 + 0.047 * longest))))
+    by_rows = [handle for column in range(columns) for handle in handles[column::columns]]  # Matplotlib fills columns
     figure.legend(handles=by_rows, loc="outside lower center", ncols=columns)
+
+
+def layer_colours(layers: int) -> list[Any]:
+    """One colour for each layer, from the first to the last."""
+    return color_palette("viridis", layers)
 
 
 def layer_titles(layers: int) -> list[str]:

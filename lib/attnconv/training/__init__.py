@@ -8,10 +8,7 @@ import importlib
 from typing import Any
 
 _OFFERED = {
-    "Trainer": "attnconv.training.loop",
-    "TrainingError": "attnconv.training.loop",
-    "lr_factor": "attnconv.training.loop",
-    "train": "attnconv.training.loop",
+    **dict.fromkeys(("Trainer", "TrainingError", "lr_factor", "train"), "attnconv.training.loop"),
     "load_run": "attnconv.training.checkpoints",
     "build_optimizers": "attnconv.training.optimizers",
     "evaluate": "attnconv.models",

@@ -15,12 +15,9 @@ from attnconv.models import Network, build_model
 from attnconv.training.machine import best_device
 from attnconv.training.runs import Run, RunError, reading, writing
 
-DIGEST = hashlib.sha256().digest_size
-"""Bytes of the checksum that a state begins with."""
-
 
 def write_state(file: Path, state: dict[str, Any]) -> None:
-    """Write the state of a run under way (tensors, numbers and text), whole or not at all."""
+    """Write the state of a run under way (tensors, numbers and text), whole or not at all, behind its sha256."""
     content = io.BytesIO()
     torch.save(state, content)  # Python writes the file: a full disk is then an OSError
     with writing(file) as temporary:
@@ -30,10 +27,11 @@ def write_state(file: Path, state: dict[str, Any]) -> None:
 def read_state(file: Path) -> dict[str, Any]:
     """What `write_state` wrote, on the CPU. `RunError` where the file is damaged."""
     with reading(file):
-        content = file.read_bytes()
-        if hashlib.sha256(content[DIGEST:]).digest() != content[:DIGEST]:
+        content = io.BytesIO(file.read_bytes())
+        digest, state = content.read(hashlib.sha256().digest_size), content.read()
+        if hashlib.sha256(state).digest() != digest:
             raise ValueError("it is not what was written")
-        return torch.load(io.BytesIO(content[DIGEST:]), map_location="cpu", weights_only=True)
+        return torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
 
 
 def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[Network, Run]:

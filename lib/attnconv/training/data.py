@@ -100,21 +100,18 @@ class Dataset:
         images, labels, total = self.train_images, self.train_labels, len(self.train_labels)
         if not 0 <= n < total:
             raise DataError(f"{n} validation images cannot be held out of {total}: choose 0 to {total - 1}.")
-        shuffled = torch.randperm(total, generator=_generator("hold out", seed)).to(labels.device)
-        held = shuffled[balanced(labels[shuffled], n)].sort().values
-        keep = torch.ones_like(labels, dtype=torch.bool)
-        keep[held] = False
+        held = torch.zeros_like(labels, dtype=torch.bool)
+        held[_drawn(labels, n, "hold out", seed)] = True
         key = _digest(self.key, "hold out", n, seed).hex() if n else self.key
-        return replace(self, key=key, train_images=images[keep], train_labels=labels[keep]), images[held], labels[held]
+        rest = replace(self, key=key, train_images=images[~held], train_labels=labels[~held])
+        return rest, images[held], labels[held]
 
-    def few(self, n: int, seed: int) -> Tensor:
-        """Indices of n training images, over and over until they are as many as there are: (N,).
-
+    def few(self, n: int, seed: int) -> Dataset:
+        """The data with n of its training images, over and over until they are as many as before; its key stays.
         The seed draws them, equally many of each class where that is possible; more images hold the fewer ones."""
-        labels, total = self.train_labels, len(self.train_labels)
-        shuffled = torch.randperm(total, generator=_generator("few", seed)).to(labels.device)
-        chosen = shuffled[balanced(labels[shuffled], n)]
-        return chosen.repeat(-(-total // len(chosen)))[:total]
+        chosen, total = _drawn(self.train_labels, n, "few", seed), len(self.train_labels)
+        which = chosen.repeat(-(-total // len(chosen)))[:total]
+        return replace(self, train_images=self.train_images[which], train_labels=self.train_labels[which])
 
 
 def balanced(labels: Tensor, n: int | None) -> Tensor:
@@ -124,6 +121,12 @@ def balanced(labels: Tensor, n: int | None) -> Tensor:
     rank = torch.empty_like(labels)  # how many of the same class come before
     rank[by_class] = torch.arange(len(labels), device=labels.device) - (counts.cumsum(0) - counts)[labels[by_class]]
     return (rank * len(counts) + labels).argsort()[:n].sort().values
+
+
+def _drawn(labels: Tensor, n: int, purpose: str, seed: int) -> Tensor:
+    """Indices of n labels, drawn by the seed: equally many of each class where that is possible."""
+    shuffled = torch.randperm(len(labels), generator=_generator(purpose, seed)).to(labels.device)
+    return shuffled[balanced(labels[shuffled], n)]
 
 
 def _digest(*parts: object) -> bytes:
@@ -241,11 +244,11 @@ def may_be_cifar10(path: str) -> bool:
     """Whether CIFAR-10 lies at a path, as far as can be told before its images are read."""
     from pyarrow.parquet import read_metadata
 
-    with contextlib.suppress(DataError), reading_data(path):
-        found, images = find_data(path), 0
+    with contextlib.suppress(ValueError, OSError):  # what cannot be read is none
+        found = find_data(path)
         if found.form == PARQUET:
-            images = sum(read_metadata(file).num_rows for file in (*found.train, *found.test))
-        return found.form == BATCHES or images == sum(CIFAR10_IMAGES)
+            return sum(CIFAR10_IMAGES) == sum(read_metadata(file).num_rows for file in (*found.train, *found.test))
+        return found.form == BATCHES
     return False
 
 

@@ -39,11 +39,8 @@ from attnconv.models import AttentionNet, Network, build_model, evaluate
 from attnconv.training import machine
 from attnconv.training.checkpoints import load_run, read_state, write_state
 from attnconv.training.data import Dataset, batches, epoch_plan, normalize
-from attnconv.training.optimizers import build_optimizers, own_rates
-from attnconv.training.runs import Run, RunError, identity, locked, write_arrays, write_record, writing
-
-GO_ON, SAVE, STOP = range(3)
-"""What a process is asked to do after a step."""
+from attnconv.training.optimizers import Muon, build_optimizers, own_rates
+from attnconv.training.runs import Run, RunError, held, identity, write_arrays, writing
 
 
 class TrainingError(RuntimeError):
@@ -71,8 +68,9 @@ class Trainer:
         self.data, self.validation = data, list[Tensor]()  # the images and labels that are held out
         if config.validation:
             self.data, *self.validation = data.hold_out(config.validation, config.seed)
-        self.images = len(self.data.train_labels)  # of an epoch; where a few are asked for, these are repeated
-        self.few = self.data.few(config.images, config.seed) if config.images else None
+        if config.images:
+            self.data = self.data.few(config.images, config.seed)
+        self.images = len(self.data.train_labels)  # of an epoch
         self.epoch_steps = math.ceil(self.images / config.batch_size)
         computation = choose(self.device, config.precision)
         compiles = machine.to_be_compiled(self.device, computation, config.compile, config.epochs * self.images)
@@ -132,8 +130,6 @@ class Trainer:
         if self.step == 0:
             torch.manual_seed(config.seed * 1_000_003 + self.epoch + 500_009 * self.team.rank)
         plan = epoch_plan(self.images, seed=config.seed, epoch=self.epoch, augment=config.augment, device=self.device)
-        if self.few is not None:
-            plan = replace(plan, order=self.few[plan.order])
         images, labels = data.train_images, data.train_labels
         feed = batches(images, labels, plan, config.batch_size, data.mean, data.std, start=self.step)
 
@@ -148,12 +144,11 @@ class Trainer:
                 self.refuse_non_finite()
                 bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
 
-            # Where one process is to save, or is asked to stop, all do so at this step.
-            overdue = time.monotonic() - self.saved > config.checkpoint_seconds
-            asked = self.team.most(STOP if stop.is_set() else SAVE if overdue else GO_ON)
-            if asked >= SAVE:
+            # Where one process is asked to stop, or is to save, all do so at this step.
+            stopped = self.team.any(stop.is_set())
+            if self.team.any(time.monotonic() - self.saved > config.checkpoint_seconds) or stopped:
                 self.save()
-            if asked == STOP:
+            if stopped:
                 place = f"epoch {self.epoch + 1} of {config.epochs}"
                 raise KeyboardInterrupt(f"stopped in {place}; the same command resumes {self.folder}")
         if self.device.type == "cuda":
@@ -188,9 +183,13 @@ class Trainer:
         cuda = self.device.type == "cuda"
         self.team.align(self.model)
         if self.computation.compiled and (cuda or machine.compiler_works()):
-            self.forward = machine.compiled(self.model)
+            torch._dynamo.reset()  # models share one forward: beyond eight of them dynamo would quietly stop compiling
+            self.forward = torch.compile(self.model, dynamic=False)  # a graph for all batch sizes would be slower
         if cuda:
             torch.backends.cudnn.benchmark = True
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Muon):
+                optimizer.bfloat16 = self.computation.bfloat16
         try:
             done = self.epoch * self.images + self.step * self.config.batch_size
             bar = machine.progress_bar(self.config.epochs * self.images, done, drawn=self.team.leads)
@@ -212,7 +211,7 @@ class Trainer:
     def finish(self) -> None:
         """Write the answers to the test images, then the weights, which say that the run is finished."""
         answers = {"predicted": evaluate(self.model, self.data).predicted, "label": self.data.test_labels}
-        answers |= {} if self.first_answers is None else {"start": self.first_answers}
+        answers |= {"start": self.first_answers} if self.first_answers is not None else {}
         if self.team.leads:
             arrays = {name: values.to("cpu", torch.int16).numpy() for name, values in answers.items()}
             write_arrays(self.folder / "predictions.npz", arrays)
@@ -222,7 +221,7 @@ class Trainer:
             with writing(self.folder / "model.safetensors") as temporary:
                 temporary.write_bytes(weights)
             shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
-        self.team.most(0)  # the folder is complete when any process returns
+        self.team.any(False)  # the folder is complete when any process returns
 
     # A run resumes from checkpoints alone. What others read is written anew from them, never read back.
 
@@ -264,12 +263,17 @@ class Trainer:
             torch.set_rng_state(state["rng"][team.rank].clone())  # torch crashes on part of a tensor
             if state["cuda_rng"] is not None and self.device.type == "cuda":
                 torch.cuda.set_rng_state(state["cuda_rng"][team.rank].clone(), self.device)
-        self.team.most(0)  # nobody goes on, and may write a checkpoint, while another still reads this one
+        self.team.any(False)  # nobody goes on, and may write a checkpoint, while another still reads this one
 
     def record(self) -> None:
-        """Write the parts of the run folder that others read."""
+        """Write what others read of a run under way: config.json, metrics.jsonl and, with heads, heads.npz."""
         if self.team.leads:
-            write_record(self.folder, self.about, self.metrics, self.geometry)
+            with writing(self.folder / "config.json") as temporary:
+                temporary.write_text(json.dumps(self.about, indent=1) + "\n")
+            with writing(self.folder / "metrics.jsonl") as temporary:
+                temporary.write_text("".join(json.dumps(line) + "\n" for line in self.metrics))
+            if self.geometry:
+                write_arrays(self.folder / "heads.npz", self.geometry)
 
     def measure_heads(self) -> None:
         """Add what every head does now to the history."""
@@ -318,10 +322,10 @@ def train(
         model_config: its image size, channels and classes are taken from ``data``.
         run_dir: the run folder. One that holds a run of another configuration or data is refused, never overwritten.
         preset: a name for tables and figures.
-        start: the finished run whose weights come first, where ``train_config.start_from`` asks for one. Its first
-            layers are swapped for convolutions where ``model_config.kernels`` asks for them (`equivalence.swap`), those
-            that are convolutions for attention where it does not (`unswap`, as sharp as ``spread_start`` says); else
-            its degenerate heads are dropped unless ``prune`` is false.
+        start: the finished run whose weights come first, where ``train_config.start_from`` asks for one: with its first
+            layers swapped for convolutions where ``model_config.kernels`` asks for them (`equivalence.swap`); with
+            attention for its convolutions where it does not (`unswap`, as sharp as ``spread_start``); or without its
+            degenerate heads, if ``prune``.
 
     Raises:
         DataError: there are no more images than ``validation`` asks for.
@@ -335,13 +339,15 @@ def train(
         raise RunError(f"start_from = {train_config.start_from!r}, but the run to start from is {start}.")
     name = identity(model_config, train_config, data.key, start.config["hash"] if start else None)
     team, device = machine.Team(), machine.best_device()
-    if team.most(Run(folder).finished_as(name)):
+    if team.any(Run(folder).finished_as(name)):
         return Run(folder)
-    with locked(folder) if team.leads else contextlib.nullcontext():
-        if team.most(Run(folder).finished_as(name)):
+    with held(folder, wait=True) if team.leads else contextlib.nullcontext():
+        if team.any(Run(folder).finished_as(name)):
             return Run(folder)  # another process finished it while this one waited
         if (folder / "model.safetensors").exists():
             warnings.warn(f"{folder / 'model.safetensors'} is damaged: the run is trained again.", stacklevel=2)
+        for leftover in folder.rglob(".*-*") if team.leads else ():  # of `writing`, in processes that were killed
+            leftover.unlink()
 
         # The seed decides the first weights; a checkpoint replaces them.
         torch.manual_seed(train_config.seed)

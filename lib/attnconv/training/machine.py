@@ -11,14 +11,13 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
 from tqdm.auto import tqdm
 
 from attnconv.attention.precision import Computation
@@ -32,16 +31,12 @@ def best_device() -> torch.device:
     return torch.device(cuda if torch.cuda.is_available() else "cpu")
 
 
-LONG = 100_000
-"""Images of all epochs from which compiled steps on a CPU save more than the half minute that compiling takes."""
-
-
 def to_be_compiled(device: torch.device, computation: Computation, asked: bool | None, images: int) -> bool:
     """Whether a run of so many images is compiled: as ``asked``, or if that is None where it pays. It does on CUDA, and
     on a CPU for long runs in bfloat16 (1.1 to 1.3 times faster; float32 gains nothing), if a C++ compiler is there."""
     if device.type == "cuda":
         return asked is not False
-    rule = computation.bfloat16 and images >= LONG
+    rule = computation.bfloat16 and images >= 100_000  # fewer save less than the half minute that compiling takes
     return (rule if asked is None else asked) and compiler_works()
 
 
@@ -55,12 +50,6 @@ def compiler_works() -> bool:
         warnings.warn(f"Training is not compiled ({why}): the same, a little slower. Install g++.", stacklevel=2)
         return False
     return True
-
-
-def compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The model, compiled: one graph for each batch size that occurs, since one for all sizes would be slower."""
-    torch._dynamo.reset()  # models share one forward: beyond eight of them dynamo would quietly stop compiling
-    return torch.compile(model, dynamic=False)
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:
@@ -102,8 +91,7 @@ def signals_to_stop() -> Iterator[threading.Event]:
 
     main = threading.current_thread() is threading.main_thread()  # Python lets no other thread set handlers
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
-    before = {number: signal.getsignal(number) for number in numbers}
-    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    before = {n: handler for n in numbers if (handler := signal.getsignal(n)) not in (signal.SIG_IGN, None)}
     try:
         for number in before:
             signal.signal(number, ask)
@@ -123,30 +111,25 @@ class Team:
 
     def __init__(self) -> None:
         """`ConfigError` where the variables that torchrun sets do not fit together, or lead to no other process."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        given = {name: os.environ[name] for name in names if name in os.environ}
         try:
-            self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+            self.size, self.rank = int(given.get("WORLD_SIZE", "1")), int(given.get("RANK", "0"))
             if not 0 <= self.rank < self.size:
                 raise ValueError(f"of {self.size} processes none has rank {self.rank}")
             if self.size > 1 and not dist.is_initialized():
-                self._join()
+                socket.getaddrinfo(given.get("MASTER_ADDR"), 0)  # torch would ask for an unknown host for minutes
+                if cuda := torch.cuda.is_available():
+                    torch.cuda.set_device(best_device())
+                dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+                atexit.register(dist.destroy_process_group)
         except (ValueError, OSError, RuntimeError) as error:
-            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-            given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+            asked = ", ".join(f"{name}={value}" for name, value in given.items())
             raise ConfigError(
-                f"This training has no team of processes ({' '.join(str(error).split())[:200]}), as {given} asks for. "
+                f"This training has no team of processes ({' '.join(str(error).split())[:200]}), as {asked} asks for. "
                 "torchrun sets these variables; to train with one process, unset them."
             ) from error
         self.leads = self.rank == 0  # one process writes the run folder and speaks to the user
-
-    def _join(self) -> None:
-        cuda = torch.cuda.is_available()
-        if cuda:
-            torch.cuda.set_device(best_device())
-        if host := os.environ.get("MASTER_ADDR"):
-            socket.getaddrinfo(host, None)  # torch would ask for an unknown host for minutes, with pages of warnings
-        store, rank, size = next(rendezvous("env://", timeout=timedelta(minutes=5)))
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=rank, world_size=size)
-        atexit.register(dist.destroy_process_group)
 
     def align(self, model: nn.Module) -> None:
         """Give every process the first one's weights. On GPUs, BatchNorm normalises by the whole batch from now on."""
@@ -172,8 +155,6 @@ class Team:
 
     def share(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
         """This process's images and labels of a batch, and their weight: the mean over processes is the batch's."""
-        if self.size == 1:
-            return x, y, 1.0
         own = slice(self.rank, None, self.size)
         weight = len(y[own]) * self.size / len(y)
         if not weight:
@@ -187,17 +168,16 @@ class Team:
             value = value / self.size
         return value
 
-    def most(self, number: int) -> int:
-        """The largest number of any process; all wait here for each other. It goes between CPUs, not over a GPU."""
-        largest = torch.tensor(int(number))
+    def any(self, own: bool) -> bool:
+        """Whether it is so in any process; all wait here for each other. It goes between CPUs, not over a GPU."""
+        number = torch.tensor(int(own))
         if self.size > 1:
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return int(largest)
+            dist.all_reduce(number)
+        return number.item() > 0
 
     def stacked(self, value: Tensor) -> Tensor:
         """What each process has, by rank: (processes, ...)."""
-        if self.size == 1:
-            return value[None]
-        values = [torch.empty_like(value) for _ in range(self.size)]
-        dist.all_gather(values, value)
+        values = [value.clone() for _ in range(self.size)]
+        if self.size > 1:
+            dist.all_gather(values, value)
         return torch.stack(values)

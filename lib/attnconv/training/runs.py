@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,10 +26,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from numpy.typing import ArrayLike, NDArray
 
-from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash
+from attnconv.config import PRESETS, Config, ModelConfig, TrainConfig, config_hash
 
 JPEG_COPY = "JPEG copy of CIFAR-10"
 """JPEG changes pixels, so an accuracy on such a copy is not quite one on CIFAR-10 itself."""
@@ -46,10 +45,9 @@ def identity(model: ModelConfig | dict, train: TrainConfig | dict, data_key: str
     return config_hash(model, recipe, data_key, start)
 
 
-class _Config(BaseModel):
+class _Config(Config, extra="allow"):
     """config.json: what is read of it. Names that are not here are kept as they are."""
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
     preset: str
     hash: str
     model: ModelConfig
@@ -57,9 +55,6 @@ class _Config(BaseModel):
     data: dict[str, Any]  # see `Dataset.about`
     weights: str | None = None  # hex sha256 of model.safetensors, once the run is finished
     weights_kept: bool = True  # false: a finished run whose weights were left out of a record, and its measures kept
-
-
-_EPOCHS = TypeAdapter(list[dict[str, float]])  # the lines of metrics.jsonl
 
 
 @contextlib.contextmanager
@@ -73,9 +68,6 @@ def reading(file: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the readers of damaged files raise dozens of kinds
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            why = f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}"
         folder = file.parent.parent if file.parent.name == "checkpoint" else file.parent
         raise RunError(f"{file} is damaged ({why}); bring it back, or remove {folder} and train again.") from error
 
@@ -88,17 +80,7 @@ def read_json(file: Path, kind: type[Json]) -> Json:
     return kind()
 
 
-def write_record(folder: Path, config: dict[str, Any], metrics: list[dict], heads: dict[str, list[NDArray]]) -> None:
-    """Write what others read of a run under way: config.json, metrics.jsonl and, where there are heads, heads.npz."""
-    with writing(folder / "config.json") as temporary:
-        temporary.write_text(json.dumps(config, indent=1) + "\n")
-    with writing(folder / "metrics.jsonl") as temporary:
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in metrics))
-    if heads:
-        write_arrays(folder / "heads.npz", {name: np.stack(values) for name, values in heads.items()})
-
-
-def write_arrays(file: Path, arrays: Mapping[str, NDArray]) -> None:
+def write_arrays(file: Path, arrays: Mapping[str, ArrayLike]) -> None:
     """Write an npz file, whole or not at all."""
     with writing(file) as temporary:
         np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]  # NumPy's stub fears that one is allow_pickle
@@ -116,7 +98,7 @@ class Run:
             raise RunError(f"{self.path} is no run folder: no config.json is there. Name another, or train a new one.")
         with reading(file):
             found = json.loads(file.read_bytes())
-            parsed = _Config.model_validate(found)
+            parsed = _Config(**found)
             named = identity(found["model"], found["train"], parsed.data["key"])
             if parsed.hash != named and parsed.train.start_from is None:  # else the run it starts from is part of it
                 raise ValueError("it is not what was written")
@@ -137,7 +119,7 @@ class Run:
 
     @property
     def preset(self) -> str:
-        return self.config["preset"]
+        return self._parsed.preset
 
     @property
     def title(self) -> str:
@@ -186,10 +168,10 @@ class Run:
             return []
         with reading(file):
             lines = [json.loads(line) for line in file.read_bytes().splitlines()]
-            _EPOCHS.validate_python(lines, strict=True)
             wanted = self.train.epochs if ended else len(lines)
-            if [line["epoch"] for line in lines] != list(range(1, wanted + 1)):
-                raise ValueError(f"its {len(lines)} lines are not one for each of {wanted} epochs")
+            numbers = all(type(value) in (int, float) for line in lines for value in line.values())
+            if not numbers or [line["epoch"] for line in lines] != list(range(1, wanted + 1)):
+                raise ValueError(f"its {len(lines)} lines are not numbers of each of {wanted} epochs")
             return lines
 
     @property
@@ -281,12 +263,9 @@ def writing(path: Path) -> Iterator[Path]:
     An `OSError` names the file, its disk, and how much room is left there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
     try:
         yield temporary
-        temporary.chmod(0o644)
         with open(temporary, "rb") as file:
             os.fsync(file)
         os.replace(temporary, path)
@@ -311,15 +290,6 @@ def held(folder: Path, *, wait: bool) -> Iterator[None]:
         print(f"Another process is at work in {folder}: waiting for it.", file=sys.stderr, flush=True)
         taken = lock.acquire()
     with taken:
-        yield
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder, if need be after another process; what killed processes left in it is removed."""
-    with held(folder, wait=True):
-        for leftover in folder.rglob(".*-*"):  # of `writing`
-            leftover.unlink()
         yield
 
 

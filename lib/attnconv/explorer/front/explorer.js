@@ -133,7 +133,7 @@ export class Explorer extends Live {
       [["", "any"], ...host.choices.classes.map((name, c) => [c, name])],
       () => this.newImage(),
     );
-    this.classField.hidden = !host.choices.by_class;
+    this.classField.hidden = !host.choices.labelled;
     this.file = element("input", {
       type: "file",
       accept: "image/*",

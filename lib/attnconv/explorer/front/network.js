@@ -94,8 +94,7 @@ export function unshuffled({ height, width, channels, values }, s, mean, std) {
 export class Network {
   constructor(side, { mean, std }) {
     Object.assign(this, { heads: new Model(side), mean, std, sampling: side.downsampling });
-    const { high, low } = side.weights;
-    const vector = (name) => high[name] && fromHalf(high[name], low[name]);
+    const vector = (name) => side.weights[name] && fromHalf(...side.weights[name]);
     const map = (name) => ({ weight: vector(`${name}.weight`), bias: vector(`${name}.bias`) });
     const blocks = side.heads.map((_, layer) => {
       const own = (name) => map(`blocks.${layer}.${name}`);

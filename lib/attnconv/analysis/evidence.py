@@ -1,0 +1,121 @@
+"""What verdicts are decided by: numbers of finished runs, and words for them. No torch is imported here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attnconv.training.runs import Run
+
+POINTS = 1.0
+"""Points of accuracy that a convolution in the place of a layer may cost."""
+SMALL = 7
+"""Side of the largest kernel that is called small: heads on pixels around the query."""
+
+
+def small_convolutions(run: Run) -> tuple[NDArray, NDArray, NDArray, list[str]]:
+    """Layers where a convolution of at most `SMALL` costs less than `POINTS`, and a 1 × 1 more: three (L,) bool.
+
+    First the layers where this is sure; then those where the noise is too large to tell; then those of the first where
+    the smallest such convolution is at most half as far from the layer as before training. Last, the numbers in words.
+    """
+    sizes = run.swaps["sizes"]
+    lost = 100 * (run.swaps["whole"].astype(float) - run.swaps["alone"])  # (L, S, images)
+    lost, error = lost.mean(-1), lost.std(-1) / math.sqrt(lost.shape[-1])  # points, and the paired standard error
+    least, most = lost - 2 * error, lost + 2 * error
+    small = (sizes > 1) & (sizes <= SMALL)
+    fits = small & (most < POINTS) & (least[:, sizes == 1] > POINTS)  # (L, S)
+    may_fit = small & (least < POINTS) & (most[:, sizes == 1] > POINTS)
+    fine, smallest = fits.any(1), fits.argmax(1)  # where none fits, the first, which is left out below
+    before, after = run.swaps["error"][:, np.arange(len(fits)), smallest]
+    lines = [
+        f"points lost with a {size} × {size} convolution in one layer's place: {by_layer(points, '.1f')}"
+        for size, points in zip(sizes, lost.T, strict=True)
+        if size <= SMALL
+    ]
+    decisive = [
+        f"{layer + 1} as {size} × {size} {after[layer]:.2f}, before training {before[layer]:.2f}"
+        for layer, size in enumerate(sizes[smallest])
+        if fine[layer]
+    ]
+    words = "relative error of the smallest that surely costs less than a point (two standard errors): layer"
+    lines += [f"{words} {'; '.join(decisive) or 'none'}"]
+    became = after <= before / 2
+    return fine, may_fit.any(1) & ~fine, fine & became, lines
+
+
+def following(run: Run) -> tuple[NDArray, NDArray]:
+    """Heads (L, h) whose attention has a peak that stays at one shift (L, h, 2) as the query moves.
+
+    At each query that was kept, the peak lies at this shift, where over half of what exceeds evenly spread attention
+    lies within a pixel of it; over all queries, heads agree nine tenths as well as two halves of the images do.
+    """
+    maps, queries = run.attention["mean"].astype(float), run.attention["queries"]
+    places = peaks(maps)
+    shifts = places - queries[:, None, None]  # (Q, L, h, 2)
+    above = np.maximum(maps - 1 / math.prod(maps.shape[3:]), 0)
+    around = np.zeros(maps.shape[:3])
+    for index in np.ndindex(around.shape):
+        around[index] = window(above[index], places[index], 1).sum()
+    peaked = (around > 0.5 * above.sum((3, 4))) & (shifts == shifts[0]).all(-1)
+    moved, same = run.attention["halves"]
+    return peaked.all(0) & (moved >= 0.9 * same), shifts[0]
+
+
+def gaussians(centres: NDArray, precision: NDArray, grid: tuple[int, int]) -> NDArray:
+    """What heads (..., 2) give to each shift that an image of that size has: (..., 2 H - 1, 2 W - 1)."""
+    rows, columns = (np.arange(1 - side, side) for side in grid)
+    away = np.stack(np.meshgrid(rows, columns, indexing="ij"), -1) - centres[..., None, None, :]
+    logits = -0.5 * ((away @ precision[..., None, :, :]) * away).sum(-1)
+    weights = np.exp(logits - logits.max((-2, -1), keepdims=True))
+    return weights / weights.sum((-2, -1), keepdims=True)
+
+
+def peaks(maps: NDArray) -> NDArray:
+    """The pixel that has the most of each map (..., H, W): (..., 2)."""
+    highest = maps.reshape(*maps.shape[:-2], -1).argmax(-1)
+    return np.stack(np.unravel_index(highest, maps.shape[-2:]), -1)
+
+
+def window(maps: NDArray, query: Sequence[int] | NDArray, radius: int) -> NDArray:
+    """The pixels of maps (..., H, W) at most so far from the query, along either axis."""
+    rows, columns = (slice(max(0, place - radius), place + radius + 1) for place in query)
+    return maps[..., rows, columns]
+
+
+def distinct(shifts: NDArray, chosen: NDArray) -> list[set[tuple[int, int]]]:
+    """The shifts (L, h, 2), whole numbers, of each layer's chosen heads (L, h), each shift once."""
+    return [{(int(a), int(b)) for a, b in of_layer[heads]} for of_layer, heads in zip(shifts, chosen, strict=True)]
+
+
+def mirrored(profile: NDArray) -> NDArray:
+    """Correlation of the logarithm of a profile (..., n) with that of its mirror image; 0 where it is flat."""
+    height = np.log(np.maximum(profile, 1e-12))
+    height = height - height.mean(-1, keepdims=True)
+    square = (height**2).sum(-1)
+    return (height * height[..., ::-1]).sum(-1) / np.where(square > 1e-12, square, np.inf)
+
+
+# --- in words ------------------------------------------------------------------------------------------------------
+
+
+def listed(values: ArrayLike, form: str) -> str:
+    numbers = (int(value) if form == "d" else float(value) for value in np.asarray(values))
+    return ", ".join("—" if math.isnan(number) else format(number, form) for number in numbers)
+
+
+def by_layer(values: ArrayLike, form: str, of: int | None = None, before: ArrayLike | None = None) -> str:
+    """A number for each layer, of at most ``of``; and the same ``before`` training."""
+    words = f"{listed(values, form)}{f' of {of}' if of else ''} in layers 1 to {len(np.asarray(values))}"
+    return words if before is None else f"{words}; before training {listed(before, form)}"
+
+
+def numbered(layers: NDArray) -> str:
+    return listed(np.flatnonzero(layers) + 1, "d") or "none"
+
+
+def significance(p: float) -> str:
+    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"

@@ -1,0 +1,420 @@
+"""Verdicts: each claim of claims.yaml is a function here, from finished runs (or numbers) to what was found.
+
+Every function returns the verdict and the evidence, a line for each number that decided. The verdict is None where the
+noise is too large to tell, or something is missing. `claims` makes cards of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from attnconv.analysis import results
+from attnconv.analysis.evidence import (
+    POINTS,
+    SMALL,
+    by_layer,
+    distinct,
+    following,
+    gaussians,
+    listed,
+    mirrored,
+    numbered,
+    peaks,
+    significance,
+    small_convolutions,
+    window,
+)
+from attnconv.cost import cost
+from attnconv.training.runs import Run
+
+LEVEL = 0.05
+"""Of significance: how often chance may give at least what was found."""
+DRAWS = 1000
+EVEN = 0.95
+"""Of the largest entropy that attention can have: from there on it is called spread all but evenly."""
+LOSS_SPREAD = 0.008
+"""Standard deviation of the last training loss over seeds, as a share of it: .0076 over 19 recipes of the record."""
+NOT_TRAINED = "one of the two models is not among the runs"
+NOT_MEASURED = "what convolutions in the layers' places cost was not measured for this run"
+
+Verdict = tuple[bool | None, list[str]]
+
+
+# --- the theorem ---------------------------------------------------------------------------------------------------
+
+
+def theorem(difference: float) -> Verdict:
+    """``difference``: the largest between the layer's output and the convolution's, of outputs of size 1."""
+    return difference < 1e-5, [f"largest difference {difference:.0e} of the largest output"]
+
+
+def borders(inside: float, border: float, padded: float) -> Verdict:
+    """Largest differences at inner pixels, at border pixels, and everywhere once the input is padded."""
+    lines = [f"without padding: {inside:.1g} inside, {border:.1g} at the border"]
+    return inside < 1e-5 < border and padded < 1e-5, [*lines, f"with padding: {padded:.1g} everywhere"]
+
+
+def three_numbers(alphas: ArrayLike, missed: ArrayLike, formula: ArrayLike) -> Verdict:
+    """Attention outside the pixel at each alpha, measured and by the formula 1 - 1 / S(alpha)^2."""
+    alphas, missed, formula = (np.asarray(values, dtype=float) for values in (alphas, missed, formula))
+    off = np.abs(missed - formula).max()
+    exact = alphas[missed == 0]
+    lines = [f"largest difference from the formula {off:.0e}"]
+    lines += [f"exactly zero from alpha = {exact.min():g} on"] if len(exact) else ["nowhere exactly zero"]
+    return off < 1e-6 and len(exact) > 0 and bool((missed[alphas >= exact.min()] == 0).all()), lines
+
+
+def flops(linear: float, separable: float, dense: float) -> Verdict:
+    """Of the paper's quadratic model: linear layers only, with the averaging along rows and columns, with whole P."""
+    more = f"with the averaging {dense / 1e9:.1f} billion, or {separable / 1e9:.1f} along rows and columns"
+    return round(linear / 1e9, 1) == 6.2, [f"{linear / 1e9:.2f} billion in linear layers alone", more]
+
+
+# --- quadratic heads -----------------------------------------------------------------------------------------------
+
+
+def grid(run: Run, unmoved: ArrayLike | None = None) -> Verdict:
+    """Is there a layer that training made a small convolution, by moving heads to pixels of their own?
+
+    ``unmoved`` (L,): each layer's relative error as 3 x 3 if its centres are put back to where they began.
+    """
+    if not run.swaps:
+        return None, [NOT_MEASURED]
+    fine, unsure, became, lines = small_convolutions(run)
+    sharp, centres = run.heads["mass"][-1] > 0.5, run.heads["parameter_centre"][[0, -1]]
+    moved = pd.DataFrame(np.linalg.norm(centres[1] - centres[0], axis=-1))
+    pixels = np.rint(centres)
+    near = (np.abs(pixels) <= 1).all(-1)  # (2, L, h)
+    near[1] &= sharp
+    snapped, own = (np.array([len(one) for one in distinct(*each)]) for each in zip(pixels, near, strict=True))
+    before, after = run.swaps["error"][:, :, run.swaps["sizes"].tolist().index(3)]
+    there = fine & (own > 4)
+    made = there & became & (own > snapped) & (unmoved is None or np.asarray(unmoved) >= 1.25 * after)
+    lines += [
+        f"heads with over half of their attention on a pixel: {by_layer(sharp.sum(1), 'd', sharp.shape[1])}; "
+        f"mean way of these heads' centres, in pixels: {listed(moved.where(sharp).mean(axis=1), '.1f')}",
+        f"pixels of the 3 × 3 around the query that such a head has: {by_layer(own, 'd')}; "
+        f"the start's heads, each made sharp on its nearest pixel: {listed(snapped, 'd')}",
+        f"relative error as 3 × 3: {by_layer(after, '.2f', before=before)}"
+        + ("" if unmoved is None else f"; with centres put back to where they began {listed(unmoved, '.2f')}"),
+        f"layers that are grids: {numbered(there)}; of them training made: {numbered(made)}",
+    ]
+    if len(own) > 3:
+        lines += [f"layer 4, which the paper's figure shows: {sharp[3].sum()} such heads, {own[3]} of the nine pixels"]
+    return (True if made.any() else None if ((fine | unsure) & (own > 4)).any() else False), lines
+
+
+def local(run: Run) -> Verdict:
+    """Do most heads of the first two layers look at the 5 x 5 around the query?"""
+    there, grid = np.isfinite(run.heads["centre"][-1]).all(-1), run.model.grid  # (L, h)
+    shifts = gaussians(run.heads["parameter_centre"][[0, -1]], run.heads["precision"][[0, -1]], grid)
+    no_shift = [side - 1 for side in grid]
+    before, after = (window(shifts, no_shift, 2).sum((-2, -1)) > 0.5).sum(-1)
+    words = "heads with over half of their attention in the 5 × 5 around the query"
+    lines = [f"{words}: {by_layer(after, 'd', there.shape[1], before)}"]
+    even = run.heads["entropy"][-1] > EVEN * math.log(math.prod(grid))
+    lines += [f"heads whose attention is spread all but evenly over the image: {by_layer(even.sum(1), 'd')}"]
+    if not there[:2].any(1).all():
+        return None, [*lines, "there are no heads in the first two layers"]
+    held_before, holds = ((2 * counts > there.sum(1))[:2].all() for counts in (before, after))
+    return (None if holds and held_before else bool(holds)), lines
+
+
+def farther(run: Run) -> Verdict:
+    """Do deeper layers have heads that look farther than all of the first two layers' do?"""
+    away = np.linalg.norm(run.heads["centre"][[0, -1]], axis=-1)  # (2, L, h), before and after
+    farthest = np.where(np.isfinite(away), away, 0).max(-1)  # (2, L)
+    if farthest.shape[1] < 3 or not np.isfinite(away[1, :2]).any():
+        return None, ["there are no deeper layers, or no heads in the first two"]
+    before, after = (farthest[:, 2:] >= farthest[:, :2].max(1, keepdims=True) + 1).sum(1)
+    deeper = farthest.shape[1] - 2
+    lines = [
+        f"farthest mean shift of a head, in pixels: {by_layer(farthest[1], '.1f', before=farthest[0])}",
+        f"deeper layers with a head at least a pixel farther than all of layers 1 and 2: {after} of {deeper}; "
+        f"before training {before}",
+        f"mean reach, in pixels: {by_layer(np.nanmean(run.heads['reach'][-1], axis=1), '.1f')}",
+    ]
+    return (True if 2 * after >= deeper and after > before else False if after == 0 else None), lines
+
+
+def apart(run: Run) -> Verdict:
+    """Do heads duplicate less of each other's attention than the same heads elsewhere, more so than at the start?"""
+    there, random = np.isfinite(run.heads["parameter_centre"][-1]).all(-1), np.random.default_rng(0)  # (L, h)
+    if not there.any():
+        return None, ["there are no heads"]
+    shares: list[list[list[float]]] = [[], []]  # what is left of each layer's attention: as it is, then drawn anew
+    for epoch in (0, -1):
+        layers = zip(run.heads["parameter_centre"][epoch], run.heads["precision"][epoch], there, strict=True)
+        for centres, precision in ((c[those], p[those]) for c, p, those in layers if those.any()):
+            each = (centres, *_redrawn(centres, random))
+            shares[epoch] += [[gaussians(one, precision, run.model.grid).max(0).sum() for one in each]]
+    (start, end), heads = np.array(shares), there.sum(1)[there.any(1)]  # (L, 1 + DRAWS) each
+    lead, lead_at_start = (100 * (of[:, 0].sum() - of[:, 1:].sum(0)) / heads.sum() for of in (end, start))
+    p = (1 + (lead <= 0).sum()) / (1 + DRAWS)
+    p_more = (1 + (lead <= lead_at_start).sum()) / (1 + DRAWS)
+    lines = [
+        f"attention that is left when duplicates count once: {listed(end[:, 0] / heads, '.0%')} "
+        f"in layers {numbered(there.any(1))}; before training {listed(start[:, 0] / heads, '.0%')}",
+        f"the same heads, centres drawn anew, mean: {listed(end[:, 1:].mean(1) / heads, '.0%')}",
+        f"lead of all layers together over what was drawn anew: {lead.mean():.1f} points of "
+        f"{100 * end[:, 0].sum() / heads.sum():.0f}; {significance(p)}",
+        f"before training: {lead_at_start.mean():.1f} points; {significance(p_more)} that training added to it",
+    ]
+    return (True if max(p, p_more) < LEVEL else False if p > 1 - LEVEL else None), lines
+
+
+def _redrawn(centres: NDArray, random: np.random.Generator) -> NDArray:
+    """Centres (h, 2) from a normal distribution, with exactly the mean and the spread of these: (DRAWS, h, 2)."""
+    drawn = random.standard_normal((DRAWS, *centres.shape))
+    drawn = (drawn - drawn.mean(1, keepdims=True)) / np.maximum(drawn.std(1, keepdims=True), 1e-12)
+    return centres.mean(0) + centres.std(0) * drawn
+
+
+def sixteen(run: Run) -> Verdict:
+    """Are there layers that are small convolutions, and heads that look far?"""
+    limit, centres = min(run.model.grid) / 4, run.heads["centre"][[0, -1]]
+    before, after = (np.linalg.norm(centres, axis=-1) > limit).sum(-1)  # (L,)
+    words = f"heads with a centre of attention farther than {limit:g} pixels"
+    lines = [f"{words}: {by_layer(after, 'd', centres.shape[2], before)}"]
+    if not run.swaps:
+        return None, [*lines, NOT_MEASURED]
+    fine, unsure, became, more = small_convolutions(run)
+    words = f"of them training brought twice as near: {numbered(became)}"
+    lines += [*more, f"layers that are small convolutions: {numbered(fine)}; {words}"]
+    if after.sum() <= before.sum():
+        return (None if after.any() else False), lines
+    return (True if became.any() else None if (fine | unsure).any() else False), lines
+
+
+def pruned(run: Run, whole: Run, control: Run | None) -> Verdict:
+    """``whole``: the run whose heads were dropped; ``control``: that run, trained on for as long with all its heads."""
+    heads = whole.model.heads_per_layer, run.model.heads_per_layer
+    lines = [f"heads before: {by_layer(heads[0], 'd')}; after: {listed(heads[1], 'd')}"]
+    lines += [f"test accuracy with all heads {100 * whole.test_accuracy:.1f}%"]
+    if run.right_at_start is not None:
+        lines += [f"without the degenerate ones, before any training {100 * run.right_at_start.mean():.1f}%"]
+    if heads[0] == heads[1]:
+        return None, [*lines, "no head was degenerate, so none was dropped"]
+    if control is None:
+        return None, [*lines, "the opponent, trained on with all heads, is not among the runs"]
+    holds, words = results.ahead([run], [control], margin=POINTS)
+    epochs = f"{run.train.epochs} epoch{'s' * (run.train.epochs > 1)}"
+    return holds, [*lines, f"trained on for {epochs}, without them against with all: {words}"]
+
+
+# --- learned heads -------------------------------------------------------------------------------------------------
+
+
+def single_pixels(run: Run) -> Verdict:
+    """Are there heads on pixels around the query, each on one of its own, and more than by lot?"""
+    from scipy.stats import binom
+
+    maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
+    single, shifts = maps.max((2, 3)) > 0.5, peaks(maps) - query
+    near = single & (abs(shifts) <= 3).all(-1)
+    own, lot = distinct(shifts, near), 49 / math.prod(run.model.grid)
+    different, count = sum(map(len, own)), int(single.sum())
+    chance = float(binom.sf(different - 1, count, lot))
+    lines = [
+        f"heads with over half of their attention on one pixel: {by_layer(single.sum(1), 'd', maps.shape[1])}",
+        f"different pixels of the 7 × 7 around the query among theirs: {by_layer([len(one) for one in own], 'd')}",
+        f"their shifts: {', '.join(sorted(f'({a:+d}, {b:+d})' for a, b in set().union(*own))) or 'none'}",
+        f"together {different} of {count}; by lot {significance(chance)}",
+    ]
+    if not count:
+        return False, lines
+    return (True if chance < LEVEL else False if binom.cdf(near.sum(), count, lot) < LEVEL else None), lines
+
+
+def symmetric(run: Run) -> Verdict:
+    """Are patterns that are not local symmetric left-right, more than up-down, and do some heads look far?"""
+    maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
+    wide = window(maps, query, 2).sum((2, 3)) < 0.5  # (L, h)
+    if not wide.any():
+        return False, ["all heads are local"]
+    alike, pairs = [], []  # of columns, then of rows
+    for profile, place in ((maps.sum(2), query[1]), (maps.sum(3), query[0])):
+        side = min(place, profile.shape[-1] - 1 - place)
+        profile = profile[..., place - side : place + side + 1]  # the query in the middle
+        alike.append(mirrored(profile))
+        highest = np.argsort(profile, axis=-1)[..., -2:]
+        pairs.append((wide & (highest.sum(-1) == 2 * side)).sum())
+    across, upright = alike
+    reach_before, reach = run.heads["reach"][0], run.heads["reach"][-1]
+    far = (reach > np.nanmax(reach_before)).sum(1)
+    more = np.array([(a - u)[w].mean() for a, u, w in zip(across, upright, wide, strict=True) if w.any()])
+    signs = np.array(list(itertools.product((1, -1), repeat=len(more))))
+    p, p_less = (float((sign * signs @ more >= sign * more.sum() - 1e-12).mean()) for sign in (1, -1))
+    lines = [
+        f"heads that are not local: {by_layer(wide.sum(1), 'd')}",
+        f"correlation of their profiles with the mirror image, mean: left-right {across[wide].mean():.2f}, "
+        f"up-down {upright[wide].mean():.2f}",
+        f"heads whose two highest columns are each other's mirror image: {pairs[0]}; two highest rows: {pairs[1]}",
+        f"left-right less up-down: {listed(more, '.2f')} in layers {numbered(wide.any(1))}; "
+        f"as much by chance {significance(p)}",
+        f"heads that reach farther than any did before training, {np.nanmax(reach_before):.1f} pixels: "
+        f"{by_layer(far, 'd')}",
+    ]
+    holds = p < LEVEL and pairs[0] > pairs[1] and far.any()
+    return (True if holds else False if p_less < LEVEL else None), lines
+
+
+def constant_shift(run: Run) -> Verdict:
+    """Do heads of layers 2 and 3 look at pixels at a fixed shift, and follow the query?"""
+    moved, same = run.attention["halves"]
+    kept, shifts = following(run)
+    lines = [f"heads with a peak that follows the query: {by_layer(kept.sum(1), 'd', kept.shape[1])}"]
+    if len(kept) < 3:
+        return None, [*lines, "the network has no layer 3"]
+    for layer, head in np.argwhere(kept[1:3]) + (1, 0):
+        lines += [
+            f"head {head + 1} of layer {layer + 1}: shift ({listed(shifts[layer, head], 'd')}); agreement of two "
+            f"halves of the images {same[layer, head]:.2f}, with the query moved {moved[layer, head]:.2f}"
+        ]
+    different = [len(of_layer) for of_layer in distinct(shifts[1:3], kept[1:3])]
+    return (True if min(different) > 1 else False if max(different) == 0 else None), lines
+
+
+def content_use(run: Run) -> Verdict:
+    """Does content decide more in heads that do not follow the query than in those that do, in their own layer?"""
+    fixed, questions, content = run.attention["shares"]
+    kept, _ = following(run)
+    lines = [
+        f"of what makes scores vary, the same for every image and query: {by_layer(fixed.mean(1), '.0%')}",
+        f"with what the query holds: {by_layer(questions.mean(1), '.0%')}",
+        f"comparison of contents: {by_layer(content.mean(1), '.0%')}",
+    ]
+    mixed = kept.any(1) & ~kept.all(1)
+    if not mixed.any():
+        return None, [*lines, "no layer has both heads that follow the query and others"]
+    follow, random = kept[mixed], np.random.default_rng(0)
+    decided = (content + questions)[mixed]  # the query's content decides on the second part
+    shuffled = np.stack([follow, *(random.permuted(follow, axis=1) for _ in range(DRAWS))])  # (1 + DRAWS, L, h)
+    theirs, others = ((decided * who).sum(-1) / who.sum(-1) for who in (shuffled, ~shuffled))
+    theirs, others = theirs.mean(-1), others.mean(-1)
+    more = others - theirs
+    p, p_less = (float((sign * more >= sign * more[0] - 1e-12).mean()) for sign in (1, -1))
+    alone = np.diff([(content[mixed] * who).sum(-1) / who.sum(-1) for who in (shuffled, ~shuffled)], axis=0)[0].mean(-1)
+    lines += [
+        f"heads that follow the query: {by_layer(kept.sum(1), 'd')}; where both kinds are, what content decides of "
+        f"theirs {theirs[0]:.0%}, of the others' {others[0]:.0%}; {significance(p)}",
+        f"of a comparison of contents alone {significance(float((alone >= alone[0] - 1e-12).mean()))}",
+    ]
+    return (True if p < LEVEL else False if p_less < LEVEL else None), lines
+
+
+def free_start(run: Run) -> Verdict:
+    """Did layer 1 of a learned model become a convolution?"""
+    if not run.swaps:
+        return None, [NOT_MEASURED]
+    fine, unsure, became, lines = small_convolutions(run)
+    lines += [
+        f"layer 1 as {size} × {size}: relative error {now:.2f}, before training {then:.2f}"
+        for size, then, now in zip(run.swaps["sizes"], *run.swaps["error"][:, 0], strict=True)
+        if 1 < size <= SMALL
+    ]
+    return (True if became[0] else None if fine[0] or unsure[0] else False), lines
+
+
+# --- accuracy ------------------------------------------------------------------------------------------------------
+
+
+def hybrid(made: Sequence[Run], control: Sequence[Run], first: Sequence[Run]) -> Verdict:
+    """``control``: the attention network, trained on for as long; ``first``: that network before it was trained on."""
+    holds, lines = _ahead(made, control, POINTS)
+    if not (made and control and first):
+        return None, lines
+    lines += ["surely less accurate"] if results.ahead(control, made)[0] else []
+    lines += [f"against the attention network before either was trained on: {results.ahead(made, first)[1]}"]
+    own, other = cost(made[0].model), cost(control[0].model)
+    ratios = own.parameters / other.parameters, own.separable / other.separable
+    return holds, [*lines, f"parameters × {ratios[0]:.2f}, FLOPs × {ratios[1]:.2f}"]
+
+
+def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> Verdict:
+    """As `results.ahead`; undecided where a longer training may be the reason."""
+    if not (better and worse):
+        return None, [NOT_TRAINED]
+    holds, words = results.ahead(better, worse, margin)
+    images = better[0].config["data"]["test_images"]
+    lines = [
+        f"test accuracy {words}",
+        f"{images:,} test images of {better[0].data_title}, seeds: {len(better)} and {len(worse)}",
+    ]
+    epochs = better[0].train.epochs, worse[0].train.epochs
+    if epochs[0] != epochs[1]:
+        a, b = (100 * results.curves(runs)[:, min(epochs) - 1].mean() for runs in (better, worse))
+        lines += [
+            f"trained for {epochs[0]} and {epochs[1]} epochs; after {min(epochs)} of them {a:.1f}% against {b:.1f}%"
+        ]
+        lead, error = a - b + margin, math.sqrt((a * (100 - a) + b * (100 - b)) / images)
+        holds = holds if holds == (lead > 0) and abs(lead) > 2 * error else None
+    for name, words in (("lr", "learning rates"), ("encoding_lr", "of the encoding")):
+        rates = [getattr(runs[0].train, name) or runs[0].train.adamw_lr for runs in (better, worse)]
+        if rates[0] != rates[1] and (name == "lr" or all(runs[0].model.kind != "resnet" for runs in (better, worse))):
+            lines += [f"{words} {rates[0]:g} and {rates[1]:g}"]
+    return holds, lines
+
+
+quadratic_ahead = content_lower = _ahead  # who should be ahead comes first
+matches_resnet = partial(_ahead, margin=2.0)
+
+
+def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
+    """By the training loss at the end, where all rates have fallen to zero; for trainings of one length."""
+    if not (learned and content):
+        return None, [NOT_TRAINED]
+    ends = [pd.DataFrame([run.metrics[-1] for run in runs]) for runs in (content, learned)]
+    losses, accuracies = ([end[name].mean() for end in ends] for name in ("train_loss", "train_accuracy"))
+    gap, seeds = losses[0] - losses[1], min(map(len, ends))
+    noise = 2 * math.sqrt(2) * LOSS_SPREAD * losses[1]
+    if seeds > 1:
+        noise = results.surely(seeds - 1) * math.sqrt(sum(end["train_loss"].var() / len(end) for end in ends))
+    recipes = content[0].train, learned[0].train
+    rates = [
+        f"{recipe.lr:g} of the weights" + (f", {recipe.encoding_lr:g} of the encoding" if recipe.encoding_lr else "")
+        for recipe in recipes
+    ]
+    lines = [
+        f"training loss at the end {losses[0]:.3f} with content, {losses[1]:.3f} without; noise "
+        f"{noise:.3f}{'' if seeds > 1 else ', as short runs spread'}; seeds: {len(content)} and {len(learned)}",
+        f"training accuracy at the end {accuracies[0]:.1%} and {accuracies[1]:.1%}",
+        f"learning rates with content {rates[0]}; without {rates[1]}; "
+        f"epochs {recipes[0].epochs} and {recipes[1].epochs}",
+    ]
+    return (None if recipes[0].epochs != recipes[1].epochs or abs(gap) <= noise else bool(gap > 0)), lines
+
+
+def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
+    """Taps covered after training and by snapping before it, of the same seeds: (seeds,) each."""
+    gain = taps - snapped
+    lines = [f"taps covered {taps.mean():.1f}, by snapping alone {snapped.mean():.1f}; seeds: {len(gain)}"]
+    if len(gain) < 2:
+        return None, [*lines, "a single seed, so the noise is not known"]
+    error = gain.std(ddof=1) / math.sqrt(len(gain))
+    lines += [f"difference {gain.mean():+.1f} ± {error:.1f}"]
+    sure = error > 0 and abs(gain.mean()) > results.surely(len(gain) - 1) * error
+    return (bool(gain.mean() > 0) if sure else None), lines
+
+
+def convolution_start(
+    taps: Mapping[int, Sequence[Run]],
+    paper: Mapping[int, Sequence[Run]],
+    others: Mapping[str, Mapping[int, Sequence[Run]]],
+) -> Verdict:
+    """Runs from two starts, and from others by name, by the number of their training images; the fewest decide."""
+    fewest = min(taps)
+    holds, _ = results.ahead(taps[fewest], paper[fewest])
+    lines = [f"{images:,} images: {results.ahead(taps[images], paper[images])[1]}" for images in sorted(taps)]
+    for name, runs in others.items():
+        lines.append(f"{fewest:,} images, against {name}: {results.ahead(taps[fewest], runs[fewest])[1]}")
+    if (seeds := len(taps[fewest])) < 2:
+        return None, [*lines, "a single seed, so the noise is not known"]
+    return holds, [*lines, f"seeds: {seeds}"]
