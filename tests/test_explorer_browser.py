@@ -829,7 +829,8 @@ def test_words_explain_themselves_and_stay_in_sight(pages, show, screen):
         ask(node)
         assert meaning in seen.root.locator(tip).inner_text(), word
     for word in seen.root.locator(".ax-word:visible").all():
-        word.focus()
+        word.focus()  # the page may scroll, below a pointer that rests
+        seen.page.wait_for_timeout(150)
         assert len(seen.root.locator(tip).inner_text()) > 20, word.inner_text()
     seen.page.keyboard.press("Escape")
     assert seen.root.locator(tip).count() == 0

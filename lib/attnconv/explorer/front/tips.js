@@ -29,7 +29,8 @@ export class Tips {
   constructor(root) {
     Object.assign(this, { root, at: null, id: `attnconv-tip-${++made}` });
     this.box = element("div", { className: "ax-tip", id: this.id, role: "tooltip", hidden: true });
-    root.addEventListener("pointerover", (event) => event.pointerType === "mouse" && this.hover(this.of(event)));
+    // A move is the reader's. The page may also scroll below a resting pointer, to what the keyboard chose.
+    root.addEventListener("pointermove", (event) => event.pointerType === "mouse" && this.hover(this.of(event)));
     root.addEventListener("pointerleave", () => this.hover(null));
     root.addEventListener("focusin", (event) => {
       if (event.target.matches(":focus-visible, .ax-word")) this.show(this.of(event));
@@ -57,7 +58,7 @@ export class Tips {
   }
 
   hover(node) {
-    if (node !== this.over) this.show(node);
+    if (node !== this.over && (node || this.at === this.over)) this.show(node);
     this.over = node;
   }
 
