@@ -1,5 +1,7 @@
 """Every layer against an independent float64 reference; every formulation against every other; gradients too."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -195,6 +197,29 @@ def test_hard_heads_that_start_on_taps_are_a_convolution(spread, tolerance):
     soft = QuadraticAttention(3, 4, heads=9, centre_start="taps", spread_start=1.0).double()
     soft.load_state_dict(layer.state_dict() | {"spreads": soft.spreads.detach()})
     assert (soft(x) - expected).abs().max() / expected.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("alpha", [0.5, 2.0])
+def test_content_heads_that_start_on_taps_look_as_quadratic_ones_whatever_the_pixels_hold(alpha):
+    torch.manual_seed(0)
+    layer = ContentAttention(3, 4, heads=9, max_size=7, key_size=6).double()
+    layer.start_on_taps(alpha)
+    quadratic = QuadraticAttention(3, 4, heads=9, centre_start="taps").double()
+    torch.nn.init.constant_(quadratic.spreads, math.sqrt(2 * alpha))
+    x = torch.randn(2, 7, 5, 3, dtype=torch.float64)
+    torch.testing.assert_close(layer.probabilities(x), quadratic.probabilities(7, 5).expand(2, -1, -1, -1, -1, -1))
+    quadratic.value.load_state_dict(layer.value.state_dict())
+    torch.testing.assert_close(layer(x), quadratic(x))
+    layer(x).square().sum().backward()
+    for weight in (layer.query.weight, layer.row_embedding):  # content can come in, and centres can move
+        assert weight.grad.abs().max() > 1e-6
+
+
+def test_content_heads_that_cannot_start_on_taps_say_why():
+    with pytest.raises(ValueError, match="heads = 4, key_size = 6: .* heads must be 1, 9, 25"):
+        ContentAttention(3, 4, heads=4, max_size=7, key_size=6).start_on_taps(2.0)
+    with pytest.raises(ValueError, match="key_size at least 4"):
+        ContentAttention(3, 4, heads=9, max_size=7, key_size=2).start_on_taps(2.0)
 
 
 @pytest.mark.parametrize("away", [(10_000.0, 0.3), (0.3, -10_000.0), (10_000.0, -10_000.0), (2.4, 0.3)])

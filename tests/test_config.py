@@ -64,6 +64,7 @@ Mine = partial(Profile, name="x")
         (Mine, dict(study={"longer": {"seeds": [1, 1]}}), "Study.seeds = .*: 1 stands twice"),
         (Mine, dict(study={"few": {"images": [50, 50]}}), "Study.images = .*: 50 stands twice"),
         (Mine, dict(study={"few": {"starts": {"a": {"model": {"centre_start": "grid"}}}}}), "centre_start = 'grid'"),
+        (Mine, dict(study={"few": {"content": {"model": {"key_size": 3}}}}), "key_size = 3 must be even"),
         (Mine, dict(train={"seed": 5}), r"seed = 5 cannot be set here: a profile has seeds: \[...\]"),
         (Mine, dict(presets={"learned": {"train": {"seed": 5}}}), "seed = 5 cannot be set here"),
         (Mine, dict(study={"train": {"seed": 5}}), "seed = 5 cannot be set here"),
@@ -80,6 +81,8 @@ def test_heads_on_taps_may_be_pruned_and_other_kinds_have_as_many_as_they_like()
     assert ModelConfig(heads=25, centre_start="taps").heads == 25
     assert ModelConfig(layers=2, heads=[9, 4], centre_start="taps").heads == (9, 4)
     assert ModelConfig(kind="learned", heads=16, centre_start="taps").heads == 16
+    with pytest.raises(ConfigError, match="key_size = 2 must be at least 4"):
+        ModelConfig(kind="learned_content", key_size=2, centre_start="taps")
 
 
 def test_a_grid_that_the_patches_do_not_fill_is_refused():

@@ -88,17 +88,17 @@ class ModelConfig(Config):
     attention_dropout: Share = 0.0  # of the probabilities, one mask for the batch; needs attention's dense form
     centre_std: NotNegative = 2.0  # of where the centres start, per coordinate, in pixels of the down-sampled grid
     centre_start: Literal["gaussian", "disc", "taps"] = "gaussian"  # drawn as in the paper, evenly over a disc, or
-    # head h exactly on tap h of a square kernel, whatever ``centre_std`` is
+    # head h exactly on tap h of a square kernel, whatever ``centre_std`` is; with content, on taps or as the paper's
     spread_start: Positive = 1.0  # spreads (entries of Sigma^{-1/2}) start at this value + N(0, 0.01)
-    resnet_width: Annotated[int, Field(ge=8, le=2**11)] = (
-        64  # channels of its first stage, an eighth of its last; below
-    )
-    # 8, convolutions of torch 2.15 write beyond their memory on CPUs without AVX-512
+    # channels of its first stage, an eighth of its last; with fewer than 8, convolutions of torch 2.15 write beyond
+    # their memory on CPUs without AVX-512
+    resnet_width: Annotated[int, Field(ge=8, le=2**11)] = 64
 
     @model_validator(mode="after")
     def _together(self) -> ModelConfig:
         size = "key_size" if self.key_size else "hidden"
-        taps = self.kind == "quadratic" and self.centre_start == "taps" and isinstance(self.heads, int)  # else pruned
+        taps = self.kind in ("quadratic", "learned_content") and self.centre_start == "taps"
+        taps = taps and isinstance(self.heads, int)  # else pruned
         square = self.heads in [side**2 for side in range(1, 32, 2)]
         for wrong, name, limit in (
             (isinstance(self.heads, tuple) and len(self.heads) != self.layers, "heads", f"{self.layers}, one a layer"),
@@ -106,6 +106,7 @@ class ModelConfig(Config):
             (any(k and k % 2 == 0 for k in self.kernels), "kernels", "odd, or 0 where attention stays"),
             (self.kind == "learned_content" and getattr(self, size) % 2, size, "even: half rows, half columns"),
             (taps and not square, "heads", "the square of an odd number, to start on the taps of a kernel"),
+            (taps and self.kind != "quadratic" and getattr(self, size) < 4, size, "at least 4, to start on taps"),
             (self.kind != "quadratic" and self.covariance == "full", "covariance", "isotropic, if not kind quadratic"),
         ):
             if wrong:
@@ -220,6 +221,7 @@ class Study(Config):
     starts: dict[str, Study] = {}  # of one network, trained from several starts: changes that come after the above
     images: Annotated[tuple[Count, ...], AsTuple, AfterValidator(_once)] = ()  # numbers of training images to try
     few: Study | None = None  # several starts on few images and on many (notebook 11): changes as in ``longer``
+    content: Study | None = None  # of ``few``: the same with the learned encoding and content, after its changes
 
 
 class Profile(Config):
@@ -244,11 +246,15 @@ class Profile(Config):
         for name in {*self.runs, *self.presets, *PRESETS}:
             self.configs(name)
         study, few = self.study, self.study.few or Study()
-        for more in ([study.longer or Study()], [few], *([few, arm] for arm in few.starts.values())):
+        content = few.content or Study()
+        parts = [("quadratic", [study.longer or Study()]), ("quadratic", [few]), ("learned_content", [few, content])]
+        parts += [("quadratic", [few, arm]) for arm in few.starts.values()]
+        parts += [("learned_content", [few, content, arm]) for arm in content.starts.values()]
+        for preset, more in parts:
             model, train = study.model, study.train
             for one in more:
                 model, train = model | one.model, train | one.train
-            self.configs("quadratic", None, model, train)
+            self.configs(preset, None, model, train)
         return self
 
     def configs(

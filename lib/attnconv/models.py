@@ -59,7 +59,10 @@ def build_attention(config: ModelConfig, heads: int) -> Attention:
         return QuadraticAttention(*sizes, dropout=dropout, **own)
     if config.kind == "learned":
         return LearnedAttention(*sizes, max_size=max(config.grid), dropout=dropout)
-    return ContentAttention(*sizes, max_size=max(config.grid), key_size=config.key_size, dropout=dropout)
+    layer = ContentAttention(*sizes, max_size=max(config.grid), key_size=config.key_size, dropout=dropout)
+    if config.centre_start == "taps":
+        layer.start_on_taps(config.spread_start**2 / 2)
+    return layer
 
 
 class Block(nn.Module):

@@ -205,6 +205,28 @@ class ContentAttention(nn.Module):
         self.column_embedding = nn.Parameter(torch.randn(2 * max_size - 1, key_size // 2))
         self.value = nn.Linear(heads * channels, out_channels)
 
+    @torch.no_grad()
+    def start_on_taps(self, alpha: float) -> None:
+        """Put head h on tap h of a square kernel, with Lemma 2's sharpness, whatever the pixels hold.
+
+        W_qry = 0 leaves of a query its bias. Two numbers of each half of r are (shift^2, shift), and the biases weigh
+        them so that the score is -alpha |shift - tap|^2. Keys are 0 there; the others wait for queries to grow.
+        """
+        kernel = math.isqrt(self.heads)
+        if kernel % 2 == 0 or kernel**2 != self.heads or self.key_size < 4:
+            found = f"heads = {self.heads}, key_size = {self.key_size}"
+            raise ValueError(f"{found}: to start on taps, heads must be 1, 9, 25, ..., and key_size at least 4.")
+        shift = torch.arange(1 - self.max_size, self.max_size)
+        for embedding in (self.row_embedding, self.column_embedding):
+            embedding[:, 0], embedding[:, 1] = shift.square() / self.max_size, shift
+        biases = torch.zeros(self.heads, 2, self.key_size // 2)  # rows and columns
+        weight = alpha * math.sqrt(self.key_size)
+        biases[..., 0], biases[..., 1] = -weight * self.max_size, 2 * weight * tap_shifts((kernel, kernel))
+        self.query.weight.zero_()
+        self.query.bias.copy_(biases.flatten())
+        for part in (self.key.weight, self.key.bias):
+            part.unflatten(0, biases.shape)[:, :, :2] = 0
+
     def _queries_and_keys(self, x: Tensor) -> list[Tensor]:
         """x (B, H, W, C) -> q and k, each (B, h, H, W, K)."""
         split = (self.heads, self.key_size)

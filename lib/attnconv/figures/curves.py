@@ -81,20 +81,24 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
 
 
 @styled
-def by_images(table: pd.DataFrame, ylabel: str = "") -> Figure:
+def by_images(table: pd.DataFrame, ylabel: str = "", order: Sequence[str] = ()) -> Figure:
     """What came of networks that were trained on more and more images: a panel a measure or layer, a line a start.
 
     ``table`` has a row for each network and panel: ``panel``, ``start``, ``images``, ``seed`` and ``value``. Lines are
     means over seeds, and bars run from the worst to the best. Starts stand a little beside each other, on a logarithmic
-    axis of images. Panels share a vertical axis, from zero on, if it has a name.
+    axis of images; their ``order`` decides colours and marks, as they come without it. Panels share a vertical axis,
+    from zero on, if it has a name.
     """
-    starts, titles = list(table["start"].unique()), list(table["panel"].unique())
+    found, titles = list(table["start"].unique()), list(table["panel"].unique())
+    starts = list(order) or found
     beside = 1.05 ** (table["start"].map(starts.index) - (len(starts) - 1) / 2)
     table = table.assign(beside=table["images"] * beside)
     figure, axes = style.panels(titles, 2.2, "Training images", ylabel, DOUBLE)
     for ax, title in zip(axes, titles, strict=True):
         own = table[table["panel"] == title]
         for start, colour, mark in zip(starts, cycle(PALETTE), cycle(_MARKS), strict=False):
+            if start not in found:
+                continue
             _means(ax, own[own["start"] == start], "beside", "value", start, color=colour, marker=mark, capsize=1.5)
         ax.set_xscale("log")
         ax.set_xticks(sorted(own["images"].unique()), [f"{n:,}" for n in sorted(own["images"].unique())])
