@@ -174,6 +174,11 @@ def test_what_is_compiled_on_a_cpu(monkeypatch):
     assert not machine.to_be_compiled(cpu, half, True, 10**9)
 
 
+def test_networks_with_convolutions_in_the_place_of_attention_are_not_compiled(data, tmp_path):
+    run = train(replace(MODEL, {"kernels": [3]}), replace(RECIPE, {"epochs": 1, "compile": True}), data, tmp_path)
+    assert "compiled" not in run.config["environment"]["computation"]
+
+
 def test_without_a_compiler_training_says_so_and_goes_on(data, tmp_path, monkeypatch):
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)

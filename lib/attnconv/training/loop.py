@@ -35,7 +35,7 @@ from attnconv.analysis import heads
 from attnconv.attention.precision import Computation, choose, computing
 from attnconv.config import ModelConfig, TrainConfig, for_images
 from attnconv.equivalence.swapping import READ_ON, swap, unswap
-from attnconv.models import AttentionNet, Network, build_model, evaluate
+from attnconv.models import AttentionNet, Convolution, Network, build_model, evaluate
 from attnconv.training import machine
 from attnconv.training.checkpoints import load_run, read_state, write_state
 from attnconv.training.data import Dataset, batches, epoch_plan, normalize
@@ -74,6 +74,8 @@ class Trainer:
         self.epoch_steps = math.ceil(self.images / config.batch_size)
         computation = choose(self.device, config.precision)
         compiles = machine.to_be_compiled(self.device, computation, config.compile, config.epochs * self.images)
+        # torch 2.15's compiler fails on the gradient of this layer's padding.
+        compiles = compiles and not any(isinstance(layer, Convolution) for layer in model.modules())
         self.computation = replace(computation, compiled=compiles)
 
         # What changes while it trains: a checkpoint holds all of it.
