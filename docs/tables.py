@@ -32,7 +32,7 @@ def accuracies(folders: Mapping[str, Path]) -> str:
     titles = dict.fromkeys([*PAPER_TABLE, *itertools.chain(*ours.values())])
     head = ["Test accuracy (%)", "Paper", "2021", *(title for name in folders for title in (name, "epochs"))]
     rows = [
-        [title, PAPER_TABLE.get(title, {}).get("accuracy", "—"), REPRODUCTION_2021.get(title, "—")]
+        [title, PAPER_TABLE.get(title, "—"), REPRODUCTION_2021.get(title, "—")]
         + [cell for found in ours.values() for cell in found.get(title, ("—", "—"))]
         for title in titles
     ]

@@ -68,17 +68,13 @@ PAPER_CLAIMS = {key: sentence for key, sentence in SENTENCES.items() if sentence
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))  # "no" must not become undecided
 class Claim:
-    """A claim that was checked. It shows itself as a card, on GitHub too."""
+    """A claim that was checked, one of `SENTENCES`, which shows itself as a card."""
 
     key: str
-    """Of `SENTENCES`."""
-    about: str
-    """The runs that were looked at, in words; empty where no run was."""
-    holds: bool | None
-    """None: it cannot be told."""
+    about: str  # the runs that were looked at, in words; empty where no run was
+    holds: bool | None  # None: it cannot be told
     evidence: list[str]
-    test: str = ""
-    """`Sentence.digest` when it was checked."""
+    test: str = ""  # `Sentence.digest` when it was checked
 
     def __post_init__(self) -> None:
         if self.key not in SENTENCES:
@@ -92,23 +88,14 @@ class Claim:
     def verdict(self) -> str:
         return VERDICTS[self.holds]
 
-    @property
-    def where(self) -> str:
-        """Who says it, and the runs that were looked at."""
-        return f"{self.sentence.source}{'; here: ' if self.about else ''}{self.about}."
-
-    def _repr_markdown_(self) -> str:
-        lines = [f"**{self.verdict.capitalize()} here** · {self.sentence.text}", f"*{self.where}*"]
-        lines += ["", f"Test: {self.sentence.test}", "", *(f"- {line}" for line in self.evidence)]
-        return "\n".join(f"> {line}".rstrip() for line in lines)
-
     def html(self, closed: bool = False) -> str:
         """The card; ``closed``, so that test and evidence show at a click."""
         escape = partial(html.escape, quote=False)
+        where = f"{self.sentence.source}{'; here: ' if self.about else ''}{self.about}."
         listed = "".join(f"<li>{escape(line)}</li>" for line in self.evidence)
         return (
             f'<blockquote class="claim {self.verdict.replace(" ", "-")}">'
-            f"<b>{self.verdict.capitalize()} here</b> · {escape(self.sentence.text)}<br><i>{escape(self.where)}</i>"
+            f"<b>{self.verdict.capitalize()} here</b> · {escape(self.sentence.text)}<br><i>{escape(where)}</i>"
             f"<details{'' if closed else ' open'}><summary>Test and evidence</summary>"
             f"<p>{escape(self.sentence.test)}</p><ul>{listed}</ul></details></blockquote>"
         )
@@ -157,22 +144,17 @@ def read_claims(file: Path) -> list[Claim]:
 
 def recorded(folder: Path) -> dict[str, list[Claim]]:
     """What was recorded in an output folder: for each of `SENTENCES` the claims that were checked, by today's test."""
-    found: dict[str, list[Claim]] = {key: [] for key in SENTENCES}
-    for file in sorted((folder / "tables").glob("??-claims.json")):
-        for claim in read_claims(file):
-            if claim.test == claim.sentence.digest:
-                found[claim.key].append(claim)
-    return found
+    claims = [claim for file in sorted((folder / "tables").glob("??-claims.json")) for claim in read_claims(file)]
+    todays = [claim for claim in claims if claim.test == claim.sentence.digest]
+    return {key: [claim for claim in todays if claim.key == key] for key in SENTENCES}
 
 
 def board(folders: Mapping[str, Path]) -> pd.DataFrame:
     """Every claim of the paper: where it stands, what the paper and 2021 report, and the verdict in each folder."""
     by_folder = {name: recorded(folder) for name, folder in folders.items()}
     rows = []
-    for key, sentence in PAPER_CLAIMS.items():
-        row = {"The paper says": sentence.text, "Where": sentence.section, "Notebook": sentence.notebook}
-        row |= {"Paper": sentence.paper, "2021": sentence.reproduction}
-        for name, found in by_folder.items():
-            row[name] = ", ".join(dict.fromkeys(claim.verdict for claim in found[key])) or "—"
-        rows.append(row)
+    for key, one in PAPER_CLAIMS.items():
+        found = {name: dict.fromkeys(claim.verdict for claim in claims[key]) for name, claims in by_folder.items()}
+        row = {"The paper says": one.text, "Where": one.section, "Notebook": one.notebook, "Paper": one.paper}
+        rows.append(row | {"2021": one.reproduction} | {name: ", ".join(said) or "—" for name, said in found.items()})
     return pd.DataFrame(rows)

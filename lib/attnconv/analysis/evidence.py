@@ -99,9 +99,6 @@ def mirrored(profile: NDArray) -> NDArray:
     return (height * height[..., ::-1]).sum(-1) / np.where(square > 1e-12, square, np.inf)
 
 
-# --- in words ------------------------------------------------------------------------------------------------------
-
-
 def listed(values: ArrayLike, form: str) -> str:
     numbers = (int(value) if form == "d" else float(value) for value in np.asarray(values))
     return ", ".join("—" if math.isnan(number) else format(number, form) for number in numbers)

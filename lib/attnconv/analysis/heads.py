@@ -40,24 +40,18 @@ TAP_MASS = 0.5
 class Description(NamedTuple):
     """What each map of `describe` shows. Lengths are in pixels; arrays have the maps' leading axes (...)."""
 
-    centre: NDArray
-    """Mean shift, sum_k P(k) (k - q): (..., 2)."""
-    covariance: NDArray
-    """Of the shift around the centre, squared pixels: (..., 2, 2)."""
-    mass: NDArray
-    """Probability on the whole shift nearest to the centre: 1 for a head that is one tap of a kernel."""
-    entropy: NDArray
-    """-sum_k P log P in nats: 0 for one pixel, log(H W) for a uniform map."""
-    reach: NDArray
-    """Mean distance from the query, sum_k P(k) |k - q|: how far the head looks."""
+    centre: NDArray  # (..., 2), mean shift, sum_k P(k) (k - q)
+    covariance: NDArray  # (..., 2, 2), of the shift around the centre, squared pixels
+    mass: NDArray  # probability on the whole shift nearest to the centre: 1 for a head that is one tap of a kernel
+    entropy: NDArray  # -sum_k P log P in nats: 0 for one pixel, log(H W) for a uniform map
+    reach: NDArray  # mean distance from the query, sum_k P(k) |k - q|: how far the head looks
 
 
 def describe(maps: ArrayLike, query: Query) -> Description:
     """Describe what heads attend to at one query pixel: maps (..., H, W), each summing to 1.
 
-    The paper reads centres off the parameters of its Gaussian heads (section 4, figures 3 and 4); this measures the
-    same on the probabilities of any head, borders included, so a centre that lies outside the image shows up where the
-    head really looks.
+    The paper reads centres off the parameters of its Gaussian heads (section 4, figures 3 and 4); this measures them on
+    the probabilities of any head, so one whose centre lies outside the image shows up where it really looks.
     """
     p = _checked(maps, query)
     height, width = p.shape[-2:]
@@ -81,21 +75,17 @@ def taps(mass: ArrayLike, centre: ArrayLike, grid: tuple[int, int]) -> NDArray:
 
     ``centre`` (..., 2) is the learned one of a Gaussian head; of other heads the measured one. The pixel at that shift
     must be on the image (``grid`` H, W) at its central query: for a centre outside, the softmax takes the nearest pixel
-    that is left, whatever the shift. Such a head is not a tap. NaN (a head that is not there) gives False.
+    that is left, whatever the shift. NaN (a head that is not there) gives False.
     """
     pixel = np.rint(np.asarray(centre)) + (grid[0] // 2, grid[1] // 2)
     return (np.asarray(mass) > TAP_MASS) & ((pixel >= 0) & (pixel < grid)).all(-1)
 
 
 def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
-    """The window of maps (..., H, W) around the query: (..., 2 radius + 1, 2 radius + 1), NaN outside the image.
-
-    Radius 3 gives the 7 x 7 pixels of the paper's figures 5 to 10.
-    """
-    p = _checked(maps, query)
+    """The window of maps (..., H, W) around the query, (..., 2 radius + 1, 2 radius + 1): NaN outside the image."""
+    p, (row, column), side = _checked(maps, query), query, 2 * radius + 1
     padded = np.pad(p, [(0, 0)] * (p.ndim - 2) + [(radius, radius)] * 2, constant_values=np.nan)
-    row, column = query
-    return padded[..., row : row + 2 * radius + 1, column : column + 2 * radius + 1]
+    return padded[..., row : row + side, column : column + side]
 
 
 def _checked(maps: ArrayLike, query: Query) -> NDArray:
@@ -113,10 +103,10 @@ def _checked(maps: ArrayLike, query: Query) -> NDArray:
 def query_maps(
     layer: PositionalAttention | ContentAttention, query: Query, height: int, width: int, features: Tensor | None = None
 ) -> NDArray:
-    """P of one layer at one query pixel, float32, without building P for the others: (h, H, W).
+    """The layer's ``probabilities`` at one query pixel, float32, without building P for the others: (h, H, W).
 
     With content, P depends on the images: ``features`` (B, H, W, C), the layer's input, is then needed, and the result
-    is (B, h, H, W). The same numbers as the layer's ``probabilities`` at that query.
+    is (B, h, H, W).
     """
     (row, column), device = query, next(layer.parameters()).device
     if not (0 <= row < height and 0 <= column < width):
@@ -144,10 +134,8 @@ def geometry(
     input of layer l, and its map is averaged over these B images before it is described, as in the paper's figure 6.
 
     Returns:
-        float32 arrays (layers, most heads of a layer, ...), NaN where a layer has fewer heads. In pixels: ``centre``
-        (.., 2), ``covariance`` (.., 2, 2), ``reach``; ``mass`` on the whole shift nearest to the centre; ``entropy`` in
-        nats (see `Description`). For quadratic layers (NaN for others) also the parameters: ``parameter_centre``
-        (.., 2) and ``precision`` (.., 2, 2), Sigma^{-1}.
+        float32 arrays (layers, most heads of a layer, ...), NaN where a layer has fewer heads: those of `Description`
+        and, for quadratic layers, the parameters ``parameter_centre`` (.., 2) and ``precision`` (.., 2, 2), Sigma^{-1}.
     """
     heads = max((layer.heads for layer in layers), default=0)
     shapes = {"centre": (2,), "covariance": (2, 2), "mass": (), "entropy": (), "reach": ()}
@@ -160,8 +148,8 @@ def geometry(
         maps = query_maps(layer, query, height, width, None if features is None else features[index])
         found = describe(maps.mean(0) if maps.ndim == 4 else maps, query)._asdict()
         if isinstance(layer, QuadraticAttention):
-            parameters = {"parameter_centre": layer.centres, "precision": layer.precision()}
-            found |= {name: values.float().cpu().numpy() for name, values in parameters.items()}
+            found["parameter_centre"] = layer.centres.float().cpu().numpy()
+            found["precision"] = layer.precision().float().cpu().numpy()
         for name, values in found.items():
             result[name][index, : layer.heads] = values
     return result
@@ -197,14 +185,13 @@ def prune(layer: QuadraticAttention) -> QuadraticAttention:
     """A copy of the layer without its `degenerate` heads; the heads that stay contribute exactly what they did.
 
     MHSA is a sum over heads (section 1): head h adds its average of the pixels times the columns [h C, (h + 1) C) of
-    ``value.weight``, so dropping its centre, spread and columns removes that part and nothing else. The bias stays;
-    with no head left the layer answers with its bias alone. Mode, device and mixing are kept.
+    ``value.weight``, so dropping its centre, spread and columns removes that part and nothing else. The bias stays.
     """
     keep = torch.from_numpy(~degenerate(layer)).to(layer.centres.device)
     pruned = copy.deepcopy(layer)
     pruned.heads = int(keep.sum())
-    for name in ("centres", "spreads"):
-        setattr(pruned, name, nn.Parameter(getattr(layer, name).detach()[keep], getattr(layer, name).requires_grad))
+    pruned.centres = nn.Parameter(layer.centres.detach()[keep], layer.centres.requires_grad)
+    pruned.spreads = nn.Parameter(layer.spreads.detach()[keep], layer.spreads.requires_grad)
     blocks = layer.value.weight.unflatten(1, (layer.heads, layer.channels))[:, keep]  # (D, h, C)
     pruned.value.weight = nn.Parameter(blocks.detach().flatten(1), layer.value.weight.requires_grad)
     pruned.value.in_features = pruned.heads * layer.channels
@@ -232,9 +219,8 @@ def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArra
     """The taps of a k x k kernel that have a head: (..., k, k) bool, rows then columns, shifts from -(k // 2) on.
 
     Lemma 1 wants a bijection between heads and taps; section 4 finds such grids in early layers. A head covers the
-    whole shift nearest to its ``centre`` (..., h, 2), in pixels, if its ``mass`` (..., h) there exceeds `TAP_MASS`.
-    Two heads on one shift cover one tap. An even k x k kernel has the query at one of its four middle taps: at the one
-    with which most taps are covered.
+    whole shift nearest to its ``centre`` (..., h, 2), in pixels, if its ``mass`` (..., h) there exceeds `TAP_MASS`. An
+    even k x k kernel has the query at one of its four middle taps: at the one with which most taps are covered.
     """
     reach, starts = kernel_size // 2, 2 - kernel_size % 2  # of an even kernel the first row has two choices
     steps, shift = np.arange(-reach, reach + 1), np.rint(np.asarray(centre, dtype=float))
@@ -250,8 +236,8 @@ def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArra
 def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000, seed: int = 0) -> NDArray:
     """Taps of a k x k kernel that fresh layers of a quadratic model cover once heads snap: whole numbers, (draws,).
 
-    Each draw is the start of one layer. Its heads become sharp where they are, each on its nearest pixel, and move no
-    farther: what is covered beyond that, training has done. A layer has as many heads as the largest of ``config``.
+    Each draw is the start of one layer, as large as the largest of ``config``. Its heads become sharp, each on its
+    nearest pixel: what is covered beyond that, training has done.
     """
     heads = max(config.heads_per_layer)
     if config.centre_start == "taps":  # each head on its own
@@ -274,13 +260,10 @@ def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000, s
 def translation_consistency(probabilities: ArrayLike, others: ArrayLike | None = None) -> NDArray:
     """Whether heads keep their shifts as the query moves, as a convolution would: P (..., H, W, H, W) -> (...).
 
-    Section 4 (figures 6, 7) sees it in layers 2 and 3 of the model with content. The map at each query is compared with
-    the one at the central query (H // 2, W // 2) by the mean of sum min(P, P_0): from 0 to 1, and 1
-    for a positional head. Near a border some shifts leave the image, so both maps are first cut to the shifts that both
-    queries have, and renormalized. A query's weight is the product of the probabilities that the two cuts keep: a cut
-    that keeps nothing counts for nothing. NaN where no query can be compared.
-
-    ``others``: P of the same heads on other images, of which the map at the central query is then taken.
+    Section 4 (figures 6, 7) sees it in layers 2 and 3 of the model with content. The map at each query is held against
+    the one at the central query (H // 2, W // 2), of ``others`` if they are given (P of the same heads on other
+    images): the mean of sum min(P, P_0), 1 for a positional head, as `in_common` weighs it. NaN where no query can be
+    compared.
     """
     p = np.asarray(probabilities)
     q = p if others is None else np.asarray(others)
@@ -300,7 +283,8 @@ def translation_consistency(probabilities: ArrayLike, others: ArrayLike | None =
 def in_common(maps: ArrayLike, query: Query, others: ArrayLike, other: Query) -> tuple[NDArray, NDArray]:
     """What maps (..., H, W) at one query share with others at another one, shift by shift; and its weight: (...) each.
 
-    Both are cut to the shifts that both queries have, and renormalized; see `translation_consistency`.
+    Near a border some shifts leave the image, so both are cut to the shifts that both queries have, and renormalized.
+    The weight is the product of what the two cuts keep: a cut that keeps nothing counts for nothing.
     """
     a, b = np.asarray(maps, dtype=float), np.asarray(others, dtype=float)
     up, left = np.minimum(query, other)
@@ -347,8 +331,6 @@ AVERAGED = 100
 """Test images over which attention with content is averaged: the paper's number."""
 SINGLE_IMAGES = (0, 7, 23)
 """Test images whose attention is kept one by one."""
-AT_ONCE = 10
-"""Images whose P exists at a time."""
 
 
 @torch.no_grad()
@@ -395,5 +377,5 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
 
 
 def _mean_probabilities(layer: ContentAttention, x: Tensor) -> NDArray:
-    """P averaged over images x (B, H, W, C): (h, H, W, H, W)."""
-    return torch.stack([layer.probabilities(part).sum(0) for part in x.split(AT_ONCE)]).sum(0).cpu().numpy() / len(x)
+    """P averaged over images x (B, H, W, C), ten of which exist at a time: (h, H, W, H, W)."""
+    return torch.stack([layer.probabilities(part).sum(0) for part in x.split(10)]).sum(0).cpu().numpy() / len(x)

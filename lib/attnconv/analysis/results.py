@@ -13,8 +13,6 @@ from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash, repl
 from attnconv.cost import cost
 from attnconv.training.runs import JPEG_COPY, Run
 
-CIFAR10_IMAGES = 50_000
-"""Training images of CIFAR-10, all of which the paper uses."""
 _FREE = {"kind", "image_size", "image_channels", "classes", "seed", "checkpoint_seconds", "precision", "compile"}
 """Settings that follow from the preset, the data or the machine."""
 _ONLY = {
@@ -27,22 +25,16 @@ _ONLY = {
 TOLERANCE = 1.0
 """Points of accuracy within which ours agrees with the paper's."""
 
-PAPER_TABLE: dict[str, dict[str, float]] = {
-    "ResNet18": {"accuracy": 93.8, "parameters": 11.2e6, "flops": 1.1e9},
-    "SA quadratic": {"accuracy": 93.8, "parameters": 12.1e6, "flops": 6.2e9},
-    "SA learned": {"accuracy": 91.8, "parameters": 12.3e6, "flops": 6.2e9},
-    "SA learned + content": {"accuracy": 87.1, "parameters": 29.5e6, "flops": 15e9},
-}
-"""Table 1 of the paper, by model title: test accuracy (%) on CIFAR-10, parameters, FLOPs as it counts them."""
-
-REPRODUCTION_2021: dict[str, float] = {
+PAPER_TABLE = {"ResNet18": 93.8, "SA quadratic": 93.8, "SA learned": 91.8, "SA learned + content": 87.1}
+"""Test accuracy (%) on CIFAR-10 in table 1 of the paper, by model title."""
+REPRODUCTION_2021 = {
     "ResNet18": 94.63,
     "SA quadratic": 93.65,
     "SA quadratic, 16 heads": 93.11,
     "SA learned": 90.36,
     "SA learned + content": 86.36,
 }
-"""Test accuracy (%) of Prabhu & Varma, ML Reproducibility Challenge 2020, by model title."""
+"""The same of Prabhu & Varma, ML Reproducibility Challenge 2020."""
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -76,8 +68,7 @@ def results_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
     """Table 1 with our numbers, the paper's and those of the 2021 reproduction: a row for each of `group`'s.
 
     Accuracies are means over seeds in percent, ± the sample standard deviation from two seeds on. Training takes the
-    median epoch's time for each epoch, since a machine may have been busy, or asleep, in some. The verdict says
-    whether our mean lies within `TOLERANCE` of the paper's, where the two may be compared.
+    median epoch's time for each epoch, since a machine may have been busy, or asleep, in some.
     """
     rows = [_row(title, runs) for title, runs in groups.items()]
     return pd.DataFrame(rows).round({"Accuracy (%)": 2, "±": 2})
@@ -93,7 +84,7 @@ def _row(title: str, runs: Sequence[Run]) -> dict[str, Any]:
         "±": np.std(accuracies, ddof=1) if len(runs) > 1 else math.nan,
         "Seeds": len(runs),
         "Epochs": runs[0].train.epochs,
-        "Paper (%)": PAPER_TABLE.get(runs[0].title, {}).get("accuracy", math.nan),
+        "Paper (%)": PAPER_TABLE.get(runs[0].title, math.nan),
         "Reproduction 2021 (%)": REPRODUCTION_2021.get(runs[0].title, math.nan),
         "Against the paper": _verdict(runs[0], float(np.mean(accuracies))),
         "Parameters (M)": _short(np.mean([price.parameters for price in prices]) / 1e6),
@@ -115,7 +106,7 @@ def _verdict(run: Run, accuracy: float) -> str:
         return f"not comparable: {', '.join([why, *copy])}"
     if run.title not in PAPER_TABLE:
         return "no number in the paper"
-    points = round(accuracy - PAPER_TABLE[run.title]["accuracy"], 2) + 0.0  # no "-0.00"
+    points = round(accuracy - PAPER_TABLE[run.title], 2) + 0.0  # no "-0.00"
     word = "agrees" if abs(points) <= TOLERANCE else "differs"
     return "; ".join([f"{word}: {points:+.2f} points (tolerance {TOLERANCE:g})".replace("-", "−"), *copy])
 
@@ -142,10 +133,7 @@ def _used(config: ModelConfig | TrainConfig, kind: str) -> dict[str, Any]:
 
 
 def difference(run: Run) -> str:
-    """Why a run's accuracy cannot be held against the paper's, in a few words; empty if it can.
-
-    Only settings that concern its model are named: a ResNet has no hidden size, and only content has keys.
-    """
+    """Why a run's accuracy cannot be held against the paper's, by settings that concern its model; empty if it can."""
     data = run.config["data"]
     if data["name"] != "cifar10":
         return f"on {data['name']}"
@@ -158,7 +146,7 @@ def difference(run: Run) -> str:
     words = {"epochs": f"{epochs} epoch{'s' * (epochs != 1)}", "batch_size": f"batch {run.train.batch_size}"}
     words |= {"lr": f"learning rate {run.train.lr:g}"}
     said = [words.get(name, f"{name} {own}") for name, own, paper in both.itertuples() if own != paper]
-    if data["train_images"] < CIFAR10_IMAGES:
+    if data["train_images"] < 50_000:  # all of CIFAR-10's, which the paper uses
         said.append(f"{data['train_images']} training images")
     if len(said) > 4:  # config.json has them all
         return f"{', '.join(said[:3])} and {len(said) - 3} more settings"
@@ -205,13 +193,12 @@ def before_pruning(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str,
     """
     start = next((one for one in runs if one.config["hash"] == run.config.get("start")), None)
     heads = {name: values[-1] for name, values in run.heads.items()}
-    if start is None:
-        return None, heads
-    placed = {name: np.full_like(start.heads[name][-1], np.nan) for name in heads}
-    for layer, kept in enumerate(run.config["kept"]):
+    if start is not None:
         for name, values in heads.items():
-            placed[name][layer, kept] = values[layer, : len(kept)]
-    return start, placed
+            heads[name] = np.full_like(start.heads[name][-1], np.nan)
+            for placed, kept, own in zip(heads[name], run.config["kept"], values, strict=True):
+                placed[kept] = own[: len(kept)]
+    return start, heads
 
 
 def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
@@ -222,8 +209,9 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
     that of the ``whole`` one (%), their ``difference`` in points and its paired standard ``error``, over so many
     ``images``. Runs for which nothing was measured (`Workspace.swaps`) are left out.
     """
-    kinds = {"alone": ("alone", "read"), **{how: ("up to", how) for how in ("fitted", "shuffled")}}
-    kinds["up_to"], rows = ("up to", "read"), []
+    kinds = {"alone": ("alone", "read"), "fitted": ("up to", "fitted")}
+    kinds |= {"shuffled": ("up to", "shuffled"), "up_to": ("up to", "read")}
+    rows = []
     for title, run in ((title, run) for title, runs in groups.items() for run in runs if run.swaps):
         found, whole = run.swaps, run.swaps["whole"]
         for kind, (layers, how) in kinds.items():
@@ -231,10 +219,11 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
             for layer, s in np.ndindex(found[kind].shape[:-1]):
                 right = found[kind][layer, s]
                 lost = 100.0 * (right.astype(float) - whole)
-                where = {"layers": layers, "layer": layer + 1, "kernel": int(sizes[s]), "how": how}
-                numbers = {"accuracy": 100 * right.mean(), "whole": 100 * whole.mean(), "images": len(whole)}
-                numbers |= {"difference": lost.mean(), "error": lost.std() / math.sqrt(len(lost))}
-                rows.append({"model": title, "seed": run.train.seed} | where | numbers)
+                row = {"model": title, "seed": run.train.seed, "layers": layers, "layer": layer + 1}
+                row |= {"kernel": int(sizes[s]), "how": how}
+                row |= {"accuracy": 100 * right.mean(), "whole": 100 * whole.mean(), "images": len(whole)}
+                row |= {"difference": lost.mean(), "error": lost.std() / math.sqrt(len(lost))}
+                rows.append(row)
     return pd.DataFrame(rows)
 
 

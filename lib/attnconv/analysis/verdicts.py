@@ -1,7 +1,8 @@
 """Verdicts: each claim of claims.yaml is a function here, from finished runs (or numbers) to what was found.
 
 Every function returns the verdict and the evidence, a line for each number that decided. The verdict is None where the
-noise is too large to tell, or something is missing. `claims` makes cards of them.
+noise is too large to tell, or something is missing. `claims` makes cards of them. First comes the theorem, then
+quadratic heads, learned ones, and accuracy.
 """
 
 from __future__ import annotations
@@ -15,22 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from attnconv.analysis import results
-from attnconv.analysis.evidence import (
-    POINTS,
-    SMALL,
-    by_layer,
-    distinct,
-    following,
-    gaussians,
-    listed,
-    mirrored,
-    numbered,
-    peaks,
-    significance,
-    small_convolutions,
-    window,
-)
+from attnconv.analysis import evidence, results
+from attnconv.analysis.evidence import by_layer, following, listed, numbered, significance, small_convolutions
 from attnconv.cost import cost
 from attnconv.training.runs import Run
 
@@ -45,9 +32,6 @@ NOT_TRAINED = "one of the two models is not among the runs"
 NOT_MEASURED = "what convolutions in the layers' places cost was not measured for this run"
 
 Verdict = tuple[bool | None, list[str]]
-
-
-# --- the theorem ---------------------------------------------------------------------------------------------------
 
 
 def theorem(difference: float) -> Verdict:
@@ -77,9 +61,6 @@ def flops(linear: float, separable: float, dense: float) -> Verdict:
     return round(linear / 1e9, 1) == 6.2, [f"{linear / 1e9:.2f} billion in linear layers alone", more]
 
 
-# --- quadratic heads -----------------------------------------------------------------------------------------------
-
-
 def grid(run: Run, unmoved: ArrayLike | None = None) -> Verdict:
     """Is there a layer that training made a small convolution, by moving heads to pixels of their own?
 
@@ -93,7 +74,7 @@ def grid(run: Run, unmoved: ArrayLike | None = None) -> Verdict:
     pixels = np.rint(centres)
     near = (np.abs(pixels) <= 1).all(-1)  # (2, L, h)
     near[1] &= sharp
-    snapped, own = (np.array([len(one) for one in distinct(*each)]) for each in zip(pixels, near, strict=True))
+    snapped, own = (np.array([len(one) for one in evidence.distinct(*each)]) for each in zip(pixels, near, strict=True))
     before, after = run.swaps["error"][:, :, run.swaps["sizes"].tolist().index(3)]
     there = fine & (own > 4)
     made = there & became & (own > snapped) & (unmoved is None or np.asarray(unmoved) >= 1.25 * after)
@@ -114,9 +95,9 @@ def grid(run: Run, unmoved: ArrayLike | None = None) -> Verdict:
 def local(run: Run) -> Verdict:
     """Do most heads of the first two layers look at the 5 x 5 around the query?"""
     there, grid = np.isfinite(run.heads["centre"][-1]).all(-1), run.model.grid  # (L, h)
-    shifts = gaussians(run.heads["parameter_centre"][[0, -1]], run.heads["precision"][[0, -1]], grid)
+    shifts = evidence.gaussians(run.heads["parameter_centre"][[0, -1]], run.heads["precision"][[0, -1]], grid)
     no_shift = [side - 1 for side in grid]
-    before, after = (window(shifts, no_shift, 2).sum((-2, -1)) > 0.5).sum(-1)
+    before, after = (evidence.window(shifts, no_shift, 2).sum((-2, -1)) > 0.5).sum(-1)
     words = "heads with over half of their attention in the 5 × 5 around the query"
     lines = [f"{words}: {by_layer(after, 'd', there.shape[1], before)}"]
     even = run.heads["entropy"][-1] > EVEN * math.log(math.prod(grid))
@@ -154,7 +135,7 @@ def apart(run: Run) -> Verdict:
         layers = zip(run.heads["parameter_centre"][epoch], run.heads["precision"][epoch], there, strict=True)
         for centres, precision in ((c[those], p[those]) for c, p, those in layers if those.any()):
             each = (centres, *_redrawn(centres, random))
-            shares[epoch] += [[gaussians(one, precision, run.model.grid).max(0).sum() for one in each]]
+            shares[epoch] += [[evidence.gaussians(one, precision, run.model.grid).max(0).sum() for one in each]]
     (start, end), heads = np.array(shares), there.sum(1)[there.any(1)]  # (L, 1 + DRAWS) each
     lead, lead_at_start = (100 * (of[:, 0].sum() - of[:, 1:].sum(0)) / heads.sum() for of in (end, start))
     p = (1 + (lead <= 0).sum()) / (1 + DRAWS)
@@ -204,12 +185,9 @@ def pruned(run: Run, whole: Run, control: Run | None) -> Verdict:
         return None, [*lines, "no head was degenerate, so none was dropped"]
     if control is None:
         return None, [*lines, "the opponent, trained on with all heads, is not among the runs"]
-    holds, words = results.ahead([run], [control], margin=POINTS)
+    holds, words = results.ahead([run], [control], margin=evidence.POINTS)
     epochs = f"{run.train.epochs} epoch{'s' * (run.train.epochs > 1)}"
     return holds, [*lines, f"trained on for {epochs}, without them against with all: {words}"]
-
-
-# --- learned heads -------------------------------------------------------------------------------------------------
 
 
 def single_pixels(run: Run) -> Verdict:
@@ -217,9 +195,9 @@ def single_pixels(run: Run) -> Verdict:
     from scipy.stats import binom
 
     maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
-    single, shifts = maps.max((2, 3)) > 0.5, peaks(maps) - query
+    single, shifts = maps.max((2, 3)) > 0.5, evidence.peaks(maps) - query
     near = single & (abs(shifts) <= 3).all(-1)
-    own, lot = distinct(shifts, near), 49 / math.prod(run.model.grid)
+    own, lot = evidence.distinct(shifts, near), 49 / math.prod(run.model.grid)
     different, count = sum(map(len, own)), int(single.sum())
     chance = float(binom.sf(different - 1, count, lot))
     lines = [
@@ -236,14 +214,14 @@ def single_pixels(run: Run) -> Verdict:
 def symmetric(run: Run) -> Verdict:
     """Are patterns that are not local symmetric left-right, more than up-down, and do some heads look far?"""
     maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
-    wide = window(maps, query, 2).sum((2, 3)) < 0.5  # (L, h)
+    wide = evidence.window(maps, query, 2).sum((2, 3)) < 0.5  # (L, h)
     if not wide.any():
         return False, ["all heads are local"]
     alike, pairs = [], []  # of columns, then of rows
     for profile, place in ((maps.sum(2), query[1]), (maps.sum(3), query[0])):
         side = min(place, profile.shape[-1] - 1 - place)
         profile = profile[..., place - side : place + side + 1]  # the query in the middle
-        alike.append(mirrored(profile))
+        alike.append(evidence.mirrored(profile))
         highest = np.argsort(profile, axis=-1)[..., -2:]
         pairs.append((wide & (highest.sum(-1) == 2 * side)).sum())
     across, upright = alike
@@ -278,7 +256,7 @@ def constant_shift(run: Run) -> Verdict:
             f"head {head + 1} of layer {layer + 1}: shift ({listed(shifts[layer, head], 'd')}); agreement of two "
             f"halves of the images {same[layer, head]:.2f}, with the query moved {moved[layer, head]:.2f}"
         ]
-    different = [len(of_layer) for of_layer in distinct(shifts[1:3], kept[1:3])]
+    different = [len(of_layer) for of_layer in evidence.distinct(shifts[1:3], kept[1:3])]
     return (True if min(different) > 1 else False if max(different) == 0 else None), lines
 
 
@@ -318,17 +296,14 @@ def free_start(run: Run) -> Verdict:
     lines += [
         f"layer 1 as {size} × {size}: relative error {now:.2f}, before training {then:.2f}"
         for size, then, now in zip(run.swaps["sizes"], *run.swaps["error"][:, 0], strict=True)
-        if 1 < size <= SMALL
+        if 1 < size <= evidence.SMALL
     ]
     return (True if became[0] else None if fine[0] or unsure[0] else False), lines
 
 
-# --- accuracy ------------------------------------------------------------------------------------------------------
-
-
 def hybrid(made: Sequence[Run], control: Sequence[Run], first: Sequence[Run]) -> Verdict:
     """``control``: the attention network, trained on for as long; ``first``: that network before it was trained on."""
-    holds, lines = _ahead(made, control, POINTS)
+    holds, lines = _ahead(made, control, evidence.POINTS)
     if not (made and control and first):
         return None, lines
     lines += ["surely less accurate"] if results.ahead(control, made)[0] else []

@@ -25,11 +25,5 @@ from attnconv.figures.evidence import (
     taps_and_chance,
     taps_gained,
 )
-from attnconv.figures.maps import (
-    attention_grid,
-    attention_on_image,
-    schema,
-    signed_images,
-    sum_of_heads,
-)
+from attnconv.figures.maps import attention_grid, attention_on_image, schema, signed_images, sum_of_heads
 from attnconv.figures.style import head_colours, save, save_animation

@@ -26,7 +26,6 @@ _MARGIN = 0.45
 _SIZE = 22
 """Area of a head's mark, in square points."""
 _COVERED, _OUTSIDE = "#CFE3F5", "0.88"
-
 _HALF, _MOST, _FLAT = "50% of the mass", "90%", "50% wider than the panel"
 _ENTRIES: dict[str, Look] = {
     "query pixel": {"marker": "s", "color": "black", "markerfacecolor": "none", "markeredgewidth": 1.3},
@@ -42,9 +41,6 @@ _ENTRIES: dict[str, Look] = {
 """How the legend shows each kind of mark. What is drawn bears the kind's name, as its label or its group (gid)."""
 
 
-# --- grids of shifts ----------------------------------------------------------------------------------------------
-
-
 def _image(grid: tuple[int, int]) -> NDArray:
     """The edges of the image, as shifts from its central query (H // 2, W // 2): (rows and columns, low and high)."""
     return np.array([[-(side // 2) - 0.5, side - side // 2 - 0.5] for side in grid])
@@ -53,17 +49,14 @@ def _image(grid: tuple[int, int]) -> NDArray:
 def _shift_panels(
     titles: Sequence[str], half_width: ArrayLike, grid: tuple[int, int], rows: Sequence[str] = ()
 ) -> tuple[Figure, list[Axes], NDArray]:
-    """A figure with panels over shifts, and room for legends; its panels, and what they show.
+    """A figure with panels over shifts, and room for legends; its panels; what they show, (panels, 2, low and high).
 
-    There is a panel for each title, at most three in a row. Or there are several ``rows``, by name, of small panels
-    with these titles. Panels show shifts up to ``half_width`` (one, or one for each title), as far as shifts exist:
-    (panels, rows and columns, low and high).
+    There is a panel for each title or, with names of ``rows``, for each title and row. It shows shifts up to
+    ``half_width`` (one, or one for each title), as far as shifts exist.
     """
     down, across = (len(rows), len(titles)) if rows else style.rows_and_columns(len(titles))
     widths = np.tile(np.broadcast_to(half_width, len(titles)), len(rows) or 1)
-    low, high = _image(grid).T
-    views = np.multiply.outer(widths, [[-1.0, 1.0]] * 2)
-    views = np.clip(views, low[:, None] - _MARGIN, high[:, None] + _MARGIN)
+    views = np.multiply.outer(widths, [[-1.0, 1.0]] * 2).clip(*(_image(grid) + (-_MARGIN, _MARGIN)).T[..., None])
     widest = (DOUBLE - 0.5) / across
     side = min(1.6, widest) if rows else {1: SINGLE - 0.6, 2: 2.6}.get(across, widest)
     size = np.clip(across * side + 0.5, SINGLE, DOUBLE), down * (side + (0 if rows else 0.21)) + 0.95
@@ -92,13 +85,10 @@ def _draw_shifts(ax: Axes, view: NDArray, grid: tuple[int, int]) -> None:
     for draw, (low, high), ends in ((ax.hlines, *view), (ax.vlines, *view[::-1])):
         draw(np.arange(math.ceil(low), math.floor(high) + 2) - 0.5, *ends, color="0.9", linewidth=0.4, zorder=0.2)
     (top, bottom), (left, right) = _image(grid)
-    look: Look = {"facecolor": "white", "edgecolor": "0.35", "linewidth": 0.8, "zorder": 0.1}
-    ax.add_patch(Rectangle((left, top), right - left, bottom - top, label="image", **look))
-    ax.set_facecolor(_OUTSIDE)
-    if (np.abs(view) > np.abs(_image(grid))).any():
-        ax.patch.set_label("outside the image")
-    look = {"fill": False, "edgecolor": "black", "linewidth": 1.3, "zorder": 2}
-    ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, label="query pixel", **look))
+    image: Look = {"facecolor": "white", "edgecolor": "0.35", "linewidth": 0.8, "zorder": 0.1}
+    ax.add_patch(Rectangle((left, top), right - left, bottom - top, label="image", **image))
+    ax.patch.set(facecolor=_OUTSIDE, label="outside the image" if (np.abs(view) > np.abs(_image(grid))).any() else "")
+    ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, fill=False, linewidth=1.3, zorder=2, label="query pixel"))
 
 
 def _add_legends(figure: Figure, heads: int) -> None:
@@ -114,9 +104,6 @@ def _add_legends(figure: Figure, heads: int) -> None:
     for handles, heading, side in ((by_head, title, "left"), (kinds, None, "right")):
         look: Look = {"loc": f"outside lower {side}", "alignment": "left", "columnspacing": 0.8, "labelspacing": 0.3}
         figure.legend(handles=handles, ncols=math.ceil(len(handles) / rows), title=heading, **look)
-
-
-# --- heads as marks -----------------------------------------------------------------------------------------------
 
 
 def _petals(places: NDArray, near: float) -> NDArray:
@@ -157,22 +144,14 @@ def _draw_heads(ax: Axes, centres: NDArray, precision: NDArray, view: NDArray, s
         arrow: MarkerType = (3, 0, round(math.degrees(math.atan2(-down, right))) - 90)
         look: Look = {"facecolor": "white" if flat else colour, "edgecolor": colour if flat else "white"}
         look |= {"linewidth": 1.1 if flat else 0.5, "clip_on": False, "zorder": 5, "label": f"head {head + 1}"}
-        look |= {
-            "gid": "beyond the panel" if beyond else _FLAT if flat else None,
-            "s": 2.5 * _SIZE if beyond else _SIZE,
-        }
+        look |= {"gid": "beyond the panel" if beyond else _FLAT if flat else None, "s": _SIZE * (2.5 if beyond else 1)}
         x, y = moved[head]
         aside = ax.transData + ScaledTranslation(x, y, ax.figure.dpi_scale_trans)
-        marker = arrow if beyond else head_marker(head)
-        ax.scatter(*places[head, ::-1], marker=marker, transform=aside, **look)
+        ax.scatter(*places[head, ::-1], marker=arrow if beyond else head_marker(head), transform=aside, **look)
         for name, share in shares.items() if ellipses and not flat else ():
             (width, height), angle = _ellipse(precision[head], share)
-            look = {"facecolor": "none", "edgecolor": colour, "linewidth": 0.9, "zorder": 3, "angle": angle}
-            look |= {"label": name, "linestyle": _ENTRIES[name]["linestyle"]}
+            look = {"fill": False, "edgecolor": colour, "zorder": 3, "angle": angle, "label": name, **_ENTRIES[name]}
             ax.add_patch(Ellipse(tuple(centres[head, ::-1]), 2 * width, 2 * height, **look))
-
-
-# --- figures 3 and 4 ----------------------------------------------------------------------------------------------
 
 
 def panel_widths(centres: ArrayLike) -> NDArray:
@@ -198,8 +177,8 @@ def gaussian_heads(
     """The heads of all layers as Gaussians over shifts (figures 3, 4 and the appendix), a panel for each layer.
 
     A solid ellipse holds 50% of a head's mass and, up to ten heads, a dotted one 90%; a singular head shows as a strip.
-    The mark is hollow where the head is flat: half of its mass does not fit into the panel. Marks that coincide stand
-    side by side around their place. An arrow at the edge stands for a centre beyond it.
+    The mark is hollow where half of the head's mass does not fit into the panel. Marks that coincide stand side by side
+    around their place. An arrow at the edge stands for a centre beyond it.
 
     Args:
         centres: (panels, heads, 2), in pixels; NaN for heads that do not exist.
@@ -213,7 +192,7 @@ def gaussian_heads(
         covered: (panels, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted, and counted above.
     """
     centres = array(centres, "centres (panels, heads, 2)")
-    titles = titles or style.layer_titles(len(centres) // (len(rows) or 1))
+    titles = titles or [f"Layer {layer + 1}" for layer in range(len(centres) // (len(rows) or 1))]
     if covered is not None:
         titles = [f"{t}: {c.sum()} of {c.size} taps" for t, c in zip(titles, covered, strict=True)]
     if precision is None:
@@ -227,8 +206,7 @@ def gaussian_heads(
             _draw_paths(ax, ways[:, panel])
         if dropped is not None:
             row, column = np.clip(dropped[panel], *view.T).T
-            look: Look = {"marker": "x", "color": "0.55", "linewidth": 0.9, "clip_on": False, "zorder": 4}
-            ax.scatter(column, row, 18, label="dropped", **look)
+            ax.scatter(column, row, 18, "0.55", marker="x", linewidth=0.9, clip_on=False, zorder=4, label="dropped")
         if covered is not None:
             _draw_covered(ax, covered[panel])
     _add_legends(figure, centres.shape[1])
@@ -246,7 +224,7 @@ def _draw_paths(ax: Axes, paths: NDArray) -> None:
 def _draw_covered(ax: Axes, covered: NDArray) -> None:
     """Tint the covered taps of the k x k kernel, (k, k), and outline the kernel."""
     first = -(len(covered) // 2) - 0.5
-    look: Look = {"facecolor": _COVERED, "edgecolor": "white", "linewidth": 0.6, "zorder": 0.4}
+    look: Look = {"facecolor": _COVERED, "edgecolor": "white", "zorder": 0.4}
     for row, column in np.argwhere(covered) + first:
         ax.add_patch(Rectangle((column, row), 1, 1, label="tap covered", **look))
     ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, edgecolor="0.5", linewidth=0.8, zorder=0.5))

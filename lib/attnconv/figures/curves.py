@@ -23,33 +23,23 @@ Curves = Mapping[str, tuple[Sequence[float] | NDArray, ArrayLike]]
 _MARKS = "osD^vPX<>"
 
 
-# --- accuracy: figure 2 -------------------------------------------------------------------------------------------
-
-
 @styled
 def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, float]) -> Figure:
     """Test accuracy over epochs and at the end, a colour a model (figure 2): ``{title: (seeds, epochs)}``, in [0, 1].
 
-    Left, a panel for each length of training: a line is the mean over seeds, and its band runs from the worst to the
-    best. NaN marks epochs that a seed has not seen. Then a row a model, the longest trainings first, of these the best:
-    its last epoch, with a bar over seeds. Right, on an axis of its own, the accuracy in [0, 1] that was ``published``
-    of some of them.
+    Left, a panel for each length of training: a line is the mean over seeds, its band runs from the worst to the best.
+    NaN marks epochs that a seed has not seen. Then a row a model, the longest trainings first, of these the best: its
+    last epoch, with a bar over seeds. Right, the accuracy in [0, 1] that was ``published`` of some of them.
     """
-    rows = [
-        (title, epoch, 100 * accuracy)
-        for title, seeds in curves.items()
-        for seed in array(seeds, f"{title} (seeds, epochs)")
-        for epoch, accuracy in enumerate(seed, 1)
-    ]
-    frame = pd.DataFrame(rows, columns=["model", "epoch", "percent"]).dropna()
+    tables = {title: pd.DataFrame(100 * array(seeds, f"{title} (seeds, epochs)")) for title, seeds in curves.items()}
+    frame = pd.concat(tables, names=["model"]).rename(columns=lambda column: column + 1)  # epochs count from 1
+    frame = frame.melt(var_name="epoch", value_name="percent", ignore_index=False).dropna().reset_index("model")
     frame["epochs"] = frame.groupby("model")["epoch"].transform("max")
     lengths, colours = sorted(set(frame["epochs"]), reverse=True), style.model_colours(curves)
-    ends = frame[frame["epoch"] == frame["epochs"]].groupby("model")["percent"].agg(["mean", "min", "max"])
-    ends["epochs"] = frame.groupby("model")["epochs"].first()
-    ends = ends.sort_values(["epochs", "mean"])  # from the bottom up
-
+    last = frame[frame["epoch"] == frame["epochs"]].groupby(["model", "epochs"])["percent"]
+    ends = last.agg(["mean", "min", "max"]).reset_index("epochs").sort_values(["epochs", "mean"])  # from the bottom up
     figure = style.new_figure(DOUBLE, max(2.1, 0.9 + 0.26 * len(ends)))
-    widths = [*(max(length / lengths[0], 0.22) * 2.2 for length in lengths), 1, *([1] if published else [])]
+    widths = [2.2 * max(length / lengths[0], 0.22) for length in lengths] + [1] * (2 if published else 1)
     axes = figure.subplots(1, len(widths), width_ratios=widths)
     for ax, length in zip(axes, lengths, strict=False):
         look: Look = {"palette": colours, "errorbar": ("pi", 100), "err_kws": {"linewidth": 0}, "legend": False}
@@ -85,23 +75,20 @@ def by_images(table: pd.DataFrame, ylabel: str = "", order: Sequence[str] = ()) 
     """What came of networks that were trained on more and more images: a panel a measure or layer, a line a start.
 
     ``table`` has a row for each network and panel: ``panel``, ``start``, ``images``, ``seed`` and ``value``. Lines are
-    means over seeds, and bars run from the worst to the best. Starts stand a little beside each other, on a logarithmic
-    axis of images; their ``order`` decides colours and marks, as they come without it. Panels share a vertical axis,
-    from zero on, if it has a name.
+    means over seeds, bars run from the worst to the best. Starts stand a little beside each other; their ``order``
+    decides colours and marks. Panels share a vertical axis, from zero on, if it has a name.
     """
-    found, titles = list(table["start"].unique()), list(table["panel"].unique())
-    starts = list(order) or found
+    titles, starts = list(table["panel"].unique()), list(order) or list(table["start"].unique())
     beside = 1.05 ** (table["start"].map(starts.index) - (len(starts) - 1) / 2)
     table = table.assign(beside=table["images"] * beside)
     figure, axes = style.panels(titles, 2.2, "Training images", ylabel, DOUBLE)
     for ax, title in zip(axes, titles, strict=True):
         own = table[table["panel"] == title]
         for start, colour, mark in zip(starts, cycle(PALETTE), cycle(_MARKS), strict=False):
-            if start not in found:
-                continue
-            _means(ax, own[own["start"] == start], "beside", "value", start, color=colour, marker=mark, capsize=1.5)
+            if start in set(table["start"]):
+                _means(ax, own[own["start"] == start], "beside", "value", start, color=colour, marker=mark, capsize=1.5)
         ax.set_xscale("log")
-        ax.set_xticks(sorted(own["images"].unique()), [f"{n:,}" for n in sorted(own["images"].unique())])
+        ax.set_xticks(images := sorted(own["images"].unique()), [f"{n:,}" for n in images])
         ax.xaxis.minorticks_off()
     if ylabel:
         axes[0].set_ylim(np.multiply((-0.03, 1.05), table["value"].max()))  # marks at zero are whole
@@ -116,13 +103,10 @@ def _means(ax: Axes, rows: pd.DataFrame, x: str, y: str, name: str, **look) -> N
 
 
 def _bars(ax: Axes, x: ArrayLike, values: ArrayLike, name: str, **look) -> None:
-    """A line (n,) with a bar at each mark: ``values`` are its heights, where bars begin, and where they end, (3, n)."""
+    """A line with a bar at each mark: ``values`` (3, n) are its heights, where bars begin, and where they end."""
     middle, low, high = np.asarray(values)
     line, *_ = ax.errorbar(np.asarray(x, float), middle, (middle - low, high - middle), elinewidth=0.8, **look)
     line.set_label(name)
-
-
-# --- layers over training and depth -------------------------------------------------------------------------------
 
 
 @styled
@@ -159,9 +143,8 @@ def lines(
 def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> Figure:
     """How far each layer looks during training, a panel a model: ``{title: (epochs, layers)}``, in pixels.
 
-    A layer's reach is the mean over its heads of the mean distance from the query (`heads.Description`). There are two
-    levels, for the query in the middle of an image of that height and width: the reach of attention that is spread
-    evenly, and the distance of the farthest pixel.
+    A layer's reach is the mean over its heads of the mean distance from the query (`heads.Description`). Two levels are
+    those of a query in the middle of such an image: attention that is spread evenly, and the farthest pixel.
     """
     panels: dict[str, Curves] = {
         title: {f"layer {n}": (range(len(values)), layer) for n, layer in enumerate(values.T, 1)}
@@ -169,7 +152,7 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
     }
     distance = np.hypot(*(np.indices(grid) - np.reshape(grid, (2, 1, 1)) // 2))
     levels = {"attention spread evenly": distance.mean(), "farthest pixel": distance.max()}
-    colours = style.layer_colours(max(map(len, panels.values())))
+    colours = seaborn.color_palette("viridis", max(map(len, panels.values())))
     return lines(panels, "Epoch", "Reach (pixels)", levels, colours=colours)
 
 
@@ -177,32 +160,29 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
 def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up to") -> Figure:
     """What networks lose when layers become convolutions: a panel a model, a line for each size of kernel.
 
-    ``table`` as of `results.swap_table`. ``layers`` says which of its networks are drawn: those whose first layers are
-    convolutions, "up to" each layer, or those with one such layer, "alone", as marks. The axis of points lost is linear
-    up to one point, and logarithmic beyond. Bars run over seeds. Horizontal lines are the network without convolutions,
-    whose accuracy (%) stands above, one point, and ``chance`` (%).
+    ``table`` as of `results.swap_table`; of its networks those whose first ``layers`` are convolutions, "up to" each,
+    or those with one such layer, "alone". The axis is linear up to a point, and logarithmic beyond. Bars run over
+    seeds. Lines across are the network as it is, whose accuracy (%) stands above, one point, and ``chance`` (%).
     """
     table = table[table["layers"] == layers].assign(lost=-table["difference"])
     models, alone = list(table["model"].unique()), layers == "alone"
     sizes = sorted(table.loc[table["how"] == "read", "kernel"].unique())
+    crest = seaborn.color_palette("crest", len(sizes))
     below = "Layer that is a convolution" if alone else "Layers that are convolutions"
     figure, axes = style.panels(models, 2.0, below, "Points of accuracy lost")
     for ax, model in zip(axes, models, strict=True):
         own = table[table["model"] == model]
         read, shuffled = own[own["how"] == "read"], own[own["how"] == "shuffled"]
-        for kernel, colour, mark in zip(
-            sizes, seaborn.color_palette("crest", len(sizes)), cycle("Xs^Dov"), strict=False
-        ):
+        for kernel, colour, mark in zip(sizes, crest, cycle("Xs^Dov"), strict=False):
             look: Look = {"color": colour, "marker": mark, "markeredgewidth": 0, "linestyle": "" if alone else "-"}
             _means(ax, read[read["kernel"] == kernel], "layer", "lost", f"{kernel} × {kernel}", **look)
         if len(shuffled):
-            dashes: Look = {"color": "0.55", "linestyle": DASHED, "linewidth": 0.9}
-            _means(ax, shuffled, "layer", "lost", "3 × 3, taps shuffled", **dashes)
+            look = {"color": "0.55", "linestyle": DASHED, "linewidth": 0.9}
+            _means(ax, shuffled, "layer", "lost", "3 × 3, taps shuffled", **look)
         whole = own["whole"].mean()
-        level: Look = {"linewidth": 0.8, "zorder": 1}
-        ax.axhline(0, color="black", label="attention everywhere", **level)
-        ax.axhline(1, color="black", linestyle=(0, (1, 3)), label="one point", **level)
-        ax.axhline(whole - chance, color="0.5", linestyle=DOTTED, label="chance", **level)
+        ax.axhline(0, color="black", linewidth=0.8, zorder=1, label="attention everywhere")
+        ax.axhline(1, color="black", linewidth=0.8, zorder=1, linestyle=(0, (1, 3)), label="one point")
+        ax.axhline(whole - chance, color="0.5", linewidth=0.8, zorder=1, linestyle=DOTTED, label="chance")
         depth = range(1, own["layer"].max() + 1)
         ax.set_xticks(depth, [f"{n}" if alone or n == 1 else f"1–{n}" for n in depth])
         ax.set_yscale("symlog", linthresh=1)
@@ -213,16 +193,12 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
     return figure
 
 
-# --- what attention costs -----------------------------------------------------------------------------------------
-
-
 @styled
 def cost_growth(curves: Curves, bounds: Curves | None = None, label: str = "Time (ms)") -> Figure:
     """How a cost grows with the side of the grid, on log-log axes.
 
-    Each curve is (sides (G,), costs (G,) or (G, 3)): the three are the median, the smallest and the largest, drawn as
-    a bar. Each bound is (sides (G,), costs (G,)), dotted, its name at its end. Its colour is that of the curve whose
-    name it has before a comma, or grey.
+    Each curve is (sides (G,), costs (G,) or (G, 3)): the median, the smallest and the largest, drawn as a bar. Each
+    bound (sides (G,), costs (G,)) is dotted, its name at its end, in the colour of the curve named before its comma.
     """
     figure, (ax,) = style.panels([""], 2.6, "Side of the grid (pixels)", label, DOUBLE)
     colours = dict(zip(curves, cycle(PALETTE), strict=False))

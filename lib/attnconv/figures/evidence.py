@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
+from seaborn import color_palette
 
 from attnconv.figures import style
 from attnconv.figures.style import DASHED, DOTTED, DOUBLE, PALETTE, SINGLE, Look, array, legend_below, styled
@@ -18,14 +20,11 @@ _BETTER, _ALIKE, _WORSE = PALETTE[2], "#4d4d4d", PALETTE[3]
 
 
 def _draw_moves(ax: Axes, before: NDArray, after: NDArray, kinds: Mapping[str, tuple[str, NDArray]]) -> None:
-    """An arrow from each place (x and y, n) before training, a hollow mark, to the one after it, a filled mark.
-
-    ``kinds``: by name, a colour and which of them it is for, (n,) bool.
-    """
+    """An arrow from each place (x and y, n) before training, hollow, to that after it, filled; kinds: colour, which."""
     look: Look = {"s": 10, "linewidths": 0.8, "zorder": 3, "clip_on": False}
+    arrow: Look = {"angles": "xy", "scale_units": "xy", "scale": 1, "units": "inches", "width": 0.9 / 72}
     ax.scatter([], [], facecolors="white", edgecolors=_ALIKE, label="before training", **look)
     for name, (colour, which) in kinds.items():
-        arrow: Look = {"angles": "xy", "scale_units": "xy", "scale": 1, "units": "inches", "width": 0.9 / 72}
         ax.quiver(*before[:, which], *(after - before)[:, which], color=colour, headlength=9, headaxislength=9, **arrow)
         ax.scatter(*before[:, which], facecolors="white", edgecolors=colour, **look)
         ax.scatter(*after[:, which], color=colour, label=f"after: {name}", **look)
@@ -33,10 +32,7 @@ def _draw_moves(ax: Axes, before: NDArray, after: NDArray, kinds: Mapping[str, t
 
 @styled
 def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
-    """The error of a convolution in a layer's place, before training and after: ``{model: (before, after)}``.
-
-    Both are relative errors of the layers' outputs, (layers,).
-    """
+    """Relative errors (layers,) of convolutions in layers' places: ``{model: (before training, after)}``."""
     figure, axes = style.panels(list(errors), 1.6, "Layer", "Relative error\nas a convolution")
     for ax, pair in zip(axes, errors.values(), strict=True):
         before, after = (array(values, "errors (layers)") for values in pair)
@@ -57,11 +53,10 @@ def taps_and_chance(covered: Mapping[str, ArrayLike], by_chance: ArrayLike, taps
     A number is a layer; those that cover as many stand beside each other, "1–6" if they follow on each other.
     """
     figure = style.new_figure(SINGLE, 1.7 + 0.25 * len(covered))
-    ax = figure.add_subplot()
+    ax = figure.add_subplot(xlabel=f"Taps covered, of {taps}", ylabel="Fresh layers,\nsnapped (%)")
     share = 100 * np.bincount(np.asarray(by_chance), minlength=taps + 1) / np.size(by_chance)
-    ax.bar(np.arange(taps + 1), share, 0.9, color="0.85")
-    ax.set(xlabel=f"Taps covered, of {taps}", ylabel="Fresh layers,\nsnapped (%)", xlim=(-0.6, taps + 0.6))
-    ax.set_xticks(np.arange(0, taps + 1, 1 if taps < 12 else 2))
+    ax.bar(range(taps + 1), share, 0.9, color="0.85")
+    ax.set(xlim=(-0.6, taps + 0.6), xticks=range(0, taps + 1, 1 if taps < 12 else 2))
     top = share.max()
     for row, (when, counts) in enumerate(reversed(list(covered.items())), 1):
         height = top * (1 + 0.16 * row)
@@ -80,9 +75,9 @@ def taps_and_chance(covered: Mapping[str, ArrayLike], by_chance: ArrayLike, taps
 def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLike]) -> Figure:
     """Taps of a 3 x 3 kernel before training and after it, a line a run: a row for each level of each factor.
 
-    ``runs`` has a row for each run and layer, with columns ``factor``, ``level``, ``seed``, ``layer``, taps ``before``
-    and ``after``, and ``accuracy`` (%), which the last panel shows. ``by_chance``: for each (factor, level) the taps
-    that fresh layers cover whose heads snap, (draws,). The more of them have a count, the darker it is.
+    ``runs`` has a row for each run and layer: ``factor``, ``level``, ``seed``, ``layer``, taps ``before`` and
+    ``after``, and ``accuracy`` (%). ``by_chance``: for each (factor, level) the taps that fresh layers cover whose
+    heads snap, (draws,): the more of them have a count, the darker it is.
     """
     levels, layers = list(by_chance), sorted(runs["layer"].unique())
     row, seed = runs.set_index(["factor", "level"]).index.map(levels.index), runs["seed"].rank(method="dense")
@@ -100,10 +95,9 @@ def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLik
     own = runs[runs["layer"] == layers[0]]
     axes[-1].scatter(own["accuracy"], own["y"], 9, PALETTE[0], marker="D")
     axes[-1].set(title="Accuracy", xlabel="Test accuracy (%)")
-    for ax in axes:
-        for place in range(1, len(levels)):
-            if levels[place][0] != levels[place - 1][0]:
-                ax.axhline(place - 0.5, color="0.3", linewidth=0.5)
+    for place, ((factor, _), (other, _)) in enumerate(itertools.pairwise(levels)):
+        for ax in axes if factor != other else ():
+            ax.axhline(place + 0.5, color="0.3", linewidth=0.5)
     axes[0].set_yticks(range(len(levels)), [": ".join(level) for level in levels])
     axes[0].invert_yaxis()
     marks, _ = axes[0].get_legend_handles_labels()
@@ -121,16 +115,15 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, following: ArrayLik
     moved, same = array(moved, "moved (layers, heads)"), array(same, "same (layers, heads)")
     figure = style.new_figure(SINGLE, 3.3)
     ax = figure.add_subplot()
-    for layer, colour in enumerate(style.layer_colours(len(moved))):
+    for layer, colour in enumerate(color_palette("viridis", len(moved))):
         for which, face in ((np.asarray(following)[layer], colour), (~np.asarray(following)[layer], "none")):
             look: Look = {"s": 18, "edgecolors": [colour], "linewidths": 0.9, "zorder": 3, "clip_on": False}
             name = f"Layer {layer + 1}" if face is colour else None
             ax.scatter(same[layer, which], moved[layer, which], facecolors=[face], label=name, **look)
     ax.scatter([], [], color="0.3", label="peak follows")
     low = 0.05 * np.floor(20 * np.nanmin([moved, same]))
-    line: Look = {"color": "0.3", "linewidth": 0.9}
-    ax.plot([low, 1], [low, 1], label="as images agree", **line)
-    ax.plot([low / 0.9, 1], [low, 0.9], linestyle=DASHED, label="nine tenths of it", **line)
+    ax.plot([low, 1], [low, 1], color="0.3", linewidth=0.9, label="as images agree")
+    ax.plot([low / 0.9, 1], [low, 0.9], color="0.3", linewidth=0.9, linestyle=DASHED, label="nine tenths of it")
     ax.set(xlabel="Two halves of the images, same query", ylabel="Two halves of the images,\nquery moved")
     ax.set(xlim=(low, 1), ylim=(low, 1), aspect="equal")
     legend_below(figure)

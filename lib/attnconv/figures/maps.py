@@ -1,4 +1,4 @@
-"""Attention maps and images: figures 5 to 10 of the paper, and how a convolution becomes heads (figure 1, notebook 01).
+"""Attention maps and images: figures 5 to 10 of the paper, and how a convolution becomes heads (figure 1).
 
 Pixels outside the image are NaN in a map, and hatched. A scale says how values become colours: a norm and a colour map.
 """
@@ -24,27 +24,18 @@ _ABOVE, _FOOT, _GAP = 0.17, 0.6, 0.05
 """Inches above each row of maps, for a name, at the foot of the figure, for a colour bar, and between maps."""
 
 
-# --- grids of maps ------------------------------------------------------------------------------------------------
-
-
 def _grid(
-    rows: int,
-    columns: int,
-    aspect: float,
-    left: float = 0.1,
-    widest: float = 0.8,
-    above: float = _ABOVE,
-    lowest: float = 0.0,
+    shape: tuple[int, int], aspect: float, left: float = 0.1, side: float = 0.8, above: float = _ABOVE, least: float = 0
 ) -> tuple[Figure, NDArray, tuple[float, float]]:
-    """A figure with room for a grid of maps and a colour bar: (figure, corners (rows, columns, 2), (width, height)).
+    """A figure with room for a grid of maps and a colour bar, each map's top left corner (rows, columns, 2), its size.
 
-    ``aspect``: height over width of a map. All else is in inches, from the figure's top left corner: where each map's
-    top left corner is, and its size; ``left``, room at the left of the grid; ``widest``, a map's longest side;
-    ``above``, room above each row; ``lowest``, the least height of the grid.
+    ``aspect``: height over width of a map. All else is in inches, from the figure's top left corner: ``left``, room at
+    the left of the grid; ``side``, a map's longer one at most; ``above``, room above each row; ``least`` height.
     """
-    width = min(widest, widest / aspect, (DOUBLE - left - 0.1 + _GAP) / columns - _GAP)
+    rows, columns = shape
+    width = min(side, side / aspect, (DOUBLE - left - 0.1 + _GAP) / columns - _GAP)
     height, across = width * aspect, columns * (width + _GAP) - _GAP
-    wide, tall = max(SINGLE, left + across + 0.1), max(rows * (height + above), lowest) + _FOOT
+    wide, tall = max(SINGLE, left + across + 0.1), max(rows * (height + above), least) + _FOOT
     left += (wide - left - across - 0.1) / 2
     steps = np.indices((rows, columns))[::-1].transpose(1, 2, 0)  # columns, then rows
     corners = (left, above) + steps * (width + _GAP, height + above)
@@ -65,29 +56,23 @@ def _page(figure: Figure) -> Axes:
     return ax
 
 
-def _bar(figure: Figure, scale: Look, label: str, ticks: Sequence[float] | None = None) -> None:
+def _bar(figure: Figure, scale: Look, label: str) -> None:
     """A horizontal colour bar in the lowest half inch of the figure."""
     width, height = figure.get_size_inches()
     ax = _axes(figure, (width / 2 - 1.3, height - 0.46), (2.6, 0.09))
-    look: Look = {"orientation": "horizontal", "format": "{x:.2g}", "label": label}
-    bar = figure.colorbar(ScalarMappable(**scale), ax, ticks=ticks or MaxNLocator(4, symmetric=True), **look)
+    look: Look = {"orientation": "horizontal", "format": "{x:.3g}", "label": label}
+    bar = figure.colorbar(ScalarMappable(**scale), ax, ticks=MaxNLocator(5), **look)
     bar.minorticks_off()
     bar.outline.set_linewidth(0.4)
 
 
 def _draw(
-    page: Axes,
-    image: NDArray,
-    corner: ArrayLike,
-    size: ArrayLike,
-    scale: Look,
-    name: str,
-    query: ArrayLike | None = None,
+    page: Axes, image: NDArray, corner: NDArray, size: ArrayLike, scale: Look, name: str, query: ArrayLike | None = None
 ) -> None:
     """An image (H, W) in the colours of its scale; what is NaN is hatched. The query pixel of a map is framed."""
-    (x, y), (width, height) = np.asarray(corner), np.asarray(size)
-    outside: Look = {"facecolor": "0.93", "edgecolor": "0.7", "hatch": "//////", "linewidth": 0}
+    (x, y), (width, height) = corner, np.asarray(size)
     if np.isnan(image).any():
+        outside: Look = {"facecolor": "0.93", "edgecolor": "0.7", "hatch": "//////", "linewidth": 0}
         page.add_patch(Rectangle((x, y), width, height, **outside))
     page.imshow(np.ma.masked_invalid(image), extent=(x, x + width, y + height, y), aspect="auto", **scale)
     page.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor="0.6", linewidth=0.4))
@@ -108,12 +93,6 @@ def _frame_pixel(ax: Axes, pixel: ArrayLike, size: ArrayLike = (1, 1), **look) -
 def _probability_scale(largest: float) -> Look:
     """Probabilities from 0 to the largest; the scale is that of their square roots, which keeps faint heads visible."""
     return {"norm": PowerNorm(0.5, vmin=0, vmax=largest or 1.0), "cmap": style.MAP_COLOURS}
-
-
-def _round_ticks(top: float) -> list[float]:
-    """Numbers of one digit from 0 to the largest, about evenly spaced on the scale of square roots."""
-    rounded = [float(f"{top * share:.0e}") for share in (0, 0.03, 0.12, 0.3, 0.6, 1)]
-    return [tick if tick <= top else tick - 10 ** np.floor(np.log10(top)) for tick in rounded]
 
 
 @styled
@@ -145,22 +124,22 @@ def attention_grid(
     layers, heads, height, width = maps.shape
     queries = np.broadcast_to((height // 2, width // 2) if query is None else query, (layers, heads, 2))
     order = np.broadcast_to(np.arange(heads) if order is None else order, (layers, heads))
-    titles, names = titles or style.layer_titles(layers), names or [[f"{head + 1}" for head in range(heads)]] * layers
+    titles = titles or [f"Layer {layer + 1}" for layer in range(layers)]
+    names = names or [[f"{head + 1}" for head in range(heads)]] * layers
     columns, rows = heads if heads <= 16 else 12, []
     for layer, title in enumerate(titles):
         there = [head for head in order[layer] if not np.isnan(maps[layer, head]).all()]
         rows += [(layer, there[n : n + columns], "" if n else title) for n in range(0, len(there), columns)]
     left = 0.18 + room[0] + 0.058 * max(map(len, titles))
     above = _ABOVE + 0.11 * max(name.count("\n") for row in names for name in row)
-    widest = 0.8 if heads > 4 else 1.5
-    figure, corners, size = _grid(len(rows), columns, height / width, left, widest, above, room[1])
-    top = np.nanmax(maps) if largest is None else largest
-    scale, page = _probability_scale(top), _page(figure)
+    side = 0.8 if heads > 4 else 1.5
+    figure, corners, size = _grid((len(rows), columns), height / width, left, side, above, room[1])
+    scale, page = _probability_scale(np.nanmax(maps) if largest is None else largest), _page(figure)
     for (layer, there, title), places in zip(rows, corners, strict=True):
         for head, corner in zip(there, places, strict=False):
             _draw(page, maps[layer, head], corner, size, scale, names[layer][head], queries[layer, head])
         page.text(places[0, 0] - 0.05, places[0, 1] + size[1] / 2, title, ha="right", va="center")
-    _bar(figure, scale, "Attention probability (square-root scale)", _round_ticks(top))
+    _bar(figure, scale, "Attention probability (square-root scale)")
     return figure
 
 
@@ -190,9 +169,6 @@ def attention_on_image(
     return figure
 
 
-# --- convolution as attention -------------------------------------------------------------------------------------
-
-
 def _signed_scale(images: Sequence[NDArray]) -> Look:
     """One scale for all signed images, symmetric around zero."""
     largest = max(np.abs(image).max() for image in images) or 1.0
@@ -217,7 +193,7 @@ def signed_images(
     signed = [array(image, "image (H, W)") for image in images]
     scale = _signed_scale(signed)
     aspect = max(image.shape[0] / image.shape[1] for image in signed)
-    figure, corners, size = _grid(1, len(titles), aspect, widest=1.9, above=0.22)
+    figure, corners, size = _grid((1, len(titles)), aspect, side=1.9, above=0.22)
     axes = [_axes(figure, corner, size) for corner in corners[0]]
     for ax, title in zip(axes, titles, strict=True):
         ax.set_title(title)
@@ -249,7 +225,7 @@ def sum_of_heads(maps: ArrayLike, weights: Sequence[float], parts: ArrayLike) ->
     maps, parts = (array(values, "maps or parts (heads, rows, columns)") for values in (maps, parts))
     sums = parts.cumsum(0)
     probability, signed = _probability_scale(maps.max()), _signed_scale([parts, sums])
-    figure, corners, (width, height) = _grid(3, len(maps), parts.shape[1] / parts.shape[2], left=0.72, above=0.2)
+    figure, corners, (width, height) = _grid((3, len(maps)), parts.shape[1] / parts.shape[2], left=0.72, above=0.2)
     page, side = _page(figure), min(width, height)
     for name, (x, y) in zip(("Where the\nhead looks", "What it\nadds", "Sum so far"), corners[:, 0], strict=True):
         page.text(x - 0.05, y + height / 2, name, ha="right", va="center")

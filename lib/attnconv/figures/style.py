@@ -26,7 +26,6 @@ SINGLE, DOUBLE = 3.5, 7.0
 Look = dict[str, Any]
 """How something is drawn, in Matplotlib's words."""
 
-STYLE = Path(__file__).with_name("attnconv.mplstyle")
 MAP_COLOURS = LinearSegmentedColormap.from_list("maps", ["white", *color_palette("mako_r", 12)])
 """From white (no attention) to black."""
 SIGNED_COLOURS = LinearSegmentedColormap.from_list(
@@ -59,10 +58,7 @@ _OTHER_MODELS = ("#999933", "#949494", "#FBAFE4", "#ECE133")
 
 
 def head_colours(heads: int) -> list[str]:
-    """One colour for each head of a layer: the first of 16 heads has the colour of the first of 9.
-
-    Heads of different layers have nothing to do with each other, so the colours link panels of one layer only.
-    """
+    """One colour for each head, the first of 16 as the first of 9. Colours link panels of one layer only."""
     return [(PALETTE + _SECOND)[head % 20] for head in range(heads)]
 
 
@@ -78,7 +74,7 @@ def model_colours(titles: Iterable[str]) -> dict[str, str]:
     return {t: MODELS[t] if t in MODELS else _OTHER_MODELS[others.index(t) % len(_OTHER_MODELS)] for t in titles}
 
 
-styled = plt.style.context(["default", STYLE])
+styled = plt.style.context(["default", Path(__file__).with_name("attnconv.mplstyle")])
 """Decorates a function that draws: it runs under the library's style, whatever the session has set."""
 
 
@@ -141,10 +137,7 @@ def rows_and_columns(panels: int) -> tuple[int, int]:
 def panels(
     titles: Sequence[str], height: float, xlabel: str, ylabel: str = "", width: float | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel of that height, in inches, for each title; several have letters.
-
-    Panels share a vertical axis that has a name. The outer ones name their axes.
-    """
+    """A figure with a panel of that height, in inches, for each title. They share a vertical axis that has a name."""
     rows, columns = rows_and_columns(len(titles))
     figure = new_figure(width or (SINGLE if columns == 1 else DOUBLE), rows * height + 0.5)
     axes = list(figure.subplots(rows, columns, squeeze=False, sharey=bool(ylabel)).flat)
@@ -166,16 +159,6 @@ def legend_below(figure: Figure, handles: Sequence[Artist] = ()) -> None:
     columns = min(len(handles), max(1, int(figure.get_figwidth() / (0.3 + 0.047 * longest))))
     by_rows = [handle for column in range(columns) for handle in handles[column::columns]]  # Matplotlib fills columns
     figure.legend(handles=by_rows, loc="outside lower center", ncols=columns)
-
-
-def layer_colours(layers: int) -> list[Any]:
-    """One colour for each layer, from the first to the last."""
-    return color_palette("viridis", layers)
-
-
-def layer_titles(layers: int) -> list[str]:
-    """Layers are numbered from 1."""
-    return [f"Layer {layer + 1}" for layer in range(layers)]
 
 
 def array(values: ArrayLike, shape: str) -> NDArray:
