@@ -75,6 +75,7 @@ class Claim:
     holds: bool | None  # None: it cannot be told
     evidence: list[str]
     test: str = ""  # `Sentence.digest` when it was checked
+    where: str = ""  # of what it holds, where that is not all
 
     def __post_init__(self) -> None:
         if self.key not in SENTENCES:
@@ -86,16 +87,27 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        return VERDICTS[self.holds]
+        return ", ".join(filter(None, (VERDICTS[self.holds], self.where)))
+
+    @property
+    def heading(self) -> tuple[str, str]:
+        """The verdict; who says it, and the runs that were looked at."""
+        verdict = f"{VERDICTS[self.holds].capitalize()} here{', ' * bool(self.where)}{self.where}"
+        return verdict, f"{self.sentence.source}{'; here: ' * bool(self.about)}{self.about}."
+
+    def _repr_markdown_(self) -> str:
+        verdict, source = self.heading
+        lines = [f"**{verdict}** · {self.sentence.text}", f"*{source}*", "", f"Test: {self.sentence.test}", ""]
+        return "\n".join(f"> {line}".rstrip() for line in [*lines, *(f"- {line}" for line in self.evidence)])
 
     def html(self, closed: bool = False) -> str:
         """The card; ``closed``, so that test and evidence show at a click."""
         escape = partial(html.escape, quote=False)
-        where = f"{self.sentence.source}{'; here: ' if self.about else ''}{self.about}."
+        verdict, source = self.heading
         listed = "".join(f"<li>{escape(line)}</li>" for line in self.evidence)
         return (
-            f'<blockquote class="claim {self.verdict.replace(" ", "-")}">'
-            f"<b>{self.verdict.capitalize()} here</b> · {escape(self.sentence.text)}<br><i>{escape(where)}</i>"
+            f'<blockquote class="claim {VERDICTS[self.holds].replace(" ", "-")}">'
+            f"<b>{verdict}</b> · {escape(self.sentence.text)}<br><i>{escape(source)}</i>"
             f"<details{'' if closed else ' open'}><summary>Test and evidence</summary>"
             f"<p>{escape(self.sentence.test)}</p><ul>{listed}</ul></details></blockquote>"
         )
@@ -118,15 +130,16 @@ class Claims:
         def check(*given: Any, about: str = "", **options: Any) -> Claim:
             flat = [one for value in given for one in (value if isinstance(value, (list, tuple)) else [value])]
             runs = dict.fromkeys(run.label for run in flat if isinstance(run, Run))
-            holds, evidence = getattr(verdicts, name)(*given, **options)
-            return self.record(key, holds, evidence, about or ", ".join(runs))
+            holds, evidence, *where = getattr(verdicts, name)(*given, **options)
+            return self.record(key, holds, evidence, about or ", ".join(runs), *where)
 
         return check
 
-    def record(self, key: str, holds: bool | None, evidence: list[str], about: str = "") -> Claim:
+    def record(self, key: str, holds: bool | None, evidence: list[str], about: str = "", where: str = "") -> Claim:
         """Keep a claim in the file, in place of what was said of it about the same runs, and return it to be shown."""
         evidence = [re.sub(r"(?<!\w)-(?=\d)", "−", line) for line in evidence]
-        claim = Claim(key, about, None if holds is None else bool(holds), evidence, SENTENCES[key].digest)  # no NumPy
+        holds = None if holds is None else bool(holds)  # no NumPy
+        claim = Claim(key, about, holds, evidence, SENTENCES[key].digest, where)
         self.made = [one for one in self.made if (one.key, one.about) != (key, about)] + [claim]
         with writing(self.file) as temporary:
             temporary.write_text(json.dumps([asdict(one) for one in self.made], indent=1) + "\n")

@@ -16,11 +16,12 @@ SMALL = 7
 """Side of the largest kernel that is called small: heads on pixels around the query."""
 
 
-def small_convolutions(run: Run) -> tuple[NDArray, NDArray, NDArray, list[str]]:
+def small_convolutions(run: Run) -> tuple[NDArray, NDArray, NDArray, list[str], NDArray]:
     """Layers where a convolution of at most `SMALL` costs less than `POINTS`, and a 1 × 1 more: three (L,) bool.
 
     First the layers where this is sure; then those where the noise is too large to tell; then those of the first where
-    the smallest such convolution is at most half as far from the layer as before training. Last, the numbers in words.
+    the smallest such convolution is at most half as far from the layer as before training. Then the numbers in words,
+    and the place of this smallest size among those measured, (L,) int.
     """
     sizes = run.swaps["sizes"]
     lost = 100 * (run.swaps["whole"].astype(float) - run.swaps["alone"])  # (L, S, images)
@@ -44,7 +45,7 @@ def small_convolutions(run: Run) -> tuple[NDArray, NDArray, NDArray, list[str]]:
     words = "relative error of the smallest that surely costs less than a point (two standard errors): layer"
     lines += [f"{words} {'; '.join(decisive) or 'none'}"]
     became = after <= before / 2
-    return fine, may_fit.any(1) & ~fine, fine & became, lines
+    return fine, may_fit.any(1) & ~fine, fine & became, lines, smallest
 
 
 def following(run: Run) -> tuple[NDArray, NDArray]:

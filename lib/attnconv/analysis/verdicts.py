@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnconv.analysis import evidence, results
 from attnconv.analysis.evidence import by_layer, following, listed, numbered, significance, small_convolutions
+from attnconv.analysis.heads import taps_by_chance
 from attnconv.cost import cost
 from attnconv.training.runs import Run
 
@@ -26,8 +27,10 @@ LEVEL = 0.05
 DRAWS = 1000
 EVEN = 0.95
 """Of the largest entropy that attention can have: from there on it is called spread all but evenly."""
-LOSS_SPREAD = 0.008
-"""Standard deviation of the last training loss over seeds, as a share of it: .0076 over 19 recipes of the record."""
+LOSS_SPREAD = 0.016
+"""Standard deviation of the last training loss over seeds, as a share of it: of the record's recipes of four epochs."""
+OVERLAP = 2 / 3
+"""Where less than this share of heads' attention is left when duplicates count once, heads are said to overlap."""
 NOT_TRAINED = "one of the two models is not among the runs"
 NOT_MEASURED = "what convolutions in the layers' places cost was not measured for this run"
 
@@ -61,35 +64,44 @@ def flops(linear: float, separable: float, dense: float) -> Verdict:
     return round(linear / 1e9, 1) == 6.2, [f"{linear / 1e9:.2f} billion in linear layers alone", more]
 
 
-def grid(run: Run, unmoved: ArrayLike | None = None) -> Verdict:
+def grid(run: Run, undone: Mapping[str, NDArray] | None = None) -> tuple[bool | None, list[str], str]:
     """Is there a layer that training made a small convolution, by moving heads to pixels of their own?
 
-    ``unmoved`` (L,): each layer's relative error as 3 x 3 if its centres are put back to where they began.
+    ``undone``, (L, S) for ``centres`` and ``spreads``: the relative error of each layer as a convolution of each of the
+    sizes that were measured, if these are put back to how they began. Returns the layers, too, as words for the board.
     """
     if not run.swaps:
-        return None, [NOT_MEASURED]
-    fine, unsure, became, lines = small_convolutions(run)
+        return None, [NOT_MEASURED], ""
+    fine, unsure, became, lines, deciding = small_convolutions(run)
     sharp, centres = run.heads["mass"][-1] > 0.5, run.heads["parameter_centre"][[0, -1]]
     moved = pd.DataFrame(np.linalg.norm(centres[1] - centres[0], axis=-1))
     pixels = np.rint(centres)
     near = (np.abs(pixels) <= 1).all(-1)  # (2, L, h)
     near[1] &= sharp
     snapped, own = (np.array([len(one) for one in evidence.distinct(*each)]) for each in zip(pixels, near, strict=True))
-    before, after = run.swaps["error"][:, :, run.swaps["sizes"].tolist().index(3)]
-    there = fine & (own > 4)
-    made = there & became & (own > snapped) & (unmoved is None or np.asarray(unmoved) >= 1.25 * after)
+    sizes, (before, after) = run.swaps["sizes"], run.swaps["error"]
+    there, layers = fine & (own > 4), np.arange(len(own))
+    made = there & became & (own > snapped)
+    if undone:
+        made &= undone["centres"][layers, deciding] >= 1.25 * after[layers, deciding]
+    lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines += [
         f"heads with over half of their attention on a pixel: {by_layer(sharp.sum(1), 'd', sharp.shape[1])}; "
         f"mean way of these heads' centres, in pixels: {listed(moved.where(sharp).mean(axis=1), '.1f')}",
         f"pixels of the 3 × 3 around the query that such a head has: {by_layer(own, 'd')}; "
         f"the start's heads, each made sharp on its nearest pixel: {listed(snapped, 'd')}",
-        f"relative error as 3 × 3: {by_layer(after, '.2f', before=before)}"
-        + ("" if unmoved is None else f"; with centres put back to where they began {listed(unmoved, '.2f')}"),
-        f"layers that are grids: {numbered(there)}; of them training made: {numbered(made)}",
+        f"so made sharp, one of {len(own)} layers or more has {own.max()} by lot: p = {1 - (1 - lot) ** len(own):.2f}",
     ]
+    for s, size in enumerate(sizes):
+        if 1 < size <= evidence.SMALL:
+            back = (f"; {name} put back {listed(errors[:, s], '.2f')}" for name, errors in (undone or {}).items())
+            now = by_layer(after[:, s], ".2f", before=before[:, s])
+            lines += [f"relative error as {size} × {size}: {now}{''.join(back)}"]
+    lines += [f"layers that are grids: {numbered(there)}; of them training made: {numbered(made)}"]
     if len(own) > 3:
         lines += [f"layer 4, which the paper's figure shows: {sharp[3].sum()} such heads, {own[3]} of the nine pixels"]
-    return (True if made.any() else None if ((fine | unsure) & (own > 4)).any() else False), lines
+    where = f"in layer {numbered(made)} of {len(own)}" if made.any() else ""
+    return (True if made.any() else None if ((fine | unsure) & (own > 4)).any() else False), lines, where
 
 
 def local(run: Run) -> Verdict:
@@ -147,6 +159,8 @@ def apart(run: Run) -> Verdict:
         f"lead of all layers together over what was drawn anew: {lead.mean():.1f} points of "
         f"{100 * end[:, 0].sum() / heads.sum():.0f}; {significance(p)}",
         f"before training: {lead_at_start.mean():.1f} points; {significance(p_more)} that training added to it",
+        "layers where heads do overlap, with less than two thirds left: "
+        + numbered(np.isin(np.arange(len(there)), np.flatnonzero(there.any(1))[end[:, 0] < OVERLAP * heads])),
     ]
     return (True if max(p, p_more) < LEVEL else False if p > 1 - LEVEL else None), lines
 
@@ -166,12 +180,17 @@ def sixteen(run: Run) -> Verdict:
     lines = [f"{words}: {by_layer(after, 'd', centres.shape[2], before)}"]
     if not run.swaps:
         return None, [*lines, NOT_MEASURED]
-    fine, unsure, became, more = small_convolutions(run)
-    words = f"of them training brought twice as near: {numbered(became)}"
-    lines += [*more, f"layers that are small convolutions: {numbered(fine)}; {words}"]
+    fine, unsure, became, more, _ = small_convolutions(run)
+    lines += [
+        *more,
+        f"layers that are small convolutions: {numbered(fine)}; twice as near as they began: {numbered(became)}",
+    ]
+    lines += ["so the local ones began so: what training did to them cannot be told"] * bool(
+        fine.any() and not became.any()
+    )
     if after.sum() <= before.sum():
         return (None if after.any() else False), lines
-    return (True if became.any() else None if (fine | unsure).any() else False), lines
+    return (True if fine.any() else None if unsure.any() else False), lines
 
 
 def pruned(run: Run, whole: Run, control: Run | None) -> Verdict:
@@ -236,7 +255,7 @@ def symmetric(run: Run) -> Verdict:
         f"up-down {upright[wide].mean():.2f}",
         f"heads whose two highest columns are each other's mirror image: {pairs[0]}; two highest rows: {pairs[1]}",
         f"left-right less up-down: {listed(more, '.2f')} in layers {numbered(wide.any(1))}; "
-        f"as much by chance {significance(p)}",
+        f"as much by chance {significance(p)}, of {2.0 ** -len(more):.2g} at least",
         f"heads that reach farther than any did before training, {np.nanmax(reach_before):.1f} pixels: "
         f"{by_layer(far, 'd')}",
     ]
@@ -283,7 +302,8 @@ def content_use(run: Run) -> Verdict:
     lines += [
         f"heads that follow the query: {by_layer(kept.sum(1), 'd')}; where both kinds are, what content decides of "
         f"theirs {theirs[0]:.0%}, of the others' {others[0]:.0%}; {significance(p)}",
-        f"of a comparison of contents alone {significance(float((alone >= alone[0] - 1e-12).mean()))}",
+        "a second look, which does not decide: of a comparison of contents alone "
+        + significance(float((alone >= alone[0] - 1e-12).mean())),
     ]
     return (True if p < LEVEL else False if p_less < LEVEL else None), lines
 
@@ -292,7 +312,7 @@ def free_start(run: Run) -> Verdict:
     """Did layer 1 of a learned model become a convolution?"""
     if not run.swaps:
         return None, [NOT_MEASURED]
-    fine, unsure, became, lines = small_convolutions(run)
+    fine, unsure, became, lines, _ = small_convolutions(run)
     lines += [
         f"layer 1 as {size} × {size}: relative error {now:.2f}, before training {then:.2f}"
         for size, then, now in zip(run.swaps["sizes"], *run.swaps["error"][:, 0], strict=True)
@@ -306,7 +326,7 @@ def hybrid(made: Sequence[Run], control: Sequence[Run], first: Sequence[Run]) ->
     holds, lines = _ahead(made, control, evidence.POINTS)
     if not (made and control and first):
         return None, lines
-    lines += ["surely less accurate"] if results.ahead(control, made)[0] else []
+    lines += ["less accurate beyond chance; a point is allowed"] if results.ahead(control, made)[0] else []
     lines += [f"against the attention network before either was trained on: {results.ahead(made, first)[1]}"]
     own, other = cost(made[0].model), cost(control[0].model)
     ratios = own.parameters / other.parameters, own.separable / other.separable
@@ -338,6 +358,7 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
     return holds, lines
 
 
+apart_by_lot = apart
 quadratic_ahead = content_lower = _ahead  # who should be ahead comes first
 matches_resnet = partial(_ahead, margin=2.0)
 
@@ -374,8 +395,9 @@ def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
     if len(gain) < 2:
         return None, [*lines, "a single seed, so the noise is not known"]
     error = gain.std(ddof=1) / math.sqrt(len(gain))
-    lines += [f"difference {gain.mean():+.1f} ± {error:.1f}"]
-    sure = error > 0 and abs(gain.mean()) > results.surely(len(gain) - 1) * error
+    asked = results.surely(len(gain) - 1)
+    lines += [f"difference {gain.mean():+.1f}, standard error {error:.1f}; {asked:.1f} of these are asked for"]
+    sure = error > 0 and abs(gain.mean()) > asked * error
     return (bool(gain.mean() > 0) if sure else None), lines
 
 
