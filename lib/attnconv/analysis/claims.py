@@ -7,8 +7,6 @@ for each. A notebook writes
     claims.grid(run)                      # shows the card, and records it in tables/04-claims.json
 """
 
-from __future__ import annotations
-
 import contextlib
 import html
 import json

@@ -1,7 +1,5 @@
 """What verdicts are decided by: numbers of finished runs, and words for them. No torch is imported here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -3,10 +3,9 @@
 Everything is measured on probabilities, so quadratic, learned and content heads are described alike. A *map* is what
 heads attend to at one query pixel: (..., H, W), each summing to 1, with its query (row, column). A *shift* is key minus
 query, in pixels of the grid that the layer works on, rows then columns, rows pointing down. Functions take and return
-numpy arrays; a head that is not there (layers with fewer heads are padded) is NaN in and NaN out.
+numpy arrays; a head that is not there (layers with fewer heads are padded) is NaN in and NaN out. First come heads at
+one query, then layers, the heads of a layer together, what content changes, and all that is kept of a trained network.
 """
-
-from __future__ import annotations
 
 import copy
 import math
@@ -34,9 +33,6 @@ TAP_MASS = 0.5
 """A head with more than this share of its attention on one shift is sharp: it covers that tap, and no other."""
 
 
-# --- one head at one query ----------------------------------------------------------------------------------------
-
-
 class Description(NamedTuple):
     """What each map of `describe` shows. Lengths are in pixels; arrays have the maps' leading axes (...)."""
 
@@ -54,9 +50,8 @@ def describe(maps: ArrayLike, query: Query) -> Description:
     the probabilities of any head, so one whose centre lies outside the image shows up where it really looks.
     """
     p = _checked(maps, query)
-    height, width = p.shape[-2:]
-    p = p.reshape(*p.shape[:-2], height * width)
-    shift = np.stack([*np.indices((height, width))], -1).reshape(-1, 2) - np.array(query, dtype=float)  # (N, 2)
+    width, shift = p.shape[-1], np.argwhere(np.ones(p.shape[-2:])) - np.array(query, dtype=float)  # (N, 2)
+    p = p.reshape(*p.shape[:-2], len(shift))
     centre = p @ shift
     offset = shift - centre[..., None, :]  # (..., N, 2)
     nearest = np.clip(np.rint(np.nan_to_num(centre)), shift[0], shift[-1])
@@ -94,9 +89,6 @@ def _checked(maps: ArrayLike, query: Query) -> NDArray:
     if p.ndim < 2 or not (0 <= query[0] < p.shape[-2] and 0 <= query[1] < p.shape[-1]):
         raise ValueError(f"query = {tuple(query)} is not a pixel of maps of shape {p.shape}, the last two being H x W.")
     return p
-
-
-# --- layers -------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -212,9 +204,6 @@ def pruned(network: AttentionNet) -> AttentionNet:
     return network
 
 
-# --- the heads of a layer together --------------------------------------------------------------------------------
-
-
 def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArray:
     """The taps of a k x k kernel that have a head: (..., k, k) bool, rows then columns, shifts from -(k // 2) on.
 
@@ -252,9 +241,6 @@ def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000, s
             centres = evenly_on_a_disc(heads) @ turn
     shifts = config.centre_std * centres.numpy()
     return kernel_cells(np.ones(shifts.shape[:2]), shifts, kernel_size).sum((-2, -1))
-
-
-# --- what content changes -----------------------------------------------------------------------------------------
 
 
 def translation_consistency(probabilities: ArrayLike, others: ArrayLike | None = None) -> NDArray:
@@ -324,8 +310,6 @@ def _over_keys(part: Tensor) -> Tensor:
     part = part.double().flatten(-4, -3).flatten(-2)
     return part - part.mean(-1, keepdim=True)
 
-
-# --- all heads of a trained network, at the queries that figures show ------------------------------------------------
 
 AVERAGED = 100
 """Test images over which attention with content is averaged: the paper's number."""

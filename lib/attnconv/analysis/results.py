@@ -1,7 +1,5 @@
 """From run folders to Table 1 and the curves of figure 2: which runs belong together, what they cost, who is ahead."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,11 +39,7 @@ REPRODUCTION_2021 = {
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs that differ in their seed only, under their model's title.
-
-    Where a model was trained by several recipes or on several data sets, the epochs and the digits of a run's folder
-    tell them apart.
-    """
+    """Runs that differ in their seed only, under their model's title, with epochs and digits where it has several."""
     frame = pd.DataFrame({"title": [run.title for run in runs], "recipe": [_recipe(run) for run in runs]})
     groups = {}
     for title, of_model in frame.groupby("title", sort=False):
@@ -73,8 +67,9 @@ def results_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
     Accuracies are means over seeds in percent, ± the sample standard deviation from two seeds on. Training takes the
     median epoch's time for each epoch, since a machine may have been busy, or asleep, in some.
     """
-    rows = [_row(title, runs) for title, runs in groups.items()]
-    return pd.DataFrame(rows).round({"Accuracy (%)": 2, "±": 2})
+    table = pd.DataFrame([_row(title, runs) for title, runs in groups.items()]).round({"Accuracy (%)": 2, "±": 2})
+    costs = table.columns[-5:]
+    return table.assign(**table[costs].map(lambda number: float(f"{number:.3g}")))  # three significant digits
 
 
 def _row(title: str, runs: Sequence[Run]) -> dict[str, Any]:
@@ -90,17 +85,12 @@ def _row(title: str, runs: Sequence[Run]) -> dict[str, Any]:
         "Paper (%)": PAPER_TABLE.get(runs[0].title, math.nan),
         "Reproduction 2021 (%)": REPRODUCTION_2021.get(runs[0].title, math.nan),
         "Against the paper": _verdict(runs[0], float(np.mean(accuracies))),
-        "Parameters (M)": _short(np.mean([price.parameters for price in prices]) / 1e6),
-        "GFLOPs as in the paper": _short(np.mean([price.paper for price in prices]) / 1e9),
-        "GFLOPs, dense": _short(np.mean([price.dense for price in prices]) / 1e9),
-        "GFLOPs, separable": _short(np.mean([price.separable for price in prices]) / 1e9),
-        "Training (min)": _short(np.mean(seconds) / 60),
+        "Parameters (M)": np.mean([price.parameters for price in prices]) / 1e6,
+        "GFLOPs as in the paper": np.mean([price.paper for price in prices]) / 1e9,
+        "GFLOPs, dense": np.mean([price.dense for price in prices]) / 1e9,
+        "GFLOPs, separable": np.mean([price.separable for price in prices]) / 1e9,
+        "Training (min)": np.mean(seconds) / 60,
     }
-
-
-def _short(number: float | np.floating) -> float:
-    """To three significant digits."""
-    return float(f"{number:.3g}")
 
 
 def _verdict(run: Run, accuracy: float) -> str:
@@ -119,20 +109,16 @@ def settings(config: ModelConfig | TrainConfig, full_size: ModelConfig | TrainCo
 
     ``kind`` is the model's. Columns are ``ours`` and ``at full size``; None is a value that is not set or not used.
     """
-    both = {"ours": _used(config, kind), "at full size": _used(full_size, kind)}
-    rows = {name: [values.get(name) for values in both.values()] for name in dict(config)}
+    both = {"ours": dict(config), "at full size": dict(full_size)}
+    for values in both.values():
+        unused = {name for names in _ONLY.values() for name in names}.difference(_ONLY[kind]) | _FREE
+        unused |= ModelConfig.model_fields.keys() - {"resnet_width"} if kind == "resnet" else set()
+        unused |= {"adamw_lr"} if values.get("optimizer") != "muon" else set()
+        unused |= {"beta2"} if values.get("optimizer") == "sgd" else set()
+        unused |= {"prune"} if not values.get("start_from") else set()
+        values.update(dict.fromkeys(unused & values.keys()))  # None
+    rows = {name: [values[name] for values in both.values()] for name in dict(config)}
     return pd.DataFrame.from_dict({name: pair for name, pair in rows.items() if any(pair)}, "index", object, [*both])
-
-
-def _used(config: ModelConfig | TrainConfig, kind: str) -> dict[str, Any]:
-    """The values that change something for a model of that kind."""
-    values = dict(config)
-    unused = {name for names in _ONLY.values() for name in names}.difference(_ONLY[kind]) | _FREE
-    unused |= ModelConfig.model_fields.keys() - {"resnet_width"} if kind == "resnet" else set()
-    unused |= {"adamw_lr"} if values.get("optimizer") != "muon" else set()
-    unused |= {"beta2"} if values.get("optimizer") == "sgd" else set()
-    unused |= {"prune"} if not values.get("start_from") else set()
-    return {name: value for name, value in values.items() if name not in unused}
 
 
 def difference(run: Run) -> str:
@@ -194,9 +180,9 @@ def surely(freedom: float) -> float:
 
 
 def before_pruning(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str, np.ndarray]]:
-    """The run among ``runs`` whose heads this one was pruned from, and its heads at the places they had there.
+    """The run whose heads this one was pruned from, if it is among ``runs``, and this one's heads after training.
 
-    Arrays as the last of `Run.heads`, NaN at heads that were dropped. None, and heads as they are, without that run.
+    They stand at the places that they had there, with NaN at heads that were dropped.
     """
     start = next((one for one in runs if one.config["hash"] == run.config.get("start")), None)
     heads = {name: values[-1] for name, values in run.heads.items()}

@@ -1,11 +1,8 @@
 """How far each layer of a trained network is a convolution: what is lost when it is made one (paper, section 4).
 
-`measure_swaps` puts convolutions of several sizes in the place of one layer, and of the first layers up to each, and
-counts answers (`attnconv.equivalence.swap`; nothing is trained). It also measures how well each layer's output is met,
-before training and after it: which layers *became* convolutions, and which began as ones.
+`measure_swaps` puts convolutions in the place of one layer, and of the first layers up to each, and counts answers. It
+also measures how well each layer's output is met, before training and after it: which layers *became* convolutions.
 """
-
-from __future__ import annotations
 
 import copy
 import math
@@ -21,14 +18,10 @@ from attnconv.models import AttentionNet, Convolution, build_model
 from attnconv.training.data import Dataset, normalize
 from attnconv.training.runs import Run
 
-SIZES = (1, 3, 5, 7, 9)
-"""Sides of the kernels."""
-SHUFFLED = (3,)
-"""Sides of the kernels whose taps are put in another order: the control, convolutions of the wrong places."""
+SIZES, SHUFFLED, FITTED = (1, 3, 5, 7, 9), (3,), (3, 5)
+"""Sides of kernels: of all; of those with taps in another order, the control; of those that are fitted besides."""
 COMPARED = 100
 """Test images on which a layer's output is held against the convolution's."""
-FITTED = (3, 5)
-"""Sides of the kernels that are fitted besides, on those training images."""
 BATCH = 250
 
 
@@ -39,12 +32,10 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
     Returns:
         Answers, one bit for each of the ``images`` (n) test images, packed along the last axis, ceil(n / 8) uint8:
         ``alone`` (L, S, ...) and ``up_to`` (L, S, ...) say whether it is right with a convolution of each of the
-        ``sizes`` (S,) in layer l alone, and in all layers up to l; ``fitted`` (L, F, ...) the latter with kernels of
-        sides ``fitted_sizes`` (F,) that were fitted to what the layers see; ``shuffled`` (L, 1, ...) with the taps of
-        kernels of ``shuffled_sizes`` in another order; ``whole`` (...) the network as it is.
-        ``error`` (2, L, S): relative error of each layer as a convolution (see `relative_errors`), before training,
-        NaN where the ``untrained`` network is not known, and after it; ``fitted_error`` (L, F) that of the fitted
-        ones, after it.
+        ``sizes`` (S,) in layer l alone, and in all layers up to l; ``fitted`` (L, F, ...) and ``shuffled`` (L, 1, ...)
+        the latter with kernels fitted to what the layers see, and with their taps in another order; ``whole`` (...)
+        the network as it is. ``error`` (2, L, S): relative error of each layer as a convolution, before training, NaN
+        where the ``untrained`` network is not known, and after it; ``fitted_error`` (L, F) of the fitted ones.
     """
     device = next(trained.parameters()).device
     sizes = [size for size in SIZES if size <= min(trained.config.grid)]
@@ -75,9 +66,9 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
     networks = {"up_to": after, "fitted": fitted, "shuffled": shuffled}
 
     labels = data.test_labels.to(device)
-    shapes: dict[str, tuple[int, ...]] = {"whole": (len(labels),), "alone": (len(layers), len(sizes), len(labels))}
-    shapes |= {name: (len(layers), len(some), len(labels)) for name, some in networks.items()}
-    right = {name: np.zeros(shape, bool) for name, shape in shapes.items()}
+    tried = {"alone": after, **networks}
+    right: dict[str, np.ndarray] = {"whole": np.zeros(len(labels), bool)}
+    right |= {name: np.zeros((len(layers), len(some), len(labels)), bool) for name, some in tried.items()}
     with computing(choose(device), device):
         for start in range(0, len(labels), BATCH):
             part = slice(start, start + BATCH)

@@ -5,8 +5,6 @@ noise is too large to tell, or something is missing. `claims` makes cards of the
 quadratic heads, learned ones, and accuracy.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Shifts count rows, then columns, from the query pixel, whose frame is black; rows point down as in an image.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
@@ -107,10 +105,7 @@ def _add_legends(figure: Figure, heads: int) -> None:
 
 
 def _petals(places: NDArray, near: float) -> NDArray:
-    """How far to move marks (n, 2) that would hide each other, in their diameters: (n, 2).
-
-    Marks nearer to each other than ``near`` stand around their place like petals, each touching the next.
-    """
+    """How far to move marks (n, 2) nearer than that, in their diameters, to stand like petals around their place."""
     close = np.linalg.norm(places[:, None] - places, axis=-1) < near  # (n, n), the mark itself too
     count, index = close.sum(1), np.tril(close, -1).sum(1)
     radius = np.where(count > 1, 0.5 / np.sin(np.pi / np.maximum(count, 2)), 0)
@@ -119,10 +114,9 @@ def _petals(places: NDArray, near: float) -> NDArray:
 
 
 def _ellipse(precision: NDArray, share: float) -> tuple[NDArray, float]:
-    """The ellipse that holds a share of a Gaussian with precision Sigma^{-1}: its half axes, and its angle in degrees.
+    """The ellipse that holds a share of a Gaussian with that precision: half axes, longer first, and angle in degrees.
 
-    Half axes are sqrt(-2 log(1 - share)) / sqrt(eigenvalue), the longer first, in pixels. Those of flat directions are
-    cut far outside of any panel, so that a head which smears over a line shows as two parallel lines.
+    Half axes of flat directions are cut far outside of any panel: a head that smears over a line shows as two lines.
     """
     values, vectors = np.linalg.eigh((precision + precision.T) / 2)
     axes = np.sqrt(-2 * math.log1p(-share) / np.maximum(values, 1e-7))
@@ -132,8 +126,7 @@ def _ellipse(precision: NDArray, share: float) -> tuple[NDArray, float]:
 def _draw_heads(ax: Axes, centres: NDArray, precision: NDArray, view: NDArray, shares: Mapping[str, float]) -> None:
     """Heads (h, 2): a mark at each centre, or an arrow at the panel's edge, and an ellipse for each share of the mass.
 
-    A mark is hollow, and has no ellipse, if the head is flat: the panel is too small for the ellipse that holds half of
-    it, even across.
+    A mark is hollow, and has no ellipse, if the panel is too small for the ellipse that holds half of it, even across.
     """
     places, room = np.clip(centres, *view.T), np.ptp(view, axis=1)
     moved = _petals(places, near=0.02 * room.max()) * math.sqrt(_SIZE) / 72  # inches
@@ -185,8 +178,7 @@ def gaussian_heads(
         precision: (panels, heads, 2, 2), Sigma^{-1}; NaN, or None, where a head is not a Gaussian.
         grid: height and width of the image in pixels. Panels end where the shifts from its central query end.
         half_width: of the panels, in pixels, where they show less than that; one, or one a layer (`panel_widths`).
-        titles: of the layers.
-        rows: names of several rows of small panels, epochs for example, each with all layers.
+        rows: names of several rows of small panels, epochs for example, each with all layers, which have ``titles``.
         paths: (steps, panels, heads, 2), where the centres were during training: a faint line that a dot begins.
         dropped: (panels, any, 2), centres of heads that were pruned: grey crosses.
         covered: (panels, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted, and counted above.

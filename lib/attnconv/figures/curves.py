@@ -1,7 +1,5 @@
 """Curves and bars: accuracy, what layers do over training and depth, and costs."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import cycle

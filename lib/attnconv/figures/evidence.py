@@ -1,7 +1,5 @@
 """Pictures beside verdicts: what was counted or measured, and what it is held against."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 

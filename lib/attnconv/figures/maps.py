@@ -3,8 +3,6 @@
 Pixels outside the image are NaN in a map, and hatched. A scale says how values become colours: a norm and a colour map.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -115,8 +113,7 @@ def attention_grid(
         query: the query pixel's row and column in the maps, framed, or some that broadcast to (layers, heads, 2); None
             is the middle.
         order: (layers, heads), which head comes at each place, from near to far for example.
-        titles: of the layers.
-        names: (layers, heads), written above the maps; None is the number of a head within its layer.
+        names: (layers, heads), written above the maps; None is the number of a head. Layers have ``titles``.
         largest: the probability that is black, for figures that are to be compared; None is the largest here.
         room: inches that are left free at the left of the grid, and its least height.
     """
@@ -183,9 +180,7 @@ def signed_images(
     query: tuple[int, int] | None = None,
     label: str = "Value",
 ) -> Figure:
-    """Images (H, W) side by side on one scale that is white at zero.
-
-    Where an image is too close to zero to be seen, its largest value is written on it.
+    """Images (H, W) side by side on one scale that is white at zero; what is too close to it says its largest value.
 
     ``photo`` (H, W): the input, in [0, 1], drawn first and in grey; ``query``: its row and column, framed together with
     the 3 x 3 pixels around it, on the photo or, without one, on every image.
@@ -244,8 +239,7 @@ def sum_of_heads(maps: ArrayLike, weights: Sequence[float], parts: ArrayLike) ->
 def schema() -> Figure:
     """The paper's idea in one picture (its figure 1): nine heads that look at nine shifts are a 3 x 3 convolution.
 
-    From left to right: an image with a query pixel; nine heads, each of which attends to one shift from the query, in
-    its colour; their value matrices, which are the taps of a kernel; and what they add up to, the output at the query.
+    From left to right: an image with its query; the heads, in colour; their value matrices, the taps; the output.
     """
     figure, square = new_figure(DOUBLE, 2.9), {"xticks": [], "yticks": [], "aspect": "equal", "frame_on": False}
     widths = 2.6, 1, 1, 1, 2.2, 1.7  # image, heads, kernel, output

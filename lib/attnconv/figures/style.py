@@ -1,7 +1,5 @@
 """What all figures share: widths, colours, the style sheet, panels, and how a figure becomes a file."""
 
-from __future__ import annotations
-
 import io
 import math
 import string
