@@ -124,8 +124,11 @@ def test_every_seed_and_configuration_has_a_folder_of_its_own(work, run):
 
 def runs(*accuracies, right=None):
     """What `results.ahead` reads of runs."""
-    config = {"data": {"test_images": 10_000 if right is None else len(right), "key": "k"}}
-    return [SimpleNamespace(test_accuracy=accuracy, config=config, right=right) for accuracy in accuracies]
+    data = {"test_images": 10_000 if right is None else len(right), "key": "k"}
+    return [
+        SimpleNamespace(test_accuracy=accuracy, config={"data": data, "hash": f"{seed} {accuracy}"}, right=right)
+        for seed, accuracy in enumerate(accuracies)
+    ]
 
 
 def test_a_lead_is_undecided_within_its_noise():
@@ -139,15 +142,25 @@ def test_a_lead_is_undecided_within_its_noise():
     holds, evidence = results.ahead(runs(0.91, 0.92, 0.93), runs(0.905, 0.905, 0.905))
     assert holds is None and "standard error of the difference 0.7" in evidence
     assert results.ahead(runs(0.91, 0.92, 0.93), runs(0.88, 0.88, 0.88))[0] is True
-    holds, evidence = results.ahead(runs(0.945), runs(0.95), margin=2)
-    assert holds is True and "94.5% against 95.0%" in evidence and "0.3" in evidence
+    # One seed is taken to spread by 0.7 points, each side, or as the other does: more, if that does.
+    holds, evidence = results.ahead(runs(0.955), runs(0.95), margin=2)
+    assert (
+        holds is True
+        and "95.5% against 95.0%, standard error of the difference 1.0 (images 0.3; seeds 1.0)" in evidence
+    )
+    assert results.ahead(runs(0.952), runs(0.94), margin=0)[0] is None
+    assert results.ahead(runs(0.97), runs(0.9401, 0.94, 0.9399))[0] is True
+    assert results.ahead(runs(0.97), runs(0.96, 0.94, 0.92))[0] is None
 
 
 def test_answers_to_the_same_images_are_compared_image_by_image():
     hard = np.arange(1000) % 10 == 0  # both are wrong about the same hundred images, one about ten more
     (one,), (other,) = (runs(right.mean(), right=right) for right in (~hard, ~hard & (np.arange(1000) >= 11)))
+    assert results.ahead([one], [other])[0] is None  # seeds may differ as much
+    for run in (one, other):
+        run.config["start"] = "the same"  # but both go on from one run
     holds, evidence = results.ahead([one], [other])
-    assert holds is True and "paired standard error of the difference 0.3" in evidence
+    assert holds is True and "standard error of the difference 0.3 (images, paired 0.3)" in evidence
     one.right = None  # without its answers the error is three times that
     holds, evidence = results.ahead([one], [other])
     assert holds is None and "1.4" in evidence

@@ -147,8 +147,8 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
 
     ``margin``: points that they may lie behind. None where chance may be the reason (5%, Student's t). The standard
     error of the difference has two parts: of the images, one by one where all runs kept their answers to the same test
-    images, else of two independent accuracies; and of the seeds. A side with one seed is taken to spread by
-    `SEED_SPREAD`, but for runs that all go on from the same one, where only what came after differs.
+    images, else of two independent accuracies; and of the seeds. A side with one seed is taken to spread as the other
+    does, and by `SEED_SPREAD` at least, but for runs that all go on from the same one, which share what chance gave it.
     """
     both = [*better, *worse]
     a, b = (100 * float(np.mean([run.test_accuracy for run in runs])) for runs in (better, worse))
@@ -158,12 +158,18 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
         error, how = 100 * (right - other).std() / math.sqrt(images), "images, paired"
     else:
         error, how = math.sqrt((a * (100 - a) + b * (100 - b)) / images), "images"
-    alone = 0.0 if len({run.config.get("start") or run.config["hash"] for run in both}) == 1 else SEED_SPREAD**2
-    of_seeds, doubt = 0.0, 0.0  # variances of the two means, and what they say of the degrees of freedom
+    least = 0.0 if len({run.config.get("start") or run.config["hash"] for run in both}) == 1 else SEED_SPREAD**2
+    several = [
+        (float(np.var([100 * run.test_accuracy for run in s], ddof=1)), len(s) - 1)
+        for s in (better, worse)
+        if len(s) > 1
+    ]
+    lone = max([*several, (least, math.inf)])  # of a side with one seed: variance, degrees of freedom
+    of_seeds, doubt = 0.0, 0.0
     for runs in (better, worse):
-        spread = float(np.var([100 * run.test_accuracy for run in runs], ddof=1)) if len(runs) > 1 else alone
+        spread, free = several.pop(0) if len(runs) > 1 else lone
         of_seeds += spread / len(runs)
-        doubt += (spread / len(runs)) ** 2 / (len(runs) - 1) if len(runs) > 1 else 0.0
+        doubt += (spread / len(runs)) ** 2 / free
     total = error**2 + of_seeds
     freedom = total**2 / doubt if doubt else math.inf  # Welch and Satterthwaite
     lead = a - b + margin
