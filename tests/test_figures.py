@@ -336,7 +336,7 @@ def test_epochs_stand_in_rows_that_are_named_once():
     assert [ax.get_title() for ax in axes] == ["Layer 1", "Layer 2", "Layer 3", "", "", ""]
     below, left = zip(*axis_names(figure), strict=True)
     assert left == ("Epoch 0\nRow shift (pixels)", "", "", "Epoch 4\nRow shift (pixels)", "", "")
-    assert below == ("",) * 3 + ("Column shift (pixels)",) * 3
+    assert below == ("",) * 3 + ("Column shift\n(pixels)",) * 3
     assert [ax.get_xlim() for ax in axes] == [(-2, 2), (-2, 2), (-8.95, 7.95)] * 2
     assert [ax.yaxis.get_tick_params()["labelleft"] for ax in axes] == [True, False, True] * 2
 
@@ -593,7 +593,7 @@ def test_points_lost_by_depth_draws_each_kernel_in_each_model(layers):
     assert [ax.get_title() for ax in axes] == ["A\n90.0%", "B\n60.0%"]
     assert names(axes[0].get_xticklabels()) == (["1", "1–2", "1–3"] if layers == "up to" else ["1", "2", "3"])
     below = "Layers that are convolutions" if layers == "up to" else "Layer that is a convolution"
-    assert axis_names(figure) == [(below, "Points of accuracy lost"), (below, "")]
+    assert axis_names(figure) == [(below, "Points of accuracy lost\n(linear to 1, then logarithmic)"), (below, "")]
     kinds = {"1 × 1": ("read", 1), "5 × 5": ("read", 5), "3 × 3, taps shuffled": ("shuffled", 3)}
     assert set(entries) == {*kinds, "attention everywhere", "one point", "chance"}
     for ax, (model, own) in zip(axes, table[table["layers"] == layers].groupby("model"), strict=True):
@@ -648,7 +648,9 @@ def test_taps_of_each_layer_stand_above_their_number_and_over_chance():
 
 def test_agreement_stands_over_its_ceiling():
     figure, (moved, same) = EVERYTHING["agreement_and_ceiling"](), HALVES
-    (ax,), entries = figure.axes, colours(figure)
+    (ax,), marks = figure.axes, legend(figure)
+    entries = {name: to_hex(mark.get_edgecolor()[0]) for name, mark in marks.items() if name.startswith("Layer")}
+    assert not any(marks[name].get_facecolor()[:, 3].any() for name in entries), "filled means that the peak follows"
     for layer in range(LAYERS):
         name = f"Layer {layer + 1}"
         for marks, which in zip(ax.collections[2 * layer :], (FOLLOWING[layer], ~FOLLOWING[layer]), strict=False):

@@ -118,7 +118,7 @@ def lines(
 ) -> Figure:
     """Curves in one or more panels: ``{title: {name: (x (n,), y (n,))}}``, each panel with the same colours in order.
 
-    The vertical axis goes from 0 up or, with ``log``, over three decades; panels share it if it has a ``ylabel``.
+    The vertical axis begins at 0 or below or, with ``log``, over three decades; panels share it if it has a ``ylabel``.
     ``levels``: up to two values by name, drawn across every panel.
     """
     figure, axes = style.panels(list(panels), 1.75, xlabel, ylabel)
@@ -129,7 +129,10 @@ def lines(
             ax.axhline(level, color="0.4", linewidth=0.8, linestyle=dashes, label=name, zorder=1)
         highest = max(np.nanmax(np.asarray(line.get_ydata()), initial=0) for line in ax.lines)
         ax.set_yscale("log" if log else "linear")
-        ax.set_ylim((highest / 1000, 2 * highest) if log else (0, max(1.05 * highest, ax.get_ylim()[1])))
+        lowest = min(0, 1.2 * min(np.nanmin(np.asarray(line.get_ydata()), initial=0) for line in ax.lines))
+        ax.set_ylim((highest / 1000, 2 * highest) if log else (lowest, max(1.05 * highest, ax.get_ylim()[1])))
+        if lowest < 0:
+            ax.axhline(0, color="0.4", linewidth=0.8, zorder=1)
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     handles = max((ax.lines for ax in axes), key=len)
     if len(handles) > 1:
@@ -151,7 +154,14 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
     distance = np.hypot(*(np.indices(grid) - np.reshape(grid, (2, 1, 1)) // 2))
     levels = {"attention spread evenly": distance.mean(), "farthest pixel": distance.max()}
     colours = seaborn.color_palette("viridis", max(map(len, panels.values())))
-    return lines(panels, "Epoch", "Reach (pixels)", levels, colours=colours)
+    figure = lines(panels, "Epoch", "Reach (pixels)", levels, colours=colours)
+    for ax, values in zip(figure.axes, reach.values(), strict=True):
+        place = -np.inf
+        for layer in np.argsort(values[-1], kind="stable"):  # a layer's number stands at the end of its line, or above
+            place = max(place + 0.065 * ax.get_ylim()[1], values[-1, layer])
+            where = ax.get_yaxis_transform()
+            ax.text(1.01, place, f"{layer + 1}", transform=where, color=colours[layer], va="center", fontsize=6.5)
+    return figure
 
 
 @styled
@@ -167,7 +177,7 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
     sizes = sorted(table.loc[table["how"] == "read", "kernel"].unique())
     crest = seaborn.color_palette("crest", len(sizes))
     below = "Layer that is a convolution" if alone else "Layers that are convolutions"
-    figure, axes = style.panels(models, 2.0, below, "Points of accuracy lost")
+    figure, axes = style.panels(models, 2.0, below, "Points of accuracy lost\n(linear to 1, then logarithmic)")
     for ax, model in zip(axes, models, strict=True):
         own = table[table["model"] == model]
         read, shuffled = own[own["how"] == "read"], own[own["how"] == "shuffled"]

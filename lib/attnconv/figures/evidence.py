@@ -116,7 +116,7 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, following: ArrayLik
     for layer, colour in enumerate(color_palette("viridis", len(moved))):
         for which, face in ((np.asarray(following)[layer], colour), (~np.asarray(following)[layer], "none")):
             look: Look = {"s": 18, "edgecolors": [colour], "linewidths": 0.9, "zorder": 3, "clip_on": False}
-            name = f"Layer {layer + 1}" if face is colour else None
+            name = None if face is colour else f"Layer {layer + 1}"
             ax.scatter(same[layer, which], moved[layer, which], facecolors=[face], label=name, **look)
     ax.scatter([], [], color="0.3", label="peak follows")
     low = 0.05 * np.floor(20 * np.nanmin([moved, same]))

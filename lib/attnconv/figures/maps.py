@@ -70,7 +70,7 @@ def _draw(
     """An image (H, W) in the colours of its scale; what is NaN is hatched. The query pixel of a map is framed."""
     (x, y), (width, height) = corner, np.asarray(size)
     if np.isnan(image).any():
-        outside: Look = {"facecolor": "0.93", "edgecolor": "0.7", "hatch": "//////", "linewidth": 0}
+        outside: Look = {"facecolor": "0.93", "edgecolor": "0.7", "hatch": "//////", "linewidth": 0, "zorder": -1}
         page.add_patch(Rectangle((x, y), width, height, **outside))
     page.imshow(np.ma.masked_invalid(image), extent=(x, x + width, y + height, y), aspect="auto", **scale)
     page.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor="0.6", linewidth=0.4))
