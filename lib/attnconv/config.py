@@ -5,8 +5,10 @@ They refuse wrong values when they are made: a mistake costs a second, not a nig
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from reprlib import repr as shown  # a value as a message shows it: never longer than a line
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -21,6 +23,18 @@ REPOSITORY = next((folder for folder in _BELOW if (folder / "notebooks" / "profi
 
 class ConfigError(ValueError):
     """A configuration value that cannot work; the message names the value and the limit."""
+
+
+@contextlib.contextmanager
+def errors_as(kind: type[ValueError], what: str, remedy: str) -> Iterator[None]:
+    """Whatever goes wrong here becomes an error of that kind, in one line: what failed, why, and the remedy."""
+    try:
+        yield
+    except kind:
+        raise
+    except Exception as error:  # the readers of damaged files raise dozens of kinds
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise kind(f"{what} ({why}). {remedy}") from error
 
 
 class Config(BaseModel):

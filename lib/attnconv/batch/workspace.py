@@ -31,11 +31,9 @@ if TYPE_CHECKING:
     from attnconv.training.data import Dataset, Source
 
 OUTPUTS = Path(os.path.realpath(REPOSITORY / "outputs"))
-REPRODUCED = OUTPUTS / "reproduced"
-"""Where profiles are drawn whose record is committed, in outputs/<profile>."""
+REPRODUCED = OUTPUTS / "reproduced"  # where profiles are drawn whose record is committed, in outputs/<profile>
 PROFILES = REPOSITORY / "notebooks" / "profiles"
-NAMED_DATA = ("embedded", "cifar10")
-"""Data sets known by name; anything else is a path."""
+NAMED_DATA = ("embedded", "cifar10")  # anything else is a path
 _described = itertools.count(1)  # figures, in the order in which the index shows them
 
 
@@ -44,8 +42,7 @@ class Workspace:
     """One reproduction: outputs/<name>/{runs, figures, tables}."""
 
     profile: Profile
-    source: str
-    """Where the data comes from (see `attnconv.training.data.load_data`)."""
+    source: str  # of the data: see `attnconv.training.data.load_data`
     folder: Path
 
     @property
@@ -55,7 +52,7 @@ class Workspace:
 
     @cached_property
     def data(self) -> Dataset:
-        """The data set, cut to the profile's size; loaded on first use, and downloaded where it is not here."""
+        """The data set, cut to the profile's size; downloaded where it is not here."""
         from attnconv.training.data import load_data
 
         if self.strip:
@@ -64,7 +61,7 @@ class Workspace:
 
     @cached_property
     def strip(self) -> Path | None:
-        """Images that are kept with recorded runs, an npz file, where the data set is not here."""
+        """Images kept with recorded runs, an npz file that stands in where the data set is not here."""
         file = self.folder / "strip.npz"
         return file if not find_source(self.source) and file.is_file() else None
 
@@ -85,10 +82,9 @@ class Workspace:
     ) -> Run:
         """A preset's finished run: the one that is there, or else one trained (or resumed) now.
 
-        Every configuration has a folder of its own in the folder ``kept_in``. ``changes`` as in `configs`. ``start``:
-        the finished run that it goes on from, with all of its heads, where that is not the preset's. Unless ``fresh``,
-        a kept run of any copy of the data stands in for training where the profile says ``recorded``. `MissingData` is
-        raised where a run must be trained and the data set is not here.
+        Every configuration has a folder of its own in ``kept_in``. ``changes`` as in `configs`. ``start``: the run that
+        it goes on from, with all of its heads, where that is not the preset's. Unless ``fresh``, a kept run of any copy
+        of the data stands in where the profile says ``recorded``. `MissingData` where none is kept and no data is here.
         """
         from attnconv.training import train
         from attnconv.training.data import MissingData
@@ -127,10 +123,10 @@ class Workspace:
         return Run(run.path).attention
 
     def swaps(self, run: Run, images: int | None = None) -> dict[str, np.ndarray]:
-        """What a run loses by convolutions in place of its layers (`swaps.measure_swaps`): as kept, or measured now.
+        """What a run loses by convolutions in its layers' place (see `swaps.measure_swaps`): as kept, or measured now.
 
-        On no more test images than the profile's ``swap_images``, and ``images``. Empty where it was not kept and the
-        data set is not here: the images of a record are too few to count answers.
+        On the profile's ``swap_images`` at most, and ``images``. Empty where it was not kept and the data set is not
+        here: the images of a record are too few to count answers.
         """
         from attnconv.analysis.swaps import measure_swaps, untrained
         from attnconv.training import load_run
@@ -149,16 +145,14 @@ class Workspace:
         self, figure: Figure | Sequence[Figure], name: str, caption: str, *runs: Run, frames_per_second: int = 10
     ) -> None:
         """Write figures/<name>.pdf and .png, or frames as a .gif; the index page shows caption and runs."""
-        from matplotlib.figure import Figure
-
         from attnconv.figures import save, save_animation
 
-        for suffix in (".pdf", ".png") if isinstance(figure, Figure) else (".gif",):
+        for suffix in (".gif",) if isinstance(figure, Sequence) else (".pdf", ".png"):
             with writing(self.results / "figures" / f"{name}{suffix}") as file:
-                if isinstance(figure, Figure):
-                    save(figure, file)
-                else:
+                if isinstance(figure, Sequence):
                     save_animation(figure, file, frames_per_second)
+                else:
+                    save(figure, file)
         note = {"caption": caption, "runs": [run.path.name for run in runs], "place": next(_described)}
         with writing(self.results / "figures" / f"{name}.json") as file:
             file.write_text(json.dumps(note) + "\n")
@@ -184,8 +178,7 @@ def open_workspace(profile: str = "quick", *, data: str | None = None, output: s
 
     ``data`` replaces the profile's data; ``output`` the folder (see `output_folder`).
     """
-    path = Path(profile) if str(profile).endswith(".yaml") else PROFILES / f"{profile}.yaml"
-    chosen = load_profile(path)
+    chosen = load_profile(Path(profile) if profile.endswith(".yaml") else PROFILES / f"{profile}.yaml")
     folder = output_folder(chosen, data, output)
     _link_record(folder)
     return Workspace(chosen, data or chosen.data, folder)
@@ -203,8 +196,8 @@ def find_source(data: str) -> Source | None:
 def output_folder(profile: Profile, data: str | None = None, output: str | Path | None = None) -> Path:
     """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> for another data set than its own.
 
-    A profile whose record is committed has its results beside it, in outputs/reproduced/<profile>. A path to a copy of
-    CIFAR-10 is the profile's own data if that is. A few digits tell folders of one name apart.
+    A profile whose record is committed has its results beside it, in outputs/reproduced/<profile>. Any copy of CIFAR-10
+    is the data of a profile of CIFAR-10. A few digits tell folders of one name apart.
     """
     if output:
         return absolute(output)
@@ -213,10 +206,11 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
         return own
     if data in NAMED_DATA:
         return OUTPUTS / f"{profile.name}-{data}"
-    from attnconv.training.data import may_be_cifar10  # imports torch, which takes a second
+    if profile.data == "cifar10":
+        from attnconv.training.data import load_data  # imports torch, which takes a second
 
-    if profile.data == "cifar10" and may_be_cifar10(data):
-        return own
+        if load_data(data).name == "cifar10":
+            return own
     path = absolute(data)
     word, digits = re.sub(r"[\W_]", "-", path.name.lower()), hashlib.sha256(os.fsencode(path)).hexdigest()[:4]
     return OUTPUTS / f"{profile.name}-{word}-{digits}"
@@ -228,10 +222,8 @@ def record_of(folder: Path) -> Path | None:
 
 
 def _link_record(folder: Path) -> None:
-    """Link the record's runs and images, file by file, into the folder that is drawn beside it.
-
-    A run's folder there is a real one. So what a notebook measures of a run joins the links, and the record stays.
-    """
+    """Link the record's runs and images into the folder that is drawn beside it: file by file, so that what a notebook
+    measures of a run joins the links, and the record stays."""
     if record := record_of(folder):
         for kept in [*record.glob("runs/*/[!.]*"), *record.glob("study/*/[!.]*"), *record.glob("strip.npz")]:
             link = folder / kept.relative_to(record)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from attnconv.attention.precision import Computation
-from attnconv.config import ConfigError
+from attnconv.config import ConfigError, errors_as
 from attnconv.training.runs import said
 
 
@@ -113,7 +113,9 @@ class Team:
         """`ConfigError` where the variables that torchrun sets do not fit together, or lead to no other process."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         given = {name: os.environ[name] for name in names if name in os.environ}
-        try:
+        asked = ", ".join(f"{name}={value}" for name, value in given.items())
+        what = f"This training has no team of processes, as {asked} asks for"
+        with errors_as(ConfigError, what, "torchrun sets these variables; to train with one process, unset them."):
             self.size, self.rank = int(given.get("WORLD_SIZE", "1")), int(given.get("RANK", "0"))
             if not 0 <= self.rank < self.size:
                 raise ValueError(f"of {self.size} processes none has rank {self.rank}")
@@ -123,12 +125,6 @@ class Team:
                     torch.cuda.set_device(best_device())
                 dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
                 atexit.register(dist.destroy_process_group)
-        except (ValueError, OSError, RuntimeError) as error:
-            asked = ", ".join(f"{name}={value}" for name, value in given.items())
-            raise ConfigError(
-                f"This training has no team of processes ({' '.join(str(error).split())[:200]}), as {asked} asks for. "
-                "torchrun sets these variables; to train with one process, unset them."
-            ) from error
         self.leads = self.rank == 0  # one process writes the run folder and speaks to the user
 
     def align(self, model: nn.Module) -> None:

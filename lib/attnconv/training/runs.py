@@ -28,7 +28,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import ArrayLike, NDArray
 
-from attnconv.config import PRESETS, Config, ModelConfig, TrainConfig, config_hash
+from attnconv.config import PRESETS, Config, ModelConfig, TrainConfig, config_hash, errors_as
 
 JPEG_COPY = "JPEG copy of CIFAR-10"
 """JPEG changes pixels, so an accuracy on such a copy is not quite one on CIFAR-10 itself."""
@@ -60,16 +60,11 @@ class _Config(Config, extra="allow"):
 @contextlib.contextmanager
 def reading(file: Path) -> Iterator[None]:
     """Whatever goes wrong while a file of a run folder is read becomes one `RunError` that names it."""
-    try:
+    folder = file.parent.parent if file.parent.name == "checkpoint" else file.parent
+    with errors_as(RunError, f"{file} is damaged", f"Bring it back, or remove {folder} and train again."):
         if not file.is_file():  # a pipe might never end
             raise ValueError("it is no regular file" if file.exists() else "it is missing")
         yield
-    except RunError:
-        raise
-    except Exception as error:  # the readers of damaged files raise dozens of kinds
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        folder = file.parent.parent if file.parent.name == "checkpoint" else file.parent
-        raise RunError(f"{file} is damaged ({why}); bring it back, or remove {folder} and train again.") from error
 
 
 def read_json(file: Path, kind: type[Json]) -> Json:
