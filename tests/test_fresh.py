@@ -298,10 +298,10 @@ def test_a_damaged_manifest_means_that_nothing_is_done(toys: Toys, record) -> No
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_cannot_be_written_is_said_in_one_line(toys: Toys, record, number, monkeypatch, capsys) -> None:
-    def fail(path: Path) -> None:
+    def fail(path: Path, content: str) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(runner, "writing", fail)
+    monkeypatch.setattr(runner, "write", fail)
     monkeypatch.setattr(runner, "reproduce", functools.partial(reproduce, notebooks=toys.notebooks))
     assert cli.main(["reproduce", "--profile", "toy", "--output", str(toys.output)]) == 2
     error = capsys.readouterr().err

@@ -18,8 +18,7 @@ from attnconv.batch.plan import Job
 from attnconv.training.runs import read_json
 
 NUMBER = re.compile(r"[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
-TINY = Decimal("1e-5")
-"""Numbers below this are errors of rounding, which differ between machines."""
+TINY = Decimal("1e-5")  # numbers below this are errors of rounding, which differ between machines
 
 
 def statements(file: Path) -> dict[str, str]:

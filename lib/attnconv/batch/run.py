@@ -30,14 +30,13 @@ from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.provisioning import LocalProvisioner
 
-from attnconv import __version__
 from attnconv.batch.compare import compare
 from attnconv.batch.fresh import LIBRARY, Inputs, changed, file_hash, inputs, whole
 from attnconv.batch.pages import FRONT, export_html, write_page
 from attnconv.batch.plan import Job, plan, read_notebook, select
 from attnconv.batch.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, find_source, output_folder, record_of
 from attnconv.config import ConfigError, Profile, load_profile
-from attnconv.training.runs import held, read_json, said, writing
+from attnconv.training.runs import held, read_json, said, write
 
 
 def cores() -> int:
@@ -58,24 +57,22 @@ class Batch:
     profile: Profile
     data: str
     output: Path
-    force: set[str]
-    """Names of jobs that are done again though they are up to date."""
+    force: set[str]  # names of jobs that are done again though they are up to date
     at_once: int
-    pages: Mapping[str, str]
-    """The page of each notebook, by the notebook's number."""
+    pages: Mapping[str, str]  # of each notebook, by its number
 
     def __post_init__(self) -> None:
         self.status: dict[str, str] = {}
         self.kernels: dict[str, int] = {}
         self.stopped = False
-        packages = ("torch", "torchvision", "numpy", "matplotlib")
-        versions = {"attnconv": __version__, "python": platform.python_version()}
+        packages = ("attnconv", "torch", "torchvision", "numpy", "matplotlib")
+        versions = {name: importlib.metadata.version(name) for name in packages}
         entries = read_json(self.output / "manifest.json", dict).get("notebooks")
         entries = entries if isinstance(entries, dict) else {}
         self.manifest: dict[str, Any] = {
             "profile": self.profile.name,
             "commit": said("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
-            "versions": versions | {name: importlib.metadata.version(name) for name in packages},
+            "versions": versions | {"python": platform.python_version()},
             "device": {"cpu": platform.processor() or platform.machine(), "cores": cores(), "gpu": gpus()},
             "data": {},
             "notebooks": {name: entry for name, entry in entries.items() if whole(entry)},
@@ -126,11 +123,10 @@ class Batch:
             with ThreadPoolExecutor(self.at_once) as pool:
                 try:
                     self._run(pool)
-                except BaseException:
+                finally:  # kernels still run only where this was interrupted
                     self.stopped = True
                     for name in list(self.kernels):
                         self._end_kernel(name)
-                    raise
         finally:
             remove_leftovers(self.output)
             self._save()
@@ -199,8 +195,7 @@ class Batch:
 
     def _execute(self, job: Job) -> list[str]:
         """Run a notebook: lines that say what went wrong, or none."""
-        batch = self
-        copy = self._stage(job) / "notebooks" / f"{job.name}.ipynb"
+        batch, copy = self, self._stage(job) / "notebooks" / f"{job.name}.ipynb"
         log = tempfile.TemporaryFile("w+", errors="replace")  # what a kernel says before or after its notebook
         environment = os.environ | {
             "ATTNCONV_QUIET": "1",
@@ -216,10 +211,8 @@ class Batch:
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // self.at_once)))
 
         class Kernel(AsyncKernelManager):
-            """Of this very interpreter, whatever kernels the user has registered.
-
-            It ends by itself when the runner is gone, even by ``kill -9``: ipykernel watches its parent.
-            """
+            """Of this very interpreter, whatever kernels the user has registered. It ends by itself when the runner is
+            gone, even by ``kill -9``: ipykernel watches its parent."""
 
             @property
             def kernel_spec(self) -> KernelSpec:
@@ -264,8 +257,7 @@ class Batch:
                 os.killpg(pid, signal.SIGKILL)
 
     def _save(self) -> None:
-        with writing(self.output / "manifest.json") as temporary:
-            temporary.write_text(json.dumps(self.manifest, indent=1) + "\n")
+        write(self.output / "manifest.json", json.dumps(self.manifest, indent=1) + "\n")
 
 
 def reproduce(
@@ -285,8 +277,7 @@ def reproduce(
 
     Raises `ConfigError`, `DataError` or `RunError` where nothing can begin.
     """
-    if at_once is None:
-        # Small models train faster side by side, each on one core, than one after the other on all.
+    if at_once is None:  # small models train faster side by side, each on one core, than one by one on all cores
         at_once = 1 if gpus() else min(4, cores())
     if at_once < 1:
         raise ConfigError(f"--jobs {at_once} must be at least 1.")
@@ -333,10 +324,7 @@ def reproduce(
 
 
 def move_into_place(stage: Path, output: Path, before: Iterable[str]) -> Inputs:
-    """Move a job's results to where they belong; their hashes.
-
-    A figure or table that the job made ``before``, and no longer makes, is removed.
-    """
+    """Move a job's results to where they belong; their hashes. What it made ``before`` and makes no more is removed."""
     files = {file.relative_to(stage).as_posix(): file for file in sorted(stage.rglob("*")) if file.is_file()}
     made = {name: file_hash(file) for name, file in files.items()}
     for name, file in files.items():
@@ -349,10 +337,8 @@ def move_into_place(stage: Path, output: Path, before: Iterable[str]) -> Inputs:
 
 
 def without_notes(notebook: Path) -> None:
-    """Remove what names this machine's folders, its memory or the time of day. The state of widgets goes, too.
-
-    Pictures have 256 colours, which is a third of the size.
-    """
+    """Remove what names this machine's folders, its memory or the time of day, and the state of widgets.
+    Pictures have 256 colours, which is a third of the size."""
     from attnconv.figures.style import of_256_colours  # imports Matplotlib, which takes a second
 
     executed = nbformat.read(notebook, as_version=4)

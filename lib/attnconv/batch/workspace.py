@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnconv.config import REPOSITORY, ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
-from attnconv.training.runs import Run, find_runs, identity, write_arrays, writing
+from attnconv.training.runs import Run, find_runs, identity, write, write_arrays, writing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,8 +154,7 @@ class Workspace:
                 else:
                     save(figure, file)
         note = {"caption": caption, "runs": [run.path.name for run in runs], "place": next(_described)}
-        with writing(self.results / "figures" / f"{name}.json") as file:
-            file.write_text(json.dumps(note) + "\n")
+        write(self.results / "figures" / f"{name}.json", json.dumps(note) + "\n")
 
     def save_table(self, frame: pd.DataFrame, name: str) -> None:
         """Write tables/<name>.md, .csv and .tex, without the frame's index. The LaTeX wants the package booktabs."""
@@ -163,8 +162,7 @@ class Workspace:
         latex = frame.to_latex(index=False, float_format="%.8g", na_rep="---", escape=True)
         markdown = known.to_markdown(index=False, floatfmt=".8g", missingval="—") + "\n"
         for suffix, text in ((".md", markdown), (".csv", frame.to_csv(index=False)), (".tex", latex)):
-            with writing(self.results / "tables" / f"{name}{suffix}") as file:
-                file.write_text(text)
+            write(self.results / "tables" / f"{name}{suffix}", text)
 
     def claims(self, name: str) -> Claims:
         """A list to check claims in, and to save as tables/<name>.json."""

@@ -32,8 +32,8 @@ def best_device() -> torch.device:
 
 
 def to_be_compiled(device: torch.device, computation: Computation, asked: bool | None, images: int) -> bool:
-    """Whether a run of so many images is compiled: as ``asked``, or if that is None where it pays. It does on CUDA, and
-    on a CPU for long runs in bfloat16 (1.1 to 1.3 times faster; float32 gains nothing), if a C++ compiler is there."""
+    """Whether a run of so many images is compiled: as ``asked`` or, if that is None, where it pays. That is on CUDA,
+    and on a CPU with a C++ compiler for long runs in bfloat16 (1.1 to 1.3 times faster; float32 gains nothing)."""
     if device.type == "cuda":
         return asked is not False
     rule = computation.bfloat16 and images >= 100_000  # fewer save less than the half minute that compiling takes
@@ -79,9 +79,7 @@ def progress_bar(total: int, done: int, drawn: bool) -> tqdm:
 @contextlib.contextmanager
 def signals_to_stop() -> Iterator[threading.Event]:
     """Ctrl-C, SIGTERM and SIGHUP set an event and break nothing off; a second one raises KeyboardInterrupt at once.
-
-    A signal that is ignored, as SIGHUP is under nohup, stays ignored.
-    """
+    A signal that is ignored, as SIGHUP is under nohup, stays ignored."""
     event = threading.Event()
 
     def ask(number: int, frame: object) -> None:
@@ -91,22 +89,19 @@ def signals_to_stop() -> Iterator[threading.Event]:
 
     main = threading.current_thread() is threading.main_thread()  # Python lets no other thread set handlers
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
-    before = {n: handler for n in numbers if (handler := signal.getsignal(n)) not in (signal.SIG_IGN, None)}
-    try:
-        for number in before:
-            signal.signal(number, ask)
+    with contextlib.ExitStack() as restored:
+        for number in numbers:
+            if (before := signal.getsignal(number)) not in (signal.SIG_IGN, None):
+                restored.callback(signal.signal, number, before)
+                signal.signal(number, ask)
         yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Team:
     """The processes that torchrun started for one run. Alone, which is the rule, each method gives back what it got.
 
-    The batch size stays that of the whole run: each process takes its share of every batch, and the gradients are
-    averaged. One process and several follow the same loss curve (BatchNorm aside: on a CPU each process normalises by
-    its own share).
+    Each takes its share of every batch, and gradients are averaged: one process and several follow the same loss curve
+    (BatchNorm aside: on a CPU each process normalises by its own share).
     """
 
     def __init__(self) -> None:
@@ -138,11 +133,9 @@ class Team:
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
     def average_gradients(self, model: nn.Module) -> None:
-        """Make each gradient its mean over processes.
-
-        All go in one piece. `DistributedDataParallel` groups them anew after the first step of a session, and sums in
-        other groups are rounded otherwise: a resumed run would not end with the same bits.
-        """
+        """Make each gradient its mean over processes."""
+        # All go in one piece. `DistributedDataParallel` groups them anew after the first step of a session, and sums in
+        # other groups are rounded otherwise: a resumed run would not end with the same bits.
         if self.size > 1:
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             means = self.mean(torch.cat([gradient.flatten() for gradient in gradients]))
