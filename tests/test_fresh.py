@@ -172,7 +172,7 @@ def test_the_profile_counts_but_for_its_description(toys: Toys, record, old: str
 
 def test_data_and_installed_packages_count(record, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("attnconv.training.data.content_key", lambda source: "other")
+        patch.setattr(runner, "content_key", lambda source: "other")
         assert record() == ALL
     with monkeypatch.context() as patch:
         patch.setattr(fresh, "installed", lambda: "others")

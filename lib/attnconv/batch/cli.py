@@ -9,19 +9,19 @@ from typing import Any
 from attnconv import __version__
 from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig, read_yaml
 
-PROFILE_HELP = "model size and recipe: smoke, quick (default), evening or paper, a file of notebooks/profiles"
-DATA_HELP = "embedded, cifar10, or a path to images (default: the profile's)"
-
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     top = argparse.ArgumentParser(prog="attnconv", description="Self-attention as convolution: reproduce the paper.")
     top.add_argument("--version", action="version", version=f"attnconv {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
+    both = argparse.ArgumentParser(add_help=False)
+    size = "model size and recipe: smoke, quick (default), evening or paper, a file of notebooks/profiles"
+    both.add_argument("--profile", dest="profile_name", default="quick", help=size)
+    both.add_argument("--data", help="embedded, cifar10, or a path to images (default: the profile's)")
 
-    run = commands.add_parser("reproduce", help="run the notebooks; what is done and unchanged is not done again")
-    run.add_argument("--profile", dest="profile_name", default="quick", help=PROFILE_HELP)
-    run.add_argument("--data", help=DATA_HELP)
+    does = "run the notebooks; what is done and unchanged is not done again"
+    run = commands.add_parser("reproduce", parents=[both], help=does)
     only = "these notebooks (04, or 03:learned for one of its runs), and what they need"
     run.add_argument("--only", nargs="+", default=[], metavar="NN", help=only)
     run.add_argument("--force", action="store_true", help="run again what is up to date (with --only: only that)")
@@ -36,10 +36,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--dry", action="store_true", help="say what would be done, and why, and what is missing")
     run.set_defaults(call=_reproduce)
 
-    train = commands.add_parser("train", help="train one model of the paper, or resume it; no notebook")
+    does = "train one model of the paper, or resume it; no notebook"
+    train = commands.add_parser("train", parents=[both], help=does)
     train.add_argument("preset", metavar="PRESET", help=", ".join(PRESETS))
-    train.add_argument("--profile", default="quick", help=PROFILE_HELP)
-    train.add_argument("--data", help=DATA_HELP)
     train.add_argument("--seed", type=int, help="default: the profile's first")
     train.add_argument("--output", metavar="DIR", help="the run folder goes to DIR/runs (default: as for reproduce)")
     words: dict[str, Any] = dict(dest="words", action="append", default=[])
@@ -69,11 +68,11 @@ def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return model, train
 
 
-def _train(preset: str, profile: str, seed: int | None, words: list[str], **options: Any) -> int:
+def _train(preset: str, profile_name: str, seed: int | None, words: list[str], **options: Any) -> int:
     from attnconv.batch.workspace import open_workspace
 
     model, train = changes(words)
-    work = open_workspace(profile, **options)
+    work = open_workspace(profile_name, **options)
     _, recipe = work.profile.configs(preset, seed, model, train)  # a wrong value costs no time
     work.data.hold_out(recipe.validation, recipe.seed)
     try:
@@ -99,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (ImportError, ValueError, RuntimeError, MemoryError, OSError) as error:
+    except Exception as error:
         if not (said := explained(error)):
             raise
         print(f"attnconv: {said}", file=sys.stderr)

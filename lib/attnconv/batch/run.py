@@ -1,8 +1,8 @@
 """The batch run: notebooks through papermill, each in a kernel of its own.
 
-`plan` says what there is to do, `fresh` what is up to date, `pages` shows what came out. No torch is imported here.
-A notebook writes into a folder of its own, and its results move into place together when it is done. Run folders stay
-where they are: training resumes in them.
+`plan` says what there is to do, `fresh` what is up to date, `pages` shows what came out. A notebook writes into a folder
+of its own, and its results move into place together when it is done. Run folders stay where they are: training resumes
+in them.
 """
 
 import contextlib
@@ -36,6 +36,7 @@ from attnconv.batch.pages import FRONT, export_html, write_page
 from attnconv.batch.plan import Job, plan, read_notebook, select
 from attnconv.batch.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, find_source, output_folder, record_of
 from attnconv.config import ConfigError, Profile, load_profile
+from attnconv.training.data import content_key
 from attnconv.training.runs import held, read_json, said, write
 
 
@@ -82,8 +83,6 @@ class Batch:
         """A job's inputs now. The data's hash is missing as long as the data is to be downloaded."""
         about = self.manifest["data"]
         if "sha256" not in about and (source := find_source(self.data)):
-            from attnconv.training.data import content_key
-
             about |= {"name": source.name, "form": source.form, "sha256": content_key(source)}
         return inputs(job, self.profile, about.get("sha256"), self.output)
 

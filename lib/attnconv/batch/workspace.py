@@ -19,16 +19,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from attnconv.analysis.claims import Claims
+from attnconv.analysis.heads import measure_attention
+from attnconv.analysis.swaps import measure_swaps, untrained
 from attnconv.config import REPOSITORY, ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
+from attnconv.training import load_run, train
+from attnconv.training.data import Dataset, MissingData, Source, find_data, load_data
 from attnconv.training.runs import Run, find_runs, identity, write, write_arrays, writing
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from matplotlib.figure import Figure
-
-    from attnconv.analysis.claims import Claims
-    from attnconv.training.data import Dataset, Source
 
 OUTPUTS = Path(os.path.realpath(REPOSITORY / "outputs"))
 REPRODUCED = OUTPUTS / "reproduced"  # where profiles are drawn whose record is committed, in outputs/<profile>
@@ -53,8 +56,6 @@ class Workspace:
     @cached_property
     def data(self) -> Dataset:
         """The data set, cut to the profile's size; downloaded where it is not here."""
-        from attnconv.training.data import load_data
-
         if self.strip:
             return load_data(self.strip)
         return load_data(self.source).first(self.profile.train_images, self.profile.test_images)
@@ -86,9 +87,6 @@ class Workspace:
         it goes on from, with all of its heads, where that is not the preset's. Unless ``fresh``, a kept run of any copy
         of the data stands in where the profile says ``recorded``. `MissingData` where none is kept and no data is here.
         """
-        from attnconv.training import train
-        from attnconv.training.data import MissingData
-
         model, recipe = self.configs(name, seed, **changes)
         recipe = replace(recipe, {"start_from": start.preset, "prune": False}) if start else recipe
         if self.profile.recorded and not fresh:
@@ -115,9 +113,6 @@ class Workspace:
 
     def attention(self, run: Run) -> dict[str, np.ndarray]:
         """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder, or measured now."""
-        from attnconv.analysis.heads import measure_attention
-        from attnconv.training import load_run
-
         if not (file := run.path / "attention.npz").is_file():
             write_arrays(file, measure_attention(load_run(run.path)[0], self.data))
         return Run(run.path).attention
@@ -128,9 +123,6 @@ class Workspace:
         On the profile's ``swap_images`` at most, and ``images``. Empty where it was not kept and the data set is not
         here: the images of a record are too few to count answers.
         """
-        from attnconv.analysis.swaps import measure_swaps, untrained
-        from attnconv.training import load_run
-
         if not (file := run.path / "swaps.npz").is_file() and not self.strip:
             some = self.data.first(None, self.profile.swap_images).first(None, images)
             first = None if run.train.start_from else untrained(run)
@@ -145,7 +137,7 @@ class Workspace:
         self, figure: Figure | Sequence[Figure], name: str, caption: str, *runs: Run, frames_per_second: int = 10
     ) -> None:
         """Write figures/<name>.pdf and .png, or frames as a .gif; the index page shows caption and runs."""
-        from attnconv.figures import save, save_animation
+        from attnconv.figures import save, save_animation  # imports seaborn, which takes a second
 
         for suffix in (".gif",) if isinstance(figure, Sequence) else (".pdf", ".png"):
             with writing(self.results / "figures" / f"{name}{suffix}") as file:
@@ -166,8 +158,6 @@ class Workspace:
 
     def claims(self, name: str) -> Claims:
         """A list to check claims in, and to save as tables/<name>.json."""
-        from attnconv.analysis.claims import Claims
-
         return Claims(self.results / "tables" / f"{name}.json")
 
 
@@ -184,8 +174,6 @@ def open_workspace(profile: str = "quick", *, data: str | None = None, output: s
 
 def find_source(data: str) -> Source | None:
     """Where a data set is, a name or a path; None where it is not on this machine yet, and can be downloaded."""
-    from attnconv.training.data import MissingData, find_data  # imports torch, which takes a second
-
     with contextlib.nullcontext() if data == "embedded" else contextlib.suppress(MissingData):
         return find_data(data)
     return None
@@ -204,11 +192,8 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
         return own
     if data in NAMED_DATA:
         return OUTPUTS / f"{profile.name}-{data}"
-    if profile.data == "cifar10":
-        from attnconv.training.data import load_data  # imports torch, which takes a second
-
-        if load_data(data).name == "cifar10":
-            return own
+    if profile.data == "cifar10" and load_data(data).name == "cifar10":
+        return own
     path = absolute(data)
     word, digits = re.sub(r"[\W_]", "-", path.name.lower()), hashlib.sha256(os.fsencode(path)).hexdigest()[:4]
     return OUTPUTS / f"{profile.name}-{word}-{digits}"

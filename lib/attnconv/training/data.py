@@ -22,7 +22,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm.auto import tqdm
 
 from attnconv.config import REPOSITORY, errors_as
 from attnconv.training.runs import held, writing
@@ -149,7 +148,7 @@ class Plan:
 
 def epoch_plan(n: int, *, seed: int, epoch: int, augment: bool, device: torch.device | str = "cpu") -> Plan:
     """The plan of one epoch for n images: a function of its arguments only, so that a resumed run repeats it exactly.
-    Drawn on the CPU, so the same on every device; no global generator is touched."""
+    It is drawn on the CPU, so the same on every device."""
     generator = _generator("epoch", seed, epoch)
     order = torch.randperm(n, generator=generator)
     if not augment:
@@ -270,8 +269,8 @@ def _download(missing: MissingData) -> None:
 def load_data(source: str | Path = "embedded") -> Dataset:
     """The data set ``embedded``, ``cifar10``, or what lies at a path (see `FORMS`).
 
-    CIFAR-10 is downloaded where it is missing. Decoded images are cached in the folder for data.
-    ATTNCONV_QUIET=1 shows no bar. Raises `DataError` naming file, row and remedy.
+    CIFAR-10 is downloaded where it is missing. Decoded images are cached in the folder for data. Raises `DataError`
+    naming file, row and remedy.
     """
     try:
         found = find_data(source)
@@ -326,7 +325,6 @@ def _read(source: Source, key: str) -> dict[str, Any]:
 
 def _decoded(source: Source) -> dict[str, Any]:
     """What `_read` gives, of image folders and Parquet files. Images must be of one size, and all gray or all RGB."""
-    quiet = os.environ.get("ATTNCONV_QUIET") == "1"
     rows = {split: _rows(source, split) for split in SPLITS}
     classes, others = (sorted({label for *_, label in part}) for part in rows.values())
     if classes != others:
@@ -334,7 +332,7 @@ def _decoded(source: Source) -> dict[str, Any]:
     arrays: dict[str, Any] = {"form": source.form}
     for split, part in rows.items():
         images: list[np.ndarray] = []
-        for place, content, _ in tqdm(part, f"Reading {split}", unit=" images", disable=quiet, leave=False):
+        for place, content, _ in part:
             with reading_data(place):
                 images.append(_pixels(content))
                 if images[-1].shape != (first := arrays.get("train_images", images)[0].shape):

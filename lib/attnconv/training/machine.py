@@ -159,10 +159,7 @@ class Team:
 
     def any(self, own: bool) -> bool:
         """Whether it is so in any process; all wait here for each other. It goes between CPUs, not over a GPU."""
-        number = torch.tensor(int(own))
-        if self.size > 1:
-            dist.all_reduce(number)
-        return number.item() > 0
+        return self.mean(torch.tensor(float(own))).item() > 0
 
     def stacked(self, value: Tensor) -> Tensor:
         """What each process has, by rank: (processes, ...)."""
