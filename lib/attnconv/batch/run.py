@@ -1,8 +1,7 @@
 """The batch run: notebooks through papermill, each in a kernel of its own.
 
-`plan` says what there is to do, `fresh` what is up to date, `pages` shows what came out. A notebook writes into a folder
-of its own, and its results move into place together when it is done. Run folders stay where they are: training resumes
-in them.
+`plan` says what there is to do, `fresh` what is up to date, `pages` shows what came out. A notebook writes into its own
+folder, and its results move into place together when it is done. Run folders stay where they are, for resuming.
 """
 
 import contextlib
