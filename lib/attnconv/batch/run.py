@@ -33,9 +33,9 @@ from attnconv.batch.compare import compare
 from attnconv.batch.fresh import LIBRARY, Inputs, changed, file_hash, inputs, whole
 from attnconv.batch.pages import FRONT, export_html, write_page
 from attnconv.batch.plan import Job, plan, read_notebook, select
-from attnconv.batch.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, find_source, output_folder, record_of
+from attnconv.batch.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, output_folder, record_of
 from attnconv.config import ConfigError, Profile, load_profile
-from attnconv.training.data import content_key
+from attnconv.training.data import content_key, find_data
 from attnconv.training.runs import held, read_json, said, write
 
 
@@ -81,7 +81,7 @@ class Batch:
     def inputs(self, job: Job) -> Inputs:
         """A job's inputs now. The data's hash is missing as long as the data is to be downloaded."""
         about = self.manifest["data"]
-        if "sha256" not in about and (source := find_source(self.data)):
+        if "sha256" not in about and (source := find_data(self.data)):
             about |= {"name": source.name, "form": source.form, "sha256": content_key(source)}
         return inputs(job, self.profile, about.get("sha256"), self.output)
 
@@ -284,7 +284,7 @@ def reproduce(
     if retrain:  # beside what is there, which stays to be compared with
         folder = OUTPUTS / f"{folder.name}-retrained"
     data = data or profile.data
-    found = find_source(data)
+    found = find_data(data)
     if record and found and (folder / "strip.npz").is_file():
         why = "but the record is drawn from its own images, as everyone can draw it again"
         remedy = "For this command, let ATTNCONV_DATA name an empty folder"

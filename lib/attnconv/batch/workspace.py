@@ -26,7 +26,7 @@ from attnconv.analysis.heads import measure_attention
 from attnconv.analysis.swaps import measure_swaps, untrained
 from attnconv.config import REPOSITORY, ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
 from attnconv.training import load_run, train
-from attnconv.training.data import Dataset, MissingData, Source, find_data, load_data
+from attnconv.training.data import Dataset, MissingData, find_data, load_data
 from attnconv.training.runs import Run, find_runs, identity, write, write_arrays, writing
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Workspace:
     def strip(self) -> Path | None:
         """Images kept with recorded runs, an npz file that stands in where the data set is not here."""
         file = self.folder / "strip.npz"
-        return file if not find_source(self.source) and file.is_file() else None
+        return file if not find_data(self.source) and file.is_file() else None
 
     def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
         """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
@@ -170,13 +170,6 @@ def open_workspace(profile: str = "quick", *, data: str | None = None, output: s
     folder = output_folder(chosen, data, output)
     _link_record(folder)
     return Workspace(chosen, data or chosen.data, folder)
-
-
-def find_source(data: str) -> Source | None:
-    """Where a data set is, a name or a path; None where it is not on this machine yet, and can be downloaded."""
-    with contextlib.nullcontext() if data == "embedded" else contextlib.suppress(MissingData):
-        return find_data(data)
-    return None
 
 
 def output_folder(profile: Profile, data: str | None = None, output: str | Path | None = None) -> Path:

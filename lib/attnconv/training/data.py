@@ -44,7 +44,7 @@ class DataError(ValueError):
 
 
 class MissingData(DataError):
-    """A data set that was asked for by name is in none of its usual places."""
+    """A data set that was asked for by name is not on this machine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,9 +214,9 @@ class Source(NamedTuple):
     test: tuple[Path, ...] = ()
 
 
-def find_data(source: str | Path = "embedded") -> Source:
+def find_data(source: str | Path = "embedded") -> Source | None:
     """Find ``embedded``, ``cifar10`` or what lies at a path; nothing is decoded or downloaded.
-    Raises `MissingData` where a named set is not here, `DataError` where a path holds none."""
+    None where CIFAR-10 is not on this machine yet; `DataError` where nothing else is that can be read."""
     root, name = _data_folder(), str(source)
     named = {"embedded": [REPOSITORY_DATA / SAMPLE], "cifar10": [root / BATCHES, root / "cifar10"]}
     with reading_data(source):
@@ -227,10 +227,10 @@ def find_data(source: str | Path = "embedded") -> Source:
                 files = [sorted(f for f in path.glob(p) if f.is_file() and f.name[0] != ".") for p in patterns]
                 if all(files):
                     return Source(name if name in named else path.name, form, path, *map(tuple, files))
-    if name in named:
-        remedy = " 'git checkout data' restores it in a clone of the repository." if name == "embedded" else ""
-        raise MissingData(f"{name} is not on this machine: looked for {', '.join(map(str, places))}.{remedy}")
-    raise DataError(f"There is no data set that can be read at {places[0]}. {FORMS}.")
+    if name == "cifar10":
+        return None
+    remedy = "'git checkout data' restores it in a clone of the repository" if name == "embedded" else FORMS
+    raise DataError(f"There is no data set that can be read at {places[0]}. {remedy}.")
 
 
 def _data_folder() -> Path:
@@ -251,7 +251,7 @@ def content_key(source: Source) -> str:
     return digest.hexdigest()
 
 
-def _download(missing: MissingData) -> None:
+def _download() -> Source | None:
     """Let torchvision fetch CIFAR-10 into the data folder, or unpack the archive there. It checks what it gets."""
     from torchvision.datasets import CIFAR10
 
@@ -259,11 +259,12 @@ def _download(missing: MissingData) -> None:
     remedy = f"Bring its published files to {root / BATCHES} yourself, or use 'embedded', which needs no download."
     socket.setdefaulttimeout(30)  # seconds without a byte; torchvision would wait for ever
     try:
-        with errors_as(MissingData, f"{missing} The download failed", remedy):
+        with errors_as(MissingData, f"cifar10 is not in {root}. The download failed", remedy):
             with held(root, wait=True):  # notebooks that run side by side need one copy
                 CIFAR10(root, download=True)
     finally:
         socket.setdefaulttimeout(patience)
+    return find_data("cifar10")
 
 
 def load_data(source: str | Path = "embedded") -> Dataset:
@@ -272,13 +273,8 @@ def load_data(source: str | Path = "embedded") -> Dataset:
     CIFAR-10 is downloaded where it is missing. Decoded images are cached in the folder for data. Raises `DataError`
     naming file, row and remedy.
     """
-    try:
-        found = find_data(source)
-    except MissingData as missing:
-        if source == "embedded":
-            raise
-        _download(missing)
-        found = find_data(source)
+    found = find_data(source) or _download()
+    assert found, "a download that does not fail brings it"
     key = content_key(found)
     with reading_data(found.path):
         arrays = _read(found, key)
