@@ -6,9 +6,7 @@ template has the words, this file the numbers. No torch is imported here.
 
 import contextlib
 import fnmatch
-import functools
 import re
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +40,6 @@ _HERE = Path(__file__).parent
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
-_EXPORTING = threading.Lock()
 
 
 def _write(target: Path, **content: Any) -> None:
@@ -63,17 +60,6 @@ class _WithMathML(IPythonRenderer):
         return self.inline_math(body, display="block")
 
 
-@functools.cache  # most of its time goes into its templates
-def _exporter(code: bool) -> HTMLExporter:
-    """What makes HTML of notebooks, with their code or without; for one at a time."""
-    markdown = MarkdownWithMath(renderer=_WithMathML(escape=False))
-    shown = {"NbConvertBase": {"display_data_priority": SHOWN}}
-    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": markdown.render}, config=Config(shown))
-    exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
-    exporter.exclude_input = not code
-    return exporter
-
-
 def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = None) -> None:
     """Write an executed notebook as a page of a site, the file ``<site>/notebooks/<name>.html``.
 
@@ -90,8 +76,12 @@ def _body(notebook: Path, pages: Mapping[str, str], *, code: bool = True) -> str
     """An executed notebook as HTML that asks the network for nothing; without its code, as a part of the index."""
     executed = nbformat.read(notebook, as_version=4)
     _link_figures(executed, notebook.parent.parent / "figures", "../figures/" if code else "figures/")
-    with _EXPORTING:
-        body, _ = _exporter(code).from_notebook_node(executed)
+    markdown = MarkdownWithMath(renderer=_WithMathML(escape=False))
+    shown = Config({"NbConvertBase": {"display_data_priority": SHOWN}})
+    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": markdown.render}, config=shown)
+    exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
+    exporter.exclude_input = not code
+    body, _ = exporter.from_notebook_node(executed)
     body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # Matplotlib's player asks for a font of icons
     body = re.sub(r'href="\.\./[^"]*"', 'href="../index.html"', body)
     return re.sub(r'href="([^"/:]+)\.ipynb"', lambda m: f'href="{pages.get(m[1][:2], m[1] + ".html")}"', body)
