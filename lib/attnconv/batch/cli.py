@@ -57,8 +57,7 @@ def _reproduce(only: list[str], **options: Any) -> int:
 
 def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """``NAME=VALUE`` words as changes to `ModelConfig` and to `TrainConfig`."""
-    model: dict[str, Any] = {}
-    train: dict[str, Any] = {}
+    model, train = dict[str, Any](), dict[str, Any]()
     known = [*ModelConfig.model_fields, *TrainConfig.model_fields]
     for word in words:
         name, equals, value = word.partition("=")
@@ -75,11 +74,7 @@ def _train(preset: str, profile_name: str, seed: int | None, words: list[str], *
     work = open_workspace(profile_name, **options)
     _, recipe = work.profile.configs(preset, seed, model, train)  # a wrong value costs no time
     work.data.hold_out(recipe.validation, recipe.seed)
-    try:
-        run = work.run(preset, seed, model_changes=model, train_changes=train, fresh=True)
-    except KeyboardInterrupt:
-        print("\nStopped. To resume from the last checkpoint, run the same command again.", file=sys.stderr)
-        return 130
+    run = work.run(preset, seed, model_changes=model, train_changes=train, fresh=True)
     if os.environ.get("RANK", "0") == "0":  # under torchrun, one process speaks
         print(f"{run.title}: {run.test_accuracy:.2%} test accuracy after {len(run.metrics)} epochs\n{run.path}")
     return 0
@@ -93,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = vars(parser().parse_args(arguments))
         return options.pop("call")(**options)
     except KeyboardInterrupt:
-        print("\nStopped.", file=sys.stderr)
+        print("\nStopped. To go on from there, run the same command again.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of the output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

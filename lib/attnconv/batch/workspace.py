@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnconv.analysis.claims import Claims
 from attnconv.analysis.heads import measure_attention
 from attnconv.analysis.swaps import measure_swaps, untrained
 from attnconv.config import REPOSITORY, ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
@@ -32,6 +31,8 @@ from attnconv.training.runs import Run, find_runs, identity, write, write_arrays
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from attnconv.analysis.claims import Claims
 
 OUTPUTS = Path(os.path.realpath(REPOSITORY / "outputs"))
 REPRODUCED = OUTPUTS / "reproduced"  # where profiles are drawn whose record is committed, in outputs/<profile>
@@ -137,7 +138,7 @@ class Workspace:
         self, figure: Figure | Sequence[Figure], name: str, caption: str, *runs: Run, frames_per_second: int = 10
     ) -> None:
         """Write figures/<name>.pdf and .png, or frames as a .gif; the index page shows caption and runs."""
-        from attnconv.figures import save, save_animation  # imports seaborn, which takes a second
+        from attnconv.figures import save, save_animation  # training does without seaborn
 
         for suffix in (".gif",) if isinstance(figure, Sequence) else (".pdf", ".png"):
             with writing(self.results / "figures" / f"{name}{suffix}") as file:
@@ -158,6 +159,8 @@ class Workspace:
 
     def claims(self, name: str) -> Claims:
         """A list to check claims in, and to save as tables/<name>.json."""
+        from attnconv.analysis.claims import Claims  # training does without pandas
+
         return Claims(self.results / "tables" / f"{name}.json")
 
 
