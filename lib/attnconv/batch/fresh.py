@@ -86,11 +86,8 @@ def whole(entry: Any) -> bool:
 
 
 def changed(before: Inputs, now: Inputs) -> list[str]:
-    """Names of inputs that are not as they were.
-
-    A file that joins a run folder, such as attention.npz, changes nothing for a notebook that was made without it. Nor
-    does a short run that joins the others in study/, since each is looked for by its configuration.
-    """
+    """Names of inputs that are not as they were. A file that joins a run folder, such as attention.npz, changes nothing
+    for a notebook that was made without it; nor does a run that joins study/: each is found by its configuration."""
     known = {name.rpartition("/")[0] for name in before if name.startswith("runs/")}
     joined = [name for name in now if name not in before and name.rpartition("/")[0] not in known]
     joined = [name for name in joined if not name.startswith("study/")]

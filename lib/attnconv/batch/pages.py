@@ -1,7 +1,7 @@
 """The site of an output folder: its index, and the executed notebooks as pages, all from one template.
 
 All of it opens without a network: pictures are those in ``figures/``, or else inside, and formulas are MathML. The
-template has the words, this file the numbers. No torch is imported here.
+template has the words, this file the numbers.
 """
 
 import contextlib
@@ -61,10 +61,8 @@ class _WithMathML(IPythonRenderer):
 
 
 def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = None) -> None:
-    """Write an executed notebook as a page of a site, the file ``<site>/notebooks/<name>.html``.
-
-    ``pages``: the page of each notebook by its number, in reading order. Links between notebooks lead there, other
-    links within the repository to the index.
+    """Write an executed notebook as a page of a site, the file ``<site>/notebooks/<name>.html``. ``pages``: the page of
+    each notebook by its number, in reading order. Links to notebooks lead there, others in the repository to the index.
     """
     pages = pages or {}
     links = LINKS if pages.keys() >= {"01", "08"} else {}  # the notebooks that write them
@@ -104,9 +102,7 @@ def _link_figures(notebook: nbformat.NotebookNode, figures: Path, address: str) 
 
 def write_page(output: Path) -> Path:
     """Write ``index.html`` into an output folder: notebook 00 as it was executed there, then all files by notebook.
-
-    With it comes the style sheet of all pages. Both follow from the files in the folder alone.
-    """
+    With it comes the style sheet of all pages. Both follow from the files in the folder alone."""
     from attnconv.figures import head_colours  # imports seaborn, which takes a second
 
     sections: dict[str, dict[str, list[Path]]] = {}

@@ -134,20 +134,16 @@ class Batch:
         waiting, under_way = list(self.jobs.values()), dict[Future, tuple[Job, Inputs, float]]()
         while waiting or under_way:
             beside = [job for job, *_ in under_way.values()]
+            alone = any(job.notebook.alone for job in beside)
             ended = {name for name, status in self.status.items() if status != "start"}
-            ready = (job for job in waiting if ended >= {*job.needs} and self._has_room(job, beside))
-            if job := next(ready, None):
+            ready = (job for job in waiting if ended >= {*job.needs} and not (beside and (alone or job.notebook.alone)))
+            if len(beside) < self.at_once and (job := next(ready, None)):
                 waiting.remove(job)
                 if now := self._begin(job):
                     under_way[pool.submit(self._execute, job)] = job, now, time.time()
                 continue
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                 self._finish(*under_way.pop(future), future.result())
-
-    def _has_room(self, job: Job, beside: list[Job]) -> bool:
-        if any(one.notebook.alone for one in [job, *beside]):
-            return not beside
-        return len(beside) < self.at_once
 
     def _begin(self, job: Job) -> Inputs:
         """The inputs of a job that is to be done now; empty where it is up to date or cannot run."""
@@ -272,9 +268,7 @@ def reproduce(
     notebooks: Path = REPOSITORY / "notebooks",
 ) -> int:
     """Run a folder's notebooks in one of its ``profiles``; the exit status. See ``attnconv reproduce -h``.
-
-    Raises `ConfigError`, `DataError` or `RunError` where nothing can begin.
-    """
+    Raises `ConfigError`, `DataError` or `RunError` where nothing can begin."""
     if at_once is None:  # small models train faster side by side, each on one core, than one by one on all cores
         at_once = 1 if gpus() else min(4, cores())
     if at_once < 1:

@@ -165,13 +165,17 @@ class Workspace:
 
 
 def open_workspace(profile: str = "quick", *, data: str | None = None, output: str | Path | None = None) -> Workspace:
-    """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file).
-
-    ``data`` replaces the profile's data; ``output`` the folder (see `output_folder`).
-    """
+    """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file), in its `output_folder`. ``data``
+    replaces the profile's data."""
     chosen = load_profile(Path(profile) if profile.endswith(".yaml") else PROFILES / f"{profile}.yaml")
     folder = output_folder(chosen, data, output)
-    _link_record(folder)
+    if record := record_of(folder):
+        # Linked file by file: what a notebook measures of a run joins the links, and the record stays as it is.
+        for kept in [*record.glob("runs/*/[!.]*"), *record.glob("study/*/[!.]*"), *record.glob("strip.npz")]:
+            link = folder / kept.relative_to(record)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(os.path.relpath(kept, link.parent))
     return Workspace(chosen, data or chosen.data, folder)
 
 
@@ -198,17 +202,6 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
 def record_of(folder: Path) -> Path | None:
     """The committed record beside which a folder is drawn: outputs/<name> for outputs/reproduced/<name>, else None."""
     return OUTPUTS / folder.name if folder.parent == REPRODUCED else None
-
-
-def _link_record(folder: Path) -> None:
-    """Link the record's runs and images into the folder that is drawn beside it: file by file, so that what a notebook
-    measures of a run joins the links, and the record stays."""
-    if record := record_of(folder):
-        for kept in [*record.glob("runs/*/[!.]*"), *record.glob("study/*/[!.]*"), *record.glob("strip.npz")]:
-            link = folder / kept.relative_to(record)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                link.symlink_to(os.path.relpath(kept, link.parent))
 
 
 def absolute(path: str | Path) -> Path:

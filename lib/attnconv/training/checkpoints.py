@@ -35,9 +35,7 @@ def read_state(file: Path) -> dict[str, Any]:
 
 def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[Network, Run]:
     """The trained model of a run folder, in evaluation mode, and the run itself.
-
-    Raises `RunError` where the run is not finished, or its weights are damaged, left out or another model's.
-    """
+    Raises `RunError` where the run is not finished, or its weights are damaged, left out or another model's."""
     run = Run(Path(run_dir))
     weights = run.path / "model.safetensors"
     if run.without_weights:

@@ -33,10 +33,8 @@ def own_rates(model: nn.Module, config: TrainConfig) -> dict[nn.Parameter, float
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """SGD (the paper's), AdamW, or Muon for the weights between input and classifier and AdamW for all others.
-
-    Each group keeps its ``peak_lr``. But with SGD, biases and norms have no weight decay either.
-    """
+    """SGD (the paper's), AdamW, or Muon for the weights between input and classifier and AdamW for all others. Each
+    group keeps its ``peak_lr``. Except with SGD, biases and norms have no weight decay either."""
     sgd, muon, own = config.optimizer == "sgd", config.optimizer == "muon", own_rates(model, config)
     lr = config.adamw_lr if muon else config.lr
     inner: list[nn.Parameter] = []
