@@ -20,8 +20,7 @@ def parser() -> argparse.ArgumentParser:
     both.add_argument("--profile", dest="profile_name", default="quick", help=size)
     both.add_argument("--data", help="embedded, cifar10, or a path to images (default: the profile's)")
 
-    does = "run the notebooks; what is done and unchanged is not done again"
-    run = commands.add_parser("reproduce", parents=[both], help=does)
+    run = commands.add_parser("reproduce", parents=[both], help="run the notebooks, but for what is done and unchanged")
     only = "these notebooks (04, or 03:learned for one of its runs), and what they need"
     run.add_argument("--only", nargs="+", default=[], metavar="NN", help=only)
     run.add_argument("--force", action="store_true", help="run again what is up to date (with --only: only that)")
@@ -30,21 +29,18 @@ def parser() -> argparse.ArgumentParser:
     where = run.add_mutually_exclusive_group()
     beside = "where results go (default: outputs/<profile>, or outputs/reproduced/<profile> beside a committed record)"
     where.add_argument("--output", metavar="DIR", help=beside)
-    again = "train every model again, into outputs/<profile>-retrained; what is there stays"
-    where.add_argument("--retrain", action="store_true", help=again)
+    where.add_argument("--retrain", action="store_true", help="train all again, into outputs/<profile>-retrained")
     where.add_argument("--record", action="store_true", help="write the committed record outputs/<profile> itself")
     run.add_argument("--dry", action="store_true", help="say what would be done, and why, and what is missing")
     run.set_defaults(call=_reproduce)
 
-    does = "train one model of the paper, or resume it; no notebook"
-    train = commands.add_parser("train", parents=[both], help=does)
+    train = commands.add_parser("train", parents=[both], help="train one model of the paper, or resume it; no notebook")
     train.add_argument("preset", metavar="PRESET", help=", ".join(PRESETS))
     train.add_argument("--seed", type=int, help="default: the profile's first")
     train.add_argument("--output", metavar="DIR", help="the run folder goes to DIR/runs (default: as for reproduce)")
     words: dict[str, Any] = dict(dest="words", action="append", default=[])
     train.add_argument("--epochs", **words, type="epochs={}".format, metavar="N", help="as --set epochs=N")
-    other = "any other value of ModelConfig or TrainConfig; may be repeated"
-    train.add_argument("--set", **words, metavar="NAME=VALUE", help=other)
+    train.add_argument("--set", **words, metavar="NAME=VALUE", help="any value of ModelConfig, TrainConfig; may be repeated")
     train.set_defaults(call=_train)
     return top
 

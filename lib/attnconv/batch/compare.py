@@ -39,7 +39,7 @@ def statements(file: Path) -> dict[str, str]:
 
 def alike(one: str, other: str) -> bool:
     """Whether two statements have the same words, and numbers that differ by no more than rounding: a unit of the last
-    digit, or a part in a million, or both are tiny. Whole numbers, but for percentages, count something: no rounding."""
+    digit, or a part in a million, or both are tiny. Whole numbers count something: they are equal, or percentages."""
     numbers = zip(NUMBER.findall(one), NUMBER.findall(other), strict=False)
     return NUMBER.split(one) == NUMBER.split(other) and all(_near(*pair) for pair in numbers)
 
