@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--output", metavar="DIR", help="the run folder goes to DIR/runs (default: as for reproduce)")
     words: dict[str, Any] = dict(dest="words", action="append", default=[])
     train.add_argument("--epochs", **words, type="epochs={}".format, metavar="N", help="as --set epochs=N")
-    train.add_argument("--set", **words, metavar="NAME=VALUE", help="any value of ModelConfig, TrainConfig; may be repeated")
+    train.add_argument("--set", **words, metavar="NAME=VALUE", help="a ModelConfig or TrainConfig value; repeatable")
     train.set_defaults(call=_train)
     return top
 
