@@ -209,7 +209,7 @@ def test_damaged_or_missing_embedded_sample(tmp_path, monkeypatch):
     flip(shutil.copytree(folder, tmp_path / folder.name) / "fashion-mnist-sample.npz", 1_000_000)
     refused("embedded", tmp_path, "cannot be read", "replace it")
     shutil.rmtree(tmp_path / folder.name)
-    with pytest.raises(MissingData, match="embedded is not on this machine.*git checkout data"):
+    with pytest.raises(DataError, match="There is no data set.*fashion-mnist-sample.npz.*git checkout data"):
         load_data("embedded")
 
 

@@ -172,7 +172,7 @@ def test_the_profile_counts_but_for_its_description(toys: Toys, record, old: str
 
 def test_data_and_installed_packages_count(record, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("attnconv.training.data.content_key", lambda source: "other")
+        patch.setattr(runner, "content_key", lambda source: "other")
         assert record() == ALL
     with monkeypatch.context() as patch:
         patch.setattr(fresh, "installed", lambda: "others")
@@ -298,10 +298,10 @@ def test_a_damaged_manifest_means_that_nothing_is_done(toys: Toys, record) -> No
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_cannot_be_written_is_said_in_one_line(toys: Toys, record, number, monkeypatch, capsys) -> None:
-    def fail(path: Path) -> None:
+    def fail(path: Path, content: str) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(runner, "writing", fail)
+    monkeypatch.setattr(runner, "write", fail)
     monkeypatch.setattr(runner, "reproduce", functools.partial(reproduce, notebooks=toys.notebooks))
     assert cli.main(["reproduce", "--profile", "toy", "--output", str(toys.output)]) == 2
     error = capsys.readouterr().err

@@ -168,3 +168,10 @@ def test_a_missing_package_is_said_with_a_remedy(monkeypatch, capsys) -> None:
     assert cli.main(["reproduce"]) == 2
     error = capsys.readouterr().err
     assert "papermill" in error and "make clean" in error and error.count("\n") == 1
+
+
+def test_a_training_needs_nothing_that_only_notebooks_need() -> None:
+    """`attnconv train` imports the workspace where pandas, Matplotlib and Jupyter may not be installed."""
+    extra = ("pandas", "scipy", "matplotlib", "seaborn", "nbformat", "papermill", "IPython")
+    code = f"import sys; sys.modules |= dict.fromkeys({extra}); import attnconv.batch.workspace"
+    subprocess.run([sys.executable, "-c", code], check=True)

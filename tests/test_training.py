@@ -908,5 +908,5 @@ def test_processes_that_do_not_come_are_named(monkeypatch):
     monkeypatch.setattr(torch.distributed, "init_process_group", Mock(side_effect=DistStoreError("1/2\njoined.")))
     for name, value in dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1").items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"no team of processes \(1/2 joined.\), as RANK=0, .*MASTER_PORT=1 asks for"):
+    with pytest.raises(ConfigError, match=r"no team of processes, as RANK=0, .*MASTER_PORT=1 asks for \(.*1/2 joined"):
         Team()

@@ -1,14 +1,11 @@
 """What notebooks work with: where results go, that runs are found and never overwritten, and rows of Table 1."""
 
 import json
-import os
 import shutil
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -17,8 +14,9 @@ from attnconv.analysis.heads import measure_attention, translation_consistency
 from attnconv.batch import cli, workspace
 from attnconv.batch.workspace import REPOSITORY, open_workspace, output_folder
 from attnconv.config import Profile, replace
-from attnconv.training import load_run
-from attnconv.training.data import ARRAYS, MissingData, normalize
+from attnconv.training import data, load_run
+from attnconv.training.data import ARRAYS, DataError, MissingData, normalize
+from test_data import parquet, some
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +36,8 @@ def run(work):
         (Profile(name="quick"), "embedded", "quick"),
         (Profile(name="quick"), "cifar10", "quick-cifar10"),
         (Profile(name="quick"), "/somewhere/CIFAR 10", "quick-cifar-10-f57d"),
-        (Profile(name="paper", data="cifar10"), "/somewhere/images", "paper-images-8f60"),
-        (Profile(name="paper", data="cifar10"), "/elsewhere/images", "paper-images-b2e7"),
+        (Profile(name="paper"), "/somewhere/images", "paper-images-8f60"),
+        (Profile(name="paper"), "/elsewhere/images", "paper-images-b2e7"),
         (Profile(name="evening", recorded=True), None, "reproduced/evening"),
         (Profile(name="evening", recorded=True), "embedded", "reproduced/evening"),
         (Profile(name="evening", recorded=True), "cifar10", "evening-cifar10"),
@@ -49,21 +47,16 @@ def test_other_data_get_an_output_folder_of_their_own(profile, data, folder):
     assert output_folder(profile, data) == REPOSITORY / "outputs" / folder
 
 
-@pytest.mark.parametrize("form", ["batches", "Parquet", "Parquet of other counts", "pipe"])
-def test_another_copy_of_the_profiles_data_shares_its_output_folder(form, tmp_path):
-    folder = tmp_path / ("cifar-10-batches-py" if form == "batches" else "images")
-    folder.mkdir()
-    if form == "batches":
-        for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"):
-            (folder / name).touch()
-    elif form == "pipe":
-        os.mkfifo(folder / "train.parquet")  # would never end
-    else:
-        for split, count in (("train", 50_000), ("test", 10_000 if form == "Parquet" else 3)):
-            pq.write_table(pa.table({"img": [b""] * count, "label": [0] * count}), folder / f"{split}.parquet")
-    found = output_folder(Profile(name="paper", data="cifar10"), str(folder)).name
-    assert found == "paper" if form in ("batches", "Parquet") else found.startswith("paper-images-")
-    assert output_folder(Profile(name="quick"), str(folder)).name.startswith("quick-")
+def test_another_copy_of_the_profiles_data_shares_its_output_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path / "cache"))
+    monkeypatch.setattr(data, "CIFAR10_IMAGES", (40, 20))
+    own, other = (str(parquet(tmp_path / f"of-{count}", some(count, 20))) for count in (40, 50))
+    paper, quick = Profile(name="paper", data="cifar10"), Profile(name="quick")
+    assert output_folder(paper, own).name == "paper"
+    assert output_folder(paper, other).name.startswith("paper-of-50-")
+    assert output_folder(quick, own).name.startswith("quick-of-40-")
+    with pytest.raises(DataError, match="no data set that can be read"):
+        output_folder(paper, str(tmp_path / "nowhere"))
 
 
 def test_a_run_is_trained_once(work, run):

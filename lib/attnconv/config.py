@@ -5,8 +5,10 @@ They refuse wrong values when they are made: a mistake costs a second, not a nig
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from reprlib import repr as shown  # a value as a message shows it: never longer than a line
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -15,12 +17,24 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, Valid
 from ruamel.yaml import YAML
 
 _BELOW = [Path(__file__).resolve().parents[2], Path.cwd(), *Path.cwd().parents]
+# Where notebooks, data and outputs are: the clone that holds this library or the current folder, else that folder.
 REPOSITORY = next((folder for folder in _BELOW if (folder / "notebooks" / "profiles").is_dir()), Path.cwd())
-"""Where notebooks, data and outputs are: the clone that holds this library or the current folder, else that folder."""
 
 
 class ConfigError(ValueError):
     """A configuration value that cannot work; the message names the value and the limit."""
+
+
+@contextlib.contextmanager
+def errors_as(kind: type[ValueError], what: str, remedy: str) -> Iterator[None]:
+    """Whatever goes wrong here becomes an error of that kind, in one line: what failed, why, and the remedy."""
+    try:
+        yield
+    except kind:
+        raise
+    except Exception as error:  # the readers of damaged files raise dozens of kinds
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise kind(f"{what} ({why}). {remedy}") from error
 
 
 class Config(BaseModel):
@@ -165,8 +179,8 @@ def replace(config: AnyConfig, changes: dict[str, Any]) -> AnyConfig:
     return type(config)(**{**dict(config), **changes})
 
 
+# Fields that came after runs were recorded, and their defaults, which do not count: those runs keep their names.
 _LATER: dict[str, Any] = {"encoding_lr": None, "images": None, "kernels": [], "prune": True}
-"""Fields that came after runs were recorded, and their defaults, which do not count: those runs keep their names."""
 
 
 def config_hash(*configs: Any) -> str:
@@ -245,17 +259,18 @@ class Profile(Config):
     def _every_run(self) -> Profile:
         for name in {*self.runs, *self.presets, *PRESETS}:
             self.configs(name)
-        study, few = self.study, self.study.few or Study()
-        content = few.content or Study()
-        parts = [("quadratic", [study.longer or Study()]), ("quadratic", [few]), ("learned_content", [few, content])]
-        parts += [("quadratic", [few, arm]) for arm in few.starts.values()]
-        parts += [("learned_content", [few, content, arm]) for arm in content.starts.values()]
-        for preset, more in parts:
-            model, train = study.model, study.train
-            for one in more:
-                model, train = model | one.model, train | one.train
-            self.configs(preset, None, model, train)
+        self._every_part("quadratic", self.study, {}, {})
         return self
+
+    def _every_part(self, preset: str, study: Study, model: dict[str, Any], train: dict[str, Any]) -> None:
+        """Refuse a study, or a part of it, that gives no configuration: each part's changes come after the above."""
+        model, train = model | study.model, train | study.train
+        self.configs(preset, None, model, train)
+        for part in (study.longer, study.few, *study.starts.values()):
+            if part:
+                self._every_part(preset, part, model, train)
+        if study.content:
+            self._every_part("learned_content", study.content, model, train)
 
     def configs(
         self, preset: str, seed: int | None = None, model_changes: dict | None = None, train_changes: dict | None = None
@@ -279,7 +294,7 @@ class Profile(Config):
 
 
 def for_images(model: ModelConfig, size: tuple[int, int], channels: int, classes: int) -> ModelConfig:
-    """The same model for images of that size (height, width), number of channels and of classes."""
+    """The same model for images of that size (height, width), with so many channels and classes."""
     return replace(model, {"image_size": tuple(size), "image_channels": channels, "classes": classes})
 
 

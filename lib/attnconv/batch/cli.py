@@ -9,19 +9,18 @@ from typing import Any
 from attnconv import __version__
 from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig, read_yaml
 
-PROFILE_HELP = "model size and recipe: smoke, quick (default), evening or paper, a file of notebooks/profiles"
-DATA_HELP = "embedded, cifar10, or a path to images (default: the profile's)"
-
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     top = argparse.ArgumentParser(prog="attnconv", description="Self-attention as convolution: reproduce the paper.")
     top.add_argument("--version", action="version", version=f"attnconv {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
+    both = argparse.ArgumentParser(add_help=False)
+    size = "model size and recipe: smoke, quick (default), evening or paper, a file of notebooks/profiles"
+    both.add_argument("--profile", dest="profile_name", default="quick", help=size)
+    both.add_argument("--data", help="embedded, cifar10, or a path to images (default: the profile's)")
 
-    run = commands.add_parser("reproduce", help="run the notebooks; what is done and unchanged is not done again")
-    run.add_argument("--profile", dest="profile_name", default="quick", help=PROFILE_HELP)
-    run.add_argument("--data", help=DATA_HELP)
+    run = commands.add_parser("reproduce", parents=[both], help="run the notebooks, but for what is done and unchanged")
     only = "these notebooks (04, or 03:learned for one of its runs), and what they need"
     run.add_argument("--only", nargs="+", default=[], metavar="NN", help=only)
     run.add_argument("--force", action="store_true", help="run again what is up to date (with --only: only that)")
@@ -30,22 +29,18 @@ def parser() -> argparse.ArgumentParser:
     where = run.add_mutually_exclusive_group()
     beside = "where results go (default: outputs/<profile>, or outputs/reproduced/<profile> beside a committed record)"
     where.add_argument("--output", metavar="DIR", help=beside)
-    again = "train every model again, into outputs/<profile>-retrained; what is there stays"
-    where.add_argument("--retrain", action="store_true", help=again)
+    where.add_argument("--retrain", action="store_true", help="train all again, into outputs/<profile>-retrained")
     where.add_argument("--record", action="store_true", help="write the committed record outputs/<profile> itself")
     run.add_argument("--dry", action="store_true", help="say what would be done, and why, and what is missing")
     run.set_defaults(call=_reproduce)
 
-    train = commands.add_parser("train", help="train one model of the paper, or resume it; no notebook")
+    train = commands.add_parser("train", parents=[both], help="train one model of the paper, or resume it; no notebook")
     train.add_argument("preset", metavar="PRESET", help=", ".join(PRESETS))
-    train.add_argument("--profile", default="quick", help=PROFILE_HELP)
-    train.add_argument("--data", help=DATA_HELP)
     train.add_argument("--seed", type=int, help="default: the profile's first")
     train.add_argument("--output", metavar="DIR", help="the run folder goes to DIR/runs (default: as for reproduce)")
     words: dict[str, Any] = dict(dest="words", action="append", default=[])
     train.add_argument("--epochs", **words, type="epochs={}".format, metavar="N", help="as --set epochs=N")
-    other = "any other value of ModelConfig or TrainConfig; may be repeated"
-    train.add_argument("--set", **words, metavar="NAME=VALUE", help=other)
+    train.add_argument("--set", **words, metavar="NAME=VALUE", help="a ModelConfig or TrainConfig value; repeatable")
     train.set_defaults(call=_train)
     return top
 
@@ -58,8 +53,7 @@ def _reproduce(only: list[str], **options: Any) -> int:
 
 def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """``NAME=VALUE`` words as changes to `ModelConfig` and to `TrainConfig`."""
-    model: dict[str, Any] = {}
-    train: dict[str, Any] = {}
+    model, train = dict[str, Any](), dict[str, Any]()
     known = [*ModelConfig.model_fields, *TrainConfig.model_fields]
     for word in words:
         name, equals, value = word.partition("=")
@@ -69,18 +63,14 @@ def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return model, train
 
 
-def _train(preset: str, profile: str, seed: int | None, words: list[str], **options: Any) -> int:
+def _train(preset: str, profile_name: str, seed: int | None, words: list[str], **options: Any) -> int:
     from attnconv.batch.workspace import open_workspace
 
     model, train = changes(words)
-    work = open_workspace(profile, **options)
+    work = open_workspace(profile_name, **options)
     _, recipe = work.profile.configs(preset, seed, model, train)  # a wrong value costs no time
     work.data.hold_out(recipe.validation, recipe.seed)
-    try:
-        run = work.run(preset, seed, model_changes=model, train_changes=train, fresh=True)
-    except KeyboardInterrupt:
-        print("\nStopped. To resume from the last checkpoint, run the same command again.", file=sys.stderr)
-        return 130
+    run = work.run(preset, seed, model_changes=model, train_changes=train, fresh=True)
     if os.environ.get("RANK", "0") == "0":  # under torchrun, one process speaks
         print(f"{run.title}: {run.test_accuracy:.2%} test accuracy after {len(run.metrics)} epochs\n{run.path}")
     return 0
@@ -94,12 +84,12 @@ def main(arguments: list[str] | None = None) -> int:
         options = vars(parser().parse_args(arguments))
         return options.pop("call")(**options)
     except KeyboardInterrupt:
-        print("\nStopped.", file=sys.stderr)
+        print("\nStopped. To go on from there, run the same command again.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of the output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (ImportError, ValueError, RuntimeError, MemoryError, OSError) as error:
+    except Exception as error:
         if not (said := explained(error)):
             raise
         print(f"attnconv: {said}", file=sys.stderr)

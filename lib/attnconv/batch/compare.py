@@ -18,8 +18,7 @@ from attnconv.batch.plan import Job
 from attnconv.training.runs import read_json
 
 NUMBER = re.compile(r"[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
-TINY = Decimal("1e-5")
-"""Numbers below this are errors of rounding, which differ between machines."""
+TINY = Decimal("1e-5")  # numbers below this are errors of rounding, which differ between machines
 
 
 def statements(file: Path) -> dict[str, str]:
@@ -39,11 +38,8 @@ def statements(file: Path) -> dict[str, str]:
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two statements have the same words, and numbers that differ by no more than rounding.
-
-    That is a unit of the last digit or a part in a million; or both numbers are tiny. Whole numbers count something:
-    they must be equal, unless they are percentages.
-    """
+    """Whether two statements have the same words, and numbers that differ by no more than rounding: a unit of the last
+    digit, or a part in a million, or both are tiny. Whole numbers count something: they are equal, or percentages."""
     numbers = zip(NUMBER.findall(one), NUMBER.findall(other), strict=False)
     return NUMBER.split(one) == NUMBER.split(other) and all(_near(*pair) for pair in numbers)
 
@@ -58,9 +54,7 @@ def _near(one: str, other: str) -> bool:
 
 def compare(record: Path, folder: Path, jobs: dict[str, Job], made: dict[str, Iterable[str]]) -> int:
     """Say how what was ``made`` in a folder, by job, compares with the record; the exit status, 1 if they differ.
-
-    ``jobs`` are all of the profile. A notebook with a job that made nothing now was not asked for as a whole.
-    """
+    ``jobs`` are all of the profile. A notebook with a job that made nothing now was not asked for as a whole."""
     partly = {job.notebook.number for name, job in jobs.items() if name not in made}
     kept = [file for file in record.glob("*/[0-9][0-9][-_]*") if file.name[:2] not in partly]
     names = {file.relative_to(record).as_posix() for file in kept}.union(*made.values())

@@ -21,8 +21,7 @@ from attnconv.config import Profile
 from attnconv.training.runs import read_json
 
 LIBRARY = Path(__file__).parents[1]
-Inputs = dict[str, str | None]
-"""Hashes by name; None where there is nothing."""
+Inputs = dict[str, str | None]  # hashes by name; None where there is nothing
 
 
 def digest(value: Any) -> str:
@@ -51,9 +50,7 @@ def installed() -> str:
 
 def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> Inputs:
     """Hashes of all that a job's results are made from, by name. ``data`` is the hash of the data set's content.
-
-    Runs and images of the record beside which a folder is drawn count as the folder's, where links to them will be.
-    """
+    Runs and images of the record beside which a folder is drawn count as the folder's, where links to them will be."""
     places = [record_of(output) or output, output]
     notebook = read_json(job.notebook.path, dict)
     cells = [[one["cell_type"], "".join(one["source"]), one["metadata"].get("tags", [])] for one in notebook["cells"]]
@@ -89,11 +86,8 @@ def whole(entry: Any) -> bool:
 
 
 def changed(before: Inputs, now: Inputs) -> list[str]:
-    """Names of inputs that are not as they were.
-
-    A file that joins a run folder, such as attention.npz, changes nothing for a notebook that was made without it. Nor
-    does a short run that joins the others in study/, since each is looked for by its configuration.
-    """
+    """Names of inputs that are not as they were. A file that joins a run folder, such as attention.npz, changes nothing
+    for a notebook that was made without it; nor does a run that joins study/: each is found by its configuration."""
     known = {name.rpartition("/")[0] for name in before if name.startswith("runs/")}
     joined = [name for name in now if name not in before and name.rpartition("/")[0] not in known]
     joined = [name for name in joined if not name.startswith("study/")]

@@ -1,14 +1,12 @@
 """The site of an output folder: its index, and the executed notebooks as pages, all from one template.
 
-All of it opens without a network: there is one style sheet, pictures are those in ``figures/``, or else inside, and
-formulas are MathML. The template has the words, this file the numbers. No torch is imported here.
+All of it opens without a network: pictures are those in ``figures/``, or else inside, and formulas are MathML. The
+template has the words, this file the numbers.
 """
 
 import contextlib
 import fnmatch
-import functools
 import re
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,30 +25,26 @@ from traitlets.config import Config
 
 from attnconv.analysis.claims import recorded
 from attnconv.batch.plan import title_of
-from attnconv.training.runs import Run, find_runs, read_json, writing
+from attnconv.training.runs import Run, find_runs, read_json, write
 
-FRONT = "00"
-"""Number of the notebook that is the index."""
+FRONT = "00"  # number of the notebook that is the index
+# Pages beside the index, and the buttons that lead there.
 LINKS = {"playground": "Move the heads", "explorer": "Look into a trained network"}
-"""Pages beside the index, and the buttons that lead there."""
-ON_TAPS, IN_FULL = 0.5, 0.01
-"""A head is a tap with more than this share of its attention on one pixel; a layer may be swapped for that loss."""
+ON_TAPS = 0.5  # a head with more than this share of its attention on one pixel is a tap
+IN_FULL = 0.01  # a layer may be swapped for this loss of accuracy
+# Forms of output that a page shows, the first that there is. A widget would need scripts from the network.
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
-"""Forms of output that a page shows, the first that there is. A widget would need scripts from the network."""
+# Files that the index lists, and the folders that they are in.
 LISTED = {".ipynb": "notebooks", ".csv": "tables", ".png": "figures", ".gif": "figures"}
-"""Files that the index lists, and the folders that they are in."""
 _HERE = Path(__file__).parent
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
-_EXPORTING = threading.Lock()
 
 
 def _write(target: Path, **content: Any) -> None:
     """Write a page of this content; ``body`` makes it that of a notebook, else it is the index."""
-    page = _TEMPLATES.get_template("page.html.j2").render(content)
-    with writing(target) as temporary:
-        temporary.write_text(page, encoding="utf-8", errors="replace")  # names of files may be no UTF-8
+    write(target, _TEMPLATES.get_template("page.html.j2").render(content))
 
 
 class _WithMathML(IPythonRenderer):
@@ -66,48 +60,34 @@ class _WithMathML(IPythonRenderer):
         return self.inline_math(body, display="block")
 
 
-@functools.cache  # most of its time goes into its templates
-def _exporter(code: bool) -> HTMLExporter:
-    """What makes HTML of notebooks, with their code or without; for one at a time."""
-    markdown = MarkdownWithMath(renderer=_WithMathML(escape=False))
-    shown = {"NbConvertBase": {"display_data_priority": SHOWN}}
-    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": markdown.render}, config=Config(shown))
-    exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
-    exporter.exclude_input = not code
-    return exporter
-
-
 def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = None) -> None:
-    """Write an executed notebook as a page of a site, the file ``<site>/notebooks/<name>.html``.
-
-    ``pages``: the page of each notebook by the notebook's number, in reading order. Links between notebooks lead there,
-    other links within the repository to the index.
+    """Write an executed notebook as a page of a site, the file ``<site>/notebooks/<name>.html``. ``pages``: the page of
+    each notebook by its number, in reading order. Links to notebooks lead there, others in the repository to the index.
     """
     pages = pages or {}
     links = LINKS if pages.keys() >= {"01", "08"} else {}  # the notebooks that write them
-    content = {"title": title_of(notebook), "body": Markup(_body(notebook, pages))}
-    _write(target, number=target.name[:2], pages=pages, links=links, **content)
+    body = Markup(_body(notebook, pages))
+    _write(target, title=title_of(notebook), body=body, number=target.name[:2], pages=pages, links=links)
 
 
 def _body(notebook: Path, pages: Mapping[str, str], *, code: bool = True) -> str:
-    """An executed notebook as HTML, with formulas as MathML, without links to the network's fonts and scripts.
-
-    ``code``: whether it is a page of its own, with its code, or part of the index.
-    """
+    """An executed notebook as HTML that asks the network for nothing; without its code, as a part of the index."""
     executed = nbformat.read(notebook, as_version=4)
     _link_figures(executed, notebook.parent.parent / "figures", "../figures/" if code else "figures/")
-    with _EXPORTING:
-        body, _ = _exporter(code).from_notebook_node(executed)
+    markdown = MarkdownWithMath(renderer=_WithMathML(escape=False))
+    shown = Config({"NbConvertBase": {"display_data_priority": SHOWN}})
+    exporter = HTMLExporter(template_name="basic", filters={"markdown2html": markdown.render}, config=shown)
+    exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
+    exporter.exclude_input = not code
+    body, _ = exporter.from_notebook_node(executed)
     body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # Matplotlib's player asks for a font of icons
     body = re.sub(r'href="\.\./[^"]*"', 'href="../index.html"', body)
     return re.sub(r'href="([^"/:]+)\.ipynb"', lambda m: f'href="{pages.get(m[1][:2], m[1] + ".html")}"', body)
 
 
 def _link_figures(notebook: nbformat.NotebookNode, figures: Path, address: str) -> None:
-    """Put links to figures in the place of pictures in outputs that were saved as those, and of players of animations.
-
-    A cell names in its source the figures that it saves or shows, with gaps {...} in an f-string.
-    """
+    """Put links to figures in the place of pictures in outputs that were saved as those, and of animations.
+    A cell names in its source the figures that it saves or shows, with gaps {...} in an f-string."""
     saved = _pictures(figures.glob("[0-9]*.*"))
     image = Markup('<img alt="{}" src="{}" loading="lazy">')
     for cell in notebook.cells:
@@ -122,10 +102,7 @@ def _link_figures(notebook: nbformat.NotebookNode, figures: Path, address: str) 
 
 def write_page(output: Path) -> Path:
     """Write ``index.html`` into an output folder: notebook 00 as it was executed there, then all files by notebook.
-
-    With it comes the style sheet of all pages. Both stand on the files in the folder alone, and can be written again
-    at any time.
-    """
+    With it comes the style sheet of all pages. Both follow from the files in the folder alone."""
     from attnconv.figures import head_colours  # imports seaborn, which takes a second
 
     sections: dict[str, dict[str, list[Path]]] = {}
@@ -158,8 +135,7 @@ def write_page(output: Path) -> Path:
     )
     light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
     dark = f"@media (prefers-color-scheme: dark) {{ {dark} }}"
-    with writing(output / "style.css") as temporary:
-        temporary.write_text("\n".join([light, dark, (_HERE / "page.css").read_text("utf-8")]))
+    write(output / "style.css", "\n".join([light, dark, (_HERE / "page.css").read_text("utf-8")]))
     return output / "index.html"
 
 

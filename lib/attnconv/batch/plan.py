@@ -24,8 +24,7 @@ import nbformat
 from attnconv.config import AsTuple, Config, ConfigError, Profile
 
 Words = Annotated[tuple[str, ...], AsTuple]
-GIVEN = ("profile", "data", "output")
-"""Parameters that every notebook is given. One with ``per_run`` is given ``preset`` and ``seed`` too."""
+GIVEN = ("profile", "data", "output")  # parameters of every notebook; with ``per_run`` also preset and seed
 
 
 class Notebook(Config):
@@ -48,16 +47,12 @@ class Notebook(Config):
 class Job:
     """One execution of one notebook."""
 
-    name: str
-    """Also the executed copy's file name."""
+    name: str  # also the executed copy's file name
     notebook: Notebook
     parameters: dict[str, Any]
-    run: tuple[str, int] | None = None
-    """Preset and seed, where there is an execution for each."""
-    needs: tuple[str, ...] = ()
-    """Names of other jobs."""
-    reads: frozenset[str] = frozenset()
-    """Which run folders are its inputs: patterns of ``folder/preset/seed``, where ``*`` stands for any."""
+    run: tuple[str, int] | None = None  # preset and seed, where there is an execution for each
+    needs: tuple[str, ...] = ()  # names of other jobs
+    reads: frozenset[str] = frozenset()  # its inputs: patterns of ``folder/preset/seed``, where ``*`` stands for any
 
     @property
     def title(self) -> str:
@@ -90,9 +85,7 @@ def title_of(path: Path) -> str:
 
 def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any]) -> dict[str, Job]:
     """Every job of a profile, each after those that it needs, else in the order of notebooks and of the profile's runs.
-
-    `ConfigError` where notebooks need each other in a circle.
-    """
+    `ConfigError` where notebooks need each other in a circle."""
     jobs: dict[str, Job] = {}
     for notebook in notebooks:
         if notebook.part and not getattr(profile.study, notebook.part):
@@ -112,10 +105,8 @@ def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any])
 
 
 def _linked(job: Job, jobs: list[Job], profile: Profile) -> Job:
-    """The job with what its notebook's metadata and its preset say that it needs and reads.
-
-    What this profile does not run is not needed: the notebook does without it, or trains it.
-    """
+    """The job with what its notebook's metadata and its preset say that it needs and reads. What this profile does not
+    run is not needed: the notebook does without it, or trains it."""
     needed, reads = list[Job](), {*job.notebook.reads}
     for word in job.notebook.needs:
         number, _, preset = word.partition(":")
@@ -138,9 +129,7 @@ def named(jobs: Iterable[Job], word: str) -> list[Job]:
 
 def select(jobs: dict[str, Job], only: Iterable[str]) -> dict[str, bool]:
     """The jobs that the words of ``--only`` name, and all that these need, in order; whether each was named.
-
-    `ConfigError` for a word that names none.
-    """
+    `ConfigError` for a word that names none."""
     wanted: dict[str, bool] = {}
     for word in only:
         if not (found := named(jobs.values(), word)):

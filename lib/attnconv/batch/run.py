@@ -1,8 +1,7 @@
 """The batch run: notebooks through papermill, each in a kernel of its own.
 
-`plan` says what there is to do, `fresh` what is up to date, `pages` shows what came out. No torch is imported here.
-A notebook writes into a folder of its own, and its results move into place together when it is done. Run folders stay
-where they are: training resumes in them.
+`plan` says what there is to do, `fresh` what is up to date, `pages` shows what came out. A notebook writes into its own
+folder, and its results move into place together when it is done. Run folders stay where they are, for resuming.
 """
 
 import contextlib
@@ -30,14 +29,14 @@ from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.provisioning import LocalProvisioner
 
-from attnconv import __version__
 from attnconv.batch.compare import compare
 from attnconv.batch.fresh import LIBRARY, Inputs, changed, file_hash, inputs, whole
 from attnconv.batch.pages import FRONT, export_html, write_page
 from attnconv.batch.plan import Job, plan, read_notebook, select
-from attnconv.batch.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, find_source, output_folder, record_of
+from attnconv.batch.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, output_folder, record_of
 from attnconv.config import ConfigError, Profile, load_profile
-from attnconv.training.runs import held, read_json, said, writing
+from attnconv.training.data import content_key, find_data
+from attnconv.training.runs import held, read_json, said, write
 
 
 def cores() -> int:
@@ -58,24 +57,22 @@ class Batch:
     profile: Profile
     data: str
     output: Path
-    force: set[str]
-    """Names of jobs that are done again though they are up to date."""
+    force: set[str]  # names of jobs that are done again though they are up to date
     at_once: int
-    pages: Mapping[str, str]
-    """The page of each notebook, by the notebook's number."""
+    pages: Mapping[str, str]  # of each notebook, by its number
 
     def __post_init__(self) -> None:
         self.status: dict[str, str] = {}
         self.kernels: dict[str, int] = {}
         self.stopped = False
-        packages = ("torch", "torchvision", "numpy", "matplotlib")
-        versions = {"attnconv": __version__, "python": platform.python_version()}
+        packages = ("attnconv", "torch", "torchvision", "numpy", "matplotlib")
+        versions = {name: importlib.metadata.version(name) for name in packages}
         entries = read_json(self.output / "manifest.json", dict).get("notebooks")
         entries = entries if isinstance(entries, dict) else {}
         self.manifest: dict[str, Any] = {
             "profile": self.profile.name,
             "commit": said("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
-            "versions": versions | {name: importlib.metadata.version(name) for name in packages},
+            "versions": versions | {"python": platform.python_version()},
             "device": {"cpu": platform.processor() or platform.machine(), "cores": cores(), "gpu": gpus()},
             "data": {},
             "notebooks": {name: entry for name, entry in entries.items() if whole(entry)},
@@ -84,9 +81,7 @@ class Batch:
     def inputs(self, job: Job) -> Inputs:
         """A job's inputs now. The data's hash is missing as long as the data is to be downloaded."""
         about = self.manifest["data"]
-        if "sha256" not in about and (source := find_source(self.data)):
-            from attnconv.training.data import content_key
-
+        if "sha256" not in about and (source := find_data(self.data)):
             about |= {"name": source.name, "form": source.form, "sha256": content_key(source)}
         return inputs(job, self.profile, about.get("sha256"), self.output)
 
@@ -126,11 +121,10 @@ class Batch:
             with ThreadPoolExecutor(self.at_once) as pool:
                 try:
                     self._run(pool)
-                except BaseException:
+                finally:  # kernels still run only where this was interrupted
                     self.stopped = True
                     for name in list(self.kernels):
                         self._end_kernel(name)
-                    raise
         finally:
             remove_leftovers(self.output)
             self._save()
@@ -140,20 +134,16 @@ class Batch:
         waiting, under_way = list(self.jobs.values()), dict[Future, tuple[Job, Inputs, float]]()
         while waiting or under_way:
             beside = [job for job, *_ in under_way.values()]
+            alone = any(job.notebook.alone for job in beside)
             ended = {name for name, status in self.status.items() if status != "start"}
-            ready = (job for job in waiting if ended >= {*job.needs} and self._has_room(job, beside))
-            if job := next(ready, None):
+            ready = (job for job in waiting if ended >= {*job.needs} and not (beside and (alone or job.notebook.alone)))
+            if len(beside) < self.at_once and (job := next(ready, None)):
                 waiting.remove(job)
                 if now := self._begin(job):
                     under_way[pool.submit(self._execute, job)] = job, now, time.time()
                 continue
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                 self._finish(*under_way.pop(future), future.result())
-
-    def _has_room(self, job: Job, beside: list[Job]) -> bool:
-        if any(one.notebook.alone for one in [job, *beside]):
-            return not beside
-        return len(beside) < self.at_once
 
     def _begin(self, job: Job) -> Inputs:
         """The inputs of a job that is to be done now; empty where it is up to date or cannot run."""
@@ -199,8 +189,7 @@ class Batch:
 
     def _execute(self, job: Job) -> list[str]:
         """Run a notebook: lines that say what went wrong, or none."""
-        batch = self
-        copy = self._stage(job) / "notebooks" / f"{job.name}.ipynb"
+        batch, copy = self, self._stage(job) / "notebooks" / f"{job.name}.ipynb"
         log = tempfile.TemporaryFile("w+", errors="replace")  # what a kernel says before or after its notebook
         environment = os.environ | {
             "ATTNCONV_QUIET": "1",
@@ -216,10 +205,8 @@ class Batch:
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // self.at_once)))
 
         class Kernel(AsyncKernelManager):
-            """Of this very interpreter, whatever kernels the user has registered.
-
-            It ends by itself when the runner is gone, even by ``kill -9``: ipykernel watches its parent.
-            """
+            """Of this very interpreter, whatever kernels the user has registered. It ends by itself when the runner is
+            gone, even by ``kill -9``: ipykernel watches its parent."""
 
             @property
             def kernel_spec(self) -> KernelSpec:
@@ -264,8 +251,7 @@ class Batch:
                 os.killpg(pid, signal.SIGKILL)
 
     def _save(self) -> None:
-        with writing(self.output / "manifest.json") as temporary:
-            temporary.write_text(json.dumps(self.manifest, indent=1) + "\n")
+        write(self.output / "manifest.json", json.dumps(self.manifest, indent=1) + "\n")
 
 
 def reproduce(
@@ -282,11 +268,8 @@ def reproduce(
     notebooks: Path = REPOSITORY / "notebooks",
 ) -> int:
     """Run a folder's notebooks in one of its ``profiles``; the exit status. See ``attnconv reproduce -h``.
-
-    Raises `ConfigError`, `DataError` or `RunError` where nothing can begin.
-    """
-    if at_once is None:
-        # Small models train faster side by side, each on one core, than one after the other on all.
+    Raises `ConfigError`, `DataError` or `RunError` where nothing can begin."""
+    if at_once is None:  # small models train faster side by side, each on one core, than one by one on all cores
         at_once = 1 if gpus() else min(4, cores())
     if at_once < 1:
         raise ConfigError(f"--jobs {at_once} must be at least 1.")
@@ -295,7 +278,7 @@ def reproduce(
     if retrain:  # beside what is there, which stays to be compared with
         folder = OUTPUTS / f"{folder.name}-retrained"
     data = data or profile.data
-    found = find_source(data)
+    found = find_data(data)
     if record and found and (folder / "strip.npz").is_file():
         why = "but the record is drawn from its own images, as everyone can draw it again"
         remedy = "For this command, let ATTNCONV_DATA name an empty folder"
@@ -333,10 +316,7 @@ def reproduce(
 
 
 def move_into_place(stage: Path, output: Path, before: Iterable[str]) -> Inputs:
-    """Move a job's results to where they belong; their hashes.
-
-    A figure or table that the job made ``before``, and no longer makes, is removed.
-    """
+    """Move a job's results to where they belong; their hashes. What it made ``before`` and makes no more is removed."""
     files = {file.relative_to(stage).as_posix(): file for file in sorted(stage.rglob("*")) if file.is_file()}
     made = {name: file_hash(file) for name, file in files.items()}
     for name, file in files.items():
@@ -349,10 +329,8 @@ def move_into_place(stage: Path, output: Path, before: Iterable[str]) -> Inputs:
 
 
 def without_notes(notebook: Path) -> None:
-    """Remove what names this machine's folders, its memory or the time of day. The state of widgets goes, too.
-
-    Pictures have 256 colours, which is a third of the size.
-    """
+    """Remove what names this machine's folders, its memory or the time of day, and the state of widgets.
+    Pictures have 256 colours, which is a third of the size."""
     from attnconv.figures.style import of_256_colours  # imports Matplotlib, which takes a second
 
     executed = nbformat.read(notebook, as_version=4)

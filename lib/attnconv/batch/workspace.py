@@ -19,23 +19,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from attnconv.analysis.heads import measure_attention
+from attnconv.analysis.swaps import measure_swaps, untrained
 from attnconv.config import REPOSITORY, ModelConfig, Profile, TrainConfig, for_images, load_profile, replace
-from attnconv.training.runs import Run, find_runs, identity, write_arrays, writing
+from attnconv.training import load_run, train
+from attnconv.training.data import Dataset, MissingData, find_data, load_data
+from attnconv.training.runs import Run, find_runs, identity, write, write_arrays, writing
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from matplotlib.figure import Figure
 
     from attnconv.analysis.claims import Claims
-    from attnconv.training.data import Dataset, Source
 
 OUTPUTS = Path(os.path.realpath(REPOSITORY / "outputs"))
-REPRODUCED = OUTPUTS / "reproduced"
-"""Where profiles are drawn whose record is committed, in outputs/<profile>."""
+REPRODUCED = OUTPUTS / "reproduced"  # where profiles are drawn whose record is committed, in outputs/<profile>
 PROFILES = REPOSITORY / "notebooks" / "profiles"
-NAMED_DATA = ("embedded", "cifar10")
-"""Data sets known by name; anything else is a path."""
+NAMED_DATA = ("embedded", "cifar10")  # anything else is a path
 _described = itertools.count(1)  # figures, in the order in which the index shows them
 
 
@@ -44,8 +46,7 @@ class Workspace:
     """One reproduction: outputs/<name>/{runs, figures, tables}."""
 
     profile: Profile
-    source: str
-    """Where the data comes from (see `attnconv.training.data.load_data`)."""
+    source: str  # of the data: see `attnconv.training.data.load_data`
     folder: Path
 
     @property
@@ -55,18 +56,16 @@ class Workspace:
 
     @cached_property
     def data(self) -> Dataset:
-        """The data set, cut to the profile's size; loaded on first use, and downloaded where it is not here."""
-        from attnconv.training.data import load_data
-
+        """The data set, cut to the profile's size; downloaded where it is not here."""
         if self.strip:
             return load_data(self.strip)
         return load_data(self.source).first(self.profile.train_images, self.profile.test_images)
 
     @cached_property
     def strip(self) -> Path | None:
-        """Images that are kept with recorded runs, an npz file, where the data set is not here."""
+        """Images kept with recorded runs, an npz file that stands in where the data set is not here."""
         file = self.folder / "strip.npz"
-        return file if not find_source(self.source) and file.is_file() else None
+        return file if not find_data(self.source) and file.is_file() else None
 
     def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
         """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
@@ -85,14 +84,10 @@ class Workspace:
     ) -> Run:
         """A preset's finished run: the one that is there, or else one trained (or resumed) now.
 
-        Every configuration has a folder of its own in the folder ``kept_in``. ``changes`` as in `configs`. ``start``:
-        the finished run that it goes on from, with all of its heads, where that is not the preset's. Unless ``fresh``,
-        a kept run of any copy of the data stands in for training where the profile says ``recorded``. `MissingData` is
-        raised where a run must be trained and the data set is not here.
+        Every configuration has a folder of its own in ``kept_in``. ``changes`` as in `configs`. ``start``: the run that
+        it goes on from, with all of its heads, where that is not the preset's. Unless ``fresh``, a kept run of any copy
+        of the data stands in where the profile says ``recorded``. `MissingData` where none is kept and no data is here.
         """
-        from attnconv.training import train
-        from attnconv.training.data import MissingData
-
         model, recipe = self.configs(name, seed, **changes)
         recipe = replace(recipe, {"start_from": start.preset, "prune": False}) if start else recipe
         if self.profile.recorded and not fresh:
@@ -119,22 +114,16 @@ class Workspace:
 
     def attention(self, run: Run) -> dict[str, np.ndarray]:
         """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder, or measured now."""
-        from attnconv.analysis.heads import measure_attention
-        from attnconv.training import load_run
-
         if not (file := run.path / "attention.npz").is_file():
             write_arrays(file, measure_attention(load_run(run.path)[0], self.data))
         return Run(run.path).attention
 
     def swaps(self, run: Run, images: int | None = None) -> dict[str, np.ndarray]:
-        """What a run loses by convolutions in place of its layers (`swaps.measure_swaps`): as kept, or measured now.
+        """What a run loses by convolutions in its layers' place (see `swaps.measure_swaps`): as kept, or measured now.
 
-        On no more test images than the profile's ``swap_images``, and ``images``. Empty where it was not kept and the
-        data set is not here: the images of a record are too few to count answers.
+        On the profile's ``swap_images`` at most, and ``images``. Empty where it was not kept and the data set is not
+        here: the images of a record are too few to count answers.
         """
-        from attnconv.analysis.swaps import measure_swaps, untrained
-        from attnconv.training import load_run
-
         if not (file := run.path / "swaps.npz").is_file() and not self.strip:
             some = self.data.first(None, self.profile.swap_images).first(None, images)
             first = None if run.train.start_from else untrained(run)
@@ -149,19 +138,16 @@ class Workspace:
         self, figure: Figure | Sequence[Figure], name: str, caption: str, *runs: Run, frames_per_second: int = 10
     ) -> None:
         """Write figures/<name>.pdf and .png, or frames as a .gif; the index page shows caption and runs."""
-        from matplotlib.figure import Figure
+        from attnconv.figures import save, save_animation  # training does without seaborn
 
-        from attnconv.figures import save, save_animation
-
-        for suffix in (".pdf", ".png") if isinstance(figure, Figure) else (".gif",):
+        for suffix in (".gif",) if isinstance(figure, Sequence) else (".pdf", ".png"):
             with writing(self.results / "figures" / f"{name}{suffix}") as file:
-                if isinstance(figure, Figure):
-                    save(figure, file)
-                else:
+                if isinstance(figure, Sequence):
                     save_animation(figure, file, frames_per_second)
+                else:
+                    save(figure, file)
         note = {"caption": caption, "runs": [run.path.name for run in runs], "place": next(_described)}
-        with writing(self.results / "figures" / f"{name}.json") as file:
-            file.write_text(json.dumps(note) + "\n")
+        write(self.results / "figures" / f"{name}.json", json.dumps(note) + "\n")
 
     def save_table(self, frame: pd.DataFrame, name: str) -> None:
         """Write tables/<name>.md, .csv and .tex, without the frame's index. The LaTeX wants the package booktabs."""
@@ -169,42 +155,35 @@ class Workspace:
         latex = frame.to_latex(index=False, float_format="%.8g", na_rep="---", escape=True)
         markdown = known.to_markdown(index=False, floatfmt=".8g", missingval="—") + "\n"
         for suffix, text in ((".md", markdown), (".csv", frame.to_csv(index=False)), (".tex", latex)):
-            with writing(self.results / "tables" / f"{name}{suffix}") as file:
-                file.write_text(text)
+            write(self.results / "tables" / f"{name}{suffix}", text)
 
     def claims(self, name: str) -> Claims:
         """A list to check claims in, and to save as tables/<name>.json."""
-        from attnconv.analysis.claims import Claims
+        from attnconv.analysis.claims import Claims  # training does without pandas
 
         return Claims(self.results / "tables" / f"{name}.json")
 
 
 def open_workspace(profile: str = "quick", *, data: str | None = None, output: str | Path | None = None) -> Workspace:
-    """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file).
-
-    ``data`` replaces the profile's data; ``output`` the folder (see `output_folder`).
-    """
-    path = Path(profile) if str(profile).endswith(".yaml") else PROFILES / f"{profile}.yaml"
-    chosen = load_profile(path)
+    """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file), in its `output_folder`. ``data``
+    replaces the profile's data."""
+    chosen = load_profile(Path(profile) if profile.endswith(".yaml") else PROFILES / f"{profile}.yaml")
     folder = output_folder(chosen, data, output)
-    _link_record(folder)
+    if record := record_of(folder):
+        # Linked file by file: what a notebook measures of a run joins the links, and the record stays as it is.
+        for kept in [*record.glob("runs/*/[!.]*"), *record.glob("study/*/[!.]*"), *record.glob("strip.npz")]:
+            link = folder / kept.relative_to(record)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(os.path.relpath(kept, link.parent))
     return Workspace(chosen, data or chosen.data, folder)
-
-
-def find_source(data: str) -> Source | None:
-    """Where a data set is, a name or a path; None where it is not on this machine yet, and can be downloaded."""
-    from attnconv.training.data import MissingData, find_data  # imports torch, which takes a second
-
-    with contextlib.nullcontext() if data == "embedded" else contextlib.suppress(MissingData):
-        return find_data(data)
-    return None
 
 
 def output_folder(profile: Profile, data: str | None = None, output: str | Path | None = None) -> Path:
     """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> for another data set than its own.
 
-    A profile whose record is committed has its results beside it, in outputs/reproduced/<profile>. A path to a copy of
-    CIFAR-10 is the profile's own data if that is. A few digits tell folders of one name apart.
+    A profile whose record is committed has its results beside it, in outputs/reproduced/<profile>. Any copy of CIFAR-10
+    is the data of a profile of CIFAR-10. A few digits tell folders of one name apart.
     """
     if output:
         return absolute(output)
@@ -213,9 +192,7 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
         return own
     if data in NAMED_DATA:
         return OUTPUTS / f"{profile.name}-{data}"
-    from attnconv.training.data import may_be_cifar10  # imports torch, which takes a second
-
-    if profile.data == "cifar10" and may_be_cifar10(data):
+    if profile.data == "cifar10" and load_data(data).name == "cifar10":
         return own
     path = absolute(data)
     word, digits = re.sub(r"[\W_]", "-", path.name.lower()), hashlib.sha256(os.fsencode(path)).hexdigest()[:4]
@@ -225,19 +202,6 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
 def record_of(folder: Path) -> Path | None:
     """The committed record beside which a folder is drawn: outputs/<name> for outputs/reproduced/<name>, else None."""
     return OUTPUTS / folder.name if folder.parent == REPRODUCED else None
-
-
-def _link_record(folder: Path) -> None:
-    """Link the record's runs and images, file by file, into the folder that is drawn beside it.
-
-    A run's folder there is a real one. So what a notebook measures of a run joins the links, and the record stays.
-    """
-    if record := record_of(folder):
-        for kept in [*record.glob("runs/*/[!.]*"), *record.glob("study/*/[!.]*"), *record.glob("strip.npz")]:
-            link = folder / kept.relative_to(record)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                link.symlink_to(os.path.relpath(kept, link.parent))
 
 
 def absolute(path: str | Path) -> Path:

@@ -149,8 +149,8 @@ def _own_data(side: Side, name: str | None) -> Dataset | Tensor:
     """
     if name == "cifar10":
         with contextlib.suppress(DataError):
-            find_data(name)
-            return load_data(name)
+            if find_data(name):
+                return load_data(name)
     sample = load_data("embedded")
     form = sample.image_size, sample.image_channels, len(sample.classes)
     fits = name == sample.name if name else form == (side.image_size, side.image_channels, side.classes)

@@ -1,7 +1,6 @@
 """How models are trained and kept: the loop, its data, optimizers and machine, run folders and checkpoints.
 
-`train`, `load_run`, `evaluate` and what else stands below are imported when they are first asked for: to read run
-folders (`attnconv.training.runs`) takes no torch.
+What stands below is imported when it is first asked for: to read run folders (`attnconv.training.runs`) takes no torch.
 """
 
 import importlib

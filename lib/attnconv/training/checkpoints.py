@@ -13,15 +13,14 @@ import torch
 
 from attnconv.models import Network, build_model
 from attnconv.training.machine import best_device
-from attnconv.training.runs import Run, RunError, reading, writing
+from attnconv.training.runs import Run, RunError, reading, write
 
 
 def write_state(file: Path, state: dict[str, Any]) -> None:
     """Write the state of a run under way (tensors, numbers and text), whole or not at all, behind its sha256."""
     content = io.BytesIO()
     torch.save(state, content)  # Python writes the file: a full disk is then an OSError
-    with writing(file) as temporary:
-        temporary.write_bytes(hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
+    write(file, hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
 
 
 def read_state(file: Path) -> dict[str, Any]:
@@ -36,9 +35,7 @@ def read_state(file: Path) -> dict[str, Any]:
 
 def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[Network, Run]:
     """The trained model of a run folder, in evaluation mode, and the run itself.
-
-    Raises `RunError` where the run is not finished, or its weights are damaged, left out or another model's.
-    """
+    Raises `RunError` where the run is not finished, or its weights are damaged, left out or another model's."""
     run = Run(Path(run_dir))
     weights = run.path / "model.safetensors"
     if run.without_weights:

@@ -22,9 +22,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm.auto import tqdm
 
-from attnconv.config import REPOSITORY
+from attnconv.config import REPOSITORY, errors_as
 from attnconv.training.runs import held, writing
 
 REPOSITORY_DATA = REPOSITORY / "data"
@@ -45,7 +44,7 @@ class DataError(ValueError):
 
 
 class MissingData(DataError):
-    """A data set that was asked for by name is in none of its usual places."""
+    """A data set that was asked for by name is not on this machine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +52,7 @@ class Dataset:
     """Images and labels of two splits, exactly as published and in that order."""
 
     name: str  # cifar10, fashion-mnist-sample, or the folder's name
-    form: str  # what it was read from, for people: "Parquet, JPEG images", "image folders", ...
+    form: str  # what it was read from: "Parquet, JPEG images", "image folders", ...
     key: str  # hex sha256 that names the content; a subset has its own
     classes: tuple[str, ...]
     train_images: Tensor = field(repr=False)  # uint8 (N, H, W, C)
@@ -74,9 +73,8 @@ class Dataset:
 
     def about(self) -> dict[str, Any]:
         """What a run's config.json says of its data."""
-        sizes = {"train_images": len(self.train_labels), "test_images": len(self.test_labels)}
-        about = {"name": self.name, "form": self.form, "key": self.key, "classes": list(self.classes)}
-        return about | sizes | {"mean": list(self.mean), "std": list(self.std)}
+        about = {name: getattr(self, name) for name in ("name", "form", "key", "classes", "mean", "std")}
+        return about | {"train_images": len(self.train_labels), "test_images": len(self.test_labels)}
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on that device."""
@@ -84,8 +82,8 @@ class Dataset:
         return replace(self, **moved)
 
     def first(self, train: int | None, test: int | None) -> Dataset:
-        """This many images of each split: the first ones of each class, equally many of each where that is possible.
-        Their order is kept. None, or a number larger than the split, keeps the whole split."""
+        """This many images of each split, in their order: the first of each class, as many of each as can be.
+        None, or a number larger than the split, keeps the whole split."""
         train = None if train is None or train >= len(self.train_labels) else train
         test = None if test is None or test >= len(self.test_labels) else test
         if train is None and test is None:
@@ -96,7 +94,7 @@ class Dataset:
 
     def hold_out(self, n: int, seed: int) -> tuple[Dataset, Tensor, Tensor]:
         """The data without n training images, and those n for validation: images (n, H, W, C) and labels (n,).
-        The seed draws them, equally many of each class where that is possible. The test split is untouched."""
+        The seed draws them, as many of each class as can be."""
         images, labels, total = self.train_images, self.train_labels, len(self.train_labels)
         if not 0 <= n < total:
             raise DataError(f"{n} validation images cannot be held out of {total}: choose 0 to {total - 1}.")
@@ -108,7 +106,7 @@ class Dataset:
 
     def few(self, n: int, seed: int) -> Dataset:
         """The data with n of its training images, over and over until they are as many as before; its key stays.
-        The seed draws them, equally many of each class where that is possible; more images hold the fewer ones."""
+        The seed draws them, as many of each class as can be; more images hold the fewer ones."""
         chosen, total = _drawn(self.train_labels, n, "few", seed), len(self.train_labels)
         which = chosen.repeat(-(-total // len(chosen)))[:total]
         return replace(self, train_images=self.train_images[which], train_labels=self.train_labels[which])
@@ -124,7 +122,7 @@ def balanced(labels: Tensor, n: int | None) -> Tensor:
 
 
 def _drawn(labels: Tensor, n: int, purpose: str, seed: int) -> Tensor:
-    """Indices of n labels, drawn by the seed: equally many of each class where that is possible."""
+    """Indices of n labels, drawn by the seed: as many of each class as can be."""
     shuffled = torch.randperm(len(labels), generator=_generator(purpose, seed)).to(labels.device)
     return shuffled[balanced(labels[shuffled], n)]
 
@@ -150,7 +148,7 @@ class Plan:
 
 def epoch_plan(n: int, *, seed: int, epoch: int, augment: bool, device: torch.device | str = "cpu") -> Plan:
     """The plan of one epoch for n images: a function of its arguments only, so that a resumed run repeats it exactly.
-    Drawn on the CPU, so the same on every device; no global generator is touched."""
+    It is drawn on the CPU, so the same on every device."""
     generator = _generator("epoch", seed, epoch)
     order = torch.randperm(n, generator=generator)
     if not augment:
@@ -216,9 +214,9 @@ class Source(NamedTuple):
     test: tuple[Path, ...] = ()
 
 
-def find_data(source: str | Path = "embedded") -> Source:
+def find_data(source: str | Path = "embedded") -> Source | None:
     """Find ``embedded``, ``cifar10`` or what lies at a path; nothing is decoded or downloaded.
-    Raises `MissingData` where a named set is not here, `DataError` where a path holds none."""
+    None where CIFAR-10 is not on this machine yet; `DataError` where nothing else is that can be read."""
     root, name = _data_folder(), str(source)
     named = {"embedded": [REPOSITORY_DATA / SAMPLE], "cifar10": [root / BATCHES, root / "cifar10"]}
     with reading_data(source):
@@ -229,10 +227,10 @@ def find_data(source: str | Path = "embedded") -> Source:
                 files = [sorted(f for f in path.glob(p) if f.is_file() and f.name[0] != ".") for p in patterns]
                 if all(files):
                     return Source(name if name in named else path.name, form, path, *map(tuple, files))
-    if name in named:
-        remedy = " 'git checkout data' restores it in a clone of the repository." if name == "embedded" else ""
-        raise MissingData(f"{name} is not on this machine: looked for {', '.join(map(str, places))}.{remedy}")
-    raise DataError(f"There is no data set that can be read at {places[0]}. {FORMS}.")
+    if name == "cifar10":
+        return None
+    remedy = "'git checkout data' restores it in a clone of the repository" if name == "embedded" else FORMS
+    raise DataError(f"There is no data set that can be read at {places[0]}. {remedy}.")
 
 
 def _data_folder() -> Path:
@@ -240,20 +238,8 @@ def _data_folder() -> Path:
     return Path(os.environ.get("ATTNCONV_DATA") or REPOSITORY_DATA).expanduser().absolute()
 
 
-def may_be_cifar10(path: str) -> bool:
-    """Whether CIFAR-10 lies at a path, as far as can be told before its images are read."""
-    from pyarrow.parquet import read_metadata
-
-    with contextlib.suppress(ValueError, OSError):  # what cannot be read is none
-        found = find_data(path)
-        if found.form == PARQUET:
-            return sum(CIFAR10_IMAGES) == sum(read_metadata(file).num_rows for file in (*found.train, *found.test))
-        return found.form == BATCHES
-    return False
-
-
 def content_key(source: Source) -> str:
-    """Hex sha256 of the source's content: form, splits, classes of image folders, and every byte of every file."""
+    """Hex sha256 of a source: its form, its splits, the classes of image folders, and every byte of every file."""
     digest = hashlib.sha256(source.form.encode())
     for split in SPLITS:
         for file in getattr(source, split):
@@ -265,36 +251,30 @@ def content_key(source: Source) -> str:
     return digest.hexdigest()
 
 
-def _download(missing: MissingData) -> None:
+def _download() -> Source | None:
     """Let torchvision fetch CIFAR-10 into the data folder, or unpack the archive there. It checks what it gets."""
     from torchvision.datasets import CIFAR10
 
     root, patience = _data_folder(), socket.getdefaulttimeout()
+    remedy = f"Bring its published files to {root / BATCHES} yourself, or use 'embedded', which needs no download."
     socket.setdefaulttimeout(30)  # seconds without a byte; torchvision would wait for ever
     try:
-        with held(root, wait=True):  # notebooks that run side by side need one copy
-            CIFAR10(root, download=True)
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        remedy = f"Bring its published files to {root / BATCHES} yourself, or use 'embedded', which needs no download."
-        raise MissingData(f"{missing} The download failed ({why}). {remedy}") from error
+        with errors_as(MissingData, f"cifar10 is not in {root}. The download failed", remedy):
+            with held(root, wait=True):  # notebooks that run side by side need one copy
+                CIFAR10(root, download=True)
     finally:
         socket.setdefaulttimeout(patience)
+    return find_data("cifar10")
 
 
 def load_data(source: str | Path = "embedded") -> Dataset:
     """The data set ``embedded``, ``cifar10``, or what lies at a path (see `FORMS`).
 
-    CIFAR-10 is downloaded where it is missing. Pixels of encoded images are cached in the folder for data.
-    ATTNCONV_QUIET=1 shows no bar. Raises `DataError` naming file, row and remedy.
+    CIFAR-10 is downloaded where it is missing. Decoded images are cached in the folder for data. Raises `DataError`
+    naming file, row and remedy.
     """
-    try:
-        found = find_data(source)
-    except MissingData as missing:
-        if source == "embedded":
-            raise
-        _download(missing)
-        found = find_data(source)
+    found = find_data(source) or _download()
+    assert found, "a download that does not fail brings it"
     key = content_key(found)
     with reading_data(found.path):
         arrays = _read(found, key)
@@ -302,7 +282,9 @@ def load_data(source: str | Path = "embedded") -> Dataset:
         for part, values in tensors.items():  # gray images get the one channel that they may lack
             tensors[part] = values.reshape(*values.shape[:3], -1) if "images" in part else values.long()
         classes, form = tuple(map(str, arrays["classes"])), str(arrays.get("form", found.form))
-    images = tensors["train_images"]
+    images, counts = tensors["train_images"], tuple(len(tensors[f"{split}_labels"]) for split in SPLITS)
+    if classes == tuple("0123456789") and counts == CIFAR10_IMAGES and images.shape[1:] == (32, 32, 3):
+        classes = CIFAR10_CLASSES
     is_cifar10 = classes == CIFAR10_CLASSES and images.shape[1:] == (32, 32, 3)
     if found.name == "cifar10" and not is_cifar10:
         raise DataError(f"{found.path} is not CIFAR-10 as published. Rename it, and give its path as the source.")
@@ -339,7 +321,6 @@ def _read(source: Source, key: str) -> dict[str, Any]:
 
 def _decoded(source: Source) -> dict[str, Any]:
     """What `_read` gives, of image folders and Parquet files. Images must be of one size, and all gray or all RGB."""
-    quiet = os.environ.get("ATTNCONV_QUIET") == "1"
     rows = {split: _rows(source, split) for split in SPLITS}
     classes, others = (sorted({label for *_, label in part}) for part in rows.values())
     if classes != others:
@@ -347,7 +328,7 @@ def _decoded(source: Source) -> dict[str, Any]:
     arrays: dict[str, Any] = {"form": source.form}
     for split, part in rows.items():
         images: list[np.ndarray] = []
-        for place, content, _ in tqdm(part, f"Reading {split}", unit=" images", disable=quiet, leave=False):
+        for place, content, _ in part:
             with reading_data(place):
                 images.append(_pixels(content))
                 if images[-1].shape != (first := arrays.get("train_images", images)[0].shape):
@@ -356,9 +337,6 @@ def _decoded(source: Source) -> dict[str, Any]:
         arrays[f"{split}_labels"] = np.array([classes.index(label) for *_, label in part])
     if rows["train"][0][1].startswith(b"\xff\xd8"):
         arrays["form"] += ", JPEG images"
-    counts = tuple(map(len, rows.values()))
-    if classes == [*range(10)] and counts == CIFAR10_IMAGES and arrays["train_images"].shape[1:] == (32, 32, 3):
-        classes = [*CIFAR10_CLASSES]
     return arrays | {"classes": classes}
 
 
@@ -385,13 +363,6 @@ def _pixels(content: bytes) -> np.ndarray:
         return np.atleast_3d(np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
 
 
-@contextlib.contextmanager
-def reading_data(place: object) -> Iterator[None]:
+def reading_data(place: object) -> contextlib.AbstractContextManager[None]:
     """Whatever a library raises on a damaged or foreign file becomes one `DataError` that names the place."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"{place} cannot be read ({why}). Copy it again, replace it or remove it.") from error
+    return errors_as(DataError, f"{place} cannot be read", "Copy it again, replace it or remove it.")

@@ -7,9 +7,9 @@ Without its bookkeeping, the loop is this:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
 
-All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and dropout. A run that
-was stopped and resumed therefore ends with the same bits, on a CPU, as one that was never stopped. Under torchrun the
-same loop runs in every process (`machine.Team`).
+All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and dropout. So a run
+that was stopped and resumed ends with the same bits, on a CPU, as one that was never stopped. Under torchrun the same
+loop runs in every process (`machine.Team`).
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from attnconv.training import machine
 from attnconv.training.checkpoints import load_run, read_state, write_state
 from attnconv.training.data import Dataset, batches, epoch_plan, normalize
 from attnconv.training.optimizers import Muon, build_optimizers, own_rates
-from attnconv.training.runs import Run, RunError, held, identity, write_arrays, writing
+from attnconv.training.runs import Run, RunError, held, identity, write, write_arrays
 
 
 class TrainingError(RuntimeError):
@@ -220,8 +220,7 @@ class Trainer:
             weights = safetensors.torch.save({n: value.contiguous() for n, value in self.model.state_dict().items()})
             self.about |= {"weights": hashlib.sha256(weights).hexdigest()}
             self.record()
-            with writing(self.folder / "model.safetensors") as temporary:
-                temporary.write_bytes(weights)
+            write(self.folder / "model.safetensors", weights)
             shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         self.team.any(False)  # the folder is complete when any process returns
 
@@ -270,10 +269,8 @@ class Trainer:
     def record(self) -> None:
         """Write what others read of a run under way: config.json, metrics.jsonl and, with heads, heads.npz."""
         if self.team.leads:
-            with writing(self.folder / "config.json") as temporary:
-                temporary.write_text(json.dumps(self.about, indent=1) + "\n")
-            with writing(self.folder / "metrics.jsonl") as temporary:
-                temporary.write_text("".join(json.dumps(line) + "\n" for line in self.metrics))
+            write(self.folder / "config.json", json.dumps(self.about, indent=1) + "\n")
+            write(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.metrics))
             if self.geometry:
                 write_arrays(self.folder / "heads.npz", self.geometry)
 
@@ -296,7 +293,9 @@ class Trainer:
 
 
 def _started(start: Run, model_config: ModelConfig, recipe: TrainConfig, data: Dataset) -> Network:
-    """The network of a finished run, as another run goes on from it."""
+    """The network of a finished run, as another run goes on from it: with its first layers swapped for convolutions
+    where ``kernels`` asks for them; with attention, as sharp as ``spread_start``, for its convolutions where it does
+    not; or without its degenerate heads, if ``prune``."""
     network, _ = load_run(start.path, torch.device("cpu"))
     if not isinstance(network, AttentionNet):
         return network
@@ -322,12 +321,9 @@ def train(
 
     Args:
         model_config: its image size, channels and classes are taken from ``data``.
-        run_dir: the run folder. One that holds a run of another configuration or data is refused, never overwritten.
+        run_dir: one that holds a run of another configuration or data is refused, never overwritten.
         preset: a name for tables and figures.
-        start: the finished run whose weights come first, where ``train_config.start_from`` asks for one: with its first
-            layers swapped for convolutions where ``model_config.kernels`` asks for them (`equivalence.swap`); with
-            attention for its convolutions where it does not (`unswap`, as sharp as ``spread_start``); or without its
-            degenerate heads, if ``prune``.
+        start: the finished run whose weights come first (see `_started`), where ``start_from`` asks for one.
 
     Raises:
         DataError: there are no more images than ``validation`` asks for.

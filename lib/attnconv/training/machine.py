@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from attnconv.attention.precision import Computation
-from attnconv.config import ConfigError
+from attnconv.config import ConfigError, errors_as
 from attnconv.training.runs import said
 
 
@@ -32,8 +32,8 @@ def best_device() -> torch.device:
 
 
 def to_be_compiled(device: torch.device, computation: Computation, asked: bool | None, images: int) -> bool:
-    """Whether a run of so many images is compiled: as ``asked``, or if that is None where it pays. It does on CUDA, and
-    on a CPU for long runs in bfloat16 (1.1 to 1.3 times faster; float32 gains nothing), if a C++ compiler is there."""
+    """Whether a run of so many images is compiled: as ``asked`` or, if that is None, where it pays. That is on CUDA,
+    and on a CPU with a C++ compiler for long runs in bfloat16 (1.1 to 1.3 times faster; float32 gains nothing)."""
     if device.type == "cuda":
         return asked is not False
     rule = computation.bfloat16 and images >= 100_000  # fewer save less than the half minute that compiling takes
@@ -79,9 +79,7 @@ def progress_bar(total: int, done: int, drawn: bool) -> tqdm:
 @contextlib.contextmanager
 def signals_to_stop() -> Iterator[threading.Event]:
     """Ctrl-C, SIGTERM and SIGHUP set an event and break nothing off; a second one raises KeyboardInterrupt at once.
-
-    A signal that is ignored, as SIGHUP is under nohup, stays ignored.
-    """
+    A signal that is ignored, as SIGHUP is under nohup, stays ignored."""
     event = threading.Event()
 
     def ask(number: int, frame: object) -> None:
@@ -91,29 +89,28 @@ def signals_to_stop() -> Iterator[threading.Event]:
 
     main = threading.current_thread() is threading.main_thread()  # Python lets no other thread set handlers
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
-    before = {n: handler for n in numbers if (handler := signal.getsignal(n)) not in (signal.SIG_IGN, None)}
-    try:
-        for number in before:
-            signal.signal(number, ask)
+    with contextlib.ExitStack() as restored:
+        for number in numbers:
+            if (before := signal.getsignal(number)) not in (signal.SIG_IGN, None):
+                restored.callback(signal.signal, number, before)
+                signal.signal(number, ask)
         yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Team:
     """The processes that torchrun started for one run. Alone, which is the rule, each method gives back what it got.
 
-    The batch size stays that of the whole run: each process takes its share of every batch, and the gradients are
-    averaged. One process and several follow the same loss curve (BatchNorm aside: on a CPU each process normalises by
-    its own share).
+    Each takes its share of every batch, and gradients are averaged: one process and several follow the same loss curve
+    (BatchNorm aside: on a CPU each process normalises by its own share).
     """
 
     def __init__(self) -> None:
         """`ConfigError` where the variables that torchrun sets do not fit together, or lead to no other process."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         given = {name: os.environ[name] for name in names if name in os.environ}
-        try:
+        asked = ", ".join(f"{name}={value}" for name, value in given.items())
+        what = f"This training has no team of processes, as {asked} asks for"
+        with errors_as(ConfigError, what, "torchrun sets these variables; to train with one process, unset them."):
             self.size, self.rank = int(given.get("WORLD_SIZE", "1")), int(given.get("RANK", "0"))
             if not 0 <= self.rank < self.size:
                 raise ValueError(f"of {self.size} processes none has rank {self.rank}")
@@ -123,12 +120,6 @@ class Team:
                     torch.cuda.set_device(best_device())
                 dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
                 atexit.register(dist.destroy_process_group)
-        except (ValueError, OSError, RuntimeError) as error:
-            asked = ", ".join(f"{name}={value}" for name, value in given.items())
-            raise ConfigError(
-                f"This training has no team of processes ({' '.join(str(error).split())[:200]}), as {asked} asks for. "
-                "torchrun sets these variables; to train with one process, unset them."
-            ) from error
         self.leads = self.rank == 0  # one process writes the run folder and speaks to the user
 
     def align(self, model: nn.Module) -> None:
@@ -142,11 +133,9 @@ class Team:
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
     def average_gradients(self, model: nn.Module) -> None:
-        """Make each gradient its mean over processes.
-
-        All go in one piece. `DistributedDataParallel` groups them anew after the first step of a session, and sums in
-        other groups are rounded otherwise: a resumed run would not end with the same bits.
-        """
+        """Make each gradient its mean over processes."""
+        # All go in one piece. `DistributedDataParallel` groups them anew after the first step of a session, and sums in
+        # other groups are rounded otherwise: a resumed run would not end with the same bits.
         if self.size > 1:
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             means = self.mean(torch.cat([gradient.flatten() for gradient in gradients]))
@@ -170,10 +159,7 @@ class Team:
 
     def any(self, own: bool) -> bool:
         """Whether it is so in any process; all wait here for each other. It goes between CPUs, not over a GPU."""
-        number = torch.tensor(int(own))
-        if self.size > 1:
-            dist.all_reduce(number)
-        return number.item() > 0
+        return self.mean(torch.tensor(float(own))).item() > 0
 
     def stacked(self, value: Tensor) -> Tensor:
         """What each process has, by rank: (processes, ...)."""

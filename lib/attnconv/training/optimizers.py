@@ -33,11 +33,8 @@ def own_rates(model: nn.Module, config: TrainConfig) -> dict[nn.Parameter, float
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """SGD (the paper's), AdamW, or AdamW and Muon. Each group of parameters keeps its ``peak_lr``.
-
-    With AdamW and Muon, biases and norms have no weight decay either. Muon takes the weights between the input and the
-    classifier.
-    """
+    """SGD (the paper's), AdamW, or Muon for the weights between input and classifier and AdamW for all others. Each
+    group keeps its ``peak_lr``. Except with SGD, biases and norms have no weight decay either."""
     sgd, muon, own = config.optimizer == "sgd", config.optimizer == "muon", own_rates(model, config)
     lr = config.adamw_lr if muon else config.lr
     inner: list[nn.Parameter] = []
@@ -59,9 +56,8 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan and others, 2024): SGD with Nesterov's momentum, each step replaced by a nearly orthogonal matrix.
 
-    It computes what `torch.optim.Muon` does, to the bit with ``bfloat16``, for any weight: a kernel (D, C, k, k) steps
-    as a matrix (D, C k k). A CPU without instructions for bfloat16 takes forty times as long for such products; there
-    training sets ``bfloat16`` to false, and they are computed in float32.
+    As `torch.optim.Muon`, to the bit with ``bfloat16``, for any weight: a kernel (D, C, k, k) steps as a matrix
+    (D, C k k). A CPU without instructions for bfloat16 takes forty times as long; there products are in float32.
     """
 
     bfloat16 = True

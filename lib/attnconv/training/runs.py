@@ -1,11 +1,10 @@
 """Run folders: the only thing that training hands on. Everything downstream reads them, from any machine.
 
 A run folder holds ``config.json`` (enough to rebuild the model), ``metrics.jsonl`` (a line an epoch), ``heads.npz``
-(what every head did after every epoch), ``model.safetensors`` (written last: it marks a finished run) and, while a
-run is under way, ``checkpoint/`` (optimizer and random state, for resuming only). ``predictions.npz`` holds the class
-that the trained network gives each test image. ``attention.npz`` (what its heads attend to) and ``swaps.npz`` (what it
-loses by convolutions in its layers' place) are measured when they are first asked for. Figures and comparisons need no
-more of the data, so they can be made again where the data set is missing. No torch is imported here.
+(what every head did after every epoch), ``predictions.npz`` (the class given to each test image), ``model.safetensors``
+(written last: it marks a finished run) and, while a run is under way, ``checkpoint/`` (for resuming only).
+``attention.npz`` (what heads attend to) and ``swaps.npz`` (what is lost by convolutions in layers' place) are measured
+when they are first asked for. Figures need no more, so they can be made again without the data. No torch is imported.
 """
 
 import contextlib
@@ -28,10 +27,9 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import ArrayLike, NDArray
 
-from attnconv.config import PRESETS, Config, ModelConfig, TrainConfig, config_hash
+from attnconv.config import PRESETS, Config, ModelConfig, TrainConfig, config_hash, errors_as
 
-JPEG_COPY = "JPEG copy of CIFAR-10"
-"""JPEG changes pixels, so an accuracy on such a copy is not quite one on CIFAR-10 itself."""
+JPEG_COPY = "JPEG copy of CIFAR-10"  # its pixels differ: an accuracy on it is not quite one on CIFAR-10 itself
 Json = TypeVar("Json", dict, list)
 
 
@@ -46,7 +44,7 @@ def identity(model: ModelConfig | dict, train: TrainConfig | dict, data_key: str
 
 
 class _Config(Config, extra="allow"):
-    """config.json: what is read of it. Names that are not here are kept as they are."""
+    """What is read of config.json; all else is kept as it is."""
 
     preset: str
     hash: str
@@ -60,16 +58,11 @@ class _Config(Config, extra="allow"):
 @contextlib.contextmanager
 def reading(file: Path) -> Iterator[None]:
     """Whatever goes wrong while a file of a run folder is read becomes one `RunError` that names it."""
-    try:
+    folder = file.parent.parent if file.parent.name == "checkpoint" else file.parent
+    with errors_as(RunError, f"{file} is damaged", f"Bring it back, or remove {folder} and train again."):
         if not file.is_file():  # a pipe might never end
             raise ValueError("it is no regular file" if file.exists() else "it is missing")
         yield
-    except RunError:
-        raise
-    except Exception as error:  # the readers of damaged files raise dozens of kinds
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        folder = file.parent.parent if file.parent.name == "checkpoint" else file.parent
-        raise RunError(f"{file} is damaged ({why}); bring it back, or remove {folder} and train again.") from error
 
 
 def read_json(file: Path, kind: type[Json]) -> Json:
@@ -210,7 +203,6 @@ class Run:
     @cached_property
     def swaps(self) -> dict[str, NDArray]:
         """What it loses by convolutions in place of its layers, as `swaps.measure_swaps` found it; empty if not asked.
-
         Answers are bool, an image each (n): ``alone`` and ``up_to`` (L, S, n), ``fitted``, ``shuffled``, ``whole`` (n).
         """
         found = self._arrays("swaps.npz")
@@ -240,10 +232,8 @@ def _sha256(file: Path, size: int, changed: int) -> str:
 
 
 def find_runs(folder: str | Path) -> list[Run]:
-    """All finished runs below a folder, in the presets' order, then by seed and name.
-
-    What is damaged, or no run of this library, is left out with a warning that names it.
-    """
+    """All finished runs below a folder, in the presets' order, then by seed and name. What is damaged, or no run of
+    this library, is left out with a warning that names it."""
     order, runs = {name: place for place, name in enumerate(PRESETS)}, []
     for file in Path(folder).glob("*/config.json"):
         run = Run(file.parent)
@@ -259,9 +249,7 @@ def find_runs(folder: str | Path) -> list[Run]:
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """Write a file whole or not at all: gives a temporary path beside it, moved into place when it is on the disk.
-
-    An `OSError` names the file, its disk, and how much room is left there.
-    """
+    An `OSError` names the file, its disk, and how much room is left there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
     try:
@@ -275,6 +263,12 @@ def writing(path: Path) -> Iterator[Path]:
         raise OSError(error.errno or errno.EIO, f"{error.strerror or error} ({room})", str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write(file: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all, as `writing` does."""
+    with writing(file) as temporary:  # names of files, of which a text may speak, may be no UTF-8
+        temporary.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
 
 
 @contextlib.contextmanager
