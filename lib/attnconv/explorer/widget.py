@@ -42,22 +42,15 @@ class Explorer(assets.Widget):
     """Show where every head of a model looks, for any query pixel of any image.
 
     Args:
-        subject: a finished run or its folder; the runs beside it can then be chosen and compared. An
-            `attnconv.models.AttentionNet`. Or a network that `attnconv.equivalence.convert` made.
-        images: a `Dataset` (its test images); a path, a Pillow image, an array (height, width, channels), or a list of
-            them; an array of all, (N, height, width, channels). Arrays are uint8 or floats in [0, 1], and their
-            channels may come first. What does not fit is cropped and resized. None: the run's own data where it is on
-            this machine, else pictures of the sample.
-        labels: the images' classes (N,), whole numbers.
-        classes: names of the classes.
+        subject: a finished run or its folder, an `AttentionNet`, or a network that `attnconv.equivalence.convert` made.
+            The runs beside a run can be chosen and compared.
+        images: a `Dataset` (its test images); a path, a Pillow image, an array of one image (H, W, C) or of several
+            (N, H, W, C), or a list of these. Arrays are uint8 or floats in [0, 1]; what does not fit is cropped and
+            resized. None: the run's own data where it is on this machine, else pictures of the sample.
         mean, std: of every channel, for pixels in [0, 1], as the model was trained with. Default: the run's, the data
             set's, or those of CIFAR-10 for colour and of Fashion-MNIST for grey.
-        title: what the view is called.
 
     ``state`` is what the reader has chosen, such as the query; it may be set from Python.
-
-    Raises:
-        ExplorerError: the model has no attention heads, or what is given does not fit it.
     """
 
     _esm = assets.script("explorer.js")
@@ -74,15 +67,12 @@ class Explorer(assets.Widget):
         subject: Any,
         images: Any = None,
         *,
-        labels: Any = None,
-        classes: Sequence[str] | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        title: str | None = None,
     ):
-        first = side_of(subject, size_of(images), title)
+        first = side_of(subject, size_of(images))
         self._sides = [first]
-        self._pool = pool_of(images, first, labels, classes, mean, std)
+        self._pool = pool_of(images, first, mean, std)
         self._runs = self._find_runs(first.run)
         self._labelled = self._pool.some(STRIP) if self._pool.labels.size else []
         self._index = self._first()  # of the image that was chosen last
