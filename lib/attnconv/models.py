@@ -17,7 +17,7 @@ from attnconv.training.data import Dataset, batches
 
 
 class Convolution(nn.Module):
-    """A convolution in the place of an attention layer, channels last as they are: (B, H, W, C) -> (B, H, W, D).
+    """A convolution in the place of an attention layer: channels last, (B, H, W, C) -> (B, H, W, D).
 
     Beyond the border it sees the nearest pixel of the image, as a sharp head does. `attnconv.equivalence.swap` makes
     such layers; ``report`` then says what they leave out.
@@ -32,19 +32,11 @@ class Convolution(nn.Module):
         self.conv = nn.Conv2d(channels, out_channels, kernel_size, padding="same", padding_mode="replicate")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, D)."""
         return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
-    @torch.no_grad()
-    def fill(self, weight: Tensor, bias: Tensor) -> None:
+    def fill(self, weight: Tensor, bias: Tensor | None) -> None:
         """Give the convolution this kernel (D, C, K, K) and this bias (D,)."""
-        assert self.conv.bias is not None
-        self.conv.weight.copy_(weight)
-        self.conv.bias.copy_(bias)
-
-    def extra_repr(self) -> str:
-        report = self.report
-        return f"in the place of attention; relative error on {report.on} {report.relative_error:.2g}" if report else ""
+        self.conv.load_state_dict({"weight": weight, "bias": bias})
 
 
 Attention = PositionalAttention | ContentAttention

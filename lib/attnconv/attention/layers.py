@@ -6,9 +6,9 @@ non-linearity between them, so each head has one matrix W^h:
     MHSA(X)_q = sum_h sum_k P_h(q, k) X_k W^h + b,        P_h(q, .) = softmax over all key pixels k of score_h(q, k).
 
 The layers differ in their scores only: `QuadraticAttention` and `LearnedAttention` look at positions,
-`ContentAttention` at what the pixels hold too. `probabilities` is P; forward, figures and widgets all use it, or an
-equal form from `mixing` that never builds it. Shape letters, here and in the notebooks: B images, H x W pixels,
-N = H W, C and D channels in and out, h heads; q is a query pixel, k a key pixel and k - q their shift.
+`ContentAttention` at what the pixels hold too. `probabilities` is P; forward takes it, or an equal form from `mixing`
+that never builds it. Shape letters, here and in the notebooks: B images, H x W pixels, N = H W, C and D channels in and
+out, h heads; q is a query pixel, k a key pixel and k - q their shift.
 """
 
 import math
@@ -30,12 +30,10 @@ class PositionalAttention(nn.Module):
         heads: h; each averages all C channels and owns a value matrix C x D, a block of rows of ``value``.
         mixing: ``dense`` builds P (h, H, W, H, W); ``separable`` mixes along columns and rows, where the encoding
             factors (an error where it does not); ``auto`` takes the fastest equal form, in memory linear in pixels.
-        dropout: on the probabilities, one mask shared by the batch as in the paper. It breaks the product of rows and
-            columns, so training then goes through the dense path, or blocks of it.
+        dropout: on the probabilities, one mask shared by the batch as in the paper; no product of rows and columns.
     """
 
-    separable = True
-    """Whether P_h = P_row (x) P_col exactly, at any image size and at the borders too."""
+    separable = True  # whether P_h = P_row (x) P_col exactly, at any image size and at the borders too
 
     def __init__(self, channels: int, out_channels: int, heads: int, mixing: Mixing = "auto", dropout: float = 0.0):
         super().__init__()
@@ -107,9 +105,8 @@ class QuadraticAttention(PositionalAttention):
             raise ValueError(f"covariance = {covariance!r} is not one of 'isotropic', 'full'.")
         self.covariance, self.separable = covariance, covariance == "isotropic"
         super().__init__(channels, out_channels, heads, **options)
-        if centre_start == "taps":  # of the smallest kernel with an odd side that has as many
-            side = (math.isqrt(max(heads - 1, 0)) + 1) | 1
-            start, centre_std = tap_shifts((side, side))[:heads], 1.0
+        if centre_start == "taps":
+            start, centre_std = first_taps(heads), 1.0
         else:
             start = torch.randn(heads, 2) if centre_start == "gaussian" else evenly_on_a_disc(heads)
         self.centres = nn.Parameter(centre_std * start)
@@ -207,21 +204,17 @@ class ContentAttention(nn.Module):
 
     @torch.no_grad()
     def start_on_taps(self, alpha: float) -> None:
-        """Put head h on tap h of a square kernel, with Lemma 2's sharpness, whatever the pixels hold.
+        """Put head h on tap h of a kernel, with Lemma 2's sharpness, whatever the pixels hold (key_size >= 4).
 
         W_qry = 0 leaves of a query its bias. Two numbers of each half of r are (shift^2, shift), and the biases weigh
         them so that the score is -alpha |shift - tap|^2. Keys are 0 there; the others wait for queries to grow.
         """
-        kernel = math.isqrt(self.heads)
-        if kernel % 2 == 0 or kernel**2 != self.heads or self.key_size < 4:
-            found = f"heads = {self.heads}, key_size = {self.key_size}"
-            raise ValueError(f"{found}: to start on taps, heads must be 1, 9, 25, ..., and key_size at least 4.")
         shift = torch.arange(1 - self.max_size, self.max_size)
         for embedding in (self.row_embedding, self.column_embedding):
             embedding[:, 0], embedding[:, 1] = shift.square() / self.max_size, shift
         biases = torch.zeros(self.heads, 2, self.key_size // 2)  # rows and columns
         weight = alpha * math.sqrt(self.key_size)
-        biases[..., 0], biases[..., 1] = -weight * self.max_size, 2 * weight * tap_shifts((kernel, kernel))
+        biases[..., 0], biases[..., 1] = -weight * self.max_size, 2 * weight * first_taps(self.heads)
         self.query.weight.zero_()
         self.query.bias.copy_(biases.flatten())
         for part in (self.key.weight, self.key.bias):
@@ -277,10 +270,10 @@ def _highest_zero(logits: Tensor) -> Tensor:
 
 
 def evenly_on_a_disc(points: int) -> Tensor:
-    """Points spread evenly over a disc of radius 2, turned by a random angle: (points, 2).
+    """Points spread evenly over a disc of radius 2 (standard deviation 1 along each axis): (points, 2).
 
-    The standard deviation is 1 along each axis. They lie like the seeds of a sunflower, each turned by the golden angle
-    from the one before, so the start holds no grid for the heads to find.
+    They lie like the seeds of a sunflower, each turned by the golden angle from the one before, and all by a random
+    one: the start holds no grid for the heads to find.
     """
     place = torch.arange(points)
     radius = 2 * ((place + 0.5) / points).sqrt()
@@ -296,6 +289,12 @@ def tap_shifts(kernel_size: Sequence[int], dilation: Sequence[int] = (1, 1)) -> 
     """
     axes = [torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation, strict=True)]
     return torch.cartesian_prod(*axes)
+
+
+def first_taps(heads: int) -> Tensor:
+    """As many shifts (heads, 2), the first taps of the smallest kernel with an odd side that has them."""
+    side = (math.isqrt(max(heads - 1, 0)) + 1) | 1
+    return tap_shifts((side, side))[:heads]
 
 
 def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:

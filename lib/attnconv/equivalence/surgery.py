@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,9 +39,9 @@ class TapAttention(QuadraticAttention):
     - Borders (the paper's remedy): the input is padded as the convolution pads it, keys are all H' x W' pixels of the
       padded image, and queries are its interior pixels only.
     - A stride attends from every stride-th query; a dilation moves the heads apart.
-    - The value matrices are the kernel: ``weight`` and ``bias`` are the convolution's own parameters, of the same
-      shapes and names, for whatever reads, ties or assigns them. ``value.weight`` (D, h C/groups) shows them as
-      attention layers hold them; with groups, W^h is block-diagonal, and these are its blocks.
+    - The value matrices are the kernel: ``weight`` and ``bias`` are the convolution's own parameters.
+      ``value.weight`` (D, h C/groups) shows them as attention layers hold them; with groups, W^h is block-diagonal, and
+      these are its blocks.
 
     ``centres`` and ``spreads`` are float32 at least, as bfloat16 has no shift of 257 pixels. They are trained if the
     kernel is, but frozen where the softmax is exactly one-hot, as it passes them no gradient: heads that are to move
@@ -182,11 +182,8 @@ class TapAttention(QuadraticAttention):
         return y.flatten(-2) if self.bias is None else y.flatten(-2) + self.bias
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.channels}, {self.out_channels}, heads={self.heads} ({'x'.join(map(str, self.kernel_size))} taps), "
-            f"stride={self.stride}, padding={self.padding!r}, dilation={self.dilation}, groups={self.groups}, "
-            f"padding_mode={self.padding_mode!r}"
-        )
+        own = ("heads", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+        return ", ".join([f"{self.channels}, {self.out_channels}", *(f"{n}={getattr(self, n)!r}" for n in own)])
 
 
 @functools.lru_cache(maxsize=64)
@@ -209,11 +206,10 @@ def _nearest_pixels(
 def conv_to_attention(conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA) -> TapAttention:
     """The attention layer that computes what this convolution does (Theorem 1), with copies of its weights.
 
-    Any kernel size, stride, dilation, groups, padding, padding mode and bias; the same device, dtype and layout
-    (channels first). Head h is tap h of the kernel, row by row: its centre is the tap's shift, its value matrix the
-    tap's slice of the kernel. ``alpha`` is Lemma 2's sharpness: with the default every softmax is exactly one-hot; a
-    smaller one leaves ``missed_mass(alpha)`` around each tap, and gives the positions a gradient. A convolution whose
-    weight is computed anew in every forward pass (parametrized, pruned) is refused.
+    Head h is tap h of the kernel, row by row: its centre is the tap's shift, its value matrix the tap's slice of the
+    kernel. ``alpha`` is Lemma 2's sharpness: with the default every softmax is exactly one-hot; a smaller one leaves
+    ``missed_mass(alpha)`` around each tap, and gives the positions a gradient. A convolution whose weight is computed
+    anew in every forward pass (parametrized, pruned) is refused.
     """
     return TapAttention(copy.deepcopy(_checked(conv)), alpha)
 
@@ -244,31 +240,18 @@ def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
 
 def _checked(module: nn.Module, name: str = "") -> nn.Conv1d | nn.Conv2d:
     """The module itself, if Theorem 1 covers it; else an error says why not, with its path in the network."""
-    if why := _why_not(module):
-        raise TypeError(f"{name}{name and ': '}{type(module).__name__} {why}.")
-    return cast(nn.Conv1d | nn.Conv2d, module)
-
-
-def _why_not(module: nn.Module) -> str:
-    """Why attention cannot take a module's place; empty if it can."""
-    if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
-        gathers = "attention gathers pixels, along rows and columns (a transposed convolution spreads them out)"
-        return f"is not a Conv1d or Conv2d; {gathers}"
     own = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Conv1d
     methods = ("__call__", "forward", "_conv_forward")
-    if any(getattr(type(module), m) is not getattr(own, m) or m in vars(module) for m in methods):
-        remedy = f"put what it adds into a module around a plain {own.__name__}"
-        return f"computes in its own way (a subclass, or a method set on this one): {remedy}"
-    if isinstance(module._parameters.get("weight"), nn.UninitializedParameter):
-        return "has no weights yet (lazy module): run the network once, then convert it"
-    kinds = (module._forward_hooks, module._backward_hooks, module._backward_pre_hooks, module._forward_pre_hooks)
-    if hooks := [hook for kind in kinds for hook in kind.values()]:
-        names = ", ".join(getattr(hook, "__name__", type(hook).__name__) for hook in hooks)
-        ways = "`handle.remove()`; those of `nn.utils`: `prune.remove`, `remove_spectral_norm`, `remove_weight_norm`"
-        return f"has hooks ({names}), which attention would lack: remove them ({ways}), or hook a module around it"
-    if not {"weight", "bias"} <= module._parameters.keys():
-        remedy = "make it a parameter, as `nn.utils.parametrize.remove_parametrizations` does"
-        return f"has a weight or bias that is not a parameter, but computed anew: {remedy}"
-    if not module.weight.is_floating_point():
-        return f"has weights of {module.weight.dtype}: convert the real and imaginary part of complex weights apart"
-    return ""
+    if not isinstance(module, own):
+        why = "is not a Conv1d or Conv2d; attention gathers pixels (a transposed convolution spreads them out)"
+    elif any(getattr(type(module), m) is not getattr(own, m) or m in vars(module) for m in methods):
+        why = f"computes in its own way: put what it adds into a module around a plain {own.__name__}"
+    elif any(vars(module)[f"_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre")):
+        ways = "remove those of pruning, weight or spectral norms by `nn.utils`, and run a lazy module once"
+        why = f"has hooks, which attention would lack: {ways}"
+    elif not {"weight", "bias"} <= module._parameters.keys() or not module.weight.is_floating_point():
+        remedy = "`nn.utils.parametrize.remove_parametrizations` makes it one"
+        why = f"has a weight or bias that is not a parameter of real numbers: {remedy}"
+    else:
+        return module
+    raise TypeError(f"{name}{name and ': '}{type(module).__name__} {why}.")
