@@ -81,8 +81,7 @@ class Block(nn.Module):
 class AttentionNet(nn.Module):
     """Attention only: space-to-depth, a linear map, ``layers`` blocks, the average over pixels, a linear classifier."""
 
-    kept: list[list[int]] | None = None
-    """Of a pruned network: the numbers of the heads that stayed, by layer."""
+    kept: list[list[int]] | None = None  # of a pruned network: the numbers of the heads that stayed, by layer
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -130,16 +129,12 @@ class ResNet18(nn.Module):
         width = config.resnet_width
         stem = nn.Conv2d(config.image_channels, width, 3, padding=1, bias=False)
         self.stem = nn.Sequential(stem, nn.BatchNorm2d(width), nn.ReLU())
-        stages, channels = [], width
-        for stage in range(4):
-            out, stride = width * 2**stage, 1 if stage == 0 else 2
-            shortcut = None
-            if stride != 1:
-                shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-            stages.append(nn.Sequential(BasicBlock(channels, out, stride, shortcut), BasicBlock(out, out)))
-            channels = out
+        stages = [nn.Sequential(BasicBlock(width, width), BasicBlock(width, width))]
+        for out in (2 * width, 4 * width, 8 * width):  # at half the height and width of the stage before
+            shortcut = nn.Sequential(nn.Conv2d(out // 2, out, 1, 2, bias=False), nn.BatchNorm2d(out))
+            stages.append(nn.Sequential(BasicBlock(out // 2, out, 2, shortcut), BasicBlock(out, out)))
         self.stages = nn.Sequential(*stages)
-        self.classifier = nn.Linear(channels, config.classes)
+        self.classifier = nn.Linear(8 * width, config.classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -174,8 +174,7 @@ class ContentAttention(nn.Module):
     """Learned relative encoding with content (section 4): score = (q . k + q . r_shift) / sqrt(K), q and k linear in X.
 
     r_shift joins a row embedding (its first half) and a column embedding (its second half), shared by the heads. P
-    depends on the images: it has a leading batch axis, and does not factor. ``mixing="dense"`` computes the output
-    through `probabilities`, ``"auto"`` the same by one of the forms of `attnconv.attention.mixing`.
+    depends on the images: it has a leading batch axis, and does not factor.
     """
 
     def __init__(
@@ -222,6 +221,7 @@ class ContentAttention(nn.Module):
 
     def _queries_and_keys(self, x: Tensor) -> list[Tensor]:
         """x (B, H, W, C) -> q and k, each (B, h, H, W, K)."""
+        _check_input(self, x)
         split = (self.heads, self.key_size)
         return [linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4) for linear in (self.query, self.key)]
 
@@ -234,11 +234,7 @@ class ContentAttention(nn.Module):
         return torch.einsum("bhijd,ikd->bhijk", q_row, rows), torch.einsum("bhijd,jld->bhijl", q_column, columns)
 
     def score_parts(self, x: Tensor, rows: slice = slice(None), columns: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W). Their sum is the score.
-
-        ``rows`` and ``columns``: of the queries; all pixels are keys.
-        """
-        _check_input(self, x)
+        """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W). Slices are of the queries."""
         q, k = self._queries_and_keys(x)
         q, by_row, by_column = (t[:, :, rows, columns] for t in (q, *self.position_logits(q)))
         scale = 1 / math.sqrt(self.key_size)
@@ -252,7 +248,6 @@ class ContentAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, D), for any H and W up to ``max_size``."""
-        _check_input(self, x)
         if self.mixing == "dense":
             p = F.dropout(self.probabilities(x), self.dropout, self.training).to(x.dtype)
             return self.value(torch.einsum("bhijkl,bklc->bijhc", p, x).flatten(-2))
@@ -284,8 +279,8 @@ def evenly_on_a_disc(points: int) -> Tensor:
 def tap_shifts(kernel_size: Sequence[int], dilation: Sequence[int] = (1, 1)) -> Tensor:
     """Shift (rows, columns) of every tap of a kernel, row by row: (taps, 2). For 3 x 3: (-1, -1), (-1, 0), ... (1, 1).
 
-    Tap t of K looks dilation (t - (K-1)/2) pixels away from the query, rounded so that shifts are whole pixels; an even
-    kernel has one tap more to the right, like PyTorch's padding='same'.
+    Tap t of K looks dilation (t - (K-1)/2) pixels away from the query; an even kernel has one tap more to the right,
+    like PyTorch's padding='same'.
     """
     axes = [torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation, strict=True)]
     return torch.cartesian_prod(*axes)

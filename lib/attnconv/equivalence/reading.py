@@ -15,22 +15,18 @@ from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticA
 from attnconv.attention.mixing import scores
 from attnconv.equivalence.surgery import TapAttention
 
-INTERIOR = 33
-"""Side of the grid at whose central query a quadratic layer is read: it has all shifts of the paper's 16x16 grid."""
+INTERIOR = 33  # side of the grid at whose centre a quadratic layer is read: all shifts of the paper's 16x16 grid
 
 
 @dataclass(frozen=True)
 class KernelReport:
     """What a convolution in the place of an attention layer leaves out."""
 
-    outside: Tensor | None
-    """(h,): attention mass of each head on shifts that are not taps of the kernel; None where the kernel was fitted."""
+    outside: Tensor | None  # (h,): mass of each head on shifts that are no taps of the kernel; None for a fitted one
     relative_error: float
-    """|attention - convolution| / |attention - bias|, each a root mean square."""
-    on: str = "white noise"
-    """The images of that error. ``white noise``: its exact expectation, for a query far enough from the borders to see
-    what the central one sees. There each shift adds |sum_h P_h(Delta) W^h|^2 to the output's mean square, independently
-    of the others. ``images``: measured on those that were given to `attnconv.equivalence.swap`."""
+    """|attention - convolution| / |attention - bias|, each a root mean square. From `attention_to_conv` its expectation
+    over white noise, where each shift adds |sum_h P_h(Delta) W^h|^2 to the output's mean square, for a query that sees
+    what the central one sees; from `attnconv.equivalence.swap`, where images were needed, measured on them."""
 
 
 def attention_to_conv(

@@ -19,13 +19,9 @@ from attnconv.equivalence.reading import KernelReport, attention_to_conv
 from attnconv.equivalence.theorem import theorem_1
 from attnconv.models import Attention, AttentionNet, Convolution
 
-RIDGE = 1e-6
-"""Ridge of a least-squares fit, as a share of the mean square of what the taps see: it matters to unseen taps alone."""
-
-READ_ON = 200
-"""Training images over which the attention of content layers is averaged, and to which kernels are fitted."""
-AT_ONCE = 20
-"""Images whose patches, or probabilities, exist at a time."""
+RIDGE = 1e-6  # of a least-squares fit, as a share of the mean square of what taps see: it matters to unseen ones alone
+READ_ON = 200  # training images over which attention with content is averaged, and to which kernels are fitted
+AT_ONCE = 20  # images whose patches, or probabilities, exist at a time
 
 
 @torch.no_grad()
@@ -72,7 +68,7 @@ def swap(
             fit_kernel(place, layer, x)
             outside = None
         if fit is not None or isinstance(layer, ContentAttention):
-            report = KernelReport(outside, relative_errors([place], layer, x)[0], "images")
+            report = KernelReport(outside, relative_errors([place], layer, x)[0])
         place.report = report
         swapped.blocks[number - 1].attention = place
         kernels[number - 1] = size

@@ -135,13 +135,11 @@ class Side:
     def examine(self, image: Tensor, edits: Edits, layer: int, head: int, size: int | None) -> dict[str, Any]:
         """What one layer and one of its heads do to an image (1, C, H, W), with some changes (`edited`).
 
-        Returns:
-            ``kernel``: the layer against its convolution, of the side that is in its place already, else ``size``; None
-            where no convolution can be. ``error`` is |attention - convolution| / |attention - bias|; ``outputs`` are
-            the norms (H, W) of both at every pixel, without the bias; ``probabilities`` are those with the convolution.
-            ``head``: its ``output``, the norm (H, W) of sum_k P(q, k) X_k W^h at every pixel q; its ``share`` of the
-            layer's output y, <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it. Of a convolution
-            in the layer's place, the head's part. None of a layer that the network does not use.
+        ``kernel``: the layer against its convolution, of the side that is in its place already, else ``size``; None
+        where there can be none. ``error`` is |attention - convolution| / |attention - bias|, ``outputs`` the norms
+        (H, W) of both without the bias, ``probabilities`` those with the convolution.
+        ``head``: its ``output``, the norm (H, W) of sum_k P(q, k) X_k W^h; its ``share`` of the layer's output y,
+        <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it. None where the network skips the layer.
         """
         attention = self.layers[layer]
         size = next((edit["kernel"] for edit in edits if edit.get("kernel") and edit.get("layer") == layer), size)
