@@ -111,7 +111,6 @@ class AttentionNet(nn.Module):
         return inputs
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) -> logits (B, classes)."""
         x = self.pixels(images)
         for block in self.blocks:
             x = block(x)
@@ -140,7 +139,6 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) -> logits (B, classes)."""
         return self.classifier(self.stages(self.stem(images)).mean(dim=(2, 3)))
 
 

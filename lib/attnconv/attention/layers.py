@@ -255,9 +255,6 @@ class ContentAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         return self.value(attend_content(q, k, *self.position_logits(q), x, dropout))
 
-    def extra_repr(self) -> str:
-        return f"{self.channels}, {self.out_channels}, heads={self.heads}, key_size={self.key_size}"
-
 
 def _highest_zero(logits: Tensor) -> Tensor:
     """Logits less the highest of each query: the same to a softmax, and small enough to be added up in float32."""

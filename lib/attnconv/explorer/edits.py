@@ -1,9 +1,6 @@
 """Changes that a reader makes to a model: heads moved, sharpened or switched off, layers as convolutions."""
 
-from __future__ import annotations
-
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -105,7 +102,7 @@ def sigma_of(spread: Tensor) -> float:
 def _rescaled(spread: Tensor, sigma: float) -> Tensor:
     """Sigma^{-1/2} of a head, scaled so that det(Sigma)^(1/4) is sigma; round where it has no such scale."""
     if spread.dim() == 0:
-        return torch.full_like(spread, math.copysign(1 / sigma, spread.item()))
+        return torch.full_like(spread, 1 / sigma)  # whatever its sign: the score takes its square
     if not (before := sigma_of(spread)):
         return torch.eye(2).to(spread) / sigma
     return (spread.double() * (before / sigma)).to(spread)

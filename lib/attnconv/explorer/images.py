@@ -1,7 +1,5 @@
 """The images that an explorer shows: the run's own data, a reader's files, arrays."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path

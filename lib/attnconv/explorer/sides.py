@@ -1,7 +1,5 @@
 """One model of an explorer: what can be explored, what the browser needs of it, what Python answers about it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

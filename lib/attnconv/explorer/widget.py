@@ -6,8 +6,6 @@ a notebook, Python answers what needs the model, such as another image or a chan
 weights, and a Web Worker answers (front/worker.js).
 """
 
-from __future__ import annotations
-
 import html
 import json
 import random
