@@ -30,7 +30,7 @@ class PositionalAttention(nn.Module):
         heads: h; each averages all C channels and owns a value matrix C x D, a block of rows of ``value``.
         mixing: ``dense`` builds P (h, H, W, H, W); ``separable`` mixes along columns and rows, where the encoding
             factors (an error where it does not); ``auto`` takes the fastest equal form, in memory linear in pixels.
-        dropout: on the probabilities, one mask shared by the batch as in the paper; no product of rows and columns.
+        dropout: on the probabilities, one mask shared by the batch as in the paper. P then no longer factors.
     """
 
     separable = True  # whether P_h = P_row (x) P_col exactly, at any image size and at the borders too

@@ -190,8 +190,7 @@ def _nearest_pixels(
     """
     nearest = torch.tensor(centres, dtype=torch.float64).round().long()  # (h, 2)
     rows, columns = (torch.tensor(queries[axis])[:, None] + nearest[:, axis] for axis in (0, 1))  # (Q, h), (R, h)
-    pixels = rows.clamp(0, size[0] - 1)[:, None] * size[1] + columns.clamp(0, size[1] - 1)
-    pixels = pixels.flatten()
+    pixels = (rows.clamp(0, size[0] - 1)[:, None] * size[1] + columns.clamp(0, size[1] - 1)).flatten()
     return slice(None) if torch.equal(pixels, torch.arange(math.prod(size))) else pixels.to(device)
 
 

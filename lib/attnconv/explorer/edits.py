@@ -32,8 +32,8 @@ def edited(model: nn.Module, edits: Sequence[dict[str, Any]]) -> Iterator[None]:
     pixels: a full covariance keeps its shape and is scaled.
 
     An edit of a ``layer`` with a ``kernel`` puts the convolution of that side in its place, as
-    `attnconv.equivalence.swap` does. It is read from the layer with its heads as they are changed. What cannot be is an
-    `ExplorerError`.
+    `attnconv.equivalence.swap` does. It is read from the layer with its heads as they are changed. An
+    `ExplorerError` says what there is not: such a head, value or convolution.
     """
     layers = layers_of(model)
     with contextlib.ExitStack() as undo:

@@ -72,7 +72,7 @@ def size_of(images: Any) -> tuple[int, int] | None:
 
 
 def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """One image or several, or a list of such: (N, height, width, channels) in 8 bits, of that size."""
+    """One image or several, or a list of such: (N, height, width, channels) in 8 bits, cropped to that size."""
     given = images if isinstance(images, list | tuple) else [images]
     if not given:
         raise ExplorerError("images is empty: give at least one.")
@@ -85,9 +85,8 @@ def _read(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8
         values = _channels_last(images)
         if values.shape[1:] == (*size, channels):
             return values
-        return np.stack(
-            [_cropped(Image.fromarray(one[..., 0] if one.shape[-1] == 1 else one), size, channels) for one in values]
-        )
+        flat = values[..., 0] if values.shape[-1] == 1 else values  # as Pillow wants grey ones
+        return np.stack([_cropped(Image.fromarray(one), size, channels) for one in flat])
     if isinstance(images, str | Path):
         try:
             with Image.open(images) as file:
