@@ -215,13 +215,6 @@ def test_content_heads_that_start_on_taps_look_as_quadratic_ones_whatever_the_pi
         assert weight.grad.abs().max() > 1e-6
 
 
-def test_content_heads_that_cannot_start_on_taps_say_why():
-    with pytest.raises(ValueError, match="heads = 4, key_size = 6: .* heads must be 1, 9, 25"):
-        ContentAttention(3, 4, heads=4, max_size=7, key_size=6).start_on_taps(2.0)
-    with pytest.raises(ValueError, match="key_size at least 4"):
-        ContentAttention(3, 4, heads=9, max_size=7, key_size=2).start_on_taps(2.0)
-
-
 @pytest.mark.parametrize("away", [(10_000.0, 0.3), (0.3, -10_000.0), (10_000.0, -10_000.0), (2.4, 0.3)])
 @pytest.mark.parametrize("covariance", ["isotropic", "full"])
 def test_centres_far_off_the_image_cost_no_precision(covariance, away):

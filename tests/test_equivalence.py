@@ -266,16 +266,16 @@ def test_a_large_kernel_is_the_whole_layer_in_the_interior(kind):
     assert difference.abs().max() > 1e-3  # at the borders attention renormalizes, zero padding does not
 
 
-@pytest.mark.parametrize("kernel", [1, 2, (3, 5), 4])
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [(7, 5), (6, 9)])
 @pytest.mark.parametrize("kind", ["isotropic", "full", "learned", "depthwise"])
 def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(kind, size, kernel):
     torch.manual_seed(0)
-    rows, columns = (kernel, kernel) if isinstance(kernel, int) else kernel
+    rows, columns = kernel, kernel + (kind == "depthwise")
     if kind == "learned":
         layer = LearnedAttention(5, 3, 4, max_size=9, dropout=0.1).double()
     elif kind == "depthwise":
-        layer = conv_to_attention(nn.Conv2d(5, 10, kernel, groups=5, dtype=torch.float64), alpha=0.4)
+        layer = conv_to_attention(nn.Conv2d(5, 10, (rows, columns), groups=5, dtype=torch.float64), alpha=0.4)
         layer.centres.data += torch.randn_like(layer.centres)
     else:
         layer = quadratic(kind)
@@ -313,14 +313,15 @@ def hooked(register, *hook):
         (nn.ConvTranspose2d(1, 1, 3), r"ConvTranspose2d is not a Conv1d or Conv2d; .*\(a transposed"),
         (nn.LazyConvTranspose2d(1, 3), "a transposed convolution"),
         (nn.Conv3d(1, 1, 3), "Conv3d is not a Conv1d or Conv2d"),
-        (nn.LazyConv2d(1, 3), "lazy"),
-        (nn.Conv2d(1, 1, 3, dtype=torch.complex64), "complex weights"),
-        (hooked("register_forward_hook", lambda *_: None), r"has hooks \(<lambda>\).*`handle.remove\(\)`"),
-        (hooked("register_full_backward_hook", lambda *_: None), r"has hooks \(<lambda>\)"),
-        (hooked("register_forward_pre_hook", lambda *_: None), r"has hooks \(<lambda>\)"),
-        (hooked(nn.utils.spectral_norm), r"\(SpectralNorm\).*remove_spectral_norm"),
-        (hooked(nn.utils.weight_norm), r"\(WeightNorm\).*remove_weight_norm"),
-        (hooked(lambda conv: prune.l1_unstructured(conv, "weight", 0.5)), r"\(L1Unstructured\).*prune.remove"),
+        (nn.LazyConv2d(1, 3), "has hooks.*run a lazy module once"),
+        (nn.Conv2d(1, 1, 3, dtype=torch.complex64), "real numbers"),
+        (hooked("register_forward_hook", lambda *_: None), "has hooks, which attention would lack: remove"),
+        (hooked("register_full_backward_hook", lambda *_: None), "has hooks"),
+        (hooked("register_full_backward_pre_hook", lambda *_: None), "has hooks"),
+        (hooked("register_forward_pre_hook", lambda *_: None), "has hooks"),
+        (hooked(nn.utils.spectral_norm), "has hooks.*spectral norms by `nn.utils`"),
+        (hooked(nn.utils.weight_norm), "has hooks.*weight or spectral norms"),
+        (hooked(lambda conv: prune.l1_unstructured(conv, "weight", 0.5)), "has hooks.*pruning"),
         (nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), "not a parameter.*remove_parametrizations"),
         (nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 3, 3), "bias"), "not a parameter"),
         (type("Conv2d", (nn.Module,), {"__module__": "torch.ao.nn.quantized.modules.conv"})(), "Conv2d is not a"),
@@ -370,15 +371,12 @@ def test_refusals_of_the_way_back_name_their_cause():
         ((layer, 5), "kernel_size = 5: this layer's convolution has its own"),
         ((quadratic(),), "kernel_size = None must be a whole number"),
         ((quadratic(), 0), "kernel_size = 0"),
-        ((quadratic(), (3, 3, 3)), "2 of them"),
+        ((quadratic(), "3"), "kernel_size = '3' must be a whole number"),
+        ((quadratic(), (3, 3)), "kernel_size = .* must be a whole number"),
         ((learned, 7), "7x7 kernel .* 6x6 grid .*max_size = 6"),
     ]:
         with pytest.raises(ValueError, match=cause):
             attention_to_conv(*arguments)
-    for wrong in (2.5, "3", (3, 3.0)):
-        for name, sizes in (("kernel_size", (wrong,)), ("size", (3, wrong))):
-            with pytest.raises(ValueError, match=re.escape(f"{name} = {wrong!r} must be a whole number")):
-                attention_to_conv(quadratic(), *sizes)
     with pytest.raises(TypeError, match="ContentAttention"):
         attention_to_conv(ContentAttention(2, 2, 9, max_size=6, key_size=2), 3)
 

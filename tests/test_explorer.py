@@ -27,7 +27,7 @@ from attnconv.analysis import heads
 from attnconv.attention import QuadraticAttention
 from attnconv.config import ModelConfig, TrainConfig
 from attnconv.equivalence import attention_to_conv, convert, swap
-from attnconv.explorer import ExplorerError, edited, explore, quantize
+from attnconv.explorer import ExplorerError, edited, explore, quantize, widget
 from attnconv.explorer.arrays import as_text, rounded
 from attnconv.explorer.images import fitting, pool_of
 from attnconv.explorer.sides import side_of
@@ -165,7 +165,7 @@ def test_the_browser_reads_the_kernel_that_python_reads(kind: str, data) -> None
         [0, 1].map((l) => heads.kernelOf(model, l, heads.readLayer(model, l).maps, size)));"""
     cases = itertools.product(sizes, model.attention_layers)
     for (size, layer), read in zip(cases, modelled(explore(model, images=data), code), strict=True):
-        conv, report = attention_to_conv(layer, size, size=7)
+        conv, report = attention_to_conv(layer, size, size=(7, 7))
         norms = conv.weight.flatten(2).norm(dim=(0, 1))
         np.testing.assert_allclose(read["norms"], norms.detach(), rtol=1e-4)
         np.testing.assert_allclose(read["outside"], report.outside, rtol=1e-3, atol=1e-6)
@@ -388,12 +388,12 @@ def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
     mixed = [np.full((28, 28, 1), 77 / 255), torch.full((3, 40, 40), 77, dtype=torch.uint8), Image.new("L", (9, 9), 77)]
     assert (fitting(mixed, (28, 28), 1) == 77).all()
     for images, words in (
-        (np.zeros((2, 5, 5, 5), np.uint8), "are neither"),
-        (np.zeros((7, 9, 11), np.uint8), "are neither"),
+        (np.zeros((2, 5, 5, 5), np.uint8), "or neither"),
+        (np.zeros((7, 9, 11), np.uint8), "or neither"),
         (np.zeros((1, 28, 28, 1), int), "int64 from 0 to 0; they must be uint8"),
         (np.full((1, 28, 28, 1), -0.1), r"from -0.1 to -0.1; they must be uint8, or floats in \[0, 1\]"),
         (np.full((1, 28, 28, 1), np.nan), r"in \[0, 1\]"),
-        (np.zeros((0, 28, 28, 1), np.uint8), "is empty"),
+        (np.zeros((0, 28, 28, 1), np.uint8), "are empty"),
         ([], "is empty"),
         ("no/such.png", "no/such.png cannot be read"),
         (7, "of type int: give paths, Pillow images, or arrays"),
@@ -414,7 +414,7 @@ def test_labels_of_the_sample_are_not_those_of_other_data() -> None:
     side = side_of(model_of("quadratic"))
     for name, known in (("fashion-mnist-sample", True), ("mine", False)):
         run = types.SimpleNamespace(config=dict(data=dict(name=name, classes=list("abcdefghij"))))
-        pool = pool_of(None, dataclasses.replace(side, run=run), None, None, None, None)
+        pool = pool_of(None, dataclasses.replace(side, run=run))
         assert pool.labels.any() == known and len(pool.images) == 1000
 
 
@@ -431,9 +431,10 @@ def test_it_opens_on_a_clear_image_that_the_model_is_sure_of(data) -> None:
     light = images.float().mean(-1).flatten(1)
     first, second, *_ = (-light.mean(1) * light.std(1, correction=0)).argsort(stable=True).tolist()
     labels = answers.indices.clone()
-    assert explore(model, images=images, labels=labels)._index == first != 0
+    labelled = dataclasses.replace(data, test_images=images, test_labels=labels)
+    assert explore(model, images=labelled)._index == first != 0
     labels[first] = (labels[first] + 1) % 10  # it is wrong about the clearest
-    assert explore(model, images=images, labels=labels)._index == second
+    assert explore(model, images=labelled)._index == second
     assert explore(model, images=images)._index == 0  # no labels: the first that was given
 
 
@@ -447,22 +448,23 @@ def test_what_was_counted_with_the_run_goes_along(tmp_path: Path) -> None:
 
 
 def test_what_goes_with_the_images_can_be_given(data) -> None:
-    model, names = model_of("quadratic"), [f"kind {n}" for n in range(10)]
-    given = dict(labels=[3, 9], classes=names, mean=[0.5], std=[0.25], title="Mine")
-    explorer = explore(model, images=data.test_images[:2], **given)
-    first = explorer._index
-    assert explorer.sides[0]["title"] == "Mine" and explorer.image["title"] == f"image {first}: kind {[3, 9][first]}"
-    inputs = (data.test_images[first : first + 1].permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
-    expected = predict(model, inputs).softmax(-1)[0]
-    np.testing.assert_allclose(explorer.image["sides"][0]["probabilities"], expected, rtol=1e-4)
-    for wrong, words in (
-        (dict(classes=["one"]), "1 classes are named, but the model tells 10 apart"),
-        (dict(labels=[1]), "labels must be 2 whole numbers from 0 to 9"),
-        (dict(labels=[1, 10]), "labels must be"),
-        (dict(mean=[1, 2, 3]), "mean"),
-    ):
-        with pytest.raises(ExplorerError, match=words):
-            explore(model, images=data.test_images[:2], **wrong)
+    """By a data set, and the statistics of arrays by themselves."""
+    model, names = model_of("quadratic"), tuple(f"kind {n}" for n in range(10))
+    images, labels = data.test_images[:2], torch.tensor([3, 9])
+    mine = dataclasses.replace(data, classes=names, test_images=images, test_labels=labels, mean=(0.5,), std=(0.25,))
+    for about in (dict(images=mine), dict(images=images, mean=[0.5], std=[0.25])):
+        explorer = explore(model, **about)
+        first = explorer._index
+        assert explorer.image["title"] == (
+            f"test image {first}: kind {labels[first]}" if len(about) == 1 else "image 0"
+        )
+        inputs = (images[first : first + 1].permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
+        expected = predict(model, inputs).softmax(-1)[0]
+        np.testing.assert_allclose(explorer.image["sides"][0]["probabilities"], expected, rtol=1e-4)
+    with pytest.raises(ExplorerError, match="images are of 1 classes, but the model tells 10 apart"):
+        explore(model, images=dataclasses.replace(data, classes=("one",)))
+    with pytest.raises(ExplorerError, match="mean = .* a number for each of the 1 channels"):
+        explore(model, images=images, mean=[1, 2, 3])
 
 
 def test_a_converted_network_is_explored(tmp_path) -> None:
@@ -473,7 +475,7 @@ def test_a_converted_network_is_explored(tmp_path) -> None:
     )  # fmt: skip
     network = convert(cnn, alpha=3.0).eval()
     images = np.random.default_rng(0).integers(0, 256, (2, 3, 20, 24), dtype=np.uint8)
-    explorer = explore(network, images=images, classes=["a", "b", "c", "d"])
+    explorer = explore(network, images=images)
     side = explorer.sides[0]
     assert (side["heads"], side["encoding"], side["title"]) == ([9, 25], "quadratic", "Sequential")
     assert "grids of their own" in side["note"] and explorer.image["pixels"]["shape"] == [20, 24, 3]
@@ -523,7 +525,7 @@ def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
         (torch.nn.Linear(2, 2), "A Linear has no attention heads.*convert"),
         (torch.nn.Conv2d(3, 3, 3), "A Conv2d has no attention heads"),
         (QuadraticAttention(3, 3, 4), "A QuadraticAttention has no attention heads to explore.*an AttentionNet"),
-        (sequences, "layers for sequences"),
+        (sequences, "A Sequential has no attention heads to explore over images"),
         (swap(model_of("quadratic"), {2: 3}), "Layer 2 of this network is a convolution"),
         (7, "type int cannot be explored"),
     ):
@@ -595,7 +597,7 @@ def test_a_layer_and_its_heads_are_examined(kind: str, data) -> None:
         assert sum(shares) == pytest.approx(1, abs=1e-4)
         assert (seen["kernel"] is None) == (kind == "content")
         if kind != "content":
-            conv, _ = attention_to_conv(layer, 3, size=7)
+            conv, _ = attention_to_conv(layer, 3, size=(7, 7))
             replaced = conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
             apart = replaced - layer(x)
             assert seen["kernel"]["error"] == pytest.approx((apart.norm() / whole.norm()).item(), rel=1e-3)
@@ -612,7 +614,7 @@ def test_a_layer_and_its_heads_are_examined(kind: str, data) -> None:
             assert all(now["kernel"][name] == seen["kernel"][name] for name in ("error", "outputs"))
             assert now["kernel"]["probabilities"] == explorer._sides[0].look(image, there["edits"])[0]["probabilities"]
             with edited(model, [dict(layer=1, head=2, off=True)]):
-                own = replaced - attention_to_conv(layer, 3, 7)[0](x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+                own = replaced - attention_to_conv(layer, 3, (7, 7))[0](x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
             np.testing.assert_allclose(now["head"]["output"], own[0].norm(dim=-1).flatten(), rtol=1e-3, atol=1e-5)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -742,20 +744,15 @@ def test_the_page_is_of_the_view_as_it_is(kind: str, runs, data) -> None:
     assert "edited" not in tree_of(explorer.page())
 
 
-def test_the_page_leaves_out_what_does_not_fit(data) -> None:
-    explorer = explore(model_of("content"), images=data)
-    full = len(explorer.page())
-    for less in (40_000, 20_000, 1000):
-        page = explorer.page(full - less)
-        assert len(page.encode()) <= full - less and tree_of(page)["image"]
-    assert len(tree_of(page)["gallery"]) < 39
-    with pytest.raises(ExplorerError, match="larger than"):
-        explorer.page(20_000)
-    # Without room for the weights the page shows where heads look, with maps that Python computed.
-    explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(2 * full))
-    tree = tree_of(explorer.page(2 * full))
-    assert "weights" not in tree["sides"][0] and tree["gallery"]
-    assert all("maps" in one["sides"][0] for one in tree["gallery"])
+def test_the_page_leaves_out_weights_that_are_too_many(data, monkeypatch) -> None:
+    """It then shows where heads look with maps that Python computed, which are too large for many images."""
+    content, quadratic = (explore(model_of(kind), images=data) for kind in ("content", "quadratic"))
+    assert "maps" not in tree_of(content.page())["image"]["sides"][0]
+    monkeypatch.setattr(widget, "WEIGHTS_LIMIT", 1000)
+    tree = tree_of(content.page())
+    assert "weights" not in tree["sides"][0] and "maps" in tree["image"]["sides"][0] and not tree["gallery"]
+    tree = tree_of(quadratic.page())
+    assert "weights" not in tree["sides"][0] and len(tree["gallery"]) == 39
 
 
 def test_a_site_has_a_page_for_each_model_and_pictures_once(runs, data, tmp_path) -> None:
@@ -812,4 +809,5 @@ def test_a_network_with_dozens_of_heads_is_one_picture() -> None:
 def test_a_model_of_the_paper_s_size_with_content_fits_into_a_page() -> None:
     """Its scores alone are 5 of the 15 MB."""
     config = ModelConfig(kind="learned_content", hidden=32, mlp=32, key_size=32)
-    assert tree_of(explore(build_model(config)).page())["image"]
+    page = explore(build_model(config)).page()
+    assert tree_of(page)["image"] and len(page) < 15e6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import dataclasses
 import gzip
 import io
 import re
@@ -700,7 +701,10 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
         model.classifier.bias -= predict(model, images).mean(0)  # it tells these images apart,
     labels = predict(model, images).argmax(-1)
     labels[::4] = 0  # and is right about most of them
-    explorer = explore(model, images=pixels, labels=labels.numpy(), mean=grid[0]._pool.mean, std=grid[0]._pool.std)
+    explorer = explore(
+        model,
+        images=dataclasses.replace(load_data("embedded"), test_images=torch.from_numpy(pixels), test_labels=labels),
+    )
     file, shown = explorer.export_html(tmp_path / "page.html"), explorer._input
     seen = show(file)
     seen.layer(2)

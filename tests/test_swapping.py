@@ -72,7 +72,7 @@ def test_the_swapped_network_is_a_copy_that_trains_saves_loads_and_converts(tmp_
     made = swap(net, {1: 3, 3: 5})
     assert [type(layer) is Convolution for layer in made.attention_layers] == [True, False, True]
     assert made.config.kernels == (3, 0, 5) and made.config.heads_per_layer == (0, 9, 0)
-    assert "relative error" in repr(made) and net.config.kernels == ()
+    assert net.config.kernels == ()
     assert not any(module.training for module in made.modules())
 
     optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
@@ -95,7 +95,7 @@ def test_the_swapped_network_is_a_copy_that_trains_saves_loads_and_converts(tmp_
 
 def test_what_a_swapped_network_costs_and_what_its_heads_do():
     plain, made = MODEL, replace(MODEL, {"kernels": (3, 0, 5)})
-    assert attention_flops(made)[0] == (0, 0, 0) and attention_flops(made)[1] == attention_flops(plain)[1]
+    assert [3 * flops for flops in attention_flops(made)] == list(attention_flops(plain))  # one layer of three is left
     pixels, hidden = 8 * 6, 6
     convolutions = 2 * pixels * hidden**2 * (9 + 25)
     values = 2 * pixels * hidden * (9 * hidden)

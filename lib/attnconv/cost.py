@@ -20,12 +20,9 @@ class Cost:
     """FLOPs of one image's forward pass."""
 
     parameters: int
-    paper: int
-    """Linear maps and convolutions only: the paper's Table 1 leaves the averaging by attention out."""
-    dense: int
-    """All matrix products, with the N x N probabilities of every head built."""
-    separable: int
-    """The same where encodings that factor are mixed along rows, then columns; equals ``dense`` elsewhere."""
+    paper: int  # linear maps and convolutions only: the paper's Table 1 leaves the averaging by attention out
+    dense: int  # all matrix products, with the N x N probabilities of every head built
+    separable: int  # where encodings that factor are mixed along rows, then columns; equals ``dense`` elsewhere
 
 
 def cost(config: ModelConfig) -> Cost:
@@ -37,34 +34,27 @@ def cost(config: ModelConfig) -> Cost:
         if isinstance(module, nn.Linear | nn.Conv2d):
             module.register_forward_hook(lambda m, _, y: counts.append(2 * y.numel() * m.weight[0].numel()))
     model.eval()(torch.empty(1, config.image_channels, *config.image_size, device="meta"))
-    linear = sum(counts)
-    scores, dense, separable = (sum(per_layer) for per_layer in zip(*attention_flops(config), strict=True))
+    linear, (scores, dense, separable) = sum(counts), attention_flops(config)
     parameters = sum(p.numel() for p in model.parameters())
     return Cost(parameters, linear, linear + scores + dense, linear + scores + separable)
 
 
-def attention_flops(config: ModelConfig) -> list[tuple[int, int, int]]:
-    """Per layer, for one image: FLOPs of (the scores, mixing dense, mixing separable).
+def attention_flops(config: ModelConfig) -> tuple[int, int, int]:
+    """FLOPs of one image in all layers: of (the scores, mixing dense, mixing separable).
 
     With N = H W pixels, C channels, h heads and keys of size K: mixing is 2 h N^2 C dense and 2 h N (H + W) C
     separable; content scores are 2 h N^2 K for q . k and h N (H + W) K for q . r, half of q for rows and half for
     columns. Scores of the positional encodings do not depend on the images: none are counted.
     """
     if config.kind == "resnet":
-        return [(0, 0, 0)]
-    height, width = config.grid
-    pixels = height * width
+        return 0, 0, 0
+    (height, width), heads = config.grid, sum(config.heads_per_layer)
+    pixels, key_size = height * width, config.key_size or config.hidden
+    scores = heads * pixels * (2 * pixels + height + width) * key_size if config.kind == "learned_content" else 0
+    dense = 2 * heads * pixels**2 * config.hidden
     factors = config.kind == "learned" or (config.kind == "quadratic" and config.covariance == "isotropic")
-    layers = []
-    for heads in config.heads_per_layer:
-        scores = 0
-        if config.kind == "learned_content":
-            key_size = config.key_size or config.hidden
-            scores = 2 * heads * pixels**2 * key_size + heads * pixels * (height + width) * key_size
-        dense = 2 * heads * pixels**2 * config.hidden
-        separable = 2 * heads * pixels * (height + width) * config.hidden if factors else dense
-        layers.append((scores, dense, separable))
-    return layers
+    separable = 2 * heads * pixels * (height + width) * config.hidden if factors else dense
+    return scores, dense, separable
 
 
 class PeakMemory(TorchDispatchMode):

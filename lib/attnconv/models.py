@@ -17,7 +17,7 @@ from attnconv.training.data import Dataset, batches
 
 
 class Convolution(nn.Module):
-    """A convolution in the place of an attention layer, channels last as they are: (B, H, W, C) -> (B, H, W, D).
+    """A convolution in the place of an attention layer: channels last, (B, H, W, C) -> (B, H, W, D).
 
     Beyond the border it sees the nearest pixel of the image, as a sharp head does. `attnconv.equivalence.swap` makes
     such layers; ``report`` then says what they leave out.
@@ -32,19 +32,11 @@ class Convolution(nn.Module):
         self.conv = nn.Conv2d(channels, out_channels, kernel_size, padding="same", padding_mode="replicate")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, D)."""
         return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
-    @torch.no_grad()
-    def fill(self, weight: Tensor, bias: Tensor) -> None:
+    def fill(self, weight: Tensor, bias: Tensor | None) -> None:
         """Give the convolution this kernel (D, C, K, K) and this bias (D,)."""
-        assert self.conv.bias is not None
-        self.conv.weight.copy_(weight)
-        self.conv.bias.copy_(bias)
-
-    def extra_repr(self) -> str:
-        report = self.report
-        return f"in the place of attention; relative error on {report.on} {report.relative_error:.2g}" if report else ""
+        self.conv.load_state_dict({"weight": weight, "bias": bias})
 
 
 Attention = PositionalAttention | ContentAttention
@@ -89,8 +81,7 @@ class Block(nn.Module):
 class AttentionNet(nn.Module):
     """Attention only: space-to-depth, a linear map, ``layers`` blocks, the average over pixels, a linear classifier."""
 
-    kept: list[list[int]] | None = None
-    """Of a pruned network: the numbers of the heads that stayed, by layer."""
+    kept: list[list[int]] | None = None  # of a pruned network: the numbers of the heads that stayed, by layer
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -120,7 +111,6 @@ class AttentionNet(nn.Module):
         return inputs
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) -> logits (B, classes)."""
         x = self.pixels(images)
         for block in self.blocks:
             x = block(x)
@@ -138,22 +128,17 @@ class ResNet18(nn.Module):
         width = config.resnet_width
         stem = nn.Conv2d(config.image_channels, width, 3, padding=1, bias=False)
         self.stem = nn.Sequential(stem, nn.BatchNorm2d(width), nn.ReLU())
-        stages, channels = [], width
-        for stage in range(4):
-            out, stride = width * 2**stage, 1 if stage == 0 else 2
-            shortcut = None
-            if stride != 1:
-                shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-            stages.append(nn.Sequential(BasicBlock(channels, out, stride, shortcut), BasicBlock(out, out)))
-            channels = out
+        stages = [nn.Sequential(BasicBlock(width, width), BasicBlock(width, width))]
+        for out in (2 * width, 4 * width, 8 * width):  # at half the height and width of the stage before
+            shortcut = nn.Sequential(nn.Conv2d(out // 2, out, 1, 2, bias=False), nn.BatchNorm2d(out))
+            stages.append(nn.Sequential(BasicBlock(out // 2, out, 2, shortcut), BasicBlock(out, out)))
         self.stages = nn.Sequential(*stages)
-        self.classifier = nn.Linear(channels, config.classes)
+        self.classifier = nn.Linear(8 * width, config.classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) -> logits (B, classes)."""
         return self.classifier(self.stages(self.stem(images)).mean(dim=(2, 3)))
 
 

@@ -4,9 +4,7 @@
 from attnconv.attention.layers import (
     ContentAttention,
     LearnedAttention,
-    Mixing,
     PositionalAttention,
     QuadraticAttention,
-    evenly_on_a_disc,
     tap_shifts,
 )

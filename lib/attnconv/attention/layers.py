@@ -6,9 +6,9 @@ non-linearity between them, so each head has one matrix W^h:
     MHSA(X)_q = sum_h sum_k P_h(q, k) X_k W^h + b,        P_h(q, .) = softmax over all key pixels k of score_h(q, k).
 
 The layers differ in their scores only: `QuadraticAttention` and `LearnedAttention` look at positions,
-`ContentAttention` at what the pixels hold too. `probabilities` is P; forward, figures and widgets all use it, or an
-equal form from `mixing` that never builds it. Shape letters, here and in the notebooks: B images, H x W pixels,
-N = H W, C and D channels in and out, h heads; q is a query pixel, k a key pixel and k - q their shift.
+`ContentAttention` at what the pixels hold too. `probabilities` is P; forward takes it, or an equal form from `mixing`
+that never builds it. Shape letters, here and in the notebooks: B images, H x W pixels, N = H W, C and D channels in and
+out, h heads; q is a query pixel, k a key pixel and k - q their shift.
 """
 
 import math
@@ -30,12 +30,10 @@ class PositionalAttention(nn.Module):
         heads: h; each averages all C channels and owns a value matrix C x D, a block of rows of ``value``.
         mixing: ``dense`` builds P (h, H, W, H, W); ``separable`` mixes along columns and rows, where the encoding
             factors (an error where it does not); ``auto`` takes the fastest equal form, in memory linear in pixels.
-        dropout: on the probabilities, one mask shared by the batch as in the paper. It breaks the product of rows and
-            columns, so training then goes through the dense path, or blocks of it.
+        dropout: on the probabilities, one mask shared by the batch as in the paper. P then no longer factors.
     """
 
-    separable = True
-    """Whether P_h = P_row (x) P_col exactly, at any image size and at the borders too."""
+    separable = True  # whether P_h = P_row (x) P_col exactly, at any image size and at the borders too
 
     def __init__(self, channels: int, out_channels: int, heads: int, mixing: Mixing = "auto", dropout: float = 0.0):
         super().__init__()
@@ -107,9 +105,8 @@ class QuadraticAttention(PositionalAttention):
             raise ValueError(f"covariance = {covariance!r} is not one of 'isotropic', 'full'.")
         self.covariance, self.separable = covariance, covariance == "isotropic"
         super().__init__(channels, out_channels, heads, **options)
-        if centre_start == "taps":  # of the smallest kernel with an odd side that has as many
-            side = (math.isqrt(max(heads - 1, 0)) + 1) | 1
-            start, centre_std = tap_shifts((side, side))[:heads], 1.0
+        if centre_start == "taps":
+            start, centre_std = first_taps(heads), 1.0
         else:
             start = torch.randn(heads, 2) if centre_start == "gaussian" else evenly_on_a_disc(heads)
         self.centres = nn.Parameter(centre_std * start)
@@ -177,8 +174,7 @@ class ContentAttention(nn.Module):
     """Learned relative encoding with content (section 4): score = (q . k + q . r_shift) / sqrt(K), q and k linear in X.
 
     r_shift joins a row embedding (its first half) and a column embedding (its second half), shared by the heads. P
-    depends on the images: it has a leading batch axis, and does not factor. ``mixing="dense"`` computes the output
-    through `probabilities`, ``"auto"`` the same by one of the forms of `attnconv.attention.mixing`.
+    depends on the images: it has a leading batch axis, and does not factor.
     """
 
     def __init__(
@@ -207,21 +203,17 @@ class ContentAttention(nn.Module):
 
     @torch.no_grad()
     def start_on_taps(self, alpha: float) -> None:
-        """Put head h on tap h of a square kernel, with Lemma 2's sharpness, whatever the pixels hold.
+        """Put head h on tap h of a kernel, with Lemma 2's sharpness, whatever the pixels hold (key_size >= 4).
 
         W_qry = 0 leaves of a query its bias. Two numbers of each half of r are (shift^2, shift), and the biases weigh
         them so that the score is -alpha |shift - tap|^2. Keys are 0 there; the others wait for queries to grow.
         """
-        kernel = math.isqrt(self.heads)
-        if kernel % 2 == 0 or kernel**2 != self.heads or self.key_size < 4:
-            found = f"heads = {self.heads}, key_size = {self.key_size}"
-            raise ValueError(f"{found}: to start on taps, heads must be 1, 9, 25, ..., and key_size at least 4.")
         shift = torch.arange(1 - self.max_size, self.max_size)
         for embedding in (self.row_embedding, self.column_embedding):
             embedding[:, 0], embedding[:, 1] = shift.square() / self.max_size, shift
         biases = torch.zeros(self.heads, 2, self.key_size // 2)  # rows and columns
         weight = alpha * math.sqrt(self.key_size)
-        biases[..., 0], biases[..., 1] = -weight * self.max_size, 2 * weight * tap_shifts((kernel, kernel))
+        biases[..., 0], biases[..., 1] = -weight * self.max_size, 2 * weight * first_taps(self.heads)
         self.query.weight.zero_()
         self.query.bias.copy_(biases.flatten())
         for part in (self.key.weight, self.key.bias):
@@ -229,6 +221,7 @@ class ContentAttention(nn.Module):
 
     def _queries_and_keys(self, x: Tensor) -> list[Tensor]:
         """x (B, H, W, C) -> q and k, each (B, h, H, W, K)."""
+        _check_input(self, x)
         split = (self.heads, self.key_size)
         return [linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4) for linear in (self.query, self.key)]
 
@@ -241,11 +234,7 @@ class ContentAttention(nn.Module):
         return torch.einsum("bhijd,ikd->bhijk", q_row, rows), torch.einsum("bhijd,jld->bhijl", q_column, columns)
 
     def score_parts(self, x: Tensor, rows: slice = slice(None), columns: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W). Their sum is the score.
-
-        ``rows`` and ``columns``: of the queries; all pixels are keys.
-        """
-        _check_input(self, x)
+        """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W). Slices are of the queries."""
         q, k = self._queries_and_keys(x)
         q, by_row, by_column = (t[:, :, rows, columns] for t in (q, *self.position_logits(q)))
         scale = 1 / math.sqrt(self.key_size)
@@ -259,16 +248,12 @@ class ContentAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, D), for any H and W up to ``max_size``."""
-        _check_input(self, x)
         if self.mixing == "dense":
             p = F.dropout(self.probabilities(x), self.dropout, self.training).to(x.dtype)
             return self.value(torch.einsum("bhijkl,bklc->bijhc", p, x).flatten(-2))
         q, k = self._queries_and_keys(x)
         dropout = self.dropout if self.training else 0.0
         return self.value(attend_content(q, k, *self.position_logits(q), x, dropout))
-
-    def extra_repr(self) -> str:
-        return f"{self.channels}, {self.out_channels}, heads={self.heads}, key_size={self.key_size}"
 
 
 def _highest_zero(logits: Tensor) -> Tensor:
@@ -277,10 +262,10 @@ def _highest_zero(logits: Tensor) -> Tensor:
 
 
 def evenly_on_a_disc(points: int) -> Tensor:
-    """Points spread evenly over a disc of radius 2, turned by a random angle: (points, 2).
+    """Points spread evenly over a disc of radius 2 (standard deviation 1 along each axis): (points, 2).
 
-    The standard deviation is 1 along each axis. They lie like the seeds of a sunflower, each turned by the golden angle
-    from the one before, so the start holds no grid for the heads to find.
+    They lie like the seeds of a sunflower, each turned by the golden angle from the one before, and all by a random
+    one: the start holds no grid for the heads to find.
     """
     place = torch.arange(points)
     radius = 2 * ((place + 0.5) / points).sqrt()
@@ -291,11 +276,17 @@ def evenly_on_a_disc(points: int) -> Tensor:
 def tap_shifts(kernel_size: Sequence[int], dilation: Sequence[int] = (1, 1)) -> Tensor:
     """Shift (rows, columns) of every tap of a kernel, row by row: (taps, 2). For 3 x 3: (-1, -1), (-1, 0), ... (1, 1).
 
-    Tap t of K looks dilation (t - (K-1)/2) pixels away from the query, rounded so that shifts are whole pixels; an even
-    kernel has one tap more to the right, like PyTorch's padding='same'.
+    Tap t of K looks dilation (t - (K-1)/2) pixels away from the query; an even kernel has one tap more to the right,
+    like PyTorch's padding='same'.
     """
     axes = [torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation, strict=True)]
     return torch.cartesian_prod(*axes)
+
+
+def first_taps(heads: int) -> Tensor:
+    """As many shifts (heads, 2), the first taps of the smallest kernel with an odd side that has them."""
+    side = (math.isqrt(max(heads - 1, 0)) + 1) | 1
+    return tap_shifts((side, side))[:heads]
 
 
 def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:

@@ -31,17 +31,10 @@ from torch.utils.checkpoint import checkpoint
 
 Mixing = Literal["auto", "dense", "separable"]
 
-SMALL_GRID = 64
-"""Up to this many pixels P over all of them is one product that is as fast as two short ones."""
-
-CHUNK = 2**22
-"""Bytes that the averages of all heads take for the images of one chunk: what is live then stays in the cache."""
-
-BLOCK = 2**23
-"""Entries of P that exist at a time where it is not made whole: 32 MiB in float32."""
-
-STORED = 2**26
-"""Entries of the P of images (content) that are stored for the backward pass: 256 MiB in float32."""
+SMALL_GRID = 64  # up to so many pixels P over all of them is one product that is as fast as two short ones
+CHUNK = 2**22  # bytes that the averages of all heads take for the images of one chunk: they stay in the cache
+BLOCK = 2**23  # entries of P that exist at a time where it is not made whole: 32 MiB in float32
+STORED = 2**26  # entries of the P of images (content) that are stored for the backward pass: 256 MiB in float32
 
 
 def attend_by_position(layer: Any, x: Tensor) -> Tensor:
@@ -72,8 +65,8 @@ def mix_dense(x: Tensor, p: Tensor) -> Tensor:
 def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     """Average pixels by P = P_row (x) P_col, rows first, then columns; costs 2 h N (H + W) C FLOPs an image.
 
-    x (B, H, W, C), P_row (h, Q, H), P_col (h, R, W) -> (B, Q, R, h C), equal to `mix_dense` of the outer product. The
-    queries, Q x R, are all pixels in a layer of the paper, and fewer where attention stands for a convolution.
+    x (B, H, W, C), P_row (h, Q, H), P_col (h, R, W) -> (B, Q, R, h C). The queries, Q x R, are all pixels in a layer of
+    the paper, and fewer where attention stands for a convolution.
     """
     batch, height, width, channels = x.shape
     heads, queries, _ = row.shape
@@ -88,8 +81,8 @@ def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
 def scores(rows: Tensor, columns: Tensor, *terms: Tensor) -> Tensor:
     """Scores of the queries at those rows and columns, each (q,), for all keys: (h, q, H, W).
 
-    ``terms`` are those of `PositionalAttention.score_terms`: a score for rows (h, H, H) and one for columns (h, W, W),
-    query x key, which are added; for a full covariance two more of these shapes, which are multiplied.
+    ``terms``: a score for rows (h, H, H) and one for columns (h, W, W), query x key, which are added; for a full
+    covariance two more of these shapes, which are multiplied.
     """
     row, column, *cross = (term[:, where] for term, where in zip(terms, (rows, columns) * 2, strict=False))
     total = row[..., :, None] + column[..., None, :]
@@ -121,7 +114,7 @@ def attend(x: Tensor, row: Tensor | None, column: Tensor, value: nn.Linear) -> T
     """sum_h sum_k P_h(q, k) X_k W^h + b, with P = P_row (x) P_col, or one P over all pixels where ``row`` is None.
 
     x (B, H, W, C); P_row (h, H, H) and P_col (h, W, W), or None and P (h, H, W, H, W); ``value`` holds W (D, h C) and b
-    (D,). Returns (B, H, W, D). Takes the form of the table above; all of them have all derivatives.
+    (D,). Returns (B, H, W, D). All forms have all derivatives.
     """
     size, dtype = x.shape[1:3], _product_type(x)
     row, column = None if row is None else row.to(x.dtype), column.to(x.dtype)
@@ -181,11 +174,7 @@ def _evenly(total: int, most: int) -> int:
 
 
 def attend_in_blocks(x: Tensor, terms: tuple[Tensor, ...], value: nn.Module, dropout: float) -> Tensor:
-    """As `attend`, for as many queries at a time as `BLOCK` allows; none of P is stored for the backward pass.
-
-    ``terms`` are what `scores` adds up. They and the keys are arguments of each block, so that PyTorch notices if what
-    the backward pass reads was changed.
-    """
+    """As `attend`, for as many queries at a time as `BLOCK` allows; ``terms`` are what `scores` adds up."""
     batch, height, width, channels = x.shape
     heads, pixels = len(terms[0]), height * width
     keys = x.permute(1, 2, 0, 3).reshape(pixels, batch * channels)
@@ -196,6 +185,7 @@ def attend_in_blocks(x: Tensor, terms: tuple[Tensor, ...], value: nn.Module, dro
         p = F.dropout(p, dropout).to(keys.dtype).transpose(0, 1).reshape(-1, pixels)
         return (p @ keys).view(len(queries), heads, batch, channels).permute(2, 0, 1, 3).flatten(-2)
 
+    # Terms and keys are arguments of each block, so that PyTorch notices if what the backward pass reads was changed.
     blocks = torch.arange(pixels, device=x.device).split(max(1, BLOCK // (heads * pixels)))
     mixed = torch.cat([_made_again(mix, queries, keys, *terms) for queries in blocks], dim=1)
     return value(mixed).unflatten(1, (height, width))

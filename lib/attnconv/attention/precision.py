@@ -2,10 +2,8 @@
 
 A CPU can multiply matrices in three ways that differ by factors of two to five: float32 by PyTorch's default library
 (MKL, which takes a slow path on AMD), float32 by oneDNN, and bfloat16 where it has instructions for that. Training may
-use bfloat16 (``precision="auto"``); what is called float32 is float32 on every CPU.
-
-Nothing is timed: a choice that wavered would change the bits of a run, and the same machine must always compute the
-same ones.
+use bfloat16 (``precision="auto"``); what is called float32 is float32 on every CPU. Nothing is timed: a choice that
+wavered would change the bits of a run.
 """
 
 import contextlib
@@ -23,12 +21,9 @@ import torch
 class Computation:
     """One way to compute."""
 
-    bfloat16: bool = False
-    """Products in bfloat16 (autocast); sums over chunks, parameters, norms and losses in float32."""
-    onednn: bool = False
-    """On a CPU: float32 products by oneDNN rather than MKL."""
-    compiled: bool = False
-    """The network's steps go through ``torch.compile``: the same sums, in another order."""
+    bfloat16: bool = False  # products in bfloat16 (autocast); sums, parameters, norms and losses in float32
+    onednn: bool = False  # on a CPU: float32 products by oneDNN rather than MKL
+    compiled: bool = False  # the network's steps go through ``torch.compile``: the same sums, in another order
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """For a forward pass and its loss."""
@@ -57,8 +52,8 @@ def computing(computation: Computation, device: torch.device) -> Iterator[None]:
     """Compute like this inside (forward passes within `Computation.autocast`); settings are put back afterwards.
 
     On a CPU, oneDNN's setting is left alone where the process has chosen one (`torch.set_float32_matmul_precision`).
-    And glibc keeps the memory of arrays that are freed. Else it gives large ones back to the system, and each page of
-    the next array faults again: a quarter of a training step.
+    And glibc keeps the memory of arrays that are freed: to give large ones back to the system and have each page of the
+    next array fault again is a quarter of a training step.
     """
     global _users
     if device.type != "cpu":

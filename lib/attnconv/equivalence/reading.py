@@ -15,28 +15,24 @@ from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticA
 from attnconv.attention.mixing import scores
 from attnconv.equivalence.surgery import TapAttention
 
-INTERIOR = 33
-"""Side of the grid at whose central query a quadratic layer is read: it has all shifts of the paper's 16x16 grid."""
+INTERIOR = 33  # side of the grid at whose centre a quadratic layer is read: all shifts of the paper's 16x16 grid
 
 
 @dataclass(frozen=True)
 class KernelReport:
     """What a convolution in the place of an attention layer leaves out."""
 
-    outside: Tensor | None
-    """(h,): attention mass of each head on shifts that are not taps of the kernel; None where the kernel was fitted."""
+    outside: Tensor | None  # (h,): mass of each head on shifts that are no taps of the kernel; None for a fitted one
     relative_error: float
-    """|attention - convolution| / |attention - bias|, each a root mean square."""
-    on: str = "white noise"
-    """The images of that error. ``white noise``: its exact expectation, for a query far enough from the borders to see
-    what the central one sees. There each shift adds |sum_h P_h(Delta) W^h|^2 to the output's mean square, independently
-    of the others. ``images``: measured on those that were given to `attnconv.equivalence.swap`."""
+    """|attention - convolution| / |attention - bias|, each a root mean square. From `attention_to_conv` its expectation
+    over white noise, where each shift adds |sum_h P_h(Delta) W^h|^2 to the output's mean square, for a query that sees
+    what the central one sees; from `attnconv.equivalence.swap`, where images were needed, measured on them."""
 
 
 def attention_to_conv(
     layer: PositionalAttention,
-    kernel_size: int | tuple[int, ...] | None = None,
-    size: int | tuple[int, int] | None = None,
+    kernel_size: int | None = None,
+    size: tuple[int, int] | None = None,
     padding_mode: str = "replicate",
 ) -> tuple[nn.Conv1d | nn.Conv2d, KernelReport]:
     """Read the convolution out of an attention layer: W_Delta = sum_h P_h(q, q + Delta) W^h at the central query q.
@@ -44,7 +40,7 @@ def attention_to_conv(
     Args:
         layer: `QuadraticAttention`, `LearnedAttention`, or a `TapAttention`, which gives back the convolution that it
             came from, stride and all. From the others comes a Conv2d (channels first) with ``padding="same"``.
-        kernel_size: of the convolution. A `TapAttention` has its own.
+        kernel_size: side of the kernel. A `TapAttention` has its own.
         size: (H, W) of the grid whose central query (H // 2, W // 2) is read. P depends on it, as the softmax is over
             the pixels that exist. Default: max_size x max_size for a `LearnedAttention`; for the others 33 x 33, or
             more if the kernel needs it.
@@ -57,7 +53,7 @@ def attention_to_conv(
         raise TypeError(f"A convolution is read where attention depends on positions alone, not from a {kind}.")
     conv, kernel, dilation = _empty_conv(layer, kernel_size, padding_mode)
     if size is not None:
-        height, width = _two("size", size)
+        height, width = size
     elif isinstance(layer, LearnedAttention):
         height = width = layer.max_size
     else:
@@ -71,10 +67,8 @@ def attention_to_conv(
         i, j = (tap_shifts(kernel, dilation) - first).T  # where the taps are
         if min(i.min(), j.min()) < 0 or i.max() >= p.shape[1] or j.max() >= p.shape[2]:
             remedy = f"max_size = {layer.max_size}" if isinstance(layer, LearnedAttention) else "a larger size"
-            raise ValueError(
-                f"A {kernel[0]}x{kernel[1]} kernel needs shifts that the central query of a {height}x{width} grid does "
-                f"not have ({remedy}). Take a smaller kernel or a larger grid."
-            )
+            needs = f"shifts that the central query of a {height}x{width} grid does not have ({remedy})"
+            raise ValueError(f"A {kernel[0]}x{kernel[1]} kernel needs {needs}.")
         weight = layer.value.weight.unflatten(1, (layer.heads, layer.channels // conv.groups))  # (D, h, C/groups)
         conv.weight.copy_(torch.einsum("ht,dhc->dct", p[:, i, j], weight).view_as(conv.weight))
         if conv.bias is not None:
@@ -89,21 +83,22 @@ def attention_to_conv(
 
 
 def _empty_conv(
-    layer: PositionalAttention, kernel_size: int | tuple[int, ...] | None, padding_mode: str
+    layer: PositionalAttention, kernel_size: int | None, padding_mode: str
 ) -> tuple[nn.Conv1d | nn.Conv2d, tuple[int, ...], tuple[int, ...]]:
     """The convolution to read, weights not set, and the rows and columns of its kernel and its dilation."""
-    options: dict[str, Any]
+    weight, bias = layer.value.weight, layer.value.bias
+    options: dict[str, Any] = {"bias": bias is not None, "device": weight.device, "dtype": weight.dtype}
     if isinstance(layer, TapAttention):
         if kernel_size is not None:
             raise ValueError(f"kernel_size = {kernel_size!r}: this layer's convolution has its own; leave it out.")
         kernel, dilation, n = layer.kernel_size, layer.dilation, layer.dimensions
-        options = {"stride": layer.stride[-n:], "dilation": dilation[-n:], "groups": layer.groups}
+        options |= {"stride": layer.stride[-n:], "dilation": dilation[-n:], "groups": layer.groups}
         options |= {"padding": layer.padding, "padding_mode": layer.padding_mode}
+    elif isinstance(kernel_size, int) and kernel_size >= 1:
+        kernel, dilation, n = (kernel_size, kernel_size), (1, 1), 2
+        options |= {"padding": "same", "padding_mode": padding_mode}
     else:
-        kernel, dilation, n = _two("kernel_size", kernel_size), (1, 1), 2
-        options = {"padding": "same", "padding_mode": padding_mode}
-    bias, weight = layer.value.bias is not None, layer.value.weight
-    options |= {"bias": bias, "device": weight.device, "dtype": weight.dtype}
+        raise ValueError(f"kernel_size = {kernel_size!r} must be a whole number, at least 1.")
     kind = (nn.Conv1d, nn.Conv2d)[n - 1]
     conv = nn.utils.skip_init(kind, layer.channels, layer.out_channels, kernel[-n:], **options)
     return conv, kernel, dilation
@@ -117,11 +112,3 @@ def _central_probabilities(layer: PositionalAttention, height: int, width: int) 
     logits = scores(*query, *layer.score_terms(height, width))[:, 0]
     first = torch.tensor([int(shifts[place, 0]) for shifts, place in zip(axes, middle, strict=True)])
     return logits.flatten(1).softmax(1).view_as(logits), first
-
-
-def _two(name: str, value: Any) -> tuple[int, ...]:
-    """Rows and columns, from one number for both or from two: the argument of that name."""
-    values = tuple(value) if isinstance(value, tuple | list) else (value, value)
-    if len(values) != 2 or not all(isinstance(v, int) and v >= 1 for v in values):
-        raise ValueError(f"{name} = {value!r} must be a whole number, at least 1, or 2 of them.")
-    return values

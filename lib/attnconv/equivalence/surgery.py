@@ -1,11 +1,8 @@
 """Any convolution, and whole networks, as attention.
 
 `attnconv.equivalence.theorem` is the idea. Here it meets all that convolutions have besides a kernel: strides,
-dilations, groups, paddings, one dimension. `conv_to_attention` turns one layer around, `convert` a whole network;
-`TapAttention` is what they build.
-
-Shape letters as in `attnconv.attention`: B images, C and D channels, h heads; H x W pixels of the input, H' x W' of the
-padded input, Q x R of the output (the queries).
+dilations, groups, paddings, one dimension. Shape letters as in `attnconv.attention`, and H' x W' pixels of the padded
+input, Q x R of the output (the queries).
 """
 
 import contextlib
@@ -14,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,22 +23,19 @@ from attnconv.attention.mixing import in_torch_func, mix_separable
 from attnconv.attention.precision import choose, computing
 from attnconv.equivalence.theorem import ALPHA, value_matrices
 
-MIXED = 2**22
-"""Mixed values (images x queries x heads x channels) to hold at a time, if one image has no more: 16 MiB in float32."""
+MIXED = 2**22  # values (images x queries x heads x channels) to hold at a time, if one image has no more: 16 MiB
 
 
 class TapAttention(QuadraticAttention):
     """Quadratic attention with one head per kernel tap, in the place of a `Conv2d` or `Conv1d` (Theorem 1).
 
     Takes and returns what the convolution does, **channels first**: (B, C, H, W) -> (B, D, Q, R), or (B, C, L) for a
-    Conv1d, which is an image of one row. In memory the output is channels last, like that of the other layers.
+    Conv1d, which is an image of one row.
 
     - Borders (the paper's remedy): the input is padded as the convolution pads it, keys are all H' x W' pixels of the
       padded image, and queries are its interior pixels only.
     - A stride attends from every stride-th query; a dilation moves the heads apart.
-    - The value matrices are the kernel: ``weight`` and ``bias`` are the convolution's own parameters, of the same
-      shapes and names, for whatever reads, ties or assigns them. ``value.weight`` (D, h C/groups) shows them as
-      attention layers hold them; with groups, W^h is block-diagonal, and these are its blocks.
+    - The value matrices are the kernel: ``weight`` and ``bias`` are the convolution's own parameters.
 
     ``centres`` and ``spreads`` are float32 at least, as bfloat16 has no shift of 257 pixels. They are trained if the
     kernel is, but frozen where the softmax is exactly one-hot, as it passes them no gradient: heads that are to move
@@ -86,7 +80,7 @@ class TapAttention(QuadraticAttention):
 
     @property
     def value(self) -> SimpleNamespace:  # type: ignore[override]  # of other layers a module; here shown, never set
-        """W^h and b as attention layers hold them: ``weight`` (D, h C/groups), ``bias`` (D,) or None."""
+        """W^h (with groups, its blocks) as attention layers hold them: ``weight`` (D, h C/groups), ``bias`` (D,)."""
         return SimpleNamespace(weight=value_matrices(self.weight), bias=self.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
@@ -141,9 +135,8 @@ class TapAttention(QuadraticAttention):
     def _mix(self, x: Tensor, height: int, width: int) -> Tensor:
         """Average pixels by P = P_row (x) P_col, never built: x (B, H', W', C) -> (B, Q R, h C).
 
-        Where heads are sharp, the softmax is exactly one-hot in floating point: its product with the pixels picks one
-        pixel for each query and head. These pixels are picked directly, unless the positions want gradients, or their
-        values cannot be read: in torch.func, or while a graph is traced or exported.
+        Where every softmax is exactly one-hot in floating point, each query and head picks one pixel. These are picked
+        directly, unless positions want gradients, or cannot be read: in torch.func, or while a graph is made.
         """
         moving = torch.is_grad_enabled() and (self.centres.requires_grad or self.spreads.requires_grad)
         unseen = in_torch_func() or torch.compiler.is_exporting() or torch.jit.is_tracing() or self.centres.is_meta
@@ -182,11 +175,8 @@ class TapAttention(QuadraticAttention):
         return y.flatten(-2) if self.bias is None else y.flatten(-2) + self.bias
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.channels}, {self.out_channels}, heads={self.heads} ({'x'.join(map(str, self.kernel_size))} taps), "
-            f"stride={self.stride}, padding={self.padding!r}, dilation={self.dilation}, groups={self.groups}, "
-            f"padding_mode={self.padding_mode!r}"
-        )
+        own = ("heads", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+        return ", ".join([f"{self.channels}, {self.out_channels}", *(f"{n}={getattr(self, n)!r}" for n in own)])
 
 
 @functools.lru_cache(maxsize=64)
@@ -199,21 +189,18 @@ def _nearest_pixels(
     A slice if that is every pixel in order, as with a kernel of one tap: then nothing is copied.
     """
     nearest = torch.tensor(centres, dtype=torch.float64).round().long()  # (h, 2)
-    rows, columns = (  # (Q, h), (R, h)
-        (torch.tensor(queries[axis])[:, None] + nearest[:, axis]).clamp(0, size[axis] - 1) for axis in (0, 1)
-    )
-    pixels = (rows[:, None] * size[1] + columns).flatten()
+    rows, columns = (torch.tensor(queries[axis])[:, None] + nearest[:, axis] for axis in (0, 1))  # (Q, h), (R, h)
+    pixels = (rows.clamp(0, size[0] - 1)[:, None] * size[1] + columns.clamp(0, size[1] - 1)).flatten()
     return slice(None) if torch.equal(pixels, torch.arange(math.prod(size))) else pixels.to(device)
 
 
 def conv_to_attention(conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA) -> TapAttention:
     """The attention layer that computes what this convolution does (Theorem 1), with copies of its weights.
 
-    Any kernel size, stride, dilation, groups, padding, padding mode and bias; the same device, dtype and layout
-    (channels first). Head h is tap h of the kernel, row by row: its centre is the tap's shift, its value matrix the
-    tap's slice of the kernel. ``alpha`` is Lemma 2's sharpness: with the default every softmax is exactly one-hot; a
-    smaller one leaves ``missed_mass(alpha)`` around each tap, and gives the positions a gradient. A convolution whose
-    weight is computed anew in every forward pass (parametrized, pruned) is refused.
+    Head h is tap h of the kernel, row by row: its centre is the tap's shift, its value matrix the tap's slice of the
+    kernel. ``alpha`` is Lemma 2's sharpness: with the default every softmax is exactly one-hot; a smaller one leaves
+    ``missed_mass(alpha)`` around each tap, and gives the positions a gradient. A convolution whose weight is computed
+    anew in every forward pass (parametrized, pruned) is refused.
     """
     return TapAttention(copy.deepcopy(_checked(conv)), alpha)
 
@@ -221,8 +208,7 @@ def conv_to_attention(conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA) -> TapA
 def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
     """A copy of the network in which every `Conv2d` and `Conv1d` is self-attention; its outputs are the same.
 
-    Everything else (norms, pooling, linear layers) is copied as it is, and weights that are tied stay tied. The network
-    that is given stays as it is. Fast under `torch.no_grad`. ``alpha`` is that of `conv_to_attention`.
+    Everything else is copied as it is. Fast under `torch.no_grad`. ``alpha`` is that of `conv_to_attention`.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, not {network!r}.")
@@ -244,31 +230,18 @@ def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
 
 def _checked(module: nn.Module, name: str = "") -> nn.Conv1d | nn.Conv2d:
     """The module itself, if Theorem 1 covers it; else an error says why not, with its path in the network."""
-    if why := _why_not(module):
-        raise TypeError(f"{name}{name and ': '}{type(module).__name__} {why}.")
-    return cast(nn.Conv1d | nn.Conv2d, module)
-
-
-def _why_not(module: nn.Module) -> str:
-    """Why attention cannot take a module's place; empty if it can."""
-    if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
-        gathers = "attention gathers pixels, along rows and columns (a transposed convolution spreads them out)"
-        return f"is not a Conv1d or Conv2d; {gathers}"
     own = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Conv1d
     methods = ("__call__", "forward", "_conv_forward")
-    if any(getattr(type(module), m) is not getattr(own, m) or m in vars(module) for m in methods):
-        remedy = f"put what it adds into a module around a plain {own.__name__}"
-        return f"computes in its own way (a subclass, or a method set on this one): {remedy}"
-    if isinstance(module._parameters.get("weight"), nn.UninitializedParameter):
-        return "has no weights yet (lazy module): run the network once, then convert it"
-    kinds = (module._forward_hooks, module._backward_hooks, module._backward_pre_hooks, module._forward_pre_hooks)
-    if hooks := [hook for kind in kinds for hook in kind.values()]:
-        names = ", ".join(getattr(hook, "__name__", type(hook).__name__) for hook in hooks)
-        ways = "`handle.remove()`; those of `nn.utils`: `prune.remove`, `remove_spectral_norm`, `remove_weight_norm`"
-        return f"has hooks ({names}), which attention would lack: remove them ({ways}), or hook a module around it"
-    if not {"weight", "bias"} <= module._parameters.keys():
-        remedy = "make it a parameter, as `nn.utils.parametrize.remove_parametrizations` does"
-        return f"has a weight or bias that is not a parameter, but computed anew: {remedy}"
-    if not module.weight.is_floating_point():
-        return f"has weights of {module.weight.dtype}: convert the real and imaginary part of complex weights apart"
-    return ""
+    if not isinstance(module, own):
+        why = "is not a Conv1d or Conv2d; attention gathers pixels (a transposed convolution spreads them out)"
+    elif any(getattr(type(module), m) is not getattr(own, m) or m in vars(module) for m in methods):
+        why = f"computes in its own way: put what it adds into a module around a plain {own.__name__}"
+    elif any(vars(module)[f"_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre")):
+        ways = "remove those of pruning, weight or spectral norms by `nn.utils`, and run a lazy module once"
+        why = f"has hooks, which attention would lack: {ways}"
+    elif not {"weight", "bias"} <= module._parameters.keys() or not module.weight.is_floating_point():
+        remedy = "`nn.utils.parametrize.remove_parametrizations` makes it one"
+        why = f"has a weight or bias that is not a parameter of real numbers: {remedy}"
+    else:
+        return module
+    raise TypeError(f"{name}{name and ': '}{type(module).__name__} {why}.")

@@ -19,13 +19,9 @@ from attnconv.equivalence.reading import KernelReport, attention_to_conv
 from attnconv.equivalence.theorem import theorem_1
 from attnconv.models import Attention, AttentionNet, Convolution
 
-RIDGE = 1e-6
-"""Ridge of a least-squares fit, as a share of the mean square of what the taps see: it matters to unseen taps alone."""
-
-READ_ON = 200
-"""Training images over which the attention of content layers is averaged, and to which kernels are fitted."""
-AT_ONCE = 20
-"""Images whose patches, or probabilities, exist at a time."""
+RIDGE = 1e-6  # of a least-squares fit, as a share of the mean square of what taps see: it matters to unseen ones alone
+READ_ON = 200  # training images over which attention with content is averaged, and to which kernels are fitted
+AT_ONCE = 20  # images whose patches, or probabilities, exist at a time
 
 
 @torch.no_grad()
@@ -34,19 +30,15 @@ def swap(
 ) -> AttentionNet:
     """A copy of a network in which the attention of some layers is a convolution: {layer: kernel size}, the first is 1.
 
-    Nothing is trained. Each convolution is the one that `attention_to_conv` reads out of its layer, on the network's
-    own grid. A layer with content has another P for every image: its mean over ``images``, and over all queries that
-    have the shift, is read. ``network.blocks[layer - 1].attention.report`` says what was left out. ``config.kernels``
-    of the copy says which layers were swapped, so `build_model` makes such a network, too.
+    Each convolution is the one that `attention_to_conv` reads out of its layer, on the network's own grid.
+    ``network.blocks[layer - 1].attention.report`` says what was left out, and ``config.kernels`` of the copy which
+    layers were swapped, so `build_model` makes such a network, too.
 
     Args:
-        images: (B, channels, H, W), normalised; for layers with content. A few hundred training images will do.
+        images: (B, channels, H, W), normalised; for layers with content, which have another P for every image: its mean
+            over these and over all queries that have the shift is read. A few hundred training images will do.
         fit: such images, for any layer. Each convolution is then not read but fitted: by least squares the nearest one
             to what its layer computes on these images. The fairest opponent that attention can have.
-
-    Raises:
-        TypeError: the network is no `AttentionNet`.
-        ValueError: there is no such layer, or it is a convolution already; an even size; no images for content.
     """
     if not isinstance(network, AttentionNet):
         raise TypeError(f"swap takes an AttentionNet; a {type(network).__name__} has no attention layers to swap.")
@@ -76,7 +68,7 @@ def swap(
             fit_kernel(place, layer, x)
             outside = None
         if fit is not None or isinstance(layer, ContentAttention):
-            report = KernelReport(outside, relative_errors([place], layer, x)[0], "images")
+            report = KernelReport(outside, relative_errors([place], layer, x)[0])
         place.report = report
         swapped.blocks[number - 1].attention = place
         kernels[number - 1] = size
@@ -89,8 +81,8 @@ def swap(
 def unswap(network: AttentionNet, spread: float) -> AttentionNet:
     """The way back: a copy of a network in which each convolution is quadratic attention, a head on each of its taps.
 
-    Theorem 1 as it stands, with heads of this ``spread``: Lemma 2's alpha is spread^2 / 2, and the larger it is, the
-    nearer are the answers to those of ``network``. Its config says so, and `build_model` makes such a network, too.
+    Theorem 1 as it stands, with heads of this ``spread``: Lemma 2's alpha is spread^2 / 2. `build_model` makes such a
+    network from its config, too.
     """
     config = network.config
     if (config.kind, config.covariance) != ("quadratic", "isotropic"):

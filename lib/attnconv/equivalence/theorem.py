@@ -28,8 +28,7 @@ from torch import Tensor, nn
 
 from attnconv.attention import QuadraticAttention, tap_shifts
 
-ALPHA = 800.0
-"""Sharpness (Lemma 2) at which a softmax is exactly one-hot: exp(-alpha) is 0 beyond 104 in float32, 745 in float64."""
+ALPHA = 800.0  # a softmax is then exactly one-hot: exp(-alpha) is 0 beyond 104 in float32, 745 in float64
 
 
 def value_matrices(kernel: Tensor) -> Tensor:

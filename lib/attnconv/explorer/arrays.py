@@ -1,7 +1,5 @@
 """Arrays on their way to the browser: few bits a number where that is enough, one gzip file of all, that as text."""
 
-from __future__ import annotations
-
 import base64
 import json
 import struct

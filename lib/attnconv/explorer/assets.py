@@ -1,7 +1,5 @@
 """The files of front/ as the widgets and the offline pages take them: one script, one style sheet, one page."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io

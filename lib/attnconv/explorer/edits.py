@@ -1,9 +1,6 @@
 """Changes that a reader makes to a model: heads moved, sharpened or switched off, layers as convolutions."""
 
-from __future__ import annotations
-
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,10 +32,8 @@ def edited(model: nn.Module, edits: Sequence[dict[str, Any]]) -> Iterator[None]:
     pixels: a full covariance keeps its shape and is scaled.
 
     An edit of a ``layer`` with a ``kernel`` puts the convolution of that side in its place, as
-    `attnconv.equivalence.swap` does. It is read from the layer with its heads as they are changed.
-
-    Raises:
-        ExplorerError: there is no such head, a value that is no finite number in range, or no such convolution.
+    `attnconv.equivalence.swap` does. It is read from the layer with its heads as they are changed. An
+    `ExplorerError` says what there is not: such a head, value or convolution.
     """
     layers = layers_of(model)
     with contextlib.ExitStack() as undo:
@@ -57,13 +52,10 @@ def edited(model: nn.Module, edits: Sequence[dict[str, Any]]) -> Iterator[None]:
 
 def _swapped(model: nn.Module, layer: Any, edit: dict[str, Any]) -> RemovableHandle:
     """Put a convolution in a layer's place, until what is returned is closed."""
-    size = edit["kernel"]
     if not isinstance(model, AttentionNet) or not isinstance(layer, PositionalAttention):
-        raise ExplorerError(
-            f"Layer {edit['layer'] + 1} cannot be a convolution here: only a layer of an AttentionNet can that does "
-            "not look at content."
-        )
-    grid = model.config.grid
+        which = "only a layer of an AttentionNet can that does not look at content"
+        raise ExplorerError(f"Layer {edit['layer'] + 1} cannot be a convolution here: {which}.")
+    size, grid = edit["kernel"], model.config.grid
     sizes = range(1, min(grid) + 1, 2)
     if size not in sizes:
         raise ExplorerError(f"A kernel of side {size!r} does not fit: it must be an odd number, at most {sizes[-1]}.")
@@ -103,15 +95,14 @@ def _number(value: Any, name: str, low: float, high: float) -> float:
 
 def sigma_of(spread: Tensor) -> float:
     """det(Sigma)^(1/4) of a head, from its Sigma^{-1/2}; 0 where it has no such scale."""
-    scale = spread.double()
-    scale = scale.abs() if spread.dim() == 0 else scale.det().abs().sqrt()
+    scale = spread.double().abs() if spread.dim() == 0 else spread.double().det().abs().sqrt()
     return 1 / scale.item() if scale.isfinite() and scale >= 1e-6 else 0.0
 
 
 def _rescaled(spread: Tensor, sigma: float) -> Tensor:
     """Sigma^{-1/2} of a head, scaled so that det(Sigma)^(1/4) is sigma; round where it has no such scale."""
     if spread.dim() == 0:
-        return torch.full_like(spread, math.copysign(1 / sigma, spread.item()))
+        return torch.full_like(spread, 1 / sigma)  # whatever its sign: the score takes its square
     if not (before := sigma_of(spread)):
         return torch.eye(2).to(spread) / sigma
     return (spread.double() * (before / sigma)).to(spread)

@@ -1,7 +1,5 @@
 """The images that an explorer shows: the run's own data, a reader's files, arrays."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,31 +39,29 @@ class Pool:
         return balanced(torch.from_numpy(labels), count).tolist()
 
 
-def pool_of(images: Any, side: Side, labels: Any, classes: Any, mean: Any, std: Any) -> Pool:
+def pool_of(images: Any, side: Side, mean: Any = None, std: Any = None) -> Pool:
     """The images that `explore` was given, as the model takes them, with the words and numbers that go with them."""
     if isinstance(images, Pool):
         return images
-    size, channels = side.image_size, side.image_channels
     about = dict(side.run.config.get("data", {})) if side.run else {}
     if images is None:
         images = _own_data(side, about.get("name"))
-    name = "image"
+    name, labels = "image", np.zeros(0, np.int64)
     if isinstance(images, Dataset):
+        if side.classes not in (0, len(images.classes)):
+            known = len(images.classes)
+            raise ExplorerError(f"The images are of {known} classes, but the model tells {side.classes} apart.")
         about = images.about() | about
-        name, labels, images = "test image", images.test_labels, images.test_images
-    values = fitting(images, size, channels)
-    usual = STATISTICS["cifar10" if channels == 3 else "fashion-mnist-sample"]
+        name, labels, images = "test image", images.test_labels.numpy(), images.test_images
+    usual = STATISTICS["cifar10" if side.image_channels == 3 else "fashion-mnist-sample"]
     mean, std = (tuple(g or about.get(n, u)) for g, n, u in zip((mean, std), ("mean", "std"), usual, strict=True))
-    names = tuple(classes or about.get("classes", ()) or map(str, range(side.classes)))
-    if side.classes and len(names) != side.classes:
-        raise ExplorerError(f"{len(names)} classes are named, but the model tells {side.classes} apart.")
-    if {len(mean), len(std)} != {channels}:
-        raise ExplorerError(f"mean = {mean} and std = {std} must have a number for each of the {channels} channels.")
-    given = labels is not None and side.classes > 0
-    labels = np.asarray(labels if given else (), np.int64)
-    if given and (labels.shape != (len(values),) or not set(labels.tolist()) <= set(range(len(names)))):
-        raise ExplorerError(f"labels must be {len(values)} whole numbers from 0 to {len(names) - 1}, one for an image.")
-    return Pool(name, values, labels, names if side.classes else (), mean, std)
+    if {len(mean), len(std)} != {side.image_channels}:
+        needed = f"a number for each of the {side.image_channels} channels"
+        raise ExplorerError(f"mean = {mean} and std = {std} must have {needed}.")
+    values = fitting(images, side.image_size, side.image_channels)
+    if not side.classes:
+        return Pool(name, values, labels[:0], (), mean, std)
+    return Pool(name, values, labels, tuple(about.get("classes") or map(str, range(side.classes))), mean, std)
 
 
 def size_of(images: Any) -> tuple[int, int] | None:
@@ -76,7 +72,7 @@ def size_of(images: Any) -> tuple[int, int] | None:
 
 
 def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """What was given as images, (N, height, width, channels) in 8 bits, of that size and with so many channels."""
+    """One image or several, or a list of such: (N, height, width, channels) in 8 bits, cropped to that size."""
     given = images if isinstance(images, list | tuple) else [images]
     if not given:
         raise ExplorerError("images is empty: give at least one.")
@@ -84,26 +80,23 @@ def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uin
 
 
 def _read(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """The same of a path, a Pillow image, or an array of one image or several; upright."""
+    """The same of a path, a Pillow image, or an array of one image or several."""
     if isinstance(images, np.ndarray | Tensor):
         values = _channels_last(images)
         if values.shape[1:] == (*size, channels):
             return values
-        pictures = [Image.fromarray(one[..., 0] if one.shape[-1] == 1 else one) for one in values]
-    elif isinstance(images, Image.Image):
-        pictures = [ImageOps.exif_transpose(images)]
-    elif isinstance(images, str | Path):
+        flat = values[..., 0] if values.shape[-1] == 1 else values  # as Pillow wants grey ones
+        return np.stack([_cropped(Image.fromarray(one), size, channels) for one in flat])
+    if isinstance(images, str | Path):
         try:
             with Image.open(images) as file:
-                pictures = [ImageOps.exif_transpose(file)]
+                return _read(file, size, channels)
         except Exception as error:  # Pillow's plugins raise what they like on damaged files
-            raise ExplorerError(f"{images} cannot be read as an image: {error}.") from error
-    else:
-        raise ExplorerError(
-            f"One of the images is of type {type(images).__name__}: give paths, Pillow images, or arrays of uint8 or "
-            "floats in [0, 1], (height, width, channels) each."
-        )
-    return np.stack([_cropped(one, size, channels) for one in pictures])
+            raise ExplorerError(f"{images} cannot be read as an image: {error}") from error
+    if isinstance(images, Image.Image):
+        return _cropped(ImageOps.exif_transpose(images), size, channels)[None]
+    kind = type(images).__name__
+    raise ExplorerError(f"One of the images is of type {kind}: give paths, Pillow images, or arrays.")
 
 
 def _channels_last(images: NDArray | Tensor) -> NDArray[np.uint8]:
@@ -112,21 +105,14 @@ def _channels_last(images: NDArray | Tensor) -> NDArray[np.uint8]:
     values = given[None] if given.ndim == 3 else given
     if values.ndim == 4 and values.shape[-1] not in (1, 3):
         values = values.transpose(0, 2, 3, 1)
-    if values.ndim != 4 or values.shape[-1] not in (1, 3):
-        raise ExplorerError(
-            f"images of shape {given.shape} are neither (N, height, width, channels) nor (N, channels, height, width) "
-            "with 1 or 3 channels."
-        )
-    if not values.size:
-        raise ExplorerError("images is empty: give at least one.")
-    low, high = values.min(), values.max()
-    if values.dtype.kind == "f" and low >= 0 and high <= 1:
+    if values.ndim != 4 or values.shape[-1] not in (1, 3) or not values.size:
+        forms = "(N, height, width, channels) nor (N, channels, height, width), with 1 or 3 channels"
+        raise ExplorerError(f"images of shape {given.shape} are empty, or neither {forms}.")
+    if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
         values = np.rint(255 * values).astype(np.uint8)
     if values.dtype != np.uint8:
-        raise ExplorerError(
-            f"images are {values.dtype} from {low} to {high}; they must be uint8, or floats in [0, 1], as they are "
-            "before mean and std are taken off."
-        )
+        found = f"{values.dtype} from {values.min()} to {values.max()}"
+        raise ExplorerError(f"images are {found}; they must be uint8, or floats in [0, 1], not normalised.")
     return np.ascontiguousarray(values)
 
 
@@ -137,8 +123,7 @@ def _cropped(image: Image.Image, size: tuple[int, int], channels: int) -> NDArra
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert("L" if channels == 1 else "RGB")
-    image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.LANCZOS)
+    image = ImageOps.fit(image.convert("L" if channels == 1 else "RGB"), size[::-1], Image.Resampling.LANCZOS)
     return np.asarray(image, dtype=np.uint8).reshape(*size, channels)
 
 

@@ -1,7 +1,5 @@
 """A figure with knobs: sliders and lists in a notebook, and what a function of `attnconv.figures` draws of them."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

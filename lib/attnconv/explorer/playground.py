@@ -5,8 +5,6 @@ All arithmetic is done in the browser (front/maths.js), for one channel in and o
 a state as text: what the link of the offline page has after its ``#``.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """One model of an explorer: what can be explored, what the browser needs of it, what Python answers about it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +20,8 @@ from attnconv.models import Attention, AttentionNet, predict
 from attnconv.training.checkpoints import load_run
 from attnconv.training.runs import Run
 
+Edits = Sequence[dict[str, Any]]  # as `edited` takes them
+
 
 @dataclass(frozen=True)
 class Side:
@@ -39,7 +39,6 @@ class Side:
 
     @cached_property
     def layers(self) -> tuple[Any, ...]:
-        """Its attention layers, first to last."""
         return layers_of(self.model)
 
     @property
@@ -103,9 +102,7 @@ class Side:
         return {name: rounded(value) for name, value in self.model.named_parameters() if network}
 
     @torch.no_grad()
-    def look(
-        self, images: Tensor, edits: Sequence[dict] = (), bits: int = 16, maps: bool = True
-    ) -> list[dict[str, Any]]:
+    def look(self, images: Tensor, edits: Edits = (), bits: int = 16, maps: bool = True) -> list[dict[str, Any]]:
         """For each image (B, C, H, W): class probabilities and, with content, scores; with some changes (`edited`)."""
         with edited(self.model, edits):
             seen: list[dict[str, Any]] = [dict(probabilities=answer) for answer in self._probabilities(images)]
@@ -116,7 +113,7 @@ class Side:
         return seen
 
     @torch.no_grad()
-    def average(self, images: Tensor, bits: int = 16) -> list[dict[str, Any]]:
+    def average(self, images: Tensor, bits: int) -> list[dict[str, Any]]:
         """Attention averaged over images, layer by layer: log P of the full score, of position and of content only.
 
         What is below a millionth of its row's largest P is told as that.
@@ -133,16 +130,14 @@ class Side:
         ]
 
     @torch.no_grad()
-    def examine(self, image: Tensor, edits: Sequence[dict], layer: int, head: int, size: int | None) -> dict[str, Any]:
+    def examine(self, image: Tensor, edits: Edits, layer: int, head: int, size: int | None) -> dict[str, Any]:
         """What one layer and one of its heads do to an image (1, C, H, W), with some changes (`edited`).
 
-        Returns:
-            ``kernel``: the layer against its convolution, of the side that is in its place already, else ``size``; None
-            where no convolution can be. ``error`` is |attention - convolution| / |attention - bias|; ``outputs`` are
-            the norms (H, W) of both at every pixel, without the bias; ``probabilities`` are those with the convolution.
-            ``head``: its ``output``, the norm (H, W) of sum_k P(q, k) X_k W^h at every pixel q; its ``share`` of the
-            layer's output y, <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it. Of a convolution
-            in the layer's place, the head's part. None of a layer that the network does not use.
+        ``kernel``: the layer against its convolution, of the side that is in its place already, else ``size``; None
+        where there can be none. ``error`` is |attention - convolution| / |attention - bias|, ``outputs`` the norms
+        (H, W) of both without the bias, ``probabilities`` those with the convolution.
+        ``head``: its ``output``, the norm (H, W) of sum_k P(q, k) X_k W^h; its ``share`` of the layer's output y,
+        <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it. None where the network skips the layer.
         """
         attention = self.layers[layer]
         size = next((edit["kernel"] for edit in edits if edit.get("kernel") and edit.get("layer") == layer), size)
@@ -187,12 +182,8 @@ class Side:
         return self.model.eval().layer_inputs(images)
 
 
-def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None = None) -> Side:
-    """A model to explore, from all that `explore` takes; ``size`` is that of the images that were given.
-
-    Raises:
-        ExplorerError: it has no attention heads, or heads that cannot be drawn; the message says which.
-    """
+def side_of(subject: Any, size: tuple[int, int] | None = None) -> Side:
+    """A model to explore, from all that `explore` takes; ``size`` is that of the images that were given."""
     run = None
     if isinstance(subject, Run | str | Path):
         subject, run = load_run(subject.path if isinstance(subject, Run) else subject)
@@ -202,43 +193,35 @@ def side_of(subject: Any, size: tuple[int, int] | None = None, title: str | None
     if isinstance(subject, AttentionNet):
         config = subject.config
         if swapped := [number for number, kernel in enumerate(config.kernel_per_layer, 1) if kernel]:
-            raise ExplorerError(
-                f"Layer {swapped[0]} of this network is a convolution, which has no heads: explore the network that "
-                "it was swapped in, and switch the layer there."
-            )
+            why = "is a convolution, which has no heads: explore the network that it was swapped in"
+            raise ExplorerError(f"Layer {swapped[0]} of this network {why}.")
         encoding = "content" if config.kind == "learned_content" else config.kind
         shape = (config.grid, config.image_size, config.image_channels, config.classes)
-        side = Side(subject, run, encoding, *shape, title or (run_title(run) if run else "model"))
+        side = Side(subject, run, encoding, *shape, run_title(run) if run else "model")
     else:
-        side = _of_converted(subject, size, title)
+        side = _of_converted(subject, size or (32, 32))
     if not any(layer.heads for layer in side.layers):
         raise ExplorerError(f"All heads of this {type(subject).__name__} are pruned: there is nothing to explore.")
     return side
 
 
-def _of_converted(model: nn.Module, size: tuple[int, int] | None, title: str | None) -> Side:
+def _of_converted(model: nn.Module, size: tuple[int, int]) -> Side:
     kind, layers = type(model).__name__, layers_of(model)
-    if not layers:
-        raise ExplorerError(
-            f"A {kind} has no attention heads to explore. Take a run of another preset, an AttentionNet, or a network "
-            "whose convolutions are attention: attnconv.equivalence.convert(model)."
-        )
-    if any(layer.dimensions == 1 for layer in layers):
-        raise ExplorerError(f"This {kind} has layers for sequences (Conv1d); the explorer shows images only.")
-    channels, size = layers[0].channels if layers[0].channels == 1 else 3, size or (32, 32)
+    if not layers or any(layer.dimensions == 1 for layer in layers):
+        takes = "a run of another preset, an AttentionNet, or attnconv.equivalence.convert(a network of Conv2d)"
+        raise ExplorerError(f"A {kind} has no attention heads to explore over images. Take {takes}.")
+    channels = 1 if layers[0].channels == 1 else 3
     try:
         answer = predict(model, torch.zeros(1, channels, *size, device=next(model.parameters()).device))
     except Exception as error:  # networks raise what they like
-        raise ExplorerError(
-            f"The network fails on images of {size[0]} x {size[1]} pixels with {channels} channels ({error}). "
-            "Give images= of the size that it takes."
-        ) from error
+        form = f"{size[0]} x {size[1]} pixels with {channels} channels"
+        raise ExplorerError(f"The network fails on {form} ({error}). Give images= of the size it takes.") from error
     classes = answer.shape[1] if isinstance(answer, Tensor) and answer.dim() == 2 else 0
     # An odd side, 33 at most, that shows nearly all centres with some room around them.
     far = max(layer.centres.detach().abs().max().item() for layer in layers)
     side = min(33, max(9, 2 * round(far) + 3))
     note = f"The network's layers have grids of their own: all heads are drawn on {side} x {side} pixels."
-    return Side(model, None, "quadratic", (side, side), size, channels, classes, title or kind, note)
+    return Side(model, None, "quadratic", (side, side), size, channels, classes, kind, note)
 
 
 def run_title(run: Run) -> str:

@@ -1,12 +1,10 @@
 """The head explorer: an image with a query pixel, and beside it where every head of every layer looks.
 
 `explore` shows it in a notebook; `Explorer.export_html` writes it as one file that needs neither Python nor a network.
-Both run the same front end (front/explorer.js). Arrays go to the browser once and are drawn there, so that moving the
-query never waits for Python. In a notebook, Python answers what needs the model, such as another image or a changed
-head. An exported page holds the weights, and a Web Worker answers (front/worker.js).
+Both run the same front end (front/explorer.js), which draws arrays that it gets once: moving the query never waits. In
+a notebook, Python answers what needs the model, such as another image or a changed head. An exported page holds the
+weights, and a Web Worker answers (front/worker.js).
 """
-
-from __future__ import annotations
 
 import html
 import json
@@ -32,7 +30,7 @@ from attnconv.explorer.sides import Side, run_title, side_of
 from attnconv.training.data import normalize
 from attnconv.training.runs import Run, find_runs, writing
 
-EXPORT_LIMIT, SITE_LIMIT = 15_000_000, 5_000_000  # bytes of an exported page, and of each page of a site
+WEIGHTS_LIMIT, SITE_LIMIT = 10_000_000, 3_500_000  # bytes of the weights in a page, and in each page of a site
 SITE_IMAGES = "explorer-images.js"  # of a site: the images that all its pages show
 AVERAGED_IMAGES = 32  # over which attention with content is averaged (the paper: 100)
 STRIP = 100  # images on which right answers are counted, before heads are changed and after
@@ -42,22 +40,15 @@ class Explorer(assets.Widget):
     """Show where every head of a model looks, for any query pixel of any image.
 
     Args:
-        subject: a finished run or its folder; the runs beside it can then be chosen and compared. An
-            `attnconv.models.AttentionNet`. Or a network that `attnconv.equivalence.convert` made.
-        images: a `Dataset` (its test images); a path, a Pillow image, an array (height, width, channels), or a list of
-            them; an array of all, (N, height, width, channels). Arrays are uint8 or floats in [0, 1], and their
-            channels may come first. What does not fit is cropped and resized. None: the run's own data where it is on
-            this machine, else pictures of the sample.
-        labels: the images' classes (N,), whole numbers.
-        classes: names of the classes.
+        subject: a finished run or its folder, an `AttentionNet`, or a network that `attnconv.equivalence.convert` made.
+            The runs beside a run can be chosen and compared.
+        images: a `Dataset` (its test images); a path, a Pillow image, an array of one image (H, W, C) or of several
+            (N, H, W, C), or a list of these. Arrays are uint8 or floats in [0, 1]; what does not fit is cropped and
+            resized. None: the run's own data where it is on this machine, else pictures of the sample.
         mean, std: of every channel, for pixels in [0, 1], as the model was trained with. Default: the run's, the data
             set's, or those of CIFAR-10 for colour and of Fashion-MNIST for grey.
-        title: what the view is called.
 
     ``state`` is what the reader has chosen, such as the query; it may be set from Python.
-
-    Raises:
-        ExplorerError: the model has no attention heads, or what is given does not fit it.
     """
 
     _esm = assets.script("explorer.js")
@@ -74,16 +65,13 @@ class Explorer(assets.Widget):
         subject: Any,
         images: Any = None,
         *,
-        labels: Any = None,
-        classes: Sequence[str] | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        title: str | None = None,
     ):
-        first = side_of(subject, size_of(images), title)
+        first = side_of(subject, size_of(images))
         self._sides = [first]
-        self._pool = pool_of(images, first, labels, classes, mean, std)
-        self._runs = self._find_runs(first.run)
+        self._pool = pool_of(images, first, mean, std)
+        self._runs = _beside(first.run) if first.run else {}
         self._labelled = self._pool.some(STRIP) if self._pool.labels.size else []
         self._index = self._first()  # of the image that was chosen last
         self._shown = self._pool.shown(self._index)
@@ -102,15 +90,6 @@ class Explorer(assets.Widget):
             ),
         )
         self.on_msg(self._receive)
-
-    def _find_runs(self, run: Run | None) -> dict[str, Run]:
-        """This run and those beside it that take the same images and have heads in every layer."""
-        if run is None:
-            return {}
-        takes = attrgetter("image_size", "image_channels", "classes")
-        beside = [one for one in find_runs(run.path.parent) if takes(one.model) == takes(run.model)]
-        fit = [one for one in beside if one.model.kind != "resnet" and not any(one.model.kernel_per_layer)]
-        return {one.path.name: one for one in fit} | {run.path.name: run}
 
     def _first(self) -> int:
         """The image on which it opens: of the eight clearest ones (mean times standard deviation of their brightness)
@@ -220,16 +199,13 @@ class Explorer(assets.Widget):
         maps = side.maps((row, column), self._input)
         return figures.attention_on_image(self._shown["pixels"], (row, column), maps, caption=self._shown["title"])
 
-    def page(self, limit: int = EXPORT_LIMIT, site: Mapping[str, Run] | None = None) -> str:
-        """The explorer as one HTML page of at most ``limit`` bytes, which needs neither Python nor a network.
+    def page(self, site: Mapping[str, Run] | None = None) -> str:
+        """The explorer as one HTML page, which needs neither Python nor a network.
 
         It holds what is drawn of the models, the image shown now and its prediction, also with the heads as they are
-        changed now; then, while there is room, the first model's weights, with which the page predicts by itself, the
-        average over images, and images of every class with their predictions. As one of the pages of a ``site``, by
-        file, it leads to the others, and the images are in a file beside them.
-
-        Raises:
-            ExplorerError: not even the image shown now fits.
+        changed now; the first model's weights, if they are not too many, with which the page predicts by itself; the
+        average over images; and images of every class with their predictions, unless each needs maps from Python. As
+        one of the pages of a ``site``, by file, it leads to the others, and the images are in a file beside them.
         """
         side, state = self._sides[0], dict(self.state)
         tree: dict[str, Any] = dict(sides=self.sides, choices=self.choices, state=state, average=[], gallery=[])
@@ -242,45 +218,24 @@ class Explorer(assets.Widget):
             here = {file: " aria-current=page" * (one.path == run.path) for file, one in site.items()}
             links = [f"<a href='{file}'{here[file]}>{html.escape(one.title)}</a>\n" for file, one in site.items()]
             head = f"<nav id='models' aria-label='Models'>{''.join(links)}</nav><script src='{SITE_IMAGES}'></script>\n"
-        frame = assets.page(title, "explorer", "@DATA@", self._png, worker="worker.js", head=head)
-        room = (limit - len(frame.encode())) * 4 // 5 - len(pack(tree))  # `as_text` writes 5 bytes for 4
-
-        def fits(part: Any) -> bool:
-            nonlocal room
-            size = len(pack(part)) + 100
-            if size > room:
-                return False
-            room -= size
-            return True
-
-        tree["image"], content = self._look([self._shown], bits=8, maps=False)[0], any(s.content for s in self._sides)
-        fit = fits(tree["image"])
-        if predicts := bool(side.weights) and fits(side.weights):
+        if predicts := bool(side.weights) and len(pack(side.weights)) <= (SITE_LIMIT if site else WEIGHTS_LIMIT):
             tree["sides"] = [self.sides[0] | dict(weights=side.weights), *self.sides[1:]]
         # A page that predicts also computes where the heads of its first model look.
-        if maps := content and not (predicts and len(self._sides) == 1):
-            tree["image"] = self._look([self._shown], bits=8)[0]
-            fit = fits(tree["image"])
-        if not fit:
-            raise ExplorerError(f"The page would be larger than {limit / 1e6:g} MB: explore a smaller model.")
-        if content and not site and fits(average := self._averages(8)):
-            tree["average"] = average
-        chosen = self._pool.some(min(60, len(self._pool.classes) or 60) if maps else STRIP)
-        few = [one for one in map(self._pool.shown, chosen) if one["title"] != self._shown["title"]]
-        for start in range(0, len(few), step := 1 if maps else 10):
-            more = self._look(few[start : start + step], bits=8, maps=maps)
-            if site:
-                more = [one | dict(pixels=one["title"]) for one in more]
-            if not fits(more):
-                break
-            tree["gallery"] += more
-        return frame.replace("@DATA@", as_text(pack(tree)))
+        content = any(one.content for one in self._sides)
+        maps = content and not (predicts and len(self._sides) == 1)
+        tree["image"] = self._look([self._shown], bits=8, maps=maps)[0]
+        if content and not site:
+            tree["average"] = self._averages(8)
+        chosen = map(self._pool.shown, () if maps else self._pool.some(STRIP))
+        few = [one for one in chosen if one["title"] != self._shown["title"]]
+        for start in range(0, len(few), 10):
+            more = self._look(few[start : start + 10], bits=8, maps=False)
+            tree["gallery"] += [one | dict(pixels=one["title"]) for one in more] if site else more
+        data = as_text(pack(tree))
+        return assets.page(title, "explorer", data, self._png, worker="worker.js", head=head)
 
     def export_site(self, folder: str | Path) -> list[Path]:
-        """Write a page for this run, ``explorer.html``, and one for each other model that was trained beside it.
-
-        They lead to one another, and show images that are in one file beside them.
-        """
+        """Write a page for this run, ``explorer.html``, and one for each other model that was trained beside it."""
         first = self._sides[0].run
         if not first:
             raise ExplorerError("Only runs have others beside them: use export_html for a model alone.")
@@ -294,8 +249,16 @@ class Explorer(assets.Widget):
         for file, run in site.items():
             explorer = self if run is first else Explorer(run, self._pool)
             with writing(images.with_name(file)) as temporary:
-                temporary.write_text(explorer.page(SITE_LIMIT, site))
+                temporary.write_text(explorer.page(site))
         return [images.with_name(file) for file in site]
+
+
+def _beside(run: Run) -> dict[str, Run]:
+    """This run and those beside it that take the same images and have heads in every layer."""
+    takes = attrgetter("image_size", "image_channels", "classes")
+    beside = [one for one in find_runs(run.path.parent) if takes(one.model) == takes(run.model)]
+    fit = [one for one in beside if one.model.kind != "resnet" and not any(one.model.kernel_per_layer)]
+    return {one.path.name: one for one in fit} | {run.path.name: run}
 
 
 explore = Explorer  # as one says it in a notebook
