@@ -200,7 +200,7 @@ def test_sixteen_heads_are_local_and_long_range():
     assert verdicts.sixteen(run_of(gaussian_heads(both, start=local)))[0] is None
     near = swaps([[80, 9, 0, 0]] * 6, np.full((6, 4), 0.1), np.full((6, 4), 0.3))
     found, evidence = verdicts.sixteen(run_of(gaussian_heads(both, start=local), swaps=near))
-    assert found is True and "the local ones began so" in evidence[-1]  # it is said of the trained network
+    assert found is True and "began near to convolutions" in evidence[-1]  # it is said of the trained network
 
 
 def test_single_pixels_must_lie_around_the_query():

@@ -183,7 +183,7 @@ def sixteen(run: Run) -> Verdict:
         *more,
         f"layers that are small convolutions: {numbered(fine)}; twice as near as they began: {numbered(became)}",
     ]
-    lines += ["so the local ones began so: what training did to them cannot be told"] * bool(
+    lines += ["these layers began near to convolutions: what training did to them cannot be told"] * bool(
         fine.any() and not became.any()
     )
     if after.sum() <= before.sum():
