@@ -295,13 +295,12 @@ def score_shares(layer: ContentAttention, x: Tensor) -> NDArray:
     mean_query = layer.query(x).mean((0, 1, 2)).unflatten(0, (1, layer.heads, 1, 1, layer.key_size))
     rows, columns = layer.position_logits(mean_query.expand(-1, -1, height, width, -1))
     fixed = _over_keys(scale * (rows[..., :, None] + columns[..., None, :]))[0]  # (h, N, N)
-    shared, total = np.zeros((3, layer.heads)), np.zeros(layer.heads)
+    shared = np.zeros((3, layer.heads))
     for image in x.split(1):
         content, position = (_over_keys(part)[0] for part in layer.score_parts(image))
-        score = content + position
         for number, part in enumerate((fixed, position - fixed, content)):
-            shared[number] += (part * score).mean((1, 2)).cpu().numpy()
-        total += score.square().mean((1, 2)).cpu().numpy()
+            shared[number] += (part * (content + position)).mean((1, 2)).cpu().numpy()
+    total = shared.sum(0)  # the parts add up to the score
     return shared / np.where(total > 0, total, np.nan)
 
 

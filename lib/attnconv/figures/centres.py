@@ -54,7 +54,8 @@ def _shift_panels(
     """
     down, across = (len(rows), len(titles)) if rows else style.rows_and_columns(len(titles))
     widths = np.tile(np.broadcast_to(half_width, len(titles)), len(rows) or 1)
-    views = np.multiply.outer(widths, [[-1.0, 1.0]] * 2).clip(*(_image(grid) + (-_MARGIN, _MARGIN)).T[..., None])
+    low, high = _image(grid).T[..., None]  # of rows and of columns, (2, 1) each
+    views = np.multiply.outer(widths, [[-1.0, 1.0]] * 2).clip(low - _MARGIN, high + _MARGIN)
     widest = (DOUBLE - 0.5) / across
     side = min(1.6, widest) if rows else {1: SINGLE - 0.6, 2: 2.6}.get(across, widest)
     size = np.clip(across * side + 0.5, SINGLE, DOUBLE), down * (side + (0 if rows else 0.21)) + 0.95

@@ -85,8 +85,9 @@ def by_images(table: pd.DataFrame, ylabel: str = "", order: Sequence[str] = ()) 
         for start, colour, mark in zip(starts, cycle(PALETTE), cycle(_MARKS), strict=False):
             if start in set(table["start"]):
                 _means(ax, own[own["start"] == start], "beside", "value", start, color=colour, marker=mark, capsize=1.5)
+        images = sorted(own["images"].unique())
         ax.set_xscale("log")
-        ax.set_xticks(images := sorted(own["images"].unique()), [f"{n:,}" for n in images])
+        ax.set_xticks(images, [f"{n:,}" for n in images])
         ax.xaxis.minorticks_off()
     if ylabel:
         axes[0].set_ylim(np.multiply((-0.03, 1.05), table["value"].max()))  # marks at zero are whole

@@ -18,7 +18,7 @@ _BETTER, _ALIKE, _WORSE = PALETTE[2], "#4d4d4d", PALETTE[3]
 
 
 def _draw_moves(ax: Axes, before: NDArray, after: NDArray, kinds: Mapping[str, tuple[str, NDArray]]) -> None:
-    """An arrow from each place (x and y, n) before training, hollow, to that after it, filled; kinds: colour, which."""
+    """An arrow from each place (x and y, n) before training, hollow, to that after it, filled; in its kind's colour."""
     look: Look = {"s": 10, "linewidths": 0.8, "zorder": 3, "clip_on": False}
     arrow: Look = {"angles": "xy", "scale_units": "xy", "scale": 1, "units": "inches", "width": 0.9 / 72}
     ax.scatter([], [], facecolors="white", edgecolors=_ALIKE, label="before training", **look)

@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize, PowerNorm, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from attnconv.figures import style
@@ -54,12 +54,12 @@ def _page(figure: Figure) -> Axes:
     return ax
 
 
-def _bar(figure: Figure, scale: Look, label: str) -> None:
+def _bar(figure: Figure, scale: Look, label: str, ticks: Sequence[float] | None = None) -> None:
     """A horizontal colour bar in the lowest half inch of the figure."""
     width, height = figure.get_size_inches()
     ax = _axes(figure, (width / 2 - 1.3, height - 0.46), (2.6, 0.09))
     look: Look = {"orientation": "horizontal", "format": "{x:.3g}", "label": label}
-    bar = figure.colorbar(ScalarMappable(**scale), ax, ticks=MaxNLocator(5), **look)
+    bar = figure.colorbar(ScalarMappable(**scale), ax, ticks=ticks or MaxNLocator(4, symmetric=True), **look)
     bar.minorticks_off()
     bar.outline.set_linewidth(0.4)
 
@@ -131,12 +131,14 @@ def attention_grid(
     above = _ABOVE + 0.11 * max(name.count("\n") for row in names for name in row)
     side = 0.8 if heads > 4 else 1.5
     figure, corners, size = _grid((len(rows), columns), height / width, left, side, above, room[1])
-    scale, page = _probability_scale(np.nanmax(maps) if largest is None else largest), _page(figure)
+    top = (np.nanmax(maps) if largest is None else largest) or 1.0
+    scale, page = _probability_scale(top), _page(figure)
     for (layer, there, title), places in zip(rows, corners, strict=True):
         for head, corner in zip(there, places, strict=False):
             _draw(page, maps[layer, head], corner, size, scale, names[layer][head], queries[layer, head])
         page.text(places[0, 0] - 0.05, places[0, 1] + size[1] / 2, title, ha="right", va="center")
-    _bar(figure, scale, "Attention probability (square-root scale)")
+    ticks = np.asarray(LogLocator(subs=(1, 2, 5)).tick_values(top / 15, top))
+    _bar(figure, scale, "Attention probability (square-root scale)", [0, *ticks[ticks > top / 15]])
     return figure
 
 
