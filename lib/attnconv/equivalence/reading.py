@@ -27,6 +27,7 @@ class KernelReport:
     """|attention - convolution| / |attention - bias|, each a root mean square. From `attention_to_conv` its expectation
     over white noise, where each shift adds |sum_h P_h(Delta) W^h|^2 to the output's mean square, for a query that sees
     what the central one sees; from `attnconv.equivalence.swap`, where images were needed, measured on them."""
+    on: str = "white noise"  # or images
 
 
 def attention_to_conv(

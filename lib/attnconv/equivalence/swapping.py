@@ -39,6 +39,10 @@ def swap(
             over these and over all queries that have the shift is read. A few hundred training images will do.
         fit: such images, for any layer. Each convolution is then not read but fitted: by least squares the nearest one
             to what its layer computes on these images. The fairest opponent that attention can have.
+
+    Raises:
+        TypeError: the network is no `AttentionNet`.
+        ValueError: there is no such layer, or it is a convolution already; an even size; no images for content.
     """
     if not isinstance(network, AttentionNet):
         raise TypeError(f"swap takes an AttentionNet; a {type(network).__name__} has no attention layers to swap.")
@@ -68,7 +72,7 @@ def swap(
             fit_kernel(place, layer, x)
             outside = None
         if fit is not None or isinstance(layer, ContentAttention):
-            report = KernelReport(outside, relative_errors([place], layer, x)[0])
+            report = KernelReport(outside, relative_errors([place], layer, x)[0], "images")
         place.report = report
         swapped.blocks[number - 1].attention = place
         kernels[number - 1] = size
