@@ -583,6 +583,12 @@ def test_reach_over_training_has_two_yardsticks_and_counts_layers_from_one():
             np.testing.assert_allclose(line.get_ydata(), np.broadcast_to(curve, len(line.get_xdata())))
             assert look(line) == look(entries[name]) and line.get_xdata()[0] == 0
     assert axis_names(figure) == [("Epoch", "Reach (pixels)"), ("Epoch", "")]
+    ends = figures.reach_over_training({"SA learned": np.array([[1, 1, 1, 1], [5, 2.1, 3.5, 2]])}, (7, 7)).axes[0].texts
+    assert [(text.get_text(), *text.get_position()) for text in ends] == [
+        ("4 2", 1.01, 2.05),
+        ("3", 1.01, 3.5),
+        ("1", 1.01, 5),
+    ]
 
 
 @pytest.mark.parametrize("layers", ["up to", "alone"])

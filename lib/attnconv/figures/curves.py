@@ -157,11 +157,12 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
     colours = seaborn.color_palette("viridis", max(map(len, panels.values())))
     figure = lines(panels, "Epoch", "Reach (pixels)", levels, colours=colours)
     for ax, values in zip(figure.axes, reach.values(), strict=True):
-        place = -np.inf
-        for layer in np.argsort(values[-1], kind="stable"):  # a layer's number stands at the end of its line, or above
-            place = max(place + 0.065 * ax.get_ylim()[1], values[-1, layer])
-            where = ax.get_yaxis_transform()
-            ax.text(1.01, place, f"{layer + 1}", transform=where, color=colours[layer], va="center", fontsize=6.5)
+        order = np.argsort(values[-1], kind="stable")
+        apart = np.flatnonzero(np.diff(values[-1, order]) > 0.065 * ax.get_ylim()[1]) + 1
+        for layers in np.split(order, apart):  # the numbers of lines that end together stand together
+            where = 1.01, values[-1, layers].mean()
+            look: Look = {"transform": ax.get_yaxis_transform(), "va": "center", "color": "0.3", "fontsize": 6.5}
+            ax.text(*where, " ".join(f"{layer + 1}" for layer in layers), **look)
     return figure
 
 
