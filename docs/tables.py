@@ -27,7 +27,7 @@ def verdicts(folders: Mapping[str, Path]) -> str:
 
 
 def accuracies(folders: Mapping[str, Path]) -> str:
-    """Test accuracy of each model as Markdown, the paper's and each folder's, with epochs; ± from three seeds on."""
+    """Test accuracy of each model as Markdown, the paper's and each folder's, with epochs; ± over seeds, from two on."""
     ours = {name: _accuracies(folder / "tables" / "06-table1.csv") for name, folder in folders.items()}
     titles = dict.fromkeys([*PAPER_TABLE, *itertools.chain(*ours.values())])
     head = ["Test accuracy (%)", "Paper", "2021", *(title for name in folders for title in (name, "epochs"))]
@@ -50,7 +50,7 @@ def _accuracies(file: Path) -> dict[str, tuple[str, str]]:
         return {}
     table = pd.read_csv(file).set_index("Model")[["Accuracy (%)", "±", "Seeds", "Epochs"]]
     return {
-        model: (f"{a:.1f}" + (f" ± {spread:.1f}" if seeds > 2 else ""), f"{epochs}")
+        model: (f"{a:.1f}" + (f" ± {spread:.2f}" if seeds > 1 else ""), f"{epochs}")
         for model, a, spread, seeds, epochs in table.itertuples()
     }
 

@@ -163,20 +163,21 @@ def test_arranged_heads_beat_the_same_heads_drawn_anew(monkeypatch):
     monkeypatch.setattr(verdicts, "DRAWS", 60)
     by_lot = 2 * np.random.default_rng(1).normal(size=(20, 2, 9, 2))
     grids = [nine(2)] * 6
-    found, evidence = verdicts.apart(run_of(gaussian_heads(grids, spread=2, start=3 * by_lot[0, [0] * 6])))
+    found, evidence = verdicts.apart_by_lot(run_of(gaussian_heads(grids, spread=2, start=3 * by_lot[0, [0] * 6])))
     assert found is True and "; p = 0.016" in evidence[2]  # one of 61 at the least, never 0
-    assert verdicts.apart(run_of(gaussian_heads(grids, spread=2)))[0] is None  # the start led as much
+    assert verdicts.apart(run_of(gaussian_heads(grids, spread=2)))[0::2] == (None, "")
+    assert verdicts.apart_by_lot(run_of(gaussian_heads(grids, spread=2)))[0] is None  # the start led as much
     pairs = np.repeat([[-2, 0], [2, 0]], [5, 4], axis=0)  # on two pixels only
-    found, evidence = verdicts.apart(run_of(gaussian_heads([pairs] * 6, spread=2, start=grids)))
+    found, evidence = verdicts.apart_by_lot(run_of(gaussian_heads([pairs] * 6, spread=2, start=grids)))
     assert found is False and "22%, 22%" in evidence[0] and "before training 86%" in evidence[0]
     small = [run_of(gaussian_heads(centres, spread=2, start=by_lot[0]), image_size=(16, 16)) for centres in by_lot]
-    found = [verdicts.apart(run)[0] for run in small]
+    found = [verdicts.apart_by_lot(run)[0] for run in small]
     assert found.count(True) <= 3  # one in twenty
     bare = np.concatenate([grids[:5], np.full((1, 9, 2), np.nan)])
     start = [*np.tile(3 * by_lot[0, :1], (5, 1, 1)), bare[5]]
-    found, evidence = verdicts.apart(run_of(gaussian_heads(bare, spread=2, start=start)))
+    found, evidence = verdicts.apart_by_lot(run_of(gaussian_heads(bare, spread=2, start=start)))
     assert found is True and "in layers 1, 2, 3, 4, 5;" in evidence[0]
-    assert verdicts.apart(run_of(gaussian_heads(bare[5:])))[0] is None
+    assert verdicts.apart_by_lot(run_of(gaussian_heads(bare[5:])))[0] is None
 
 
 @pytest.mark.parametrize("covariance", ["isotropic", "full"])

@@ -135,7 +135,7 @@ def farther(run: Run) -> Verdict:
     return (True if 2 * after >= deeper and after > before else False if after == 0 else None), lines
 
 
-def apart(run: Run) -> Verdict:
+def apart_by_lot(run: Run) -> Verdict:
     """Do heads duplicate less of each other's attention than the same heads elsewhere, more so than at the start?"""
     there, random = np.isfinite(run.heads["parameter_centre"][-1]).all(-1), np.random.default_rng(0)  # (L, h)
     if not there.any():
@@ -161,6 +161,12 @@ def apart(run: Run) -> Verdict:
         + numbered(np.isin(np.arange(len(there)), np.flatnonzero(there.any(1))[end[:, 0] < OVERLAP * heads])),
     ]
     return (True if max(p, p_more) < LEVEL else False if p > 1 - LEVEL else None), lines
+
+
+def apart(run: Run) -> tuple[bool | None, list[str], str]:
+    """The paper says more than that heads overlap less than by lot, so the verdict says that it is of the test."""
+    holds, lines = apart_by_lot(run)
+    return holds, lines, "as tested" * bool(holds)
 
 
 def _redrawn(centres: NDArray, random: np.random.Generator) -> NDArray:
@@ -356,7 +362,6 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
     return holds, lines
 
 
-apart_by_lot = apart
 quadratic_ahead = content_lower = _ahead  # who should be ahead comes first
 matches_resnet = partial(_ahead, margin=2.0)
 
