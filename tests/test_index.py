@@ -216,7 +216,7 @@ def test_tables_show_verdicts_and_accuracies_of_a_record(output):
     claims = Claims(output / "tables" / "04-claims.json")
     claims.record("local", False, ["-"], "seed 0")
     claims.record("local", None, ["-"], "seed 1")
-    rows = ["Model,Accuracy (%),±,Seeds,Epochs", "SA quadratic,87.251,0.12,3,20", "SA new,60,0.1,2,3"]
+    rows = ["Model,Accuracy (%),±,Seeds,Epochs", "SA quadratic,87.251,0.12,2,20", "SA new,60,,1,3"]
     (output / "tables" / "06-table1.csv").write_text("\n".join(rows))
     folders = {"mine": output, "empty": output / "nowhere"}
     board = tables.verdicts(folders)
@@ -226,10 +226,10 @@ def test_tables_show_verdicts_and_accuracies_of_a_record(output):
     lines = tables.accuracies(folders).splitlines()
     found = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in lines}
     assert found["Test accuracy (%)"] == ["Paper", "2021", "mine", "epochs", "empty", "epochs"]
-    assert found["SA quadratic"] == ["93.8", "93.65", "87.3 ± 0.1", "20", "—", "—"]
+    assert found["SA quadratic"] == ["93.8", "93.65", "87.3 ± 0.12", "20", "—", "—"]
     assert found["SA new"] == ["—", "—", "60.0", "3", "—", "—"]
     page = "a\n<!-- accuracies: mine -->\nstale 1\n<!-- -->\nb <!-- verdicts: mine --><!-- -->"
-    assert "stale 1" not in tables.drawn(page, folders) and tables.drawn(page, folders).count("87.3 ± 0.1") == 1
+    assert "stale 1" not in tables.drawn(page, folders) and tables.drawn(page, folders).count("87.3 ± 0.12") == 1
 
 
 def test_links_of_the_pages_lead_somewhere():
