@@ -27,7 +27,7 @@ def verdicts(folders: Mapping[str, Path]) -> str:
 
 
 def accuracies(folders: Mapping[str, Path]) -> str:
-    """Test accuracy of each model as Markdown, the paper's and each folder's, with epochs; ± over seeds, from two on."""
+    """Test accuracy of each model as Markdown, the paper's and each folder's, ± over seeds, with epochs."""
     ours = {name: _accuracies(folder / "tables" / "06-table1.csv") for name, folder in folders.items()}
     titles = dict.fromkeys([*PAPER_TABLE, *itertools.chain(*ours.values())])
     head = ["Test accuracy (%)", "Paper", "2021", *(title for name in folders for title in (name, "epochs"))]
