@@ -228,7 +228,13 @@ def themes_are_switched(seen: Seen) -> None:
         theme = "JupyterLab Dark" if dark else "JupyterLab Light"
         seen.page.locator(".lm-Menu-itemLabel", has_text=theme).first.click()
         seen.idle(f"x.colours.dark === {str(dark).lower()} && !x.frame")
-        return [seen.pixels(name) for name in names], seen.root.evaluate(background)
+        sizes: list[list[tuple[int, ...]]] = []
+        while len(sizes) < 3 or (len(sizes) < 40 and not sizes[-1] == sizes[-2] == sizes[-3]):  # JupyterLab lays out
+            seen.page.wait_for_timeout(250)
+            seen.idle()
+            now = [seen.pixels(name) for name in names]
+            sizes.append([one.shape for one in now])
+        return now, seen.root.evaluate(background)
 
     switched(dark=True)  # JupyterLab lays out its page anew at the first switch, up to a few pixels narrower
     light, back = switched(dark=False)
