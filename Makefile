@@ -11,7 +11,7 @@
 # make lint        style of code and notebooks only
 # make mutants     whether the tests can fail: each mistake of tests/mutants.txt, made in a copy (hours; ONLY="swapping.py Makefile" for some)
 # make bench       what attention costs on this machine, in time and memory (outputs/bench, ten minutes), ResNet-50 as attention
-#                  too; and how fast the explorer is, where there is chromium
+#                  too; and how fast the explorer and the figures with knobs are, where there is chromium
 # make lock        bring requirements.lock in line with pyproject.toml; UPGRADE=1 takes the newest versions that fit together
 # make clean       remove the environment and caches; outputs and data stay
 #
@@ -73,7 +73,7 @@ bench: $(READY)
 	$(VENV)/bin/python benchmarks/mixing.py
 	$(VENV)/bin/python benchmarks/conversion.py
 	@if { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; \
-	then $(VENV)/bin/python benchmarks/explorer.py; \
+	then $(VENV)/bin/python benchmarks/explorer.py && $(VENV)/bin/python benchmarks/knobs.py; \
 	else echo "The explorer is not timed: there is no chromium on this machine (apt-get install chromium)."; fi
 
 lock: $(READY)

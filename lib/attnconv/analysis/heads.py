@@ -108,8 +108,12 @@ def query_maps(
             if features is None or features.shape[1:3] != (height, width):
                 raise ValueError(f"ContentAttention needs features (B, {height}, {width}, C): P depends on the images.")
             x = features.to(device, layer.query.weight.dtype)
-            content, position = layer.score_parts(x, slice(row, row + 1), slice(column, column + 1))
-            logits = (content + position)[:, :, 0, 0]  # (B, h, H, W)
+            q = layer.query(x[:, row, column]).unflatten(-1, (layer.heads, layer.key_size))  # (B, h, K)
+            keys = layer.key.weight.unflatten(0, (layer.heads, layer.key_size))  # their bias is the same for all pixels
+            everywhere = q[:, :, None, None].expand(-1, -1, height, width, -1)
+            by_row, by_column = layer.position_logits(everywhere, slice(row, row + 1), slice(column, column + 1))
+            position = by_row[:, :, 0, 0, :, None] + by_column[:, :, 0, 0, None, :]
+            logits = (torch.einsum("bhk,hkc,bijc->bhij", q, keys, x) + position) / layer.key_size**0.5  # (B, h, H, W)
         else:
             rows, columns = torch.tensor([[row], [column]], device=device)
             logits = scores(rows, columns, *layer.score_terms(height, width))[:, 0]  # (h, H, W)
