@@ -86,7 +86,7 @@ def test_a_grid_is_a_layer_that_became_a_small_convolution(lost, before, after, 
     run = run_of(gaussian_heads([nine()] * 6, start=[nine(3)] * 6), swaps=one)
     found, evidence, where = verdicts.grid(run)
     assert found is holds and where == ("in layer 1, 2, 3, 4, 5, 6 of 6" if holds else "")
-    assert any("mean way of these heads' centres, in pixels: 2.1, 2.1" in line for line in evidence)
+    assert any("mean distance that these heads moved, in pixels: 2.1, 2.1" in line for line in evidence)
     assert verdicts.grid(run_of(run.heads))[0] is None  # not measured
 
 
@@ -97,14 +97,14 @@ def test_a_grid_is_owed_to_the_ways_of_its_heads():
     assert verdicts.grid(run, undone)[0] is None  # it would be one without them
     undone["centres"][:, 1] = 0.8  # as 3 x 3, which decides
     found, evidence, _ = verdicts.grid(run, undone)
-    assert found is True and "training made: 1, 2, 3, 4, 5, 6" in evidence[-2]
-    assert "as 3 × 3: 0.30, 0.30" in evidence[-5] and "; centres put back 0.80, 0.80" in evidence[-5]
-    assert "as 7 × 7: 0.30, 0.30" in evidence[-3] and "; spreads put back 0.70, 0.70" in evidence[-3]
+    assert found is True and "training made: 1, 2, 3, 4, 5, 6" in evidence[0]
+    assert "as 3 × 3: 0.30, 0.30" in evidence[-4] and "; centres put back 0.80, 0.80" in evidence[-4]
+    assert "as 7 × 7: 0.30, 0.30" in evidence[-2] and "; spreads put back 0.70, 0.70" in evidence[-2]
     assert "layer 4, which the paper's figure shows: 9 such heads, 9 of the nine pixels" in evidence[-1]
     at_home = run_of(gaussian_heads([nine()] * 6, start=[0.9 * nine()] * 6), swaps=one)
     found, evidence, _ = verdicts.grid(at_home)  # snapping alone gives as many pixels
-    assert found is None and "9, 9, 9, 9, 9, 9 in layers 1 to 6; the start's" in evidence[-7]
-    assert evidence[-6] == "so made sharp, one of 6 layers or more has 9 by lot: p = 0.00"
+    assert found is None and "9, 9, 9, 9, 9, 9 in layers 1 to 6; the start's" in evidence[-6]
+    assert evidence[-5] == "by chance one such layer or more of 6 has 9: p = 0.00"
 
 
 def test_the_smallest_kernel_that_fits_says_whether_a_layer_became_one():
@@ -213,9 +213,9 @@ def test_single_pixels_must_lie_around_the_query():
     away[:] = maps_at([[[0, 7]] * 9] * 3)
     assert verdicts.single_pixels(run_of(attention=attention(near)))[0] is True
     found, evidence = verdicts.single_pixels(run_of(attention=attention(lot)))
-    assert found is None and "together 1 of 9; by lot p = 0.85" in evidence[3]
+    assert found is None and "together 1 of 9; at random p = 0.85" in evidence[3]
     assert verdicts.single_pixels(run_of(attention=attention(same)))[0] is None  # all on one pixel
-    assert verdicts.single_pixels(run_of(attention=attention(away)))[0] is False  # far fewer than by lot
+    assert verdicts.single_pixels(run_of(attention=attention(away)))[0] is False  # far fewer than at random
     assert verdicts.single_pixels(run_of(attention=attention(spread)))[0] is False
 
 

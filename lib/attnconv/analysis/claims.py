@@ -129,7 +129,7 @@ class Claims:
             flat = [one for value in given for one in (value if isinstance(value, (list, tuple)) else [value])]
             runs = dict.fromkeys(run.label for run in flat if isinstance(run, Run))
             holds, evidence, *where = getattr(verdicts, name)(*given, **options)
-            return self.record(key, holds, evidence, about or ", ".join(runs), *where)
+            return self.record(key, holds, evidence, about or "; ".join(runs), *where)
 
         return check
 

@@ -82,20 +82,20 @@ def grid(run: Run, undone: Mapping[str, NDArray] | None = None) -> tuple[bool | 
     made = there & became & (own > snapped)
     if undone:
         made &= undone["centres"][layers, deciding] >= 1.25 * after[layers, deciding]
+    lines = [f"layers that are grids: {numbered(there)}; of them training made: {numbered(made)}", *lines]
     lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines += [
         f"heads with over half of their attention on a pixel: {by_layer(sharp.sum(1), 'd', sharp.shape[1])}; "
-        f"mean way of these heads' centres, in pixels: {listed(moved.where(sharp).mean(axis=1), '.1f')}",
+        f"mean distance that these heads moved, in pixels: {listed(moved.where(sharp).mean(axis=1), '.1f')}",
         f"pixels of the 3 × 3 around the query that such a head has: {by_layer(own, 'd')}; "
         f"the start's heads, each made sharp on its nearest pixel: {listed(snapped, 'd')}",
-        f"so made sharp, one of {len(own)} layers or more has {own.max()} by lot: p = {1 - (1 - lot) ** len(own):.2f}",
+        f"by chance one such layer or more of {len(own)} has {own.max()}: p = {1 - (1 - lot) ** len(own):.2f}",
     ]
     for s, size in enumerate(sizes):
         if 1 < size <= evidence.SMALL:
             back = (f"; {name} put back {listed(errors[:, s], '.2f')}" for name, errors in (undone or {}).items())
             now = by_layer(after[:, s], ".2f", before=before[:, s])
             lines += [f"relative error as {size} × {size}: {now}{''.join(back)}"]
-    lines += [f"layers that are grids: {numbered(there)}; of them training made: {numbered(made)}"]
     if len(own) > 3:
         lines += [f"layer 4, which the paper's figure shows: {sharp[3].sum()} such heads, {own[3]} of the nine pixels"]
     where = f"in layer {numbered(made)} of {len(own)}" if made.any() else ""
@@ -148,15 +148,15 @@ def apart_by_lot(run: Run) -> Verdict:
             shares[epoch] += [[evidence.gaussians(one, precision, run.model.grid).max(0).sum() for one in each]]
     (start, end), heads = np.array(shares), there.sum(1)[there.any(1)]  # (L, 1 + DRAWS) each
     lead, lead_at_start = (100 * (of[:, 0].sum() - of[:, 1:].sum(0)) / heads.sum() for of in (end, start))
-    p = (1 + (lead <= 0).sum()) / (1 + DRAWS)
+    p, whole = (1 + (lead <= 0).sum()) / (1 + DRAWS), 100 * end[:, 0].sum() / heads.sum()
     p_more = (1 + (lead <= lead_at_start).sum()) / (1 + DRAWS)
     lines = [
         f"attention that is left when duplicates count once: {listed(end[:, 0] / heads, '.0%')} "
         f"in layers {numbered(there.any(1))}; before training {listed(start[:, 0] / heads, '.0%')}",
         f"the same heads, centres drawn anew, mean: {listed(end[:, 1:].mean(1) / heads, '.0%')}",
-        f"lead of all layers together over what was drawn anew: {lead.mean():.1f} points of "
-        f"{100 * end[:, 0].sum() / heads.sum():.0f}; {significance(p)}",
-        f"before training: {lead_at_start.mean():.1f} points; {significance(p_more)} that training added to it",
+        f"lead over what was drawn anew, all layers together, in percent of the attention: {lead.mean():.1f} "
+        f"({whole:.1f} against {whole - lead.mean():.1f}); {significance(p)}",
+        f"the lead before training: {lead_at_start.mean():.1f}; {significance(p_more)} that training added to it",
         "layers where heads do overlap, with less than two thirds left: "
         + numbered(np.isin(np.arange(len(there)), np.flatnonzero(there.any(1))[end[:, 0] < OVERLAP * heads])),
     ]
@@ -164,7 +164,7 @@ def apart_by_lot(run: Run) -> Verdict:
 
 
 def apart(run: Run) -> tuple[bool | None, list[str], str]:
-    """The paper says more than that heads overlap less than by lot, so the verdict says that it is of the test."""
+    """The paper says more than that heads overlap less than at random, so the verdict says that it is of the test."""
     holds, lines = apart_by_lot(run)
     return holds, lines, "as tested" * bool(holds)
 
@@ -214,7 +214,7 @@ def pruned(run: Run, whole: Run, control: Run | None) -> Verdict:
 
 
 def single_pixels(run: Run) -> Verdict:
-    """Are there heads on pixels around the query, each on one of its own, and more than by lot?"""
+    """Are there heads on pixels around the query, each on one of its own, and more than at random?"""
     from scipy.stats import binom
 
     maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
@@ -227,7 +227,7 @@ def single_pixels(run: Run) -> Verdict:
         f"heads with over half of their attention on one pixel: {by_layer(single.sum(1), 'd', maps.shape[1])}",
         f"different pixels of the 7 × 7 around the query among theirs: {by_layer([len(one) for one in own], 'd')}",
         f"their shifts: {', '.join(sorted(f'({a:+d}, {b:+d})' for a, b in set().union(*own))) or 'none'}",
-        f"together {different} of {count}; by lot {significance(chance)}",
+        f"together {different} of {count}; at random {significance(chance)}",
     ]
     if not count:
         return False, lines

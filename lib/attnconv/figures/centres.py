@@ -24,7 +24,7 @@ _MARGIN = 0.45
 _SIZE = 22
 """Area of a head's mark, in square points."""
 _COVERED, _OUTSIDE = "#CFE3F5", "0.88"
-_HALF, _MOST, _FLAT = "50% of the mass", "90%", "50% wider than the panel"
+_HALF, _MOST, _FLAT = "50% of the Gaussian", "90%", "50% circle larger than the panel"
 _ENTRIES: dict[str, Look] = {
     "query pixel": {"marker": "s", "color": "black", "markerfacecolor": "none", "markeredgewidth": 1.3},
     _HALF: {"linestyle": "-", "linewidth": 0.9},
@@ -171,7 +171,7 @@ def gaussian_heads(
 ) -> Figure:
     """The heads of all layers as Gaussians over shifts (figures 3, 4 and the appendix), a panel for each layer.
 
-    A solid ellipse holds 50% of a head's mass and, up to ten heads, a dotted one 90%; a singular head shows as a strip.
+    A solid ellipse holds 50% of a head's Gaussian, up to ten heads a dotted one 90%; a singular head shows as a strip.
     The mark is hollow where half of the head's mass does not fit into the panel. Marks that coincide stand side by side
     around their place. An arrow at the edge stands for a centre beyond it.
 

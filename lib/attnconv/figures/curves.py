@@ -135,9 +135,9 @@ def lines(
         if lowest < 0:
             ax.axhline(0, color="0.4", linewidth=0.8, zorder=1)
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    handles = max((ax.lines for ax in axes), key=len)
+    handles = [line for line in max((ax.lines for ax in axes), key=len) if not str(line.get_label()).startswith("_")]
     if len(handles) > 1:
-        legend_below(figure, list(handles))
+        legend_below(figure, handles)
     return figure
 
 
@@ -149,7 +149,7 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
     those of a query in the middle of such an image: attention that is spread evenly, and the farthest pixel.
     """
     panels: dict[str, Curves] = {
-        title: {f"layer {n}": (range(len(values)), layer) for n, layer in enumerate(values.T, 1)}
+        title: {f"_layer {n}": (range(len(values)), layer) for n, layer in enumerate(values.T, 1)}  # not in the legend
         for title, values in reach.items()
     }
     distance = np.hypot(*(np.indices(grid) - np.reshape(grid, (2, 1, 1)) // 2))
@@ -162,7 +162,7 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
         for layers in np.split(order, apart):  # the numbers of lines that end together stand together
             where = 1.01, values[-1, layers].mean()
             look: Look = {"transform": ax.get_yaxis_transform(), "va": "center", "color": "0.3", "fontsize": 6.5}
-            ax.text(*where, " ".join(f"{layer + 1}" for layer in layers), **look)
+            ax.text(*where, f"layer{'s' * (len(layers) > 1)} {', '.join(f'{layer + 1}' for layer in layers)}", **look)
     return figure
 
 
@@ -178,14 +178,16 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
     models, alone = list(table["model"].unique()), layers == "alone"
     sizes = sorted(table.loc[table["how"] == "read", "kernel"].unique())
     crest = seaborn.color_palette("crest", len(sizes))
+    shifts = alone * 0.13 * (np.arange(len(sizes)) - (len(sizes) - 1) / 2)  # marks of a layer stand beside each other
     below = "Layer that is a convolution" if alone else "Layers that are convolutions"
     figure, axes = style.panels(models, 2.0, below, "Points of accuracy lost\n(linear to 1, then logarithmic)")
     for ax, model in zip(axes, models, strict=True):
         own = table[table["model"] == model]
         read, shuffled = own[own["how"] == "read"], own[own["how"] == "shuffled"]
-        for kernel, colour, mark in zip(sizes, crest, cycle("Xs^Dov"), strict=False):
+        for kernel, shift, colour, mark in zip(sizes, shifts, crest, cycle("Xs^Dov"), strict=False):
             look: Look = {"color": colour, "marker": mark, "markeredgewidth": 0, "linestyle": "" if alone else "-"}
-            _means(ax, read[read["kernel"] == kernel], "layer", "lost", f"{kernel} × {kernel}", **look)
+            of_size = read[read["kernel"] == kernel]
+            _means(ax, of_size.assign(layer=of_size["layer"] + shift), "layer", "lost", f"{kernel} × {kernel}", **look)
         if len(shuffled):
             look = {"color": "0.55", "linestyle": DASHED, "linewidth": 0.9}
             _means(ax, shuffled, "layer", "lost", "3 × 3, taps shuffled", **look)

@@ -30,8 +30,8 @@ def _draw_moves(ax: Axes, before: NDArray, after: NDArray, kinds: Mapping[str, t
 
 @styled
 def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
-    """Relative errors (layers,) of convolutions in layers' places: ``{model: (before training, after)}``."""
-    figure, axes = style.panels(list(errors), 1.6, "Layer", "Relative error\nas a convolution")
+    """Relative errors (layers,) of 3 x 3 convolutions in layers' places: ``{model: (before training, after)}``."""
+    figure, axes = style.panels(list(errors), 1.6, "Layer", "Relative error as a\n3 × 3 convolution")
     for ax, pair in zip(axes, errors.values(), strict=True):
         before, after = (array(values, "errors (layers)") for values in pair)
         layers = np.arange(1, len(before) + 1)
@@ -122,7 +122,7 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, following: ArrayLik
     low = 0.05 * np.floor(20 * np.nanmin([moved, same]))
     ax.plot([low, 1], [low, 1], color="0.3", linewidth=0.9, label="as images agree")
     ax.plot([low / 0.9, 1], [low, 0.9], color="0.3", linewidth=0.9, linestyle=DASHED, label="nine tenths of it")
-    ax.set(xlabel="Two halves of the images, same query", ylabel="Two halves of the images,\nquery moved")
+    ax.set(xlabel="Agreement of two halves of the images", ylabel="Agreement of two halves\nof the images, query moved")
     ax.set(xlim=(low, 1), ylim=(low, 1), aspect="equal")
     legend_below(figure)
     return figure
