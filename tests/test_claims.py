@@ -24,9 +24,10 @@ GRID, QUERY = (16, 16), (8, 8)
 IMAGES = 4000
 
 
-def run_of(heads=None, attention=None, swaps=None, **model):
+def run_of(heads=None, attention=None, swaps=None, seed=0, **model):
     model = ModelConfig(kind="quadratic", image_size=(32, 32), downsampling=2, layers=6, heads=9).model_dump() | model
-    return SimpleNamespace(heads=heads or {}, attention=attention or {}, swaps=swaps or {}, model=ModelConfig(**model))
+    kept = {"heads": heads or {}, "attention": attention or {}, "swaps": swaps or {}}
+    return SimpleNamespace(**kept, model=ModelConfig(**model), train=SimpleNamespace(seed=seed))
 
 
 def swaps(lost, error_before, error_after, images=IMAGES):
@@ -74,7 +75,8 @@ def attention(maps, **more):
     [
         ([80, 0, 0, 0], 0.9, 0.3, True),
         ([80, 0, 0, 0], 0.1, 0.3, None),  # it began as a convolution: this run cannot tell
-        ([80, 0, 0, 0], 0.5, 0.3, None),  # it is nearer to one than before, but not twice as near
+        ([80, 0, 0, 0], 0.5, 0.37, True),  # a quarter nearer
+        ([80, 0, 0, 0], 0.5, 0.38, None),  # it is nearer to one than before, but not by a quarter
         ([80, 30, 30, 30], 0.9, 0.3, False),
         ([80, 1, 1, 1], 0.9, 0.3, None),  # within the noise of a point
         ([80, 30, 30, 0], 0.9, 0.3, True),  # 7 x 7, as the pictures of the paper show
@@ -94,14 +96,23 @@ def test_a_grid_is_owed_to_the_ways_of_its_heads():
     one = swaps([[80, 0, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
     run = run_of(gaussian_heads([nine()] * 6, start=[nine(3)] * 6), swaps=one)
     undone = {"centres": np.full((6, 4), 0.3), "spreads": np.full((6, 4), 0.7)}
-    assert verdicts.grid(run, undone)[0] is None  # it would be one without them
-    undone["centres"][:, 1] = 0.8  # as 3 x 3, which decides
-    found, evidence, _ = verdicts.grid(run, undone)
-    assert found is True and "training made: 1, 2, 3, 4, 5, 6" in evidence[0]
-    assert "as 3 × 3: 0.30, 0.30" in evidence[-4] and "; centres put back 0.80, 0.80" in evidence[-4]
+
+    def check(*runs):
+        return verdicts.grid(*runs, undone=lambda run: undone)
+
+    undone["centres"][:, 1] = 0.59  # as 3 x 3, which decides
+    assert check(run)[0] is None  # it would be more than half of the way to one without them
+    undone["centres"][:, 1] = 0.61
+    found, evidence, where = check(run)
+    assert found is True and "training made, by moving: 1, 2, 3, 4, 5, 6" in evidence[0]
+    assert "as 3 × 3: 0.30, 0.30" in evidence[-4] and "; centres put back 0.61, 0.61" in evidence[-4]
     assert "as 7 × 7: 0.30, 0.30" in evidence[-2] and "; spreads put back 0.70, 0.70" in evidence[-2]
     assert "layer 4, which the paper's figure shows: 9 such heads, 9 of the nine pixels" in evidence[-1]
     at_home = run_of(gaussian_heads([nine()] * 6, start=[0.9 * nine()] * 6), swaps=one)
+    first = gaussian_heads([nine()] + [0 * nine()] * 5, start=[nine(3)] * 6)  # a grid in its first layer only
+    found, evidence, where = check(run, run_of(first, swaps=one, seed=3))
+    assert found is True and where == "in layer 1, 2, 3, 4, 5, 6 of 6; seed 3 in layer 1 of 6"
+    assert evidence[-1].startswith("seed 3: holds, in layer 1 of 6; layers that are grids: 1;")
     found, evidence, _ = verdicts.grid(at_home)  # snapping alone gives as many pixels
     assert found is None and "9, 9, 9, 9, 9, 9 in layers 1 to 6; the start's" in evidence[-6]
     assert evidence[-5] == "by chance one such layer or more of 6 has 9: p = 0.00"
@@ -130,7 +141,7 @@ def test_first_heads_are_local():
     def found(*layers, start=far, **more):
         return verdicts.local(run_of(gaussian_heads([*layers, *heads], start=[start] * 6, **more)))
 
-    holds, evidence = found(near, near)
+    holds, evidence, _ = found(near, near)
     assert holds is True and "9, 9, 1, 1, 1, 1 of 9 in layers 1 to 6; before training 1, 1, 1, 1, 1, 1" in evidence[0]
     assert found(near, far)[0] is False and found(near, near, spread=0.3)[0] is False  # far, or wide
     some = np.where(np.arange(9)[:, None] < 6, 3.2 * near, near)  # five of nine are not close
@@ -138,6 +149,16 @@ def test_first_heads_are_local():
     assert found(np.full((9, 2), np.nan), near)[0] is None
     assert found(near, near, start=near)[0] is None and found(near, far, start=near)[0] is False  # it began so
     assert "evenly over the image: 0, 9, 9, 9, 9, 9 in" in found(near, near, spread=[9, *[0.01] * 5])[1][1]
+    runs = [
+        run_of(gaussian_heads([near, other, *heads], start=[far] * 6), seed=s) for s, other in ((4, near), (7, far))
+    ]
+    holds, evidence, _ = verdicts.local(*runs)
+    assert holds is None and evidence[-1] == "seeds differ"
+    assert (
+        evidence[-2].startswith("seed 7: does not hold; heads with over half")
+        and "5 × 5 around the query: 9, 1, 1," in evidence[-2]
+    )
+    assert verdicts.local(runs[0], runs[0])[0] is True and verdicts.local(runs[1], runs[1])[0] is False
 
 
 def test_deeper_heads_look_farther():
@@ -149,7 +170,7 @@ def test_deeper_heads_look_farther():
     assert found(near, near, near, near, far, far)[0] is True
     assert found(near, near, near, near, near, far)[0] is None  # one layer of four
     assert found(near, far, near, near, far, far)[0] is False
-    verdict, evidence = found(near, near, near, near, far, far, start=[near, near, far, far, near, near])
+    verdict, evidence, _ = found(near, near, near, near, far, far, start=[near, near, far, far, near, near])
     assert verdict is None and "2 of 4; before training 2" in evidence[1]  # the start had as many
     wide = gaussian_heads([near, near, near, near, far, far], start=[near] * 6)
     wide["parameter_centre"] = wide["parameter_centre"].copy()
@@ -161,22 +182,26 @@ def test_deeper_heads_look_farther():
 
 def test_arranged_heads_beat_the_same_heads_drawn_anew(monkeypatch):
     monkeypatch.setattr(verdicts, "DRAWS", 60)
-    by_lot = 2 * np.random.default_rng(1).normal(size=(20, 2, 9, 2))
+    by_lot = np.rint(2 * np.random.default_rng(1).normal(size=(20, 2, 9, 2)))  # sharp heads, on pixels
     grids = [nine(2)] * 6
-    found, evidence = verdicts.apart_by_lot(run_of(gaussian_heads(grids, spread=2, start=3 * by_lot[0, [0] * 6])))
-    assert found is True and "; p = 0.016" in evidence[2]  # one of 61 at the least, never 0
+    scattered = 3 * by_lot[0, [0] * 6]
+    found, evidence, _ = verdicts.apart_by_lot(run_of(gaussian_heads([nine()] * 6, spread=3, start=scattered)))
+    assert found is True and "; p = 0.016" in evidence[0]  # one of 61 at the least, never 0
+    sharp = gaussian_heads(grids, spread=3, start=scattered)  # drawn anew they are put on pixels, which overlaps less
+    leads = [verdicts.apart_by_lot(run_of(sharp | {"mass": mass}))[1][0] for mass in (sharp["mass"], 0 * sharp["mass"])]
+    assert "98.6 against 91.7" in leads[0] and "98.6 against 88." in leads[1]
     assert verdicts.apart(run_of(gaussian_heads(grids, spread=2)))[0::2] == (None, "")
     assert verdicts.apart_by_lot(run_of(gaussian_heads(grids, spread=2)))[0] is None  # the start led as much
     pairs = np.repeat([[-2, 0], [2, 0]], [5, 4], axis=0)  # on two pixels only
-    found, evidence = verdicts.apart_by_lot(run_of(gaussian_heads([pairs] * 6, spread=2, start=grids)))
-    assert found is False and "22%, 22%" in evidence[0] and "before training 86%" in evidence[0]
+    found, evidence, _ = verdicts.apart_by_lot(run_of(gaussian_heads([pairs] * 6, spread=2, start=grids)))
+    assert found is False and "22%, 22%" in evidence[1] and "before training 86%" in evidence[1]
     small = [run_of(gaussian_heads(centres, spread=2, start=by_lot[0]), image_size=(16, 16)) for centres in by_lot]
     found = [verdicts.apart_by_lot(run)[0] for run in small]
     assert found.count(True) <= 3  # one in twenty
     bare = np.concatenate([grids[:5], np.full((1, 9, 2), np.nan)])
     start = [*np.tile(3 * by_lot[0, :1], (5, 1, 1)), bare[5]]
-    found, evidence = verdicts.apart_by_lot(run_of(gaussian_heads(bare, spread=2, start=start)))
-    assert found is True and "in layers 1, 2, 3, 4, 5;" in evidence[0]
+    found, evidence, _ = verdicts.apart_by_lot(run_of(gaussian_heads(bare, spread=2, start=start)))
+    assert found is True and "in layers 1, 2, 3, 4, 5;" in evidence[1]
     assert verdicts.apart_by_lot(run_of(gaussian_heads(bare[5:])))[0] is None
 
 
@@ -228,6 +253,9 @@ def test_symmetry_is_left_right_and_the_control_up_down():
     assert verdicts.symmetric(run_of(reach, attention(sides.swapaxes(2, 3))))[0] is False
     assert verdicts.symmetric(run_of(reach, attention(sides[:4])))[0] is None  # four layers may agree by chance
     assert verdicts.symmetric(run_of({"reach": reach["reach"][::-1]}, attention(sides)))[0] is None  # none looks far
+    for ahead, holds in ((4, None), (5, True)):  # of 54 after and 54 before, the first four are alike in one of 17
+        some = {"reach": np.stack([np.full(54, 5.0), np.where(np.arange(54) < ahead, 7, 4)]).reshape(2, 6, 9)}
+        assert verdicts.symmetric(run_of(some, attention(sides)))[0] is holds
     assert verdicts.symmetric(run_of(reach, attention(maps_at([nine()] * 6))))[0] is False  # all are local
     uneven = (maps_at([[[2, -6]] * 9] * 6) + maps_at([[[2, 3]] * 9] * 6)) / 2
     found, evidence = verdicts.symmetric(run_of(reach, attention(uneven)))

@@ -115,11 +115,16 @@ def test_every_seed_and_configuration_has_a_folder_of_its_own(work, run):
     assert table["GFLOPs, separable"][0] < table["GFLOPs, dense"][0]
 
 
-def runs(*accuracies, right=None):
+def runs(*accuracies, right=None, epochs=1):
     """What `results.ahead` reads of runs."""
     data = {"test_images": 10_000 if right is None else len(right), "key": "k"}
     return [
-        SimpleNamespace(test_accuracy=accuracy, config={"data": data, "hash": f"{seed} {accuracy}"}, right=right)
+        SimpleNamespace(
+            test_accuracy=accuracy,
+            config={"data": data, "hash": f"{seed} {accuracy}"},
+            right=right,
+            train=SimpleNamespace(epochs=epochs),
+        )
         for seed, accuracy in enumerate(accuracies)
     ]
 
@@ -135,7 +140,9 @@ def test_a_lead_is_undecided_within_its_noise():
     holds, evidence = results.ahead(runs(0.91, 0.92, 0.93), runs(0.905, 0.905, 0.905))
     assert holds is None and "standard error of the difference 0.7" in evidence
     assert results.ahead(runs(0.91, 0.92, 0.93), runs(0.88, 0.88, 0.88))[0] is True
-    # One seed is taken to spread by 0.7 points, each side, or as the other does: more, if that does.
+    # One seed is taken to spread by 0.7 points, each side (0.25 from ten epochs on), or as the other does: more, if so.
+    assert results.ahead(runs(0.955, epochs=10), runs(0.94, epochs=10))[0] is True
+    assert results.ahead(runs(0.955, epochs=10), runs(0.94, epochs=9))[0] is None
     holds, evidence = results.ahead(runs(0.955), runs(0.95), margin=2)
     assert (
         holds is True

@@ -22,11 +22,10 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from attnconv.analysis import verdicts
+from attnconv.analysis.evidence import VERDICTS
 from attnconv.analysis.evidence import following as following  # a notebook draws it beside its claims
 from attnconv.config import config_hash, read_yaml
 from attnconv.training.runs import Run, read_json, writing
-
-VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
 
 
 @dataclass(frozen=True)

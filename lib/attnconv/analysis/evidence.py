@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnconv.training.runs import Run
 
+VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
 POINTS = 1.0
 """Points of accuracy that a convolution in the place of a layer may cost."""
 SMALL = 7

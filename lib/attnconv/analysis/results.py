@@ -20,9 +20,10 @@ _ONLY = {
     "resnet": ("resnet_width",),
 }
 """Settings that concern only models of these kinds."""
-SEED_SPREAD = 0.7
-"""Standard deviation of the accuracy over seeds, in points: of attention models in the record's repeated short runs
-(.68 over 13 recipes of one epoch, .66 over three of four)."""
+SEED_SPREAD = {0: 0.7, 10: 0.25}
+"""Standard deviation of the accuracy over seeds, in points, of runs of so many epochs or more, from the record's
+repeated runs: .68 over 13 recipes of one epoch, .66 over three of four; and no more than .23 (95%) of the long ones,
+where quadratic spreads by .13 (two seeds) and ResNet18 by .02 (three)."""
 TOLERANCE = 1.0
 """Points of accuracy within which ours agrees with the paper's."""
 
@@ -48,6 +49,11 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
             note = f" ({members[0].train.epochs} epochs, {members[0].config['hash']})"
             groups[f"{title}{note if len(alike) < len(of_model) else ''}"] = members
     return groups
+
+
+def of_all_seeds(run: Run, runs: Sequence[Run]) -> list[Run]:
+    """This run, then those of ``runs`` that differ from it in their seed only."""
+    return [run, *(one for one in runs if _recipe(one) == _recipe(run) and one.train.seed != run.train.seed)]
 
 
 def _recipe(run: Run) -> str:
@@ -158,7 +164,7 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
         error, how = 100 * (right - other).std() / math.sqrt(images), "images, paired"
     else:
         error, how = math.sqrt((a * (100 - a) + b * (100 - b)) / images), "images"
-    least = 0.0 if len({run.config.get("start") or run.config["hash"] for run in both}) == 1 else SEED_SPREAD**2
+    least = 0.0 if len({run.config.get("start") or run.config["hash"] for run in both}) == 1 else _usual_spread(both)
     several = [
         (float(np.var([100 * run.test_accuracy for run in s], ddof=1)), len(s) - 1)
         for s in (better, worse)
@@ -176,6 +182,12 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
     holds = None if abs(lead) <= surely(freedom) * math.sqrt(total) else lead > 0
     parts = f"{how} {error:.1f}" + (f"; seeds {math.sqrt(of_seeds):.1f}" if of_seeds else "")
     return holds, f"{a:.1f}% against {b:.1f}%, standard error of the difference {math.sqrt(total):.1f} ({parts})"
+
+
+def _usual_spread(runs: Sequence[Run]) -> float:
+    """Variance over seeds as `SEED_SPREAD` says, of runs as short as the shortest of these."""
+    shortest = min(run.train.epochs for run in runs)
+    return [spread for epochs, spread in SEED_SPREAD.items() if epochs <= shortest][-1] ** 2
 
 
 def surely(freedom: float) -> float:

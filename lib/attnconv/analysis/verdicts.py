@@ -7,7 +7,7 @@ quadratic heads, learned ones, and accuracy.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from attnconv.analysis import evidence, results
-from attnconv.analysis.evidence import by_layer, following, listed, numbered, significance, small_convolutions
+from attnconv.analysis.evidence import VERDICTS, by_layer, following, listed, numbered, significance, small_convolutions
 from attnconv.analysis.heads import taps_by_chance
 from attnconv.cost import cost
 from attnconv.training.runs import Run
@@ -33,6 +33,20 @@ NOT_TRAINED = "one of the two models is not among the runs"
 NOT_MEASURED = "what convolutions in the layers' places cost was not measured for this run"
 
 Verdict = tuple[bool | None, list[str]]
+Placed = tuple[bool | None, list[str], str]
+"""And of what it holds, in words."""
+
+
+def _of_seeds(runs: Sequence[Run], found: Iterable[Verdict | Placed]) -> Placed:
+    """The verdict that runs of several seeds share: None where they differ. The first's evidence, a line of others'."""
+    (holds, lines, *where), *others = found
+    for run, (one, more, *place) in zip(runs[1:], others, strict=True):
+        words = ", ".join(filter(None, (VERDICTS[one], *place)))
+        lines = [*lines, f"seed {run.train.seed}: {words}; {more[0]}"]
+        where += [f"seed {run.train.seed} {words}" for words in place if words != where[0]]
+    if any(one != holds for one, *_ in others):
+        return None, [*lines, "seeds differ"], ""
+    return holds, lines, "; ".join(where)
 
 
 def theorem(difference: float) -> Verdict:
@@ -62,15 +76,19 @@ def flops(linear: float, separable: float, dense: float) -> Verdict:
     return round(linear / 1e9, 1) == 6.2, [f"{linear / 1e9:.2f} billion in linear layers alone", more]
 
 
-def grid(run: Run, undone: Mapping[str, NDArray] | None = None) -> tuple[bool | None, list[str], str]:
+def grid(*runs: Run, undone: Callable[[Run], Mapping[str, NDArray]] | None = None) -> Placed:
     """Is there a layer that training made a small convolution, by moving heads to pixels of their own?
 
-    ``undone``, (L, S) for ``centres`` and ``spreads``: the relative error of each layer as a convolution of each of the
-    sizes that were measured, if these are put back to how they began. Returns the layers, too, as words for the board.
+    ``undone``, of a run, (L, S) for ``centres`` and ``spreads``: the relative error of each layer as a convolution of
+    each of the sizes that were measured, if these are put back to how they began. The words are the layers.
     """
+    return _of_seeds(runs, (_grid(run, undone(run) if undone and run.swaps else {}) for run in runs))
+
+
+def _grid(run: Run, undone: Mapping[str, NDArray]) -> Placed:
     if not run.swaps:
         return None, [NOT_MEASURED], ""
-    fine, unsure, became, lines, deciding = small_convolutions(run)
+    fine, unsure, _, lines, deciding = small_convolutions(run)
     sharp, centres = run.heads["mass"][-1] > 0.5, run.heads["parameter_centre"][[0, -1]]
     moved = pd.DataFrame(np.linalg.norm(centres[1] - centres[0], axis=-1))
     pixels = np.rint(centres)
@@ -79,10 +97,11 @@ def grid(run: Run, undone: Mapping[str, NDArray] | None = None) -> tuple[bool | 
     snapped, own = (np.array([len(one) for one in evidence.distinct(*each)]) for each in zip(pixels, near, strict=True))
     sizes, (before, after) = run.swaps["sizes"], run.swaps["error"]
     there, layers = fine & (own > 4), np.arange(len(own))
-    made = there & became & (own > snapped)
+    then, now = before[layers, deciding], after[layers, deciding]
+    made = there & (own > snapped) & (now <= 0.75 * then)
     if undone:
-        made &= undone["centres"][layers, deciding] >= 1.25 * after[layers, deciding]
-    lines = [f"layers that are grids: {numbered(there)}; of them training made: {numbered(made)}", *lines]
+        made &= undone["centres"][layers, deciding] >= (then + now) / 2  # half of what was gained is lost
+    lines = [f"layers that are grids: {numbered(there)}; of them training made, by moving: {numbered(made)}", *lines]
     lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines += [
         f"heads with over half of their attention on a pixel: {by_layer(sharp.sum(1), 'd', sharp.shape[1])}; "
@@ -93,17 +112,21 @@ def grid(run: Run, undone: Mapping[str, NDArray] | None = None) -> tuple[bool | 
     ]
     for s, size in enumerate(sizes):
         if 1 < size <= evidence.SMALL:
-            back = (f"; {name} put back {listed(errors[:, s], '.2f')}" for name, errors in (undone or {}).items())
-            now = by_layer(after[:, s], ".2f", before=before[:, s])
-            lines += [f"relative error as {size} × {size}: {now}{''.join(back)}"]
+            back = (f"; {name} put back {listed(errors[:, s], '.2f')}" for name, errors in undone.items())
+            errors = by_layer(after[:, s], ".2f", before=before[:, s])
+            lines += [f"relative error as {size} × {size}: {errors}{''.join(back)}"]
     if len(own) > 3:
         lines += [f"layer 4, which the paper's figure shows: {sharp[3].sum()} such heads, {own[3]} of the nine pixels"]
     where = f"in layer {numbered(made)} of {len(own)}" if made.any() else ""
     return (True if made.any() else None if ((fine | unsure) & (own > 4)).any() else False), lines, where
 
 
-def local(run: Run) -> Verdict:
+def local(*runs: Run) -> Placed:
     """Do most heads of the first two layers look at the 5 x 5 around the query?"""
+    return _of_seeds(runs, map(_local, runs))
+
+
+def _local(run: Run) -> Verdict:
     there, grid = np.isfinite(run.heads["centre"][-1]).all(-1), run.model.grid  # (L, h)
     shifts = evidence.gaussians(run.heads["parameter_centre"][[0, -1]], run.heads["precision"][[0, -1]], grid)
     no_shift = [side - 1 for side in grid]
@@ -118,8 +141,12 @@ def local(run: Run) -> Verdict:
     return (None if holds and held_before else bool(holds)), lines
 
 
-def farther(run: Run) -> Verdict:
+def farther(*runs: Run) -> Placed:
     """Do deeper layers have heads that look farther than all of the first two layers' do?"""
+    return _of_seeds(runs, map(_farther, runs))
+
+
+def _farther(run: Run) -> Verdict:
     away = np.linalg.norm(run.heads["centre"][[0, -1]], axis=-1)  # (2, L, h), before and after
     farthest = np.where(np.isfinite(away), away, 0).max(-1)  # (2, L)
     if farthest.shape[1] < 3 or not np.isfinite(away[1, :2]).any():
@@ -135,27 +162,33 @@ def farther(run: Run) -> Verdict:
     return (True if 2 * after >= deeper and after > before else False if after == 0 else None), lines
 
 
-def apart_by_lot(run: Run) -> Verdict:
+def apart_by_lot(*runs: Run) -> Placed:
     """Do heads duplicate less of each other's attention than the same heads elsewhere, more so than at the start?"""
+    return _of_seeds(runs, map(_apart, runs))
+
+
+def _apart(run: Run) -> Verdict:
     there, random = np.isfinite(run.heads["parameter_centre"][-1]).all(-1), np.random.default_rng(0)  # (L, h)
     if not there.any():
         return None, ["there are no heads"]
     shares: list[list[list[float]]] = [[], []]  # what is left of each layer's attention: as it is, then drawn anew
     for epoch in (0, -1):
-        layers = zip(run.heads["parameter_centre"][epoch], run.heads["precision"][epoch], there, strict=True)
-        for centres, precision in ((c[those], p[those]) for c, p, those in layers if those.any()):
-            each = (centres, *_redrawn(centres, random))
+        kinds = (run.heads[name][epoch] for name in ("parameter_centre", "precision", "mass"))
+        layers = zip(*kinds, there, strict=True)
+        for centres, precision, mass in ((c[who], p[who], m[who]) for c, p, m, who in layers if who.any()):
+            each = (centres, *_redrawn(centres, mass > 0.5, random))
             shares[epoch] += [[evidence.gaussians(one, precision, run.model.grid).max(0).sum() for one in each]]
     (start, end), heads = np.array(shares), there.sum(1)[there.any(1)]  # (L, 1 + DRAWS) each
     lead, lead_at_start = (100 * (of[:, 0].sum() - of[:, 1:].sum(0)) / heads.sum() for of in (end, start))
-    p, whole = (1 + (lead <= 0).sum()) / (1 + DRAWS), 100 * end[:, 0].sum() / heads.sum()
+    whole = 100 * end[:, 0].sum() / heads.sum()
+    p = (1 + (lead <= 0).sum()) / (1 + DRAWS)
     p_more = (1 + (lead <= lead_at_start).sum()) / (1 + DRAWS)
     lines = [
+        f"lead over what was drawn anew, all layers together, in percent of the attention: {lead.mean():.1f} "
+        f"({whole:.1f} against {whole - lead.mean():.1f}); {significance(p)}",
         f"attention that is left when duplicates count once: {listed(end[:, 0] / heads, '.0%')} "
         f"in layers {numbered(there.any(1))}; before training {listed(start[:, 0] / heads, '.0%')}",
         f"the same heads, centres drawn anew, mean: {listed(end[:, 1:].mean(1) / heads, '.0%')}",
-        f"lead over what was drawn anew, all layers together, in percent of the attention: {lead.mean():.1f} "
-        f"({whole:.1f} against {whole - lead.mean():.1f}); {significance(p)}",
         f"the lead before training: {lead_at_start.mean():.1f}; {significance(p_more)} that training added to it",
         "layers where heads do overlap, with less than two thirds left: "
         + numbered(np.isin(np.arange(len(there)), np.flatnonzero(there.any(1))[end[:, 0] < OVERLAP * heads])),
@@ -163,17 +196,21 @@ def apart_by_lot(run: Run) -> Verdict:
     return (True if max(p, p_more) < LEVEL else False if p > 1 - LEVEL else None), lines
 
 
-def apart(run: Run) -> tuple[bool | None, list[str], str]:
+def apart(run: Run) -> Placed:
     """The paper says more than that heads overlap less than at random, so the verdict says that it is of the test."""
-    holds, lines = apart_by_lot(run)
+    holds, lines = _apart(run)
     return holds, lines, "as tested" * bool(holds)
 
 
-def _redrawn(centres: NDArray, random: np.random.Generator) -> NDArray:
-    """Centres (h, 2) from a normal distribution, with exactly the mean and the spread of these: (DRAWS, h, 2)."""
+def _redrawn(centres: NDArray, sharp: NDArray, random: np.random.Generator) -> NDArray:
+    """Centres (h, 2) from a normal distribution, with exactly the mean and the spread of these: (DRAWS, h, 2).
+
+    Heads that are ``sharp`` (h,) then move to their nearest pixels: trained ones sit on pixels, too.
+    """
     drawn = random.standard_normal((DRAWS, *centres.shape))
     drawn = (drawn - drawn.mean(1, keepdims=True)) / np.maximum(drawn.std(1, keepdims=True), 1e-12)
-    return centres.mean(0) + centres.std(0) * drawn
+    drawn = centres.mean(0) + centres.std(0) * drawn
+    return np.where(sharp[:, None], np.rint(drawn), drawn)
 
 
 def sixteen(run: Run) -> Verdict:
@@ -249,7 +286,8 @@ def symmetric(run: Run) -> Verdict:
         pairs.append((wide & (highest.sum(-1) == 2 * side)).sum())
     across, upright = alike
     reach_before, reach = run.heads["reach"][0], run.heads["reach"][-1]
-    far = (reach > np.nanmax(reach_before)).sum(1)
+    far, count = (reach > np.nanmax(reach_before)).sum(1), np.isfinite(reach).sum()
+    p_far = math.comb(2 * count - far.sum(), count) / math.comb(2 * count, count)  # so many in front, of both together
     more = np.array([(a - u)[w].mean() for a, u, w in zip(across, upright, wide, strict=True) if w.any()])
     signs = np.array(list(itertools.product((1, -1), repeat=len(more))))
     p, p_less = (float((sign * signs @ more >= sign * more.sum() - 1e-12).mean()) for sign in (1, -1))
@@ -261,9 +299,9 @@ def symmetric(run: Run) -> Verdict:
         f"left-right less up-down: {listed(more, '.2f')} in layers {numbered(wide.any(1))}; "
         f"as much by chance {significance(p)}, of {2.0 ** -len(more):.2g} at least",
         f"heads that reach farther than any did before training, {np.nanmax(reach_before):.1f} pixels: "
-        f"{by_layer(far, 'd')}",
+        f"{by_layer(far, 'd')}; as many by chance {significance(p_far)}",
     ]
-    holds = p < LEVEL and pairs[0] > pairs[1] and far.any()
+    holds = p < LEVEL and pairs[0] > pairs[1] and p_far < LEVEL
     return (True if holds else False if p_less < LEVEL else None), lines
 
 
