@@ -167,6 +167,9 @@ def test_swaps_become_rows_and_the_size_that_costs_less_than_a_point():
     assert sizes.loc["SA quadratic"].to_dict() == {1: 3, 2: math.inf}, "one image of a hundred may be more than a point"
     for points, kernel in ((2, 3), (4, 1)):  # two are within the noise
         assert results.size_as_convolution(table, points).loc["SA quadratic"].to_dict() == {1: kernel, 2: math.inf}
+    other = table.assign(seed=5, difference=table["difference"].where(table["kernel"] > 1, -50))
+    both = results.size_as_convolution(pd.concat([table, other]), 4)
+    assert both.loc["SA quadratic", 1] == 3, "what serves every seed"
 
 
 def test_published_numbers_belong_to_the_presets():

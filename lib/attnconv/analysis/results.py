@@ -241,10 +241,10 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
 def size_as_convolution(table: pd.DataFrame, points: float = 1.0) -> pd.DataFrame:
     """How large a convolution each layer is: the smallest kernel that takes its place, alone, for less than a point.
 
-    ``table`` as of `swap_table`. A row a model, a column a layer: the median over seeds of the kernel's side; infinite
-    where the largest that was tried may cost more than so many ``points``, with two standard errors.
+    ``table`` as of `swap_table`. A row a model, a column a layer: the kernel's side, of several seeds the largest;
+    infinite where the largest that was tried may cost more than so many ``points``, with two standard errors.
     """
     alone = table[(table["layers"] == "alone") & (table["how"] == "read")]
     enough = alone.assign(kernel=alone["kernel"].where(alone["difference"] - 2 * alone["error"] > -points, math.inf))
     smallest = enough.groupby(["model", "seed", "layer"], sort=False)["kernel"].min()
-    return smallest.groupby(["model", "layer"], sort=False).median().unstack()
+    return smallest.groupby(["model", "layer"], sort=False).max().unstack()
