@@ -137,8 +137,8 @@ def _local(run: Run) -> Verdict:
     lines += [f"heads whose attention is spread all but evenly over the image: {by_layer(even.sum(1), 'd')}"]
     if not there[:2].any(1).all():
         return None, [*lines, "there are no heads in the first two layers"]
-    held_before, holds = ((2 * counts > there.sum(1))[:2].all() for counts in (before, after))
-    return (None if holds and held_before else bool(holds)), lines
+    held_before, holds = ((2 * counts > there.sum(1))[:2] for counts in (before, after))
+    return (None if holds.all() and held_before.any() else bool(holds.all())), lines
 
 
 def farther(*runs: Run) -> Placed:
