@@ -804,7 +804,7 @@ export class Explorer extends Live {
 
   draw() {
     const { state } = this;
-    if (this.relayout && this.panelBox.clientWidth) { // JupyterLab hides it while themes change: it has no width then
+    if (this.relayout) {
       // In a narrow place the heads come right below the image, which is smaller: both are seen at once.
       const narrow = (this.narrow = this.width < 560), one = !this.state.all;
       this.imageSide = narrow

@@ -205,6 +205,10 @@ export class Live {
 
   paint() {
     if (!this.stale || !this.colours || !this.root.isConnected) return;
+    if (!this.root.clientWidth) { // hidden; if for a moment only, as while JupyterLab changes its theme, nobody says so
+      if (this.width) this.later();
+      return;
+    }
     const start = performance.now();
     this.stale = false;
     this.draw();
