@@ -738,6 +738,8 @@ def test_a_line_a_start_over_numbers_of_images_with_bars_from_worst_to_best():
             assert look(line) == look(legend(figure)[start])
     assert len({look(entry) for entry in legend(figure).values()}) == 7
     assert axis_names(figure) == [("Training images", "Taps"), ("Training images", "")]
+    marked = [ax.lines[-1].get_ydata() for ax in panels(figures.by_images(table, "Taps", level=4))]
+    assert [list(height) for height in marked] == [[4, 4]] * len(panels(figure))
     free = figures.by_images(table.assign(value=table["value"] - 5))
     assert min(ax.get_ylim()[0] for ax in panels(free)) < -4, "without a name panels have axes of their own"
 

@@ -69,12 +69,13 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
 
 
 @styled
-def by_images(table: pd.DataFrame, ylabel: str = "", order: Sequence[str] = ()) -> Figure:
+def by_images(table: pd.DataFrame, ylabel: str = "", order: Sequence[str] = (), level: float | None = None) -> Figure:
     """What came of networks that were trained on more and more images: a panel a measure or layer, a line a start.
 
     ``table`` has a row for each network and panel: ``panel``, ``start``, ``images``, ``seed`` and ``value``. Lines are
     means over seeds, bars run from the worst to the best. Starts stand a little beside each other; their ``order``
-    decides colours and marks. Panels share a vertical axis, from zero on, if it has a name.
+    decides colours and marks. Panels share a vertical axis, from zero on, if it has a name. A dotted line is at
+    ``level``.
     """
     titles, starts = list(table["panel"].unique()), list(order) or list(table["start"].unique())
     beside = 1.05 ** (table["start"].map(starts.index) - (len(starts) - 1) / 2)
@@ -82,9 +83,11 @@ def by_images(table: pd.DataFrame, ylabel: str = "", order: Sequence[str] = ()) 
     figure, axes = style.panels(titles, 2.2, "Training images", ylabel, DOUBLE)
     for ax, title in zip(axes, titles, strict=True):
         own = table[table["panel"] == title]
-        for start, colour, mark in zip(starts, cycle(PALETTE), cycle(_MARKS), strict=False):
+        for start, colour, mark in zip(starts, cycle([*PALETTE[:6], "0.3"]), cycle(_MARKS), strict=False):
             if start in set(table["start"]):
                 _means(ax, own[own["start"] == start], "beside", "value", start, color=colour, marker=mark, capsize=1.5)
+        if level is not None:
+            ax.axhline(level, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1)
         images = sorted(own["images"].unique())
         ax.set_xscale("log")
         ax.set_xticks(images, [f"{n:,}" for n in images])
