@@ -110,9 +110,9 @@ def query_maps(
             x = features.to(device, layer.query.weight.dtype)
             q = layer.query(x[:, row, column]).unflatten(-1, (layer.heads, layer.key_size))  # (B, h, K)
             keys = layer.key.weight.unflatten(0, (layer.heads, layer.key_size))  # their bias is the same for all pixels
-            everywhere = q[:, :, None, None].expand(-1, -1, height, width, -1)
-            by_row, by_column = layer.position_logits(everywhere, slice(row, row + 1), slice(column, column + 1))
-            position = by_row[:, :, 0, 0, :, None] + by_column[:, :, 0, 0, None, :]
+            by_axis = layer.position_logits(q[:, :, None, None].expand(-1, -1, height, width, -1))
+            by_row, by_column = (logits[:, :, row, column] for logits in by_axis)
+            position = by_row[..., :, None] + by_column[..., None, :]
             logits = (torch.einsum("bhk,hkc,bijc->bhij", q, keys, x) + position) / layer.key_size**0.5  # (B, h, H, W)
         else:
             rows, columns = torch.tensor([[row], [column]], device=device)

@@ -225,18 +225,13 @@ class ContentAttention(nn.Module):
         split = (self.heads, self.key_size)
         return [linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4) for linear in (self.query, self.key)]
 
-    def position_logits(
-        self, q: Tensor, rows: slice = slice(None), columns: slice = slice(None)
-    ) -> tuple[Tensor, Tensor]:
-        """q . r_row (B, h, H, W, H) and q . r_col (B, h, H, W, W): a score for each key row and each key column.
-
-        Slices are of the queries, of which q has all.
-        """
+    def position_logits(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """q . r_row (B, h, H, W, H) and q . r_col (B, h, H, W, W): a score for each key row and each key column."""
         height, width = q.shape[2:4]
-        r_row = self.row_embedding[_known_shifts(height, self.max_size, q.device)][rows]  # (H, H, K/2), query x key
-        r_column = self.column_embedding[_known_shifts(width, self.max_size, q.device)][columns]  # (W, W, K/2)
-        q_row, q_column = q[:, :, rows, columns].chunk(2, dim=-1)
-        return torch.einsum("bhijd,ikd->bhijk", q_row, r_row), torch.einsum("bhijd,jld->bhijl", q_column, r_column)
+        rows = self.row_embedding[_known_shifts(height, self.max_size, q.device)]  # (H, H, K/2), query x key
+        columns = self.column_embedding[_known_shifts(width, self.max_size, q.device)]  # (W, W, K/2)
+        q_row, q_column = q.chunk(2, dim=-1)
+        return torch.einsum("bhijd,ikd->bhijk", q_row, rows), torch.einsum("bhijd,jld->bhijl", q_column, columns)
 
     def score_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W)."""
