@@ -1,7 +1,9 @@
 """What verdicts are decided by: numbers of finished runs, and words for them. No torch is imported here."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -9,10 +11,34 @@ from numpy.typing import ArrayLike, NDArray
 from attnconv.training.runs import Run
 
 VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
+Verdict = tuple[bool | None, list[str]]
+"""And the evidence, a line for each number that decided."""
+Placed = tuple[bool | None, list[str], str]
+"""And, in words, of what it holds, where that is not all."""
 POINTS = 1.0
 """Points of accuracy that a convolution in the place of a layer may cost."""
 SMALL = 7
 """Side of the largest kernel that is called small: heads on pixels around the query."""
+
+
+def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Placed]:
+    """A verdict on one run becomes one on runs of several seeds: what they share, None where they differ.
+
+    The evidence is that of the first run, and a line of each other's.
+    """
+
+    @wraps(check)
+    def of_all(*runs: Run, **options: Any) -> Placed:
+        (holds, lines, *where), *others = [check(run, **options) for run in runs]
+        for run, (one, more, *place) in zip(runs[1:], others, strict=True):
+            words = ", ".join(filter(None, (VERDICTS[one], *place)))
+            lines = [*lines, f"seed {run.train.seed}: {words}; {more[0]}"]
+            where += [f"seed {run.train.seed} {words}" for words in place if words != where[0]]
+        if any(one != holds for one, *_ in others):
+            return None, [*lines, "seeds differ"], ""
+        return holds, lines, "; ".join(where)
+
+    return of_all
 
 
 def small_convolutions(run: Run) -> tuple[NDArray, NDArray, NDArray, list[str], NDArray]:
@@ -72,6 +98,17 @@ def gaussians(centres: NDArray, precision: NDArray, grid: tuple[int, int]) -> ND
     logits = -0.5 * ((away @ precision[..., None, :, :]) * away).sum(-1)
     weights = np.exp(logits - logits.max((-2, -1), keepdims=True))
     return weights / weights.sum((-2, -1), keepdims=True)
+
+
+def redrawn(centres: NDArray, sharp: NDArray, draws: int, random: np.random.Generator) -> NDArray:
+    """Centres (h, 2) from a normal distribution, with exactly the mean and the spread of these: (draws, h, 2).
+
+    Heads that are ``sharp`` (h,) then move to their nearest pixels: trained ones sit on pixels, too.
+    """
+    drawn = random.standard_normal((draws, *centres.shape))
+    drawn = (drawn - drawn.mean(1, keepdims=True)) / np.maximum(drawn.std(1, keepdims=True), 1e-12)
+    drawn = centres.mean(0) + centres.std(0) * drawn
+    return np.where(sharp[:, None], np.rint(drawn), drawn)
 
 
 def peaks(maps: NDArray) -> NDArray:

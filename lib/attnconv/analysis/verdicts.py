@@ -7,7 +7,7 @@ quadratic heads, learned ones, and accuracy.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from attnconv.analysis import evidence, results
-from attnconv.analysis.evidence import VERDICTS, by_layer, following, listed, numbered, significance, small_convolutions
+from attnconv.analysis.evidence import Placed, Verdict, by_layer, listed, numbered, of_every_seed, significance
 from attnconv.analysis.heads import taps_by_chance
 from attnconv.cost import cost
 from attnconv.training.runs import Run
@@ -25,28 +25,10 @@ LEVEL = 0.05
 DRAWS = 1000
 EVEN = 0.95
 """Of the largest entropy that attention can have: from there on it is called spread all but evenly."""
-LOSS_SPREAD = 0.016
-"""Standard deviation of the last training loss over seeds, as a share of it: of the record's recipes of four epochs."""
 OVERLAP = 2 / 3
 """Where less than this share of heads' attention is left when duplicates count once, heads are said to overlap."""
 NOT_TRAINED = "one of the two models is not among the runs"
 NOT_MEASURED = "what convolutions in the layers' places cost was not measured for this run"
-
-Verdict = tuple[bool | None, list[str]]
-Placed = tuple[bool | None, list[str], str]
-"""And of what it holds, in words."""
-
-
-def _of_seeds(runs: Sequence[Run], found: Iterable[Verdict | Placed]) -> Placed:
-    """The verdict that runs of several seeds share: None where they differ. The first's evidence, a line of others'."""
-    (holds, lines, *where), *others = found
-    for run, (one, more, *place) in zip(runs[1:], others, strict=True):
-        words = ", ".join(filter(None, (VERDICTS[one], *place)))
-        lines = [*lines, f"seed {run.train.seed}: {words}; {more[0]}"]
-        where += [f"seed {run.train.seed} {words}" for words in place if words != where[0]]
-    if any(one != holds for one, *_ in others):
-        return None, [*lines, "seeds differ"], ""
-    return holds, lines, "; ".join(where)
 
 
 def theorem(difference: float) -> Verdict:
@@ -76,19 +58,17 @@ def flops(linear: float, separable: float, dense: float) -> Verdict:
     return round(linear / 1e9, 1) == 6.2, [f"{linear / 1e9:.2f} billion in linear layers alone", more]
 
 
-def grid(*runs: Run, undone: Callable[[Run], Mapping[str, NDArray]] | None = None) -> Placed:
+@of_every_seed
+def grid(run: Run, undone: Callable[[Run], Mapping[str, NDArray]] | None = None) -> Placed:
     """Is there a layer that training made a small convolution, by moving heads to pixels of their own?
 
     ``undone``, of a run, (L, S) for ``centres`` and ``spreads``: the relative error of each layer as a convolution of
     each of the sizes that were measured, if these are put back to how they began. The words are the layers.
     """
-    return _of_seeds(runs, (_grid(run, undone(run) if undone and run.swaps else {}) for run in runs))
-
-
-def _grid(run: Run, undone: Mapping[str, NDArray]) -> Placed:
     if not run.swaps:
         return None, [NOT_MEASURED], ""
-    fine, unsure, _, lines, deciding = small_convolutions(run)
+    put_back = undone(run) if undone else {}
+    fine, unsure, _, lines, deciding = evidence.small_convolutions(run)
     sharp, centres = run.heads["mass"][-1] > 0.5, run.heads["parameter_centre"][[0, -1]]
     moved = pd.DataFrame(np.linalg.norm(centres[1] - centres[0], axis=-1))
     pixels = np.rint(centres)
@@ -99,8 +79,8 @@ def _grid(run: Run, undone: Mapping[str, NDArray]) -> Placed:
     there, layers = fine & (own > 4), np.arange(len(own))
     then, now = before[layers, deciding], after[layers, deciding]
     made = there & (own > snapped) & (now <= 0.75 * then)
-    if undone:
-        made &= undone["centres"][layers, deciding] >= (then + now) / 2  # half of what was gained is lost
+    if put_back:
+        made &= put_back["centres"][layers, deciding] >= (then + now) / 2  # half of what was gained is lost
     lines = [f"layers that are grids: {numbered(there)}; of them training made, by moving: {numbered(made)}", *lines]
     lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines += [
@@ -112,7 +92,7 @@ def _grid(run: Run, undone: Mapping[str, NDArray]) -> Placed:
     ]
     for s, size in enumerate(sizes):
         if 1 < size <= evidence.SMALL:
-            back = (f"; {name} put back {listed(errors[:, s], '.2f')}" for name, errors in undone.items())
+            back = (f"; {name} put back {listed(errors[:, s], '.2f')}" for name, errors in put_back.items())
             errors = by_layer(after[:, s], ".2f", before=before[:, s])
             lines += [f"relative error as {size} × {size}: {errors}{''.join(back)}"]
     if len(own) > 3:
@@ -121,12 +101,9 @@ def _grid(run: Run, undone: Mapping[str, NDArray]) -> Placed:
     return (True if made.any() else None if ((fine | unsure) & (own > 4)).any() else False), lines, where
 
 
-def local(*runs: Run) -> Placed:
+@of_every_seed
+def local(run: Run) -> Verdict:
     """Do most heads of the first two layers look at the 5 x 5 around the query?"""
-    return _of_seeds(runs, map(_local, runs))
-
-
-def _local(run: Run) -> Verdict:
     there, grid = np.isfinite(run.heads["centre"][-1]).all(-1), run.model.grid  # (L, h)
     shifts = evidence.gaussians(run.heads["parameter_centre"][[0, -1]], run.heads["precision"][[0, -1]], grid)
     no_shift = [side - 1 for side in grid]
@@ -141,12 +118,9 @@ def _local(run: Run) -> Verdict:
     return (None if holds.all() and held_before.any() else bool(holds.all())), lines
 
 
-def farther(*runs: Run) -> Placed:
+@of_every_seed
+def farther(run: Run) -> Verdict:
     """Do deeper layers have heads that look farther than all of the first two layers' do?"""
-    return _of_seeds(runs, map(_farther, runs))
-
-
-def _farther(run: Run) -> Verdict:
     away = np.linalg.norm(run.heads["centre"][[0, -1]], axis=-1)  # (2, L, h), before and after
     farthest = np.where(np.isfinite(away), away, 0).max(-1)  # (2, L)
     if farthest.shape[1] < 3 or not np.isfinite(away[1, :2]).any():
@@ -162,12 +136,9 @@ def _farther(run: Run) -> Verdict:
     return (True if 2 * after >= deeper and after > before else False if after == 0 else None), lines
 
 
-def apart_by_lot(*runs: Run) -> Placed:
+@of_every_seed
+def apart_by_lot(run: Run) -> Verdict:
     """Do heads duplicate less of each other's attention than the same heads elsewhere, more so than at the start?"""
-    return _of_seeds(runs, map(_apart, runs))
-
-
-def _apart(run: Run) -> Verdict:
     there, random = np.isfinite(run.heads["parameter_centre"][-1]).all(-1), np.random.default_rng(0)  # (L, h)
     if not there.any():
         return None, ["there are no heads"]
@@ -176,7 +147,7 @@ def _apart(run: Run) -> Verdict:
         kinds = (run.heads[name][epoch] for name in ("parameter_centre", "precision", "mass"))
         layers = zip(*kinds, there, strict=True)
         for centres, precision, mass in ((c[who], p[who], m[who]) for c, p, m, who in layers if who.any()):
-            each = (centres, *_redrawn(centres, mass > 0.5, random))
+            each = (centres, *evidence.redrawn(centres, mass > 0.5, DRAWS, random))
             shares[epoch] += [[evidence.gaussians(one, precision, run.model.grid).max(0).sum() for one in each]]
     (start, end), heads = np.array(shares), there.sum(1)[there.any(1)]  # (L, 1 + DRAWS) each
     lead, lead_at_start = (100 * (of[:, 0].sum() - of[:, 1:].sum(0)) / heads.sum() for of in (end, start))
@@ -198,19 +169,8 @@ def _apart(run: Run) -> Verdict:
 
 def apart(run: Run) -> Placed:
     """The paper says more than that heads overlap less than at random, so the verdict says that it is of the test."""
-    holds, lines = _apart(run)
+    holds, lines, _ = apart_by_lot(run)
     return holds, lines, "as tested" * bool(holds)
-
-
-def _redrawn(centres: NDArray, sharp: NDArray, random: np.random.Generator) -> NDArray:
-    """Centres (h, 2) from a normal distribution, with exactly the mean and the spread of these: (DRAWS, h, 2).
-
-    Heads that are ``sharp`` (h,) then move to their nearest pixels: trained ones sit on pixels, too.
-    """
-    drawn = random.standard_normal((DRAWS, *centres.shape))
-    drawn = (drawn - drawn.mean(1, keepdims=True)) / np.maximum(drawn.std(1, keepdims=True), 1e-12)
-    drawn = centres.mean(0) + centres.std(0) * drawn
-    return np.where(sharp[:, None], np.rint(drawn), drawn)
 
 
 def sixteen(run: Run) -> Verdict:
@@ -221,7 +181,7 @@ def sixteen(run: Run) -> Verdict:
     lines = [f"{words}: {by_layer(after, 'd', centres.shape[2], before)}"]
     if not run.swaps:
         return None, [*lines, NOT_MEASURED]
-    fine, unsure, became, more, _ = small_convolutions(run)
+    fine, unsure, became, more, _ = evidence.small_convolutions(run)
     lines += [
         *more,
         f"layers that are small convolutions: {numbered(fine)}; twice as near as they began: {numbered(became)}",
@@ -308,7 +268,7 @@ def symmetric(run: Run) -> Verdict:
 def constant_shift(run: Run) -> Verdict:
     """Do heads of layers 2 and 3 look at pixels at a fixed shift, and follow the query?"""
     moved, same = run.attention["halves"]
-    kept, shifts = following(run)
+    kept, shifts = evidence.following(run)
     lines = [f"heads with a peak that follows the query: {by_layer(kept.sum(1), 'd', kept.shape[1])}"]
     if len(kept) < 3:
         return None, [*lines, "the network has no layer 3"]
@@ -324,7 +284,7 @@ def constant_shift(run: Run) -> Verdict:
 def content_use(run: Run) -> Verdict:
     """Does content decide more in heads that do not follow the query than in those that do, in their own layer?"""
     fixed, questions, content = run.attention["shares"]
-    kept, _ = following(run)
+    kept, _ = evidence.following(run)
     lines = [
         f"of what makes scores vary, the same for every image and query: {by_layer(fixed.mean(1), '.0%')}",
         f"with what the query holds: {by_layer(questions.mean(1), '.0%')}",
@@ -354,7 +314,7 @@ def free_start(run: Run) -> Verdict:
     """Did layer 1 of a learned model become a convolution?"""
     if not run.swaps:
         return None, [NOT_MEASURED]
-    fine, unsure, became, lines, _ = small_convolutions(run)
+    fine, unsure, became, lines, _ = evidence.small_convolutions(run)
     lines += [
         f"layer 1 as {size} × {size}: relative error {now:.2f}, before training {then:.2f}"
         for size, then, now in zip(run.swaps["sizes"], *run.swaps["error"][:, 0], strict=True)
@@ -411,7 +371,7 @@ def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
     ends = [pd.DataFrame([run.metrics[-1] for run in runs]) for runs in (content, learned)]
     losses, accuracies = ([end[name].mean() for end in ends] for name in ("train_loss", "train_accuracy"))
     gap, seeds = losses[0] - losses[1], min(map(len, ends))
-    noise = 2 * math.sqrt(2) * LOSS_SPREAD * losses[1]
+    noise = 2 * math.sqrt(2) * results.LOSS_SPREAD * losses[1]
     if seeds > 1:
         noise = results.surely(seeds - 1) * math.sqrt(sum(end["train_loss"].var() / len(end) for end in ends))
     recipes = content[0].train, learned[0].train
