@@ -30,13 +30,16 @@ def run_of(heads=None, attention=None, swaps=None, seed=0, **model):
     return SimpleNamespace(**kept, model=ModelConfig(**model), train=SimpleNamespace(seed=seed))
 
 
-def swaps(lost, error_before, error_after, images=IMAGES):
-    """Convolutions of sides 1, 3, 5, 7 in one layer's place: points lost (L, 4), relative errors (L, 4)."""
+def swaps(lost, error_before, error_after, put_back=None, images=IMAGES):
+    """Convolutions of sides 1, 3, 5, 7 in one layer's place: points lost (L, 4), relative errors (L, 4).
+
+    ``put_back`` (2, L, 4): those with centres or spreads as they began; else training did all by both.
+    """
     whole = np.arange(images) < 0.9 * images
     alone = np.stack([[np.arange(images) < (0.9 - points / 100) * images for points in row] for row in lost])
-    return dict(
-        sizes=np.array([1, 3, 5, 7]), whole=whole, alone=alone, error=np.array([error_before, error_after], dtype=float)
-    )
+    error = np.array([error_before, error_after], dtype=float)
+    put_back = error[[0, 0]] if put_back is None else np.array(put_back)
+    return dict(sizes=np.array([1, 3, 5, 7]), whole=whole, alone=alone, error=error, put_back=put_back)
 
 
 def gaussian_heads(centres, spread=5.0, start=None):
@@ -93,29 +96,31 @@ def test_a_grid_is_a_layer_that_became_a_small_convolution(lost, before, after, 
 
 
 def test_a_grid_is_owed_to_the_ways_of_its_heads():
-    one = swaps([[80, 0, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
-    run = run_of(gaussian_heads([nine()] * 6, start=[nine(3)] * 6), swaps=one)
-    undone = {"centres": np.full((6, 4), 0.3), "spreads": np.full((6, 4), 0.7)}
+    centres, spreads = np.full((6, 4), 0.3), np.full((6, 4), 0.7)
+    heads, layers = gaussian_heads([nine()] * 6, start=[nine(3)] * 6), "1, 2, 3, 4, 5, 6"
 
-    def check(*runs):
-        return verdicts.grid(*runs, undone=lambda run: undone)
+    def check(*others):
+        put_back = centres, spreads
+        one = swaps([[80, 0, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3), put_back)
+        return verdicts.grid(run_of(heads, swaps=one), *(run_of(other, swaps=one, seed=3) for other in others))
 
-    undone["centres"][:, 1] = 0.59  # as 3 x 3, which decides
-    assert check(run)[0] is None  # it would be more than half of the way to one without them
-    undone["centres"][:, 1] = 0.61
-    found, evidence, where = check(run)
-    assert found is True and "training made, by moving: 1, 2, 3, 4, 5, 6" in evidence[0]
-    assert "as 3 × 3: 0.30, 0.30" in evidence[-4] and "; centres put back 0.61, 0.61" in evidence[-4]
-    assert "as 7 × 7: 0.30, 0.30" in evidence[-2] and "; spreads put back 0.70, 0.70" in evidence[-2]
+    centres[:, 1] = 0.59  # as 3 x 3, which decides
+    assert check()[0] is None  # it would be more than half of the way to one without them
+    centres[:, 1] = 0.61
+    found, evidence, where = check()
+    assert found is True and where == f"in layer {layers} of 6"
+    assert "; 6 as 3 × 3 0.90, 0.30, 0.61, 0.70. Made by moving: 1, 2, 3, 4, 5, 6" in evidence[0]
     assert "layer 4, which the paper's figure shows: 9 such heads, 9 of the nine pixels" in evidence[-1]
+    one = swaps([[80, 0, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
     at_home = run_of(gaussian_heads([nine()] * 6, start=[0.9 * nine()] * 6), swaps=one)
     first = gaussian_heads([nine()] + [0 * nine()] * 5, start=[nine(3)] * 6)  # a grid in its first layer only
-    found, evidence, where = check(run, run_of(first, swaps=one, seed=3))
-    assert found is True and where == "in layer 1, 2, 3, 4, 5, 6 of 6; seed 3 in layer 1 of 6"
-    assert evidence[-1].startswith("seed 3: holds, in layer 1 of 6; layers that are grids: 1;")
+    found, evidence, where = check(first)
+    assert found is True and where == f"in layer {layers} of 6; seed 3 in layer 1 of 6"
+    assert evidence[-1].startswith("seed 3: holds, in layer 1 of 6; layers that are grids, and their")
+    assert evidence[-1].endswith(": 1 as 3 × 3 0.90, 0.30, 0.61, 0.70. Made by moving: 1")
     found, evidence, _ = verdicts.grid(at_home)  # snapping alone gives as many pixels
-    assert found is None and "9, 9, 9, 9, 9, 9 in layers 1 to 6; the start's" in evidence[-6]
-    assert evidence[-5] == "by chance one such layer or more of 6 has 9: p = 0.00"
+    assert found is None and "9, 9, 9, 9, 9, 9 in layers 1 to 6; the start's" in evidence[-3]
+    assert evidence[-2] == "by chance one such layer or more of 6 has 9: p = 0.00"
 
 
 def test_the_smallest_kernel_that_fits_says_whether_a_layer_became_one():
@@ -124,6 +129,18 @@ def test_the_smallest_kernel_that_fits_says_whether_a_layer_became_one():
     heads = gaussian_heads([nine()] * 6, start=[nine(3)] * 6)
     assert verdicts.grid(run_of(heads, swaps=swaps([[80, 0, 0, 0]] * 6, before, after)))[0] is None
     assert verdicts.grid(run_of(heads, swaps=swaps([[80, 9, 9, 0]] * 6, before, after)))[0] is True
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_grid_that_is_not_all_around_the_query_is_one_in_part(turned):
+    half = np.repeat(nine()[:6], [2, 2, 2, 1, 1, 1], axis=0)  # rows -1 and 0
+    half = half[:, ::-1] if turned else half
+    one = swaps([[80, 0, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
+    layers = [half] * 2 + [nine()] * 4
+    found, _, where = verdicts.grid(run_of(gaussian_heads(layers[:2] * 3, start=[nine(3)] * 6), swaps=one))
+    assert found is True and where == "in part: in layer 1, 2, 3, 4, 5, 6 of 6, not on all sides of the query"
+    found, _, where = verdicts.grid(run_of(gaussian_heads(layers, start=[nine(3)] * 6), swaps=one))
+    assert found is True and where == "in layer 3, 4, 5, 6 of 6"
 
 
 def test_a_grid_needs_heads_on_pixels_of_their_own():
@@ -152,7 +169,7 @@ def test_first_heads_are_local():
     layers = {4: [near, near, *heads], 7: [near, far, *heads]}  # by seed
     runs = [run_of(gaussian_heads(centres, start=[far] * 6), seed=seed) for seed, centres in layers.items()]
     holds, evidence, _ = verdicts.local(*runs)
-    assert holds is None and evidence[-1] == "seeds differ"
+    assert holds is None and evidence[-1] == "seeds differ: seed 4 holds"
     assert evidence[-2].startswith("seed 7: does not hold; heads with over half") and ": 9, 1, 1," in evidence[-2]
     began = [run_of(gaussian_heads([near, near, *heads], start=[near, far] * 3))] * 2  # one of the two layers so
     assert verdicts.local(*began)[0] is None

@@ -591,6 +591,15 @@ def test_reach_over_training_has_two_yardsticks_and_counts_layers_from_one():
     ]
 
 
+def test_a_long_title_stays_clear_of_its_panels_letter():
+    names = ["SA quadratic", "SA quadratic, full covariance", "SA quadratic, 16 heads"]
+    figure = figures.reach_over_training(dict.fromkeys(names, RNG.random((4, 3))), (7, 7))
+    figure.draw_without_rendering()
+    for ax in panels(figure):
+        letter, title = (text.get_window_extent() for text in (ax._left_title, ax.title))
+        assert letter.x1 < title.x0 and letter.width > 0
+
+
 @pytest.mark.parametrize("layers", ["up to", "alone"])
 def test_points_lost_by_depth_draws_each_kernel_in_each_model(layers):
     table = swapped()

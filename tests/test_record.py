@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,10 +47,12 @@ def test_it_is_small_and_names_no_folder_of_a_machine():
     assert not any(place in text for text in texts for place in ("/home/", "/root/", "/tmp/"))
 
 
-def test_its_copies_are_of_whole_notebooks():
+def test_its_copies_are_of_whole_notebooks_and_link_to_each_other():
     for path in (RECORD / "notebooks").glob("*.ipynb"):
-        cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code" and cell.source]
-        assert all(cell.execution_count for cell in cells), path.name
+        cells = nbformat.read(path, as_version=4).cells
+        assert all(c.execution_count for c in cells if c.cell_type == "code" and c.source), path.name
+        links = re.findall(r"\]\(([^):#]+)\)", "".join(c.source for c in cells if c.cell_type == "markdown"))
+        assert links and all((path.parent / link).is_file() for link in links), path.name
 
 
 def test_it_is_drawn_again_beside_itself_without_the_data_set_and_says_the_same(tmp_path):

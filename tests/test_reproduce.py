@@ -168,7 +168,10 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     facts = "sys.executable, os.getcwd(), os.environ['OMP_NUM_THREADS'], 'MPLBACKEND is', os.environ.get('MPLBACKEND')"
     toys.add("02_theory", f"import os, sys; assert 'mine' not in globals(); print({facts})")
     toys.add("03_train", "print(preset, seed)", parameters=PER_RUN, per_run=True)
-    toys.add("04_heads", result("figures/04-f.png"), needs=["03:quadratic"])
+    heads = toys.add("04_heads", result("figures/04-f.png"), needs=["03:quadratic"])
+    linked = nbformat.read(heads, as_version=4)
+    linked.cells += [nbformat.v4.new_markdown_cell("[03](03_train.ipynb) [02](02_theory.ipynb) [05](05_none.ipynb)")]
+    nbformat.write(linked, heads)
     train, threads = "03_train-quadratic-seed0", max(1, runner.cores() // 2)
 
     assert run(toys, at_once=2) == 0
@@ -183,7 +186,9 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     assert str(tmp_path) not in json.dumps(record)
     for file in (toys.output / "notebooks" / f"04_heads{suffix}" for suffix in (".ipynb", ".html")):
         assert str(tmp_path) not in file.read_text()
-    copy = nbformat.read(toys.output / "notebooks" / "02_theory.ipynb", as_version=4)
+    copies = (toys.output / "notebooks" / f"{name}.ipynb" for name in ("02_theory", "04_heads"))
+    copy, other = (nbformat.read(file, as_version=4) for file in copies)
+    assert other.cells[-1].source == "[03](03_train-quadratic-seed0.ipynb) [02](02_theory.ipynb) [05](05_none.ipynb)"
     said = "".join(output.get("text", "") for cell in copy.cells if cell.cell_type == "code" for output in cell.outputs)
     assert said.startswith(f"{sys.executable} {toys.notebooks.resolve()} {threads} MPLBACKEND is") and "agg" not in said
 

@@ -1,5 +1,6 @@
 """Attention layers out, convolutions in: the swapped layer against the attention layer, and what the network loses."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -225,6 +226,16 @@ def test_what_a_network_loses_is_counted_image_by_image(kind, data, monkeypatch)
         for s, size in ((1, 3), (2, 5)):
             swapped = swap(one, {3: size}, **images).attention_layers[2]
             assert found["error"][when, 2, s] == pytest.approx(relative_errors([swapped], layer, x)[0], rel=1e-4)
+    if kind == "quadratic":  # what heads owe to where they went, and to how they sharpened
+        for n, name in enumerate(("centres", "spreads")):
+            back = copy.deepcopy(net)
+            layer = back.attention_layers[2]
+            setattr(layer, name, getattr(start.attention_layers[2], name))
+            swapped = swap(back, {3: 5}).attention_layers[2]
+            moved = relative_errors([swapped], layer, net.layer_inputs(tests)[2])[0]
+            assert found["put_back"][n, 2, 2] == pytest.approx(moved, rel=1e-4)
+            assert found["put_back"][n, 2, 2] != pytest.approx(found["error"][1, 2, 2], rel=0.01)
+    assert ("put_back" in found) == (kind == "quadratic")
     assert found["error"].shape == (2, 3, 4) and found["fitted_error"].shape == (3, 2)
     assert (found["fitted_error"] < found["error"][1, :, 1:3]).all()
 

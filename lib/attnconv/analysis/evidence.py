@@ -24,7 +24,7 @@ SMALL = 7
 def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Placed]:
     """A verdict on one run becomes one on runs of several seeds: what they share, None where they differ.
 
-    The evidence is that of the first run, and a line of each other's.
+    The evidence is that of the first run, and a line of each other's, with its first number.
     """
 
     @wraps(check)
@@ -35,7 +35,7 @@ def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Place
             lines = [*lines, f"seed {run.train.seed}: {words}; {more[0]}"]
             where += [f"seed {run.train.seed} {words}" for words in place if words != where[0]]
         if any(one != holds for one, *_ in others):
-            return None, [*lines, "seeds differ"], ""
+            return None, [*lines, f"seeds differ: seed {runs[0].train.seed} {VERDICTS[holds]}"], ""
         return holds, lines, "; ".join(where)
 
     return of_all

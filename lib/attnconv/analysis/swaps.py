@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnconv.attention import ContentAttention
+from attnconv.attention import ContentAttention, QuadraticAttention
 from attnconv.attention.precision import choose, computing
 from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
 from attnconv.models import AttentionNet, Convolution, build_model
@@ -35,7 +35,8 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
         ``sizes`` (S,) in layer l alone, and in all layers up to l; ``fitted`` (L, F, ...) and ``shuffled`` (L, 1, ...)
         the latter with kernels fitted to what the layers see, and with their taps in another order; ``whole`` (...)
         the network as it is. ``error`` (2, L, S): relative error of each layer as a convolution, before training, NaN
-        where the ``untrained`` network is not known, and after it; ``fitted_error`` (L, F) of the fitted ones.
+        where the ``untrained`` network is not known, and after it; ``fitted_error`` (L, F) of the fitted ones. Of
+        quadratic heads also ``put_back`` (2, L, S): that of each layer with its centres, or its spreads, as they began.
     """
     device = next(trained.parameters()).device
     sizes = [size for size in SIZES if size <= min(trained.config.grid)]
@@ -52,16 +53,22 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
         largest = made(network, sizes[-1], **({"images": shown} if content else {}))
         return [_cropped(largest, size) for size in sizes]
 
-    def errors(network: AttentionNet, swapped: list[AttentionNet]) -> list[list[float]]:
-        x = network.layer_inputs(normalize(data.test_images[:COMPARED].to(device), data.mean, data.std))
+    def errors(network: AttentionNet, swapped: list[AttentionNet], sees: AttentionNet) -> list[list[float]]:
+        x = sees.layer_inputs(normalize(data.test_images[:COMPARED].to(device), data.mean, data.std))
         convs = zip(*(one.attention_layers for one in swapped), strict=True)  # of each layer
         layers = [layer for layer in network.attention_layers if not isinstance(layer, Convolution)]
         return [relative_errors(*each) for each in zip(convs, layers, x, strict=True)]
 
     after = read(trained.eval())
     fitted = [made(trained, size, fit=shown) for size in fits]
-    error = np.array([errors(trained, after)] * 2)
-    error[0] = math.nan if untrained is None else errors(untrained.to(device).eval(), read(untrained))
+    error = np.array([errors(trained, after, trained)] * 2)
+    error[0] = math.nan
+    put_back = {}
+    if untrained is not None:
+        error[0] = errors(untrained.to(device).eval(), read(untrained), untrained)
+    if untrained is not None and trained.config.kind == "quadratic":
+        backs = (_put_back(name, trained, untrained) for name in ("centres", "spreads"))
+        put_back = {"put_back": np.array([errors(back, read(back), trained) for back in backs])}
     shuffled = [_shuffled(_cropped(after[-1], size)) for size in SHUFFLED]
     networks = {"up_to": after, "fitted": fitted, "shuffled": shuffled}
 
@@ -87,8 +94,19 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
     return (
         {name: np.array(value) for name, value in sides.items()}
         | {name: np.packbits(answers, axis=-1) for name, answers in right.items()}
-        | {"error": error, "fitted_error": np.array(errors(trained, fitted))}
+        | {"error": error, "fitted_error": np.array(errors(trained, fitted, trained))}
+        | put_back
     )
+
+
+@torch.no_grad()
+def _put_back(name: str, trained: AttentionNet, untrained: AttentionNet) -> AttentionNet:
+    """A trained network, its heads' ``centres`` or ``spreads`` as they began."""
+    back = copy.deepcopy(trained)
+    for layer, start in zip(back.attention_layers, untrained.attention_layers, strict=True):
+        if isinstance(layer, QuadraticAttention):
+            getattr(layer, name).copy_(getattr(start, name))
+    return back
 
 
 @torch.no_grad()

@@ -230,7 +230,7 @@ class Batch:
                 **dict(kernel_name="python3", language="python", start_timeout=120, iopub_timeout=60),
                 progress_bar=False,
             )
-            without_notes(copy)
+            without_notes(copy, {n: page.removesuffix(".html") for n, page in self.pages.items() if n != FRONT})
             if job.notebook.number != FRONT:
                 export_html(copy, copy.with_suffix(".html"), self.pages)
             return []
@@ -328,9 +328,9 @@ def move_into_place(stage: Path, output: Path, before: Iterable[str]) -> Inputs:
     return made
 
 
-def without_notes(notebook: Path) -> None:
+def without_notes(notebook: Path, copies: Mapping[str, str]) -> None:
     """Remove what names this machine's folders, its memory or the time of day, and the state of widgets.
-    Pictures have 256 colours, which is a third of the size."""
+    Pictures have 256 colours, which is a third of the size. Links lead to these ``copies`` of notebooks, by number."""
     from attnconv.figures.style import of_256_colours  # imports Matplotlib, which takes a second
 
     executed = nbformat.read(notebook, as_version=4)
@@ -340,6 +340,8 @@ def without_notes(notebook: Path) -> None:
     for cell in executed.cells:
         if "injected-parameters" in cell.metadata.get("tags", []):
             cell.id = "injected-parameters"
+        if cell.cell_type == "markdown":  # a notebook that ran for several models has no copy of its own name
+            cell.source = re.sub(r"(?<=]\()(\d\d)_\w+(?=\.ipynb)", lambda m: copies.get(m[1], m[0]), cell.source)
         for data in (output.get("data", {}) for output in cell.get("outputs", ())):
             if "text/plain" in data:
                 data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", ">", data["text/plain"])

@@ -142,7 +142,7 @@ def panels(
     while len(axes) > len(titles):
         axes.pop().remove()
     for place, (ax, title) in enumerate(zip(axes, titles, strict=True)):
-        ax.set_title(textwrap.fill(title, 36))
+        ax.set_title(textwrap.fill(title, 36 if columns < 3 else 20))  # beside its letter
         ax.set_title(string.ascii_lowercase[place] if len(titles) > 1 else "", loc="left", weight="bold")
         ax.set_xlabel(xlabel if place >= (rows - 1) * columns else "")
         ax.set_ylabel(ylabel if place % columns == 0 else "")
