@@ -74,7 +74,7 @@ bench: $(READY)
 	$(VENV)/bin/python benchmarks/conversion.py
 	@if { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; \
 	then $(VENV)/bin/python benchmarks/explorer.py && $(VENV)/bin/python benchmarks/knobs.py; \
-	else echo "The explorer is not timed: there is no chromium on this machine (apt-get install chromium)."; fi
+	else echo "Explorer and knobs are not timed: there is no chromium on this machine (apt-get install chromium)."; fi
 
 lock: $(READY)
 	$(RUN) pip install --quiet uv

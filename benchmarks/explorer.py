@@ -16,9 +16,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import nbformat
 import torch
 
 from attnconv.batch.workspace import open_workspace
@@ -27,7 +27,7 @@ from attnconv.explorer import explore
 from attnconv.models import build_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from browser import KERNEL, chromium, jupyterlab, playwright, run_all  # noqa: E402
+from browser import chromium, jupyterlab, notebook_of, playwright, run_all  # noqa: E402
 from test_explorer_browser import Seen  # noqa: E402
 
 PREPARE = """\
@@ -96,13 +96,10 @@ def dragging(seen: Seen, moves: int) -> None:
     seen.studied()
 
 
-def questions(browser: playwright.Browser, kind: str, folder: Path, address: str, repeats: int) -> None:
+def questions(browser: playwright.Browser, kind: str, lab: Callable, repeats: int) -> None:
     """The widget in JupyterLab: opening, a new image, a changed head."""
-    cells = [nbformat.v4.new_code_cell(source) for source in (PREPARE.format(kind=kind), SHOW)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=KERNEL), folder / f"{kind}.ipynb")
     page = browser.new_page(viewport=dict(width=1500, height=1100))
-    own = address.replace("/lab/", f"/lab/workspaces/{kind}/")  # without the other kind's notebook in a tab
-    page.goto(own.format(notebook=f"{kind}.ipynb"))
+    page.goto(lab(kind, notebook_of(PREPARE.format(kind=kind), SHOW)))
     run_all(page)
     seen = Seen(page)
     opened = time.time()
@@ -124,9 +121,9 @@ def main() -> None:
         for kind in ("quadratic", "learned", "learned_content"):
             hovering(browser, kind, folder, arguments.hovers)
         (folder / "jupyter").mkdir()
-        with jupyterlab(folder, folder / "jupyter") as address:
+        with jupyterlab(folder, folder / "jupyter") as lab:
             for kind in ("quadratic", "learned_content"):
-                questions(browser, kind, folder, address, arguments.questions)
+                questions(browser, kind, lab, arguments.questions)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/knobs.py [--profile evening] [--data PATH] [--keys 10]
 
-Needs Debian's chromium and Playwright's Python package, and the recorded runs of the profile. Every picture is new: it
-has not been drawn before; those of notebooks 04 and 10 are drawn ahead, when their cell runs.
+Needs Debian's chromium and Playwright's Python package, and the recorded runs of the profile. Of
+notebooks 02 and 05 every picture is new; those of 04 and 10 are drawn ahead, when their cell runs.
 """
 
 import argparse
@@ -12,11 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import nbformat
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from browser import KERNEL, chromium, jupyterlab, playwright, run_all  # noqa: E402
-from test_knobs import CELLS, NOTEBOOKS  # noqa: E402
+from browser import chromium, jupyterlab, notebook_of, playwright, run_all  # noqa: E402
+from test_knobs import CELLS, FEWER, code_of  # noqa: E402
 
 LISTEN = """root => {
     root.times = [];
@@ -48,29 +46,18 @@ def turned(page: playwright.Page, root: playwright.Locator, knob: playwright.Loc
     return times
 
 
-def opened(browser: playwright.Browser, address: str, folder: Path, number: str, start: str) -> playwright.Page:
-    """A page of JupyterLab with the cells that a notebook's knobs need."""
-    [path] = NOTEBOOKS.glob(f"{number}_*.ipynb")
-    sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
-    code = [start, *(sources[name] for name in CELLS[number] if name in sources)]  # not what makes a test shorter
-    cells = [nbformat.v4.new_code_cell(source) for source in code]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=KERNEL), folder / f"{number}.ipynb")
-    page = browser.new_page(viewport=dict(width=1400, height=1400))
-    page.goto(address.replace("/lab/", f"/lab/workspaces/{number}/").format(notebook=f"{number}.ipynb"))
-    run_all(page)
-    return page
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time the figures with knobs in a browser.")
     parser.add_argument("--profile", default="evening")
     parser.add_argument("--data", default="")
     parser.add_argument("--keys", type=int, default=10)
     arguments = parser.parse_args()
-    start = f"profile, data, output, preset, seed = {arguments.profile!r}, {arguments.data!r}, '', 'quadratic', None"
-    with tempfile.TemporaryDirectory() as name, chromium() as browser, jupyterlab(Path(name), Path(name)) as address:
+    with tempfile.TemporaryDirectory() as name, chromium() as browser, jupyterlab(Path(name), Path(name)) as lab:
         for number in CELLS:
-            page = opened(browser, address, Path(name), number, start)
+            code = code_of(number, arguments.profile, arguments.data)
+            page = browser.new_page(viewport=dict(width=1400, height=1400))
+            page.goto(lab(number, notebook_of(*(cell for cell in code if cell != FEWER))))
+            run_all(page)
             root = page.locator(".attnconv-knobs")
             root.wait_for(timeout=180_000)
             root.evaluate(LISTEN)

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 from PIL import Image
@@ -139,9 +140,17 @@ def as_widget(browser: playwright.Browser, name: str, traits: str, views: int = 
     return page
 
 
+def notebook_of(*code: str) -> nbformat.NotebookNode:
+    """A notebook with these cells, for which JupyterLab asks for no kernel."""
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in code], metadata=KERNEL)
+
+
 @contextlib.contextmanager
-def jupyterlab(folder: Path, own: Path) -> Iterator[str]:
-    """A JupyterLab on a folder, with all that it writes in ``own``: an address with ``{notebook}`` to fill in."""
+def jupyterlab(folder: Path, own: Path) -> Iterator[Callable[[str, nbformat.NotebookNode], str]]:
+    """A JupyterLab on a folder, with all that it writes in ``own``.
+
+    ``lab(name, notebook)`` writes a notebook there, and gives the address that opens it alone.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -172,7 +181,12 @@ def jupyterlab(folder: Path, own: Path) -> Iterator[str]:
                 time.sleep(0.2)
         try:
             assert server.poll() is None, (own / "log").read_text()
-            yield f"{address}/lab/tree/{{notebook}}?token={token}"
+
+            def lab(name: str, notebook: nbformat.NotebookNode) -> str:
+                nbformat.write(notebook, folder / f"{name}.ipynb")
+                return f"{address}/lab/workspaces/{name}/tree/{name}.ipynb?token={token}"
+
+            yield lab
         finally:
             server.terminate()
             server.wait(20)

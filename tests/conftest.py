@@ -135,16 +135,11 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
-    """A JupyterLab: ``lab(name, notebook)`` writes a notebook there, and gives the address that opens it alone."""
+    """A JupyterLab, as `browser.jupyterlab` starts it, on ``lab.folder``."""
     from browser import jupyterlab
 
     folder = tmp_path_factory.mktemp("notebooks")
-    with jupyterlab(folder, tmp_path_factory.mktemp("jupyter")) as address:
-
-        def lab(name: str, notebook: nbformat.NotebookNode) -> str:
-            nbformat.write(notebook, folder / f"{name}.ipynb")
-            return address.replace("/lab/", f"/lab/workspaces/{name}/").format(notebook=f"{name}.ipynb")
-
+    with jupyterlab(folder, tmp_path_factory.mktemp("jupyter")) as lab:
         lab.folder = folder
         yield lab
 

@@ -42,6 +42,10 @@ def swaps(lost, error_before, error_after, put_back=None, images=IMAGES):
     return dict(sizes=np.array([1, 3, 5, 7]), whole=whole, alone=alone, error=error, put_back=put_back)
 
 
+GRIDS = swaps([[80, 0, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
+"""All layers became 3 x 3 convolutions, by all that training did."""
+
+
 def gaussian_heads(centres, spread=5.0, start=None):
     """heads.npz of quadratic heads with these centres (L, h, 2), before training at ``start``."""
     centres = np.asarray(centres, dtype=float)
@@ -111,7 +115,7 @@ def test_a_grid_is_owed_to_the_ways_of_its_heads():
     assert found is True and where == f"in layer {layers} of 6"
     assert "; 6 as 3 × 3 0.90, 0.30, 0.61, 0.70. Made by moving: 1, 2, 3, 4, 5, 6" in evidence[0]
     assert "layer 4, which the paper's figure shows: 9 such heads, 9 of the nine pixels" in evidence[-1]
-    one = swaps([[80, 0, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
+    one = GRIDS
     at_home = run_of(gaussian_heads([nine()] * 6, start=[0.9 * nine()] * 6), swaps=one)
     first = gaussian_heads([nine()] + [0 * nine()] * 5, start=[nine(3)] * 6)  # a grid in its first layer only
     found, evidence, where = check(first)
@@ -135,7 +139,7 @@ def test_the_smallest_kernel_that_fits_says_whether_a_layer_became_one():
 def test_a_grid_that_is_not_all_around_the_query_is_one_in_part(turned):
     half = np.repeat(nine()[:6], [2, 2, 2, 1, 1, 1], axis=0)  # rows -1 and 0
     half = half[:, ::-1] if turned else half
-    one = swaps([[80, 0, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
+    one = GRIDS
     layers = [half] * 2 + [nine()] * 4
     found, _, where = verdicts.grid(run_of(gaussian_heads(layers[:2] * 3, start=[nine(3)] * 6), swaps=one))
     assert found is True and where == "in part: in layer 1, 2, 3, 4, 5, 6 of 6, not on all sides of the query"
@@ -144,7 +148,7 @@ def test_a_grid_that_is_not_all_around_the_query_is_one_in_part(turned):
 
 
 def test_a_grid_needs_heads_on_pixels_of_their_own():
-    one = swaps([[80, 0, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
+    one = GRIDS
     pairs = np.repeat(nine()[:4], [3, 2, 2, 2], axis=0)  # four pixels for nine heads
     assert verdicts.grid(run_of(gaussian_heads([pairs] * 6), swaps=one))[0] is False
     soft = gaussian_heads([nine()] * 6)

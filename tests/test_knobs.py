@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import io
+import itertools
 import re
 from typing import Any
 
@@ -18,18 +19,17 @@ from attnconv import figures
 from attnconv.analysis import heads
 from attnconv.batch.workspace import REPOSITORY
 from attnconv.explorer import Knobs
-from browser import KERNEL, needs_browser, playwright, run_all
+from browser import needs_browser, notebook_of, playwright, run_all
 
-NOTEBOOKS = REPOSITORY / "notebooks"
+FEWER = "factors = {'layers': factors['layers']}"
+"""In place of all factors of notebook 10, whose runs take longer."""
 CELLS = {
     "02": ("nb02-03", "nb02-05", "nb02-constant", "nb02-07", "nb02-turn"),
     "04": ("nb04-03", "nb04-05", "nb04-07", "nb04-knob"),
     "05": ("nb05-03", "nb05-15", "nb05-knob"),
-    "10": ("nb10-03", "nb10-base", "nb10-05", "FEWER", "nb10-06", "nb10-knob"),
+    "10": ("nb10-03", "nb10-base", "nb10-05", FEWER, "nb10-06", "nb10-knob"),
 }
 """What the knobs of each notebook need, and last the cell that shows them."""
-FEWER = "factors = {'layers': factors['layers']}"
-"""In place of all factors of notebook 10, whose runs take longer."""
 MOVES = {
     "02": ("alpha", "ArrowRight", 0.8),
     "04": ("epoch", "ArrowLeft", 1),
@@ -113,16 +113,19 @@ def test_agreement_of_one_query_is_a_part_of_that_of_all() -> None:
 # --- in the notebooks -----------------------------------------------------------------------------------------------
 
 
+def code_of(number: str, profile: str, data: str = "", output: str = "") -> list[str]:
+    """The cells that show the knobs of a notebook, and what they need."""
+    [path] = (REPOSITORY / "notebooks").glob(f"{number}_*.ipynb")
+    sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells} | {FEWER: FEWER}
+    start = f"profile, data, output, preset, seed = {profile!r}, {data!r}, {output!r}, 'quadratic', None"
+    return [start, *(sources[name] for name in CELLS[number])]
+
+
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """The cells that show the knobs of each notebook, and what they need; in the smoke profile."""
-    output, found = tmp_path_factory.mktemp("smoke"), {}
-    for number, ids in CELLS.items():
-        [path] = (REPOSITORY / "notebooks").glob(f"{number}_*.ipynb")
-        sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
-        start = f"profile, data, output, preset, seed = 'smoke', '', {str(output)!r}, 'quadratic', None"
-        found[number] = [start, *(FEWER if name == "FEWER" else sources[name] for name in ids)]
-    return found
+    output = str(tmp_path_factory.mktemp("smoke"))
+    return {number: code_of(number, "smoke", output=output) for number in CELLS}
 
 
 @pytest.fixture(scope="module")
@@ -197,9 +200,8 @@ def test_05_says_agreement_and_its_ceiling(one: Knobs) -> None:
 @pytest.mark.parametrize("mark", [pytest.param(None, marks=needs_browser)])
 def test_knobs_in_a_real_jupyterlab(browser, lab, cells, shown, mark: None) -> None:
     """A key on a knob: its value is said, and the picture is the one that Python draws for it."""
-    code = [nbformat.v4.new_code_cell(source) for sources in cells.values() for source in sources]
     page = browser.new_page(viewport=dict(width=1400, height=1400))
-    page.goto(lab("knobs", nbformat.v4.new_notebook(cells=code, metadata=KERNEL)))
+    page.goto(lab("knobs", notebook_of(*itertools.chain(*cells.values()))))
     run_all(page)
     page.locator(".attnconv-knobs").nth(len(cells) - 1).wait_for(timeout=180_000)
     for place, (number, (name, key, value)) in enumerate(MOVES.items()):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import nbformat
-
-from browser import KERNEL, needs_browser, playwright, run_all
+from browser import needs_browser, notebook_of, playwright, run_all
 
 pytestmark = needs_browser
 CODE = """from attnconv.config import ModelConfig
@@ -20,8 +18,7 @@ def menu(page: playwright.Page, name: str, item: str) -> None:
 
 
 def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_named_at_once(browser, lab) -> None:
-    cells = [nbformat.v4.new_code_cell(code) for code in (CODE, "Playground()")]
-    address = lab("saved", nbformat.v4.new_notebook(cells=cells, metadata=KERNEL))
+    address = lab("saved", notebook_of(CODE, "Playground()"))
     page = browser.new_page(viewport=dict(width=1400, height=1200))
     page.goto(address)
     run_all(page)

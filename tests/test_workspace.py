@@ -106,6 +106,7 @@ def test_every_seed_and_configuration_has_a_folder_of_its_own(work, run):
     second, other = work.run("quadratic", 1), work.run("quadratic", train_changes={"epochs": 1})
     assert len({run.path, second.path, other.path}) == 3 and {run, second, other} <= set(work.runs())
     assert results.curves([run, second]).shape == (2, 2)
+    assert results.of_all_seeds(second, [run, second, other]) == [second, run]
     groups = results.group([other, second, run])
     assert [len(members) for members in groups.values()] == [1, 2] and all(
         "SA quadratic (" in title for title in groups

@@ -253,7 +253,7 @@ class Profile(Config):
     model: dict[str, Any] = {}  # changes to every preset's `ModelConfig`
     train: dict[str, Any] = {}  # changes to every preset's `TrainConfig`
     presets: dict[str, dict[Literal["model", "train"], dict[str, Any]]] = {}  # changes to one preset; they come last
-    study: Study = Study()  # the many short runs of notebook 10
+    study: Study = Study()  # the many short runs of notebooks 05, 06, 10 and 11
 
     @model_validator(mode="after")
     def _every_run(self) -> Profile:

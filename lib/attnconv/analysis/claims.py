@@ -23,9 +23,8 @@ from pydantic.dataclasses import dataclass
 
 from attnconv.analysis import verdicts
 from attnconv.analysis.evidence import VERDICTS
-from attnconv.analysis.evidence import following as following  # a notebook draws it beside its claims
 from attnconv.config import config_hash, read_yaml
-from attnconv.training.runs import Run, read_json, writing
+from attnconv.training.runs import Run, read_json, write
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class Sentence:
     section: str = ""
     paper: str = "holds"
     reproduction: str = "—"
-    question: str = ""
 
     @property
     def notebook(self) -> str:
@@ -124,10 +122,10 @@ class Claims:
         if key not in SENTENCES:
             raise AttributeError(f"There is no claim {name!r}: {', '.join(SENTENCES)} are.")
 
-        def check(*given: Any, about: str = "", **options: Any) -> Claim:
+        def check(*given: Any, about: str = "") -> Claim:
             flat = [one for value in given for one in (value if isinstance(value, (list, tuple)) else [value])]
             runs = dict.fromkeys(run.label for run in flat if isinstance(run, Run))
-            holds, evidence, *where = getattr(verdicts, name)(*given, **options)
+            holds, evidence, *where = getattr(verdicts, name)(*given)
             return self.record(key, holds, evidence, about or "; ".join(runs), *where)
 
         return check
@@ -138,8 +136,7 @@ class Claims:
         holds = None if holds is None else bool(holds)  # no NumPy
         claim = Claim(key, about, holds, evidence, SENTENCES[key].digest, where)
         self.made = [one for one in self.made if (one.key, one.about) != (key, about)] + [claim]
-        with writing(self.file) as temporary:
-            temporary.write_text(json.dumps([asdict(one) for one in self.made], indent=1) + "\n")
+        write(self.file, json.dumps([asdict(one) for one in self.made], indent=1) + "\n")
         return claim
 
 

@@ -1,9 +1,8 @@
-"""What verdicts are decided by: numbers of finished runs, and words for them. No torch is imported here."""
+"""What verdicts are decided by: numbers of finished runs, and words for them."""
 
 import math
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,12 +27,12 @@ def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Place
     """
 
     @wraps(check)
-    def of_all(*runs: Run, **options: Any) -> Placed:
-        (holds, lines, *where), *others = [check(run, **options) for run in runs]
+    def of_all(*runs: Run) -> Placed:
+        (holds, lines, *where), *others = [check(run) for run in runs]
         for run, (one, more, *place) in zip(runs[1:], others, strict=True):
             words = ", ".join(filter(None, (VERDICTS[one], *place)))
             lines = [*lines, f"seed {run.train.seed}: {words}; {more[0]}"]
-            where += [f"seed {run.train.seed} {words}" for words in place if words != where[0]]
+            where += [f"seed {run.train.seed} {one_place}" for one_place in place if one_place != where[0]]
         if any(one != holds for one, *_ in others):
             return None, [*lines, f"seeds differ: seed {runs[0].train.seed} {VERDICTS[holds]}"], ""
         return holds, lines, "; ".join(where)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnconv.attention import ContentAttention, QuadraticAttention
 from attnconv.attention.precision import choose, computing
 from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
 from attnconv.models import AttentionNet, Convolution, build_model
@@ -42,33 +41,33 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
     sizes = [size for size in SIZES if size <= min(trained.config.grid)]
     fits = [size for size in FITTED if size in sizes]
     shown = normalize(data.train_images[:READ_ON].to(device), data.mean, data.std)
-    layers = range(1, len(trained.blocks) + 1)
+    tests = normalize(data.test_images[:COMPARED].to(device), data.mean, data.std)
+    layers, seen = range(1, len(trained.blocks) + 1), trained.eval().layer_inputs(tests)
 
     def made(network: AttentionNet, size: int, **how: Tensor) -> AttentionNet:
         return swap(network, dict.fromkeys(layers, size), **how)
 
     def read(network: AttentionNet) -> list[AttentionNet]:
         """With kernels of all sizes: the smaller ones are the middle of the largest."""
-        content = isinstance(network.attention_layers[0], ContentAttention)
-        largest = made(network, sizes[-1], **({"images": shown} if content else {}))
+        largest = made(network, sizes[-1], **({"images": shown} if network.config.kind == "learned_content" else {}))
         return [_cropped(largest, size) for size in sizes]
 
-    def errors(network: AttentionNet, swapped: list[AttentionNet], sees: AttentionNet) -> list[list[float]]:
-        x = sees.layer_inputs(normalize(data.test_images[:COMPARED].to(device), data.mean, data.std))
+    def errors(network: AttentionNet, swapped: list[AttentionNet], x: list[Tensor] = seen) -> list[list[float]]:
         convs = zip(*(one.attention_layers for one in swapped), strict=True)  # of each layer
         layers = [layer for layer in network.attention_layers if not isinstance(layer, Convolution)]
         return [relative_errors(*each) for each in zip(convs, layers, x, strict=True)]
 
-    after = read(trained.eval())
+    after = read(trained)
     fitted = [made(trained, size, fit=shown) for size in fits]
-    error = np.array([errors(trained, after, trained)] * 2)
+    error, backs = np.array([errors(trained, after)] * 2), []
     error[0] = math.nan
-    put_back = {}
     if untrained is not None:
-        error[0] = errors(untrained.to(device).eval(), read(untrained), untrained)
-    if untrained is not None and trained.config.kind == "quadratic":
-        backs = (_put_back(name, trained, untrained) for name in ("centres", "spreads"))
-        put_back = {"put_back": np.array([errors(back, read(back), trained) for back in backs])}
+        error[0] = errors(untrained.to(device).eval(), read(untrained), untrained.layer_inputs(tests))
+        for name in ("centres", "spreads") if trained.config.kind == "quadratic" else ():
+            back = copy.deepcopy(trained)
+            first = {key: value for key, value in untrained.state_dict().items() if key.endswith(name)}
+            back.load_state_dict(first, strict=False)
+            backs.append(errors(back, read(back)))
     shuffled = [_shuffled(_cropped(after[-1], size)) for size in SHUFFLED]
     networks = {"up_to": after, "fitted": fitted, "shuffled": shuffled}
 
@@ -94,22 +93,11 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
     return (
         {name: np.array(value) for name, value in sides.items()}
         | {name: np.packbits(answers, axis=-1) for name, answers in right.items()}
-        | {"error": error, "fitted_error": np.array(errors(trained, fitted, trained))}
-        | put_back
+        | {"error": error, "fitted_error": np.array(errors(trained, fitted))}
+        | ({"put_back": np.array(backs)} if backs else {})
     )
 
 
-@torch.no_grad()
-def _put_back(name: str, trained: AttentionNet, untrained: AttentionNet) -> AttentionNet:
-    """A trained network, its heads' ``centres`` or ``spreads`` as they began."""
-    back = copy.deepcopy(trained)
-    for layer, start in zip(back.attention_layers, untrained.attention_layers, strict=True):
-        if isinstance(layer, QuadraticAttention):
-            getattr(layer, name).copy_(getattr(start, name))
-    return back
-
-
-@torch.no_grad()
 def _cropped(network: AttentionNet, size: int) -> AttentionNet:
     """A swapped network with the middle of its kernels, which is what would be read with kernels of that size."""
     cropped = copy.deepcopy(network)

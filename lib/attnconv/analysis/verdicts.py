@@ -1,8 +1,8 @@
 """Verdicts: each claim of claims.yaml is a function here, from finished runs (or numbers) to what was found.
 
-Every function returns the verdict and the evidence, a line for each number that decided. The verdict is None where the
-noise is too large to tell, or something is missing. `claims` makes cards of them. First comes the theorem, then
-quadratic heads, learned ones, and accuracy.
+Every function returns the verdict and the evidence, a line for each number that decided; some, where it holds. The
+verdict is None where the noise is too large to tell, or something is missing. `claims` makes cards of them. First comes
+the theorem, then quadratic heads, learned ones, and accuracy.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnconv.analysis import evidence, results
 from attnconv.analysis.evidence import Placed, Verdict, by_layer, listed, numbered, of_every_seed, significance
-from attnconv.analysis.heads import taps_by_chance
+from attnconv.analysis.heads import kernel_cells, taps_by_chance
 from attnconv.cost import cost
 from attnconv.training.runs import Run
 
@@ -67,14 +67,11 @@ def grid(run: Run) -> Placed:
     if "put_back" not in run.swaps:
         return None, [NOT_MEASURED], ""
     fine, unsure, _, lines, deciding = evidence.small_convolutions(run)
-    sharp, centres = run.heads["mass"][-1] > 0.5, run.heads["parameter_centre"][[0, -1]]
-    moved = pd.DataFrame(np.linalg.norm(centres[1] - centres[0], axis=-1))
-    pixels = np.rint(centres)
-    near = (np.abs(pixels) <= 1).all(-1)  # (2, L, h)
-    near[1] &= sharp
-    places = [evidence.distinct(*each) for each in zip(pixels, near, strict=True)]
-    snapped, own = (np.array([*map(len, of_layers)]) for of_layers in places)
-    around = np.array([{-1, 1} <= {row for row, _ in one} & {column for _, column in one} for one in places[1]])
+    mass, centres = run.heads["mass"][-1], run.heads["parameter_centre"][[0, -1]]
+    sharp, moved = mass > 0.5, pd.DataFrame(np.linalg.norm(centres[1] - centres[0], axis=-1))
+    snapped, cells = (kernel_cells(m, c, 3) for m, c in zip((np.ones_like(mass), mass), centres, strict=True))
+    snapped, own = snapped.sum((1, 2)), cells.sum((1, 2))
+    around = np.array([{0, 2} <= {*rows} & {*columns} for rows, columns in map(np.nonzero, cells)])
     error = np.concatenate([run.swaps["error"], run.swaps["put_back"]])[:, np.arange(len(own)), deciding]
     there, (then, now, back, _) = fine & (own > 4), error
     made = there & (own > snapped) & (now <= 0.75 * then) & (back >= (then + now) / 2)  # half of the gain is lost
@@ -407,11 +404,10 @@ def convolution_start(
     others: Mapping[str, Mapping[int, Sequence[Run]]],
 ) -> Verdict:
     """Runs from two starts, and from others by name, by the number of their training images; the fewest decide."""
-    fewest = min(taps)
-    holds, _ = results.ahead(taps[fewest], paper[fewest])
-    lines = [f"{images:,} images: {results.ahead(taps[images], paper[images])[1]}" for images in sorted(taps)]
+    fewest, found = min(taps), {images: results.ahead(taps[images], paper[images]) for images in sorted(taps)}
+    lines = [f"{images:,} images: {words}" for images, (_, words) in found.items()]
     for name, runs in others.items():
         lines.append(f"{fewest:,} images, against {name}: {results.ahead(taps[fewest], runs[fewest])[1]}")
     if (seeds := len(taps[fewest])) < 2:
         return None, [*lines, "a single seed, so the noise is not known"]
-    return holds, [*lines, f"seeds: {seeds}"]
+    return found[fewest][0], [*lines, f"seeds: {seeds}"]

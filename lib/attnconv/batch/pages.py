@@ -24,13 +24,13 @@ from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
 
 from attnconv.analysis.claims import recorded
+from attnconv.analysis.heads import kernel_cells
 from attnconv.batch.plan import title_of
 from attnconv.training.runs import Run, find_runs, read_json, write
 
 FRONT = "00"  # number of the notebook that is the index
 # Pages beside the index, and the buttons that lead there.
 LINKS = {"playground": "Move the heads", "explorer": "Look into a trained network"}
-ON_TAPS = 0.5  # a head with more than this share of its attention on one pixel is a tap
 IN_FULL = 0.01  # a layer may be swapped for this loss of accuracy
 # Forms of output that a page shows, the first that there is. A widget would need scripts from the network.
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
@@ -80,7 +80,7 @@ def _body(notebook: Path, pages: Mapping[str, str], *, code: bool = True) -> str
     exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
     exporter.exclude_input = not code
     body, _ = exporter.from_notebook_node(executed)
-    body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # Matplotlib's player asks for a font of icons
+    body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # an output may ask for a style sheet
     body = re.sub(r'href="\.\./[^"]*"', 'href="../index.html"', body)
     return re.sub(r'href="([^"/:]+)\.ipynb"', lambda m: f'href="{pages.get(m[1][:2], m[1] + ".html")}"', body)
 
@@ -142,9 +142,7 @@ def write_page(output: Path) -> Path:
 def _film(run: Run) -> dict[str, Any]:
     """The layer whose heads end on most taps of a 3 x 3 kernel: row, column and precision by epoch and head."""
     centres, precision = run.heads["parameter_centre"], np.sqrt(np.abs(np.linalg.det(run.heads["precision"])))
-    ends, sharp = np.rint(centres[-1]), run.heads["mass"][-1] > ON_TAPS
-    taps = [len({*map(tuple, at[on & (np.abs(at) < 2).all(-1)])}) for at, on in zip(ends, sharp, strict=True)]
-    layer = int(np.argmax(taps))
+    layer = int(kernel_cells(run.heads["mass"][-1], centres[-1], 3).sum((1, 2)).argmax())
     there = np.isfinite(centres[0, layer]).all(-1)  # of fewer heads than in other layers
     heads = np.concatenate([centres[:, layer], precision[:, layer, :, None]], -1, dtype=float)[:, there]
     return {"layer": layer + 1, "heads": heads.round(3).tolist()}

@@ -14,7 +14,7 @@ import ipywidgets
 from IPython.display import display
 
 from attnconv.figures.style import of_256_colours
-from attnconv.training.runs import writing
+from attnconv.training.runs import write
 
 FRONT = Path(__file__).with_name("front")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
@@ -94,6 +94,5 @@ class Widget(Pictured, anywidget.AnyWidget):
     def export_html(self, path: str | Path) -> Path:
         """Write `page` to a file and return its path."""
         path = Path(path)
-        with writing(path) as temporary:
-            temporary.write_text(self.page())
+        write(path, self.page())
         return path

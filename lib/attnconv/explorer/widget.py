@@ -28,7 +28,7 @@ from attnconv.explorer.edits import SIGMAS
 from attnconv.explorer.images import pool_of, size_of
 from attnconv.explorer.sides import Side, run_title, side_of
 from attnconv.training.data import normalize
-from attnconv.training.runs import Run, find_runs, writing
+from attnconv.training.runs import Run, find_runs, write
 
 WEIGHTS_LIMIT, SITE_LIMIT = 10_000_000, 3_500_000  # bytes of the weights in a page, and in each page of a site
 SITE_IMAGES = "explorer-images.js"  # of a site: the images that all its pages show
@@ -244,12 +244,10 @@ class Explorer(assets.Widget):
         site = {"explorer.html": first} | site
         shown = {one["title"]: array(one["pixels"]) for one in map(self._pool.shown, self._pool.some(STRIP))}
         images = Path(folder) / SITE_IMAGES
-        with writing(images) as temporary:
-            temporary.write_text(f"globalThis.attnconvImages = {json.dumps(as_text(pack(shown)))};\n")
+        write(images, f"globalThis.attnconvImages = {json.dumps(as_text(pack(shown)))};\n")
         for file, run in site.items():
             explorer = self if run is first else Explorer(run, self._pool)
-            with writing(images.with_name(file)) as temporary:
-                temporary.write_text(explorer.page(site))
+            write(images.with_name(file), explorer.page(site))
         return [images.with_name(file) for file in site]
 
 

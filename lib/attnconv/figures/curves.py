@@ -138,7 +138,7 @@ def lines(
         if lowest < 0:
             ax.axhline(0, color="0.4", linewidth=0.8, zorder=1)
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    handles = [line for line in max((ax.lines for ax in axes), key=len) if not str(line.get_label()).startswith("_")]
+    handles = max((ax.get_legend_handles_labels()[0] for ax in axes), key=len)
     if len(handles) > 1:
         legend_below(figure, handles)
     return figure

@@ -108,7 +108,7 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, following: ArrayLik
     """How far heads follow the query, over how far images agree at all: (layers, heads) each, in [0, 1].
 
     On the line a head's pattern moves with the query as well as two halves of the images agree without moving. Filled
-    marks are heads that are ``following`` the query (`claims.following`).
+    marks are heads that are ``following`` the query (`analysis.evidence.following`).
     """
     moved, same = array(moved, "moved (layers, heads)"), array(same, "same (layers, heads)")
     figure = style.new_figure(SINGLE, 3.3)
@@ -133,7 +133,7 @@ def score_shares(shares: ArrayLike, following: ArrayLike) -> Figure:
     """What makes the scores of content heads vary, in three parts (3, layers, heads): a panel a layer, a bar a head.
 
     The parts are those of `heads.score_shares`. Heads are ordered by the first; the numbers of those that are
-    ``following`` the query (`claims.following`) are bold and framed.
+    ``following`` the query (`analysis.evidence.following`) are bold and framed.
     """
     shares = array(shares, "shares (3, layers, heads)")
     parts = ["the same for every image and query", "with what the query holds", "comparison of contents"]

@@ -264,7 +264,7 @@ export class Model {
   }
 }
 
-/** Numbers about a map, as `attnconv.heads.describe` defines them. */
+/** Numbers about a map, as `attnconv.analysis.heads.describe` defines them. */
 export function describe(map, height, width, [i, j]) {
   let row = 0, column = 0, reach = 0, entropy = 0, best = 0;
   for (let k = 0, at = 0; k < height; k++)
@@ -314,7 +314,7 @@ export function covarianceOf([a, b, c, d]) {
 
 /** The whole number next to it, halves to the even one, as numpy has it. */
 const whole = (value) => (Math.abs(value % 1) === 0.5 ? 2 * Math.round(value / 2) : Math.round(value));
-const LEAST = 0.5; // of a head's attention on one pixel: then it is a tap (`TAP_MASS` of attnconv.heads)
+const LEAST = 0.5; // of a head's attention on one pixel: then it is a tap (`TAP_MASS` of attnconv.analysis.heads)
 const UNIFORM = 0.95; // of the largest possible entropy
 const LONG = 3; // times as long as wide
 const SIZES = [1, 3, 5, 7, 9]; // of the kernels that can be read
@@ -332,7 +332,7 @@ export const KINDS = {
   off: "switched off: it adds nothing",
 };
 
-/** The query in the middle, at which `attnconv.heads.geometry` measures heads too. */
+/** The query in the middle, at which `attnconv.analysis.heads.geometry` measures heads too. */
 export const middleOf = ({ height, width }) => [height >> 1, width >> 1];
 
 /** One head from the middle of the picture: its kind (of KINDS), and the whole shift that it looks at. */
@@ -353,7 +353,7 @@ function kindOf(model, layer, head, map) {
   return { kind, mass: kind === "off" ? 0 : mass, shift, told };
 }
 
-/** Taps of a K x K kernel that have a head, as `kernel_cells` of attnconv.heads counts them: the number of them.
+/** Taps of a K x K kernel that have a head, as `kernel_cells` of attnconv.analysis.heads counts them: their number.
  *
  * A head covers the whole shift nearest to its centre if more than half of its attention is there. Of an even kernel
  * any of the four middle taps may be the query's: that for which most are covered.
