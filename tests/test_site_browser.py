@@ -94,7 +94,7 @@ def fits(page: playwright.Page) -> bool:
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-LOWEST_CONTRAST = r"""() => {
+LOWEST_CONTRAST = r"""(within) => {
   const rgb = (text) => text.match(/[\d.]+/g).map(Number)
   const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4
   const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255)
@@ -106,7 +106,7 @@ LOWEST_CONTRAST = r"""() => {
     return [255, 255, 255]
   }
   const written = (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim())
-  const words = [...document.querySelectorAll("body *:not(script, style)")]
+  const words = [...document.querySelectorAll(`${within || "body"} *:not(script, style)`)]
   return Math.min(...words.filter((element) => element.checkVisibility() && written(element)).map((element) => {
     const [a, b] = [light(rgb(getComputedStyle(element).color)), light(behind(element))].sort((x, y) => y - x)
     return (a + 0.05) / (b + 0.05)
@@ -135,6 +135,16 @@ def test_the_first_screen_asks_shows_heads_and_leads_on(page: playwright.Page, s
         box = page.locator(shown).bounding_box()
         assert box["y"] >= 0 and box["y"] + box["height"] <= page.viewport_size["height"], shown
     assert "Does it learn to be one?" in page.locator("h1").first.inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_links_to_other_models_are_read_on_either_back(browser: playwright.Browser, scheme: str) -> None:
+    page = browser.new_page(color_scheme=scheme)
+    page.goto((RECORD / "explorer.html").as_uri())
+    page.locator("#models a").first.wait_for()
+    lowest = page.evaluate(LOWEST_CONTRAST, "#models")
+    page.close()
+    assert lowest >= 4.5
 
 
 @LIGHT
