@@ -141,7 +141,7 @@ def test_a_lead_is_undecided_within_its_noise():
     holds, evidence = results.ahead(runs(0.91, 0.92, 0.93), runs(0.905, 0.905, 0.905))
     assert holds is None and "standard error of the difference 0.7" in evidence
     assert results.ahead(runs(0.91, 0.92, 0.93), runs(0.88, 0.88, 0.88))[0] is True
-    # One seed is taken to spread by 0.7 points, each side (0.25 from ten epochs on), or as the other does: more, if so.
+    # One seed is taken to spread by 0.7 points, each side (0.45 from ten epochs on), or as the other does: more, if so.
     assert results.ahead(runs(0.955, epochs=10), runs(0.94, epochs=10))[0] is True
     assert results.ahead(runs(0.955, epochs=10), runs(0.94, epochs=9))[0] is None
     holds, evidence = results.ahead(runs(0.955), runs(0.95), margin=2)
