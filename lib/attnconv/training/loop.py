@@ -187,9 +187,9 @@ class Trainer:
         if self.computation.compiled and (cuda or machine.compiler_works()):
             torch._dynamo.reset()  # models share one forward: beyond eight of them dynamo would quietly stop compiling
             # On a CPU the compiler's own random numbers, for dropout, take twice as long as torch's.
-            options = None if cuda else {"fallback_random": True}
+            random: dict[str, Any] | None = None if cuda else {"fallback_random": True}
             # A graph for all batch sizes would be slower.
-            self.forward = torch.compile(self.model, dynamic=False, options=options)
+            self.forward = torch.compile(self.model, dynamic=False, options=random)
         if cuda:
             torch.backends.cudnn.benchmark = True
         for optimizer in self.optimizers:
