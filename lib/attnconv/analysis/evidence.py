@@ -34,7 +34,8 @@ def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Place
             lines = [*lines, f"seed {run.train.seed}: {words}; {more[0]}"]
             where += [f"seed {run.train.seed} {one_place}" for one_place in place if one_place != where[0]]
         if any(one != holds for one, *_ in others):
-            return None, [*lines, f"seeds differ: seed {runs[0].train.seed} {VERDICTS[holds]}"], ""
+            words = ", ".join(filter(None, (VERDICTS[holds], *where[:1])))
+            return None, [*lines, f"seeds differ: seed {runs[0].train.seed} {words}"], ""
         return holds, lines, "; ".join(where)
 
     return of_all

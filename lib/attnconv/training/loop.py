@@ -186,10 +186,9 @@ class Trainer:
         self.team.align(self.model)
         if self.computation.compiled and (cuda or machine.compiler_works()):
             torch._dynamo.reset()  # models share one forward: beyond eight of them dynamo would quietly stop compiling
-            # On a CPU the compiler's own random numbers, for dropout, take twice as long as torch's.
-            random: dict[str, Any] | None = None if cuda else {"fallback_random": True}
-            # A graph for all batch sizes would be slower.
-            self.forward = torch.compile(self.model, dynamic=False, options=random)
+            # A graph for all batch sizes would be slower. On a CPU the compiler's own random numbers, for dropout, take
+            # twice as long as torch's.
+            self.forward = torch.compile(self.model, dynamic=False, options={"fallback_random": not cuda})
         if cuda:
             torch.backends.cudnn.benchmark = True
         for optimizer in self.optimizers:
