@@ -50,7 +50,7 @@ def _accuracies(file: Path) -> dict[str, tuple[str, str]]:
         return {}
     table = pd.read_csv(file).set_index("Model")[["Accuracy (%)", "±", "Seeds", "Epochs"]]
     return {
-        model: (f"{a + 1e-6:.1f}" + (f" ± {spread:.2f}" if seeds > 1 else ""), f"{epochs}")  # 88.35 is 88.4
+        model: (f"{a:.2f} ± {spread:.2f}" if seeds > 1 else f"{a:.1f}", f"{epochs}")
         for model, a, spread, seeds, epochs in table.itertuples()
     }
 

@@ -179,7 +179,8 @@ def test_first_heads_are_local():
     assert verdicts.local(*began)[0] is None
     assert verdicts.local(runs[0], runs[0])[0] is True and verdicts.local(runs[1], runs[1])[0] is False
     placed = verdicts.of_every_seed(lambda run: (run is runs[0], ["a line"], "in layer 1" * (run is runs[0])))
-    assert placed(*runs) == (None, [*placed(*runs)[1][:-1], "seeds differ: seed 4 holds, in layer 1"], "")
+    holds, evidence, where = placed(*runs)
+    assert holds is None and where == "" and evidence[-1] == "seeds differ: seed 4 holds, in layer 1"
 
 
 def test_deeper_heads_look_farther():

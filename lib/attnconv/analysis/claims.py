@@ -22,7 +22,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from attnconv.analysis import verdicts
-from attnconv.analysis.evidence import VERDICTS
+from attnconv.analysis.evidence import VERDICTS, in_words
 from attnconv.config import config_hash, read_yaml
 from attnconv.training.runs import Run, read_json, write
 
@@ -82,7 +82,7 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        return ", ".join(filter(None, (VERDICTS[self.holds], self.where)))
+        return in_words(self.holds, self.where)
 
     @property
     def heading(self) -> tuple[str, str]:

@@ -20,6 +20,11 @@ SMALL = 7
 """Side of the largest kernel that is called small: heads on pixels around the query."""
 
 
+def in_words(holds: bool | None, where: str = "") -> str:
+    """A verdict, and of what it holds, where that is not all."""
+    return ", ".join(filter(None, (VERDICTS[holds], where)))
+
+
 def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Placed]:
     """A verdict on one run becomes one on runs of several seeds: what they share, None where they differ.
 
@@ -30,12 +35,10 @@ def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Place
     def of_all(*runs: Run) -> Placed:
         (holds, lines, *where), *others = [check(run) for run in runs]
         for run, (one, more, *place) in zip(runs[1:], others, strict=True):
-            words = ", ".join(filter(None, (VERDICTS[one], *place)))
-            lines = [*lines, f"seed {run.train.seed}: {words}; {more[0]}"]
+            lines = [*lines, f"seed {run.train.seed}: {in_words(one, *place)}; {more[0]}"]
             where += [f"seed {run.train.seed} {one_place}" for one_place in place if one_place != where[0]]
         if any(one != holds for one, *_ in others):
-            words = ", ".join(filter(None, (VERDICTS[holds], *where[:1])))
-            return None, [*lines, f"seeds differ: seed {runs[0].train.seed} {words}"], ""
+            return None, [*lines, f"seeds differ: seed {runs[0].train.seed} {in_words(holds, *where[:1])}"], ""
         return holds, lines, "; ".join(where)
 
     return of_all

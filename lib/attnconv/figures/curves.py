@@ -194,7 +194,7 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
         if len(shuffled):
             look = {"color": "0.55", "linestyle": DASHED, "linewidth": 0.9}
             _means(ax, shuffled, "layer", "lost", "3 × 3, taps shuffled", **look)
-        whole = own["whole"].mean()  # 88.35 shows as 88.4, however it was summed up
+        whole = own["whole"].mean()
         ax.axhline(0, color="black", linewidth=0.8, zorder=1, label="attention everywhere")
         ax.axhline(1, color="black", linewidth=0.8, zorder=1, linestyle=(0, (1, 3)), label="one point")
         ax.axhline(whole - chance, color="0.5", linewidth=0.8, zorder=1, linestyle=DOTTED, label="chance")
@@ -202,7 +202,7 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
         ax.set_xticks(depth, [f"{n}" if alone or n == 1 else f"1–{n}" for n in depth])
         ax.set_yscale("symlog", linthresh=1)
         ax.set_yticks([0, 1, 3, 10, 30, 100], ["0", "1", "3", "10", "30", "100"], minor=False)
-        ax.set(ylim=(110, min(-0.6, 1.1 * own["lost"].min())), title=f"{model}\n{whole + 1e-6:.1f}%")
+        ax.set(ylim=(110, min(-0.6, 1.1 * own["lost"].min())), title=f"{model}\n{whole:.2f}%")
         ax.yaxis.minorticks_off()
     legend_below(figure)
     return figure
