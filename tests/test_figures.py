@@ -605,7 +605,7 @@ def test_points_lost_by_depth_draws_each_kernel_in_each_model(layers):
     table = swapped()
     figure = figures.points_lost_by_depth(table, 10, layers)
     axes, entries = panels(figure), legend(figure)
-    assert [ax.get_title() for ax in axes] == ["A\n90.0%", "B\n60.0%"]
+    assert [ax.get_title() for ax in axes] == ["A\n90.00%", "B\n60.00%"]
     assert names(axes[0].get_xticklabels()) == (["1", "1–2", "1–3"] if layers == "up to" else ["1", "2", "3"])
     below = "Layers that are convolutions" if layers == "up to" else "Layer that is a convolution"
     assert axis_names(figure) == [(below, "Points of accuracy lost\n(linear to 1, then logarithmic)"), (below, "")]
