@@ -155,13 +155,32 @@ def test_muon_takes_the_matrices_and_kernels_between_input_and_classifier(data):
 
 
 def test_a_run_says_how_it_computed_and_goes_on_like_that_elsewhere(data, tmp_path, monkeypatch):
-    ways = [Computation(bfloat16=True), Computation()]
-    monkeypatch.setattr(training, "choose", lambda *_: ways[0])
+    half, single = Computation(bfloat16=True), Computation()
+    monkeypatch.setattr(training, "choose", lambda *_: single)
     whole = train(MODEL, RECIPE, data, tmp_path / "whole")
-    assert whole.config["environment"]["computation"] == "bfloat16"
+    assert whole.config["environment"]["computation"] == "float32"
     interrupted(monkeypatch, 9, MODEL, RECIPE, data, tmp_path / "cut")
-    monkeypatch.setattr(training, "choose", lambda *_: ways[1])  # a machine that would choose otherwise
+    monkeypatch.setattr(training, "choose", lambda *_: half)  # a machine that would choose otherwise
     assert_same_run(train(MODEL, RECIPE, data, tmp_path / "cut"), whole)
+
+
+@pytest.mark.parametrize("precision", ["auto", "bfloat16"])
+def test_a_run_begun_in_bfloat16_goes_on_in_float32_where_that_is_all(precision, data, tmp_path, monkeypatch):
+    """On a CPU without the instructions bfloat16 is many times slower; who asks for it has it all the same."""
+    recipe = replace(RECIPE, {"precision": precision})
+    monkeypatch.setattr(training, "choose", lambda *_: Computation(bfloat16=True))
+    whole = train(MODEL, recipe, data, tmp_path / "whole")
+    assert whole.config["environment"]["computation"] == "bfloat16"
+    interrupted(monkeypatch, 9, MODEL, recipe, data, tmp_path / "cut")
+    monkeypatch.setattr(training, "choose", lambda *_: Computation())
+    if precision == "bfloat16":
+        assert_same_run(train(MODEL, recipe, data, tmp_path / "cut"), whole)
+        return
+    with pytest.warns(UserWarning, match="goes on in float32: it was begun in bfloat16"):
+        cut = train(MODEL, recipe, data, tmp_path / "cut")
+    assert [one["computation"] for one in cut.config["sessions"]] == ["bfloat16", "float32"]
+    assert cut.metrics[-1]["train_loss"] != whole.metrics[-1]["train_loss"]
+    assert cut.metrics[-1]["train_loss"] == pytest.approx(whole.metrics[-1]["train_loss"], rel=0.02)
 
 
 def test_what_is_compiled_on_a_cpu(monkeypatch):

@@ -8,8 +8,8 @@ Without its bookkeeping, the loop is this:
             optimizer.step()
 
 All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and dropout. So a run
-that was stopped and resumed ends with the same bits, on a CPU, as one that was never stopped. Under torchrun the same
-loop runs in every process (`machine.Team`).
+that was stopped and resumed ends with the same bits, on CPUs of one kind, as one that was never stopped. Under torchrun
+the same loop runs in every process (`machine.Team`).
 """
 
 import contextlib
@@ -262,7 +262,11 @@ class Trainer:
             self.epoch, self.step, self.seconds = state["place"]
             self.sums, self.metrics = state["sums"].to(self.device), json.loads(state["metrics"])
             self.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
-            self.computation = Computation(**state["computation"])  # this machine might choose another
+            chosen, self.computation = self.computation, Computation(**state["computation"])  # bits stay the same
+            if self.config.precision == "auto" and self.computation.bfloat16 > chosen.bfloat16:
+                slow = "goes on in float32: it was begun in bfloat16, for which this machine has no instructions."
+                warnings.warn(f"{self.folder.name} {slow}", stacklevel=4)
+                self.computation = replace(chosen, compiled=self.computation.compiled)
             torch.set_rng_state(state["rng"][team.rank].clone())  # torch crashes on part of a tensor
             if state["cuda_rng"] is not None and self.device.type == "cuda":
                 torch.cuda.set_rng_state(state["cuda_rng"][team.rank].clone(), self.device)
