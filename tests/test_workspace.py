@@ -1,6 +1,7 @@
 """What notebooks work with: where results go, that runs are found and never overwritten, and rows of Table 1."""
 
 import json
+import math
 import shutil
 from types import SimpleNamespace
 
@@ -152,6 +153,16 @@ def test_a_lead_is_undecided_within_its_noise():
     assert results.ahead(runs(0.952), runs(0.94), margin=0)[0] is None
     assert results.ahead(runs(0.97), runs(0.9401, 0.94, 0.9399))[0] is True
     assert results.ahead(runs(0.97), runs(0.96, 0.94, 0.92))[0] is None
+
+
+def test_the_spread_over_seeds_that_would_undo_a_verdict():
+    """1.96 errors must be 1.5 points: 0.765, of which the images' are 0.41 and 0.46 each side's of one seed."""
+    one, other = runs(0.91, epochs=10), runs(0.895, epochs=10)
+    assert results.undone_by(one, other) == pytest.approx(0.46, abs=0.011)
+    for spread, holds in ((0.45, True), (0.47, None)):
+        assert results.ahead(one, other, spread=spread)[0] is holds
+    assert results.undone_by(other, one, 3.0) == results.undone_by(one, other)  # a margin counts
+    assert results.undone_by(runs(0.91, 0.92), runs(0.89, 0.89)) == math.inf  # nothing is assumed
 
 
 def test_answers_to_the_same_images_are_compared_image_by_image():

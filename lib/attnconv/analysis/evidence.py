@@ -26,20 +26,24 @@ def in_words(holds: bool | None, where: str = "") -> str:
 
 
 def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Placed]:
-    """A verdict on one run becomes one on runs of several seeds: what they share, None where they differ.
+    """A verdict on one run becomes one on runs of several seeds: what they share, None and a count where they differ.
 
     The evidence is that of the first run, and a line of each other's, with its first number.
     """
 
     @wraps(check)
     def of_all(*runs: Run) -> Placed:
-        (holds, lines, *where), *others = [check(run) for run in runs]
-        for run, (one, more, *place) in zip(runs[1:], others, strict=True):
-            lines = [*lines, f"seed {run.train.seed}: {in_words(one, *place)}; {more[0]}"]
-            where += [f"seed {run.train.seed} {one_place}" for one_place in place if one_place != where[0]]
-        if any(one != holds for one, *_ in others):
-            return None, [*lines, f"seeds differ: seed {runs[0].train.seed} {in_words(holds, *where[:1])}"], ""
-        return holds, lines, "; ".join(where)
+        seeds, found = [run.train.seed for run in runs], [check(run) for run in runs]
+        holds, places = [one[0] for one in found], ["".join(one[2:]) for one in found]
+        said = [f"seed {seed} {in_words(one, where)}" for seed, one, where in zip(seeds, holds, places, strict=True)]
+        lines = [*found[0][1], *(f"{words}; {one[1][0]}" for words, one in zip(said[1:], found[1:], strict=True))]
+        if len({*holds}) == 1:
+            other = [f"seed {seed} {where}" for seed, where in zip(seeds, places, strict=True) if where != places[0]]
+            return holds[0], lines, "; ".join(filter(None, [places[0], *other]))
+        part = all("in part" in place for one, place in zip(holds, places, strict=True) if one)
+        counts = f"holds {'in part ' * (part and any(holds))}in {holds.count(True) or 'none'} of {len(runs)} networks"
+        counts += f", fails in {holds.count(False)}" * (False in holds)
+        return None, [*lines, f"seeds differ: {said[0]}"], counts
 
     return of_all
 

@@ -1,6 +1,7 @@
 """From run folders to Table 1 and the curves of figure 2: which runs belong together, what they cost, who is ahead."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -150,13 +151,16 @@ def difference(run: Run) -> str:
     return ", ".join(said)
 
 
-def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> tuple[bool | None, str]:
+def ahead(
+    better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0, spread: float | None = None
+) -> tuple[bool | None, str]:
     """Whether runs are more accurate than others, by the mean over their seeds, and the numbers in words.
 
     ``margin``: points that they may lie behind. None where chance may be the reason (5%, Student's t). The standard
     error of the difference has two parts: of the images, one by one where all runs kept their answers to the same test
     images, else of two independent accuracies; and of the seeds. A side with one seed is taken to spread as the other
-    does, and by `SEED_SPREAD` at least, but for runs that all go on from the same one, which share what chance gave it.
+    does, and by `SEED_SPREAD` at least, but for runs that all go on from the same one, which share what chance gave it;
+    or by ``spread``, in points, if that is given.
     """
     both = [*better, *worse]
     a, b = (100 * float(np.mean([run.test_accuracy for run in runs])) for runs in (better, worse))
@@ -172,7 +176,9 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
         for s in (better, worse)
         if len(s) > 1
     ]
-    lone = max([*several, (least, math.inf)])  # of a side with one seed: variance, degrees of freedom
+    lone = (
+        max([*several, (least, math.inf)]) if spread is None else (spread**2, math.inf)
+    )  # variance, degrees of freedom
     of_seeds, doubt = 0.0, 0.0
     for runs in (better, worse):
         spread, free = several.pop(0) if len(runs) > 1 else lone
@@ -184,6 +190,13 @@ def ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> t
     holds = None if abs(lead) <= surely(freedom) * math.sqrt(total) else lead > 0
     parts = f"{how} {error:.1f}" + (f"; seeds {math.sqrt(of_seeds):.1f}" if of_seeds else "")
     return holds, f"{a:.1f}% against {b:.1f}%, standard error of the difference {math.sqrt(total):.1f} ({parts})"
+
+
+def undone_by(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> float:
+    """The spread over seeds, in points, of a model trained once that would make `ahead` undecided; infinite if none."""
+    if min(len(better), len(worse)) > 1:
+        return math.inf
+    return bisect_left(range(1000), True, key=lambda s: ahead(better, worse, margin, s / 100)[0] is None) / 100
 
 
 def _usual_spread(runs: Sequence[Run]) -> float:

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -67,26 +68,32 @@ def grid(run: Run) -> Placed:
     if "put_back" not in run.swaps:
         return None, [NOT_MEASURED], ""
     fine, unsure, _, lines, deciding = evidence.small_convolutions(run)
+    sizes = run.swaps["sizes"]
     mass, centres = run.heads["mass"][-1], run.heads["parameter_centre"][[0, -1]]
     sharp, moved = mass > 0.5, pd.DataFrame(np.linalg.norm(centres[1] - centres[0], axis=-1))
     snapped, cells = (kernel_cells(m, c, 3) for m, c in zip((np.ones_like(mass), mass), centres, strict=True))
     snapped, own = snapped.sum((1, 2)), cells.sum((1, 2))
     around = np.array([{0, 2} <= {*rows} & {*columns} for rows, columns in map(np.nonzero, cells)])
-    error = np.concatenate([run.swaps["error"], run.swaps["put_back"]])[:, np.arange(len(own)), deciding]
-    there, (then, now, back, _) = fine & (own > 4), error
+    errors = np.concatenate([run.swaps["error"], run.swaps["put_back"]])  # (4, L, sizes)
+    there, (then, now, back, _) = fine & (own > 4), errors[:, np.arange(len(own)), deciding]
     made = there & (own > snapped) & (now <= 0.75 * then) & (back >= (then + now) / 2)  # half of the gain is lost
-    sizes = run.swaps["sizes"][deciding]
-    words = (f"{n + 1} as {sizes[n]} × {sizes[n]} {listed(error[:, n], '.2f')}" for n in np.flatnonzero(there))
-    first = "layers that are grids, and their relative error before training, after, with centres put back, with "
-    first += f"spreads put back: {'; '.join(words) or 'none'}. Made by moving: {numbered(made)}"
+    words = (
+        f"layer {n + 1} as {sizes[s]} × {sizes[s]} {listed(errors[:, n, s], '.2f')}"
+        for n in np.flatnonzero(there)
+        for s in np.flatnonzero((sizes == 3) | (sizes == sizes[deciding[n]]))
+    )
+    others = (kernel_cells(mass > least, centres[1], 3).sum((1, 2)) for least in (0.4, 0.6))
+    loose, strict = (listed(counts, "d") for counts in others)
+    first = f"pixels of the 3 × 3 around the query that have a sharp head: {by_layer(own, 'd')} (if sharp were over "
+    first += f"40%, {loose}; over 60%, {strict}). Grids, and their relative error before training, after, with centres "
+    first += f"put back, with sharpness put back: {'; '.join(words) or 'none'}. Made by moving: layer {numbered(made)}"
     lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines = [
         first,
         *lines,
         f"heads with over half of their attention on a pixel: {by_layer(sharp.sum(1), 'd', sharp.shape[1])}; "
         f"mean distance that these heads moved, in pixels: {listed(moved.where(sharp).mean(axis=1), '.1f')}",
-        f"pixels of the 3 × 3 around the query that such a head has: {by_layer(own, 'd')}; "
-        f"the start's heads, each made sharp on its nearest pixel: {listed(snapped, 'd')}",
+        f"pixels that the start's heads would have, each made sharp on its nearest: {listed(snapped, 'd')}",
         f"by chance one such layer or more of {len(own)} has {own.max()}: p = {1 - (1 - lot) ** len(own):.2f}",
     ]
     if len(own) > 3:
@@ -98,8 +105,8 @@ def grid(run: Run) -> Placed:
 
 
 @of_every_seed
-def local(run: Run) -> Verdict:
-    """Do most heads of the first two layers look at the 5 x 5 around the query?"""
+def local(run: Run) -> Placed:
+    """Do most heads of the first two layers look at the 5 x 5 around the query? The words are whether they began so."""
     there, grid = np.isfinite(run.heads["centre"][-1]).all(-1), run.model.grid  # (L, h)
     shifts = evidence.gaussians(run.heads["parameter_centre"][[0, -1]], run.heads["precision"][[0, -1]], grid)
     no_shift = [side - 1 for side in grid]
@@ -109,9 +116,9 @@ def local(run: Run) -> Verdict:
     even = run.heads["entropy"][-1] > EVEN * math.log(math.prod(grid))
     lines += [f"heads whose attention is spread all but evenly over the image: {by_layer(even.sum(1), 'd')}"]
     if not there[:2].any(1).all():
-        return None, [*lines, "there are no heads in the first two layers"]
-    held_before, holds = ((2 * counts > there.sum(1))[:2] for counts in (before, after))
-    return (None if holds.all() and held_before.any() else bool(holds.all())), lines
+        return None, [*lines, "there are no heads in the first two layers"], ""
+    began, holds = ((2 * counts > there.sum(1))[:2] for counts in (before, after))
+    return bool(holds.all()), lines, f"from the start in layer {numbered(began)}" * bool(holds.all() and began.any())
 
 
 @of_every_seed
@@ -166,31 +173,29 @@ def apart_by_lot(run: Run) -> Verdict:
 def apart(run: Run) -> Placed:
     """The paper says more than that heads overlap less than at random, so the verdict says that it is of the test."""
     holds, lines, _ = apart_by_lot(run)
-    return holds, lines, "in part: less than at random" * bool(holds)
+    return holds, lines, "in part: less than at random; whether they cover the space is not tested" * bool(holds)
 
 
-def sixteen(run: Run) -> Verdict:
-    """Are there layers that are small convolutions, and heads that look far?"""
+def sixteen(run: Run) -> Placed:
+    """Are there layers that are small convolutions, and heads that look far? The words are which layers began so."""
     limit, centres = min(run.model.grid) / 4, run.heads["centre"][[0, -1]]
     before, after = (np.linalg.norm(centres, axis=-1) > limit).sum(-1)  # (L,)
     words = f"heads with a centre of attention farther than {limit:g} pixels"
     lines = [f"{words}: {by_layer(after, 'd', centres.shape[2], before)}"]
     if not run.swaps:
-        return None, [*lines, NOT_MEASURED]
+        return None, [*lines, NOT_MEASURED], ""
     fine, unsure, became, more, _ = evidence.small_convolutions(run)
     lines += [
         *more,
         f"layers that are small convolutions: {numbered(fine)}; twice as near as they began: {numbered(became)}",
     ]
-    lines += ["these layers began near to convolutions: what training did to them cannot be told"] * bool(
-        fine.any() and not became.any()
-    )
     if after.sum() <= before.sum():
-        return (None if after.any() else False), lines
-    return (True if fine.any() else None if unsure.any() else False), lines
+        return (None if after.any() else False), lines, ""
+    words = "local layers began near to convolutions" * bool(fine.any() and not became.any())
+    return (True if fine.any() else None if unsure.any() else False), lines, words
 
 
-def pruned(run: Run, whole: Run, control: Run | None) -> Verdict:
+def pruned(run: Run, whole: Run, control: Run | None) -> Placed:
     """``whole``: the run whose heads were dropped; ``control``: that run, trained on for as long with all its heads."""
     heads = whole.model.heads_per_layer, run.model.heads_per_layer
     lines = [f"heads before: {by_layer(heads[0], 'd')}; after: {listed(heads[1], 'd')}"]
@@ -198,12 +203,13 @@ def pruned(run: Run, whole: Run, control: Run | None) -> Verdict:
     if run.right_at_start is not None:
         lines += [f"without the degenerate ones, before any training {100 * run.right_at_start.mean():.1f}%"]
     if heads[0] == heads[1]:
-        return None, [*lines, "no head was degenerate, so none was dropped"]
+        return None, [*lines, "no head was degenerate, so none was dropped"], ""
     if control is None:
-        return None, [*lines, "the opponent, trained on with all heads, is not among the runs"]
+        return None, [*lines, "the opponent, trained on with all heads, is not among the runs"], ""
     holds, words = results.ahead([run], [control], margin=evidence.POINTS)
     epochs = f"{run.train.epochs} epoch{'s' * (run.train.epochs > 1)}"
-    return holds, [*lines, f"trained on for {epochs}, without them against with all: {words}"]
+    lines += [f"trained on for {epochs}, without them against with all: {words}"]
+    return holds, lines, _if_seeds_agree(holds, [run], [control], evidence.POINTS)
 
 
 def single_pixels(run: Run) -> Verdict:
@@ -286,6 +292,12 @@ def content_use(run: Run) -> Verdict:
         f"with what the query holds: {by_layer(questions.mean(1), '.0%')}",
         f"comparison of contents: {by_layer(content.mean(1), '.0%')}",
     ]
+    if kept.any() and not kept.all():
+        of_all = content + questions
+        lines += [
+            f"what content decides, over all layers: of heads that follow the query {np.nanmean(of_all[kept]):.0%}, "
+            f"of others {np.nanmean(of_all[~kept]):.0%} (by layer they differ anyway, so this does not decide)"
+        ]
     mixed = kept.any(1) & ~kept.all(1)
     if not mixed.any():
         return None, [*lines, "no layer has both heads that follow the query and others"]
@@ -319,22 +331,28 @@ def free_start(run: Run) -> Verdict:
     return (True if became[0] else None if fine[0] or unsure[0] else False), lines
 
 
-def hybrid(made: Sequence[Run], control: Sequence[Run], first: Sequence[Run]) -> Verdict:
+def hybrid(made: Sequence[Run], control: Sequence[Run], first: Sequence[Run]) -> Placed:
     """``control``: the attention network, trained on for as long; ``first``: that network before it was trained on."""
-    holds, lines = _ahead(made, control, evidence.POINTS)
+    holds, lines, words = _ahead(made, control, evidence.POINTS)
     if not (made and control and first):
-        return None, lines
+        return None, lines, ""
     lines += ["less accurate beyond chance; a point is allowed"] if results.ahead(control, made)[0] else []
     lines += [f"against the attention network before either was trained on: {results.ahead(made, first)[1]}"]
     own, other = cost(made[0].model), cost(control[0].model)
     ratios = own.parameters / other.parameters, own.separable / other.separable
-    return holds, [*lines, f"parameters × {ratios[0]:.2f}, FLOPs × {ratios[1]:.2f}"]
+    return holds, [*lines, f"parameters × {ratios[0]:.2f}, FLOPs × {ratios[1]:.2f}"], words
 
 
-def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> Verdict:
+def _if_seeds_agree(holds: bool | None, *compared: Any) -> str:
+    """On what a verdict of `results.ahead` rests where a model was trained once."""
+    limit = results.undone_by(*compared) if holds is not None else math.inf
+    return f"if a model trained once spreads by less than {limit:.2f} points over seeds" * (limit < 1)
+
+
+def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> Placed:
     """As `results.ahead`; undecided where a longer training may be the reason."""
     if not (better and worse):
-        return None, [NOT_TRAINED]
+        return None, [NOT_TRAINED], ""
     holds, words = results.ahead(better, worse, margin)
     images = better[0].config["data"]["test_images"]
     lines = [
@@ -353,7 +371,7 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
         rates = [getattr(runs[0].train, name) or runs[0].train.adamw_lr for runs in (better, worse)]
         if rates[0] != rates[1] and (name == "lr" or all(runs[0].model.kind != "resnet" for runs in (better, worse))):
             lines += [f"{words} {rates[0]:g} and {rates[1]:g}"]
-    return holds, lines
+    return holds, lines, _if_seeds_agree(holds, better, worse, margin)
 
 
 quadratic_ahead = content_lower = _ahead  # who should be ahead comes first
