@@ -114,7 +114,9 @@ def test_a_grid_is_owed_to_the_ways_of_its_heads():
     found, evidence, where = check()
     assert found is True and where == f"in layer {layers} of 6"
     assert "; layer 6 as 3 × 3 0.90, 0.30, 0.61, 0.70. Made by moving: layer 1, 2, 3, 4, 5, 6" in evidence[0]
-    assert "sharp head: 9, 9, 9, 9, 9, 9 in layers 1 to 6 (if sharp were over 40%, 9, 9, 9, 9, 9, 9; over" in evidence[0]
+    assert (
+        "sharp head: 9, 9, 9, 9, 9, 9 in layers 1 to 6 (if sharp were over 40%, 9, 9, 9, 9, 9, 9; over" in evidence[0]
+    )
     assert "layer 4, which the paper's figure shows: 9 such heads, 9 of the nine pixels" in evidence[-1]
     one = GRIDS
     at_home = run_of(gaussian_heads([nine()] * 6, start=[0.9 * nine()] * 6), swaps=one)
@@ -272,7 +274,11 @@ def test_sixteen_heads_are_local_and_long_range():
     fine = swaps([[80, 9, 0, 0]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
     lossy = swaps([[80, 9, 9, 9]] * 6, np.full((6, 4), 0.9), np.full((6, 4), 0.3))
     found, evidence, where = verdicts.sixteen(run_of(gaussian_heads(both, start=local), swaps=fine))
-    assert found is True and where == "" and "0, 0, 0, 0, 0, 14 of 16 in layers 1 to 6; before training 0, 0, 0, 0, 0, 0" in evidence[0]
+    assert (
+        found is True
+        and where == ""
+        and "0, 0, 0, 0, 0, 14 of 16 in layers 1 to 6; before training 0, 0, 0, 0, 0, 0" in evidence[0]
+    )
     assert verdicts.sixteen(run_of(gaussian_heads(both), swaps=fine))[0] is None  # the start had them, too
     assert verdicts.sixteen(run_of(gaussian_heads(local), swaps=fine))[0] is False
     assert verdicts.sixteen(run_of(gaussian_heads(both, start=local), swaps=lossy))[0] is False
@@ -428,7 +434,9 @@ def test_accuracies_are_compared(name):
 def test_a_close_verdict_says_which_spread_would_undo_it():
     (holds, _, where), (far, _, none) = (verdicts.quadratic_ahead([trained(0.9)], [trained(b)]) for b in (0.885, 0.8))
     assert holds is far is True and none == ""
-    assert where == "if a model trained once spreads by less than 0.53 points over seeds"  # 0.74 by both, 0.19 of images
+    assert (
+        where == "if a model trained once spreads by less than 0.53 points over seeds"
+    )  # 0.74 by both, 0.19 of images
     several = verdicts.quadratic_ahead([trained(0.9), trained(0.9)], [trained(0.885), trained(0.885)])
     assert several[::2] == (True, "")
     words = verdicts.pruned(trained(0.86, epochs=3, heads=7), trained(0.85), trained(0.865, epochs=3))[2]

@@ -635,6 +635,12 @@ def test_points_lost_by_depth_draws_each_kernel_in_each_model(layers):
 
 def test_error_before_and_after_points_from_the_start_to_the_end():
     figure = EVERYTHING["error_before_and_after"]()
+    seeds = [[[0.9, 0.5], [0.2, 0.6]], [[0.8, 0.4], [0.1, 0.3]]]
+    (both,) = panels(figures.error_before_and_after({"C": seeds}))
+    (_, fell, to), (_, rose, up) = (moves(both)[kind] for kind in ("after: smaller", "after: larger"))
+    np.testing.assert_allclose(fell, [[0.9, 0.9], [1.1, 0.8], [2.1, 0.4]])  # seeds beside each other
+    np.testing.assert_allclose(to[:, 1], [0.2, 0.1, 0.3])
+    np.testing.assert_allclose([rose[0], up[0]], [[1.9, 0.5], [1.9, 0.6]])
     for ax, (title, (before, after)) in zip(panels(figure), ERRORS.items(), strict=True):
         smaller, larger = (moves(ax)[kind] for kind in ("after: smaller", "after: larger"))
         for kind, (colour, starts, ends) in moves(ax).items():

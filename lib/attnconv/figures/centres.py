@@ -183,11 +183,12 @@ def gaussian_heads(
         rows: names of several rows of small panels, epochs for example, each with all layers, which have ``titles``.
         paths: (steps, panels, heads, 2), where the centres were during training: a faint line that a dot begins.
         dropped: (panels, any, 2), centres of heads that were pruned: grey crosses.
-        covered: (panels, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted, and counted above.
+        covered: (panels, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted, and counted
+            above where there is one row.
     """
     centres = array(centres, "centres (panels, heads, 2)")
     titles = titles or [f"Layer {layer + 1}" for layer in range(len(centres) // (len(rows) or 1))]
-    if covered is not None:
+    if covered is not None and not rows:
         titles = [f"{t}: {c.sum()} of {c.size} taps" for t, c in zip(titles, covered, strict=True)]
     if precision is None:
         precision = np.full((*centres.shape, 2), np.nan)

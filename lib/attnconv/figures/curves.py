@@ -45,7 +45,7 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
         seaborn.lineplot(frame[frame["epochs"] == length], x="epoch", y="percent", hue="model", ax=ax, **look)
         ax.set(title=f"{length} epoch{'s' if length > 1 else ''}", xlabel="Epoch", ylabel="Test accuracy (%)")
         ax.set_ylim(frame["percent"].min() - 2, frame["percent"].max() + 2)
-        ax.xaxis.set_major_locator(MaxNLocator(max(1, 6 * length // lengths[0]), integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(max(1, 6 * length // lengths[0]), integer=True, steps=[1, 2, 5, 10]))
         ax.label_outer()
         ax.grid(axis="y")
     dots = axes[len(lengths) :]
@@ -57,7 +57,7 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
             ax.annotate(f"{value:.1f}", (value, place), (0, 4), textcoords="offset points", ha="center", fontsize=6.5)
     for ax, heading in zip(dots, ("Last epoch (%)", "Published (%)"), strict=False):
         ax.set(title=heading, ylim=(-0.6, len(ends) - 0.4), yticks=range(len(ends)), yticklabels=[])
-        ax.margins(x=0.25)
+        ax.margins(x=0.3)
         ax.xaxis.set_major_locator(MaxNLocator(3, integer=True))
         ax.grid(axis="y")
         for below in np.flatnonzero(np.diff(ends["epochs"])):  # what was trained for as long stands together

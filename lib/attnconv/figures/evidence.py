@@ -29,14 +29,17 @@ def _draw_moves(ax: Axes, before: NDArray, after: NDArray, kinds: Mapping[str, t
 
 
 @styled
-def error_before_and_after(errors: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
-    """Relative errors (layers,) of 3 x 3 convolutions in layers' places: ``{model: (before training, after)}``."""
+def error_before_and_after(errors: Mapping[str, ArrayLike]) -> Figure:
+    """Relative errors of 3 x 3 convolutions in layers' places, before training and after: ``{model: (2, layers)}``, or
+    of several seeds (seeds, 2, layers), which stand beside each other."""
     figure, axes = style.panels(list(errors), 1.6, "Layer", "Relative error as a\n3 × 3 convolution")
-    for ax, pair in zip(axes, errors.values(), strict=True):
-        before, after = (array(values, "errors (layers)") for values in pair)
-        layers = np.arange(1, len(before) + 1)
+    for ax, values in zip(axes, errors.values(), strict=True):
+        layers = np.arange(1, np.shape(values)[-1] + 1)
+        before, after = np.moveaxis(np.reshape(values, (-1, 2, len(layers))), 1, 0)  # (seeds, layers) each
+        beside = (layers + 0.2 * (np.arange(len(before)) - (len(before) - 1) / 2)[:, None]).ravel()
+        before, after = before.ravel(), after.ravel()
         kinds = {"smaller": (_BETTER, after < before), "larger": (_WORSE, after >= before)}
-        _draw_moves(ax, np.stack([layers, before]), np.stack([layers, after]), kinds)
+        _draw_moves(ax, np.stack([beside, before]), np.stack([beside, after]), kinds)
         ax.axhline(1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1, label="nothing but the bias")
         ax.set(xticks=layers, xlim=(0.5, len(layers) + 0.5))
     axes[0].set_ylim(0, max(1.1, axes[0].get_ylim()[1]))  # of all panels
