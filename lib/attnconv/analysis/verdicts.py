@@ -87,7 +87,7 @@ def grid(run: Run) -> Placed:
     first = f"pixels of the 3 × 3 around the query that have a sharp head: {by_layer(own, 'd')} (if sharp were over "
     first += f"40%, {loose}; over 60%, {strict}). Grids, and their relative error before training, after, with centres "
     first += f"put back, with sharpness put back: {'; '.join(words) or 'none'}. "
-    first += f"Made by moving: {'layer ' * made.any()}{numbered(made)}"
+    first += f"Made by moving: {'layer ' * bool(made.any())}{numbered(made)}"
     lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines = [
         first,
