@@ -85,8 +85,8 @@ def grid(run: Run) -> Placed:
     others = (kernel_cells(mass > least, centres[1], 3).sum((1, 2)) for least in (0.4, 0.6))
     loose, strict = (listed(counts, "d") for counts in others)
     first = f"pixels of the 3 × 3 around the query that have a sharp head: {by_layer(own, 'd')} (if sharp were over "
-    first += f"40%, {loose}; over 60%, {strict}). Grids, and their relative error before training, after, with centres "
-    first += f"put back, with sharpness put back: {'; '.join(words) or 'none'}. "
+    first += f"40%, {loose}; over 60%, {strict}). Candidates (five of them, replaceable), and their relative error "
+    first += f"before training, after, with centres put back, with sharpness put back: {'; '.join(words) or 'none'}. "
     first += f"Made by moving: {'layer ' * bool(made.any())}{numbered(made)}"
     lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines = [
