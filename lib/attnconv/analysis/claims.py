@@ -163,5 +163,5 @@ def board(folders: Mapping[str, Path]) -> pd.DataFrame:
     for key, one in PAPER_CLAIMS.items():
         found = {name: dict.fromkeys(claim.verdict for claim in claims[key]) for name, claims in by_folder.items()}
         row = {"The paper says": one.text, "Where": one.section, "Notebook": one.notebook, "Paper": one.paper}
-        rows.append(row | {"2021": one.reproduction} | {name: ", ".join(said) or "—" for name, said in found.items()})
+        rows.append(row | {"2021": one.reproduction} | {name: "; ".join(said) or "—" for name, said in found.items()})
     return pd.DataFrame(rows)

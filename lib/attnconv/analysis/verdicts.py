@@ -345,9 +345,9 @@ def hybrid(made: Sequence[Run], control: Sequence[Run], first: Sequence[Run]) ->
 
 
 def _if_seeds_agree(holds: bool | None, *compared: Any) -> str:
-    """On what a verdict of `results.ahead` rests where a model was trained once."""
+    """On what a verdict of `results.ahead` rests where a model was trained once; no words where that is sure enough."""
     limit = results.undone_by(*compared) if holds is not None else math.inf
-    return f"if a model trained once spreads by less than {limit:.2f} points over seeds" * (limit < 1)
+    return f"if seeds spread by less than {limit:.2f} points" * (limit < 2 * results.SEED_SPREAD[10])
 
 
 def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> Placed:
