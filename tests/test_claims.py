@@ -434,9 +434,7 @@ def test_accuracies_are_compared(name):
 def test_a_close_verdict_says_which_spread_would_undo_it():
     (holds, _, where), (far, _, none) = (verdicts.quadratic_ahead([trained(0.9)], [trained(b)]) for b in (0.885, 0.8))
     assert holds is far is True and none == ""
-    assert (
-        where == "if seeds spread by less than 0.53 points"
-    )  # 0.74 by both, 0.19 of images
+    assert where == "if seeds spread by less than 0.53 points"  # 0.74 by both, 0.19 of images
     several = verdicts.quadratic_ahead([trained(0.9), trained(0.9)], [trained(0.885), trained(0.885)])
     assert several[::2] == (True, "")
     words = verdicts.pruned(trained(0.86, epochs=3, heads=7), trained(0.85), trained(0.865, epochs=3))[2]
