@@ -222,7 +222,7 @@ def test_tables_show_verdicts_and_accuracies_of_a_record(output):
     folders = {"mine": output, "empty": output / "nowhere"}
     board = tables.verdicts(folders)
     [local] = [line for line in board.splitlines() if PAPER_CLAIMS["local"].text in line]
-    assert "does not hold, is undecided" in local.split("|")[-3] and local.split("|")[-2].strip() == "—"
+    assert "does not hold; is undecided" in local.split("|")[-3] and local.split("|")[-2].strip() == "—"
     assert all((ROOT / "docs" / link).is_file() for link in re.findall(r"\((\S*notebooks/.*?)\)", board))
     lines = tables.accuracies(folders).splitlines()
     found = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in lines}
