@@ -160,7 +160,7 @@ def test_the_spread_over_seeds_that_would_undo_a_verdict():
     one, other = runs(0.91, epochs=10), runs(0.895, epochs=10)
     assert results.undone_by(one, other) == pytest.approx(0.46, abs=0.011)
     for spread, holds in ((0.45, True), (0.47, None)):
-        assert results.ahead(one, other, spread=spread)[0] is holds
+        assert results.ahead(one, other, assumed=spread)[0] is holds
     assert results.undone_by(other, one, 2.5) == pytest.approx(0.21, abs=0.011)  # a point is left of the margin
     assert results.undone_by(runs(0.91, 0.92), runs(0.89, 0.89)) == math.inf  # nothing is assumed
 

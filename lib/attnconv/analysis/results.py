@@ -152,7 +152,7 @@ def difference(run: Run) -> str:
 
 
 def ahead(
-    better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0, spread: float | None = None
+    better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0, assumed: float | None = None
 ) -> tuple[bool | None, str]:
     """Whether runs are more accurate than others, by the mean over their seeds, and the numbers in words.
 
@@ -160,7 +160,7 @@ def ahead(
     error of the difference has two parts: of the images, one by one where all runs kept their answers to the same test
     images, else of two independent accuracies; and of the seeds. A side with one seed is taken to spread as the other
     does, and by `SEED_SPREAD` at least, but for runs that all go on from the same one, which share what chance gave it;
-    or by ``spread``, in points, if that is given.
+    or by ``assumed``, in points, if that is given.
     """
     both = [*better, *worse]
     a, b = (100 * float(np.mean([run.test_accuracy for run in runs])) for runs in (better, worse))
@@ -176,9 +176,8 @@ def ahead(
         for s in (better, worse)
         if len(s) > 1
     ]
-    lone = (
-        max([*several, (least, math.inf)]) if spread is None else (spread**2, math.inf)
-    )  # variance, degrees of freedom
+    # Of a side with one seed: variance, degrees of freedom.
+    lone = max([*several, (least, math.inf)]) if assumed is None else (assumed**2, math.inf)
     of_seeds, doubt = 0.0, 0.0
     for runs in (better, worse):
         spread, free = several.pop(0) if len(runs) > 1 else lone
@@ -197,6 +196,21 @@ def undone_by(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) 
     if min(len(better), len(worse)) > 1:
         return math.inf
     return bisect_left(range(1000), True, key=lambda s: ahead(better, worse, margin, s / 100)[0] is None) / 100
+
+
+def rests_on(holds: bool | None, better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> str:
+    """In words, on what a verdict of `ahead` rests where a model was trained once; none where it is sure enough."""
+    limit = undone_by(better, worse, margin) if holds is not None else math.inf
+    return f"if seeds spread by less than {limit:.2f} points" * (limit < 2 * SEED_SPREAD[10])
+
+
+def loss_noise(content: Sequence[Run], learned: Sequence[Run]) -> float:
+    """How large chance may make the difference of two models' last training losses (5%): by their seeds or, where one
+    model has a single seed, by `LOSS_SPREAD`."""
+    ends = [[run.metrics[-1]["train_loss"] for run in runs] for runs in (content, learned)]
+    if (seeds := min(map(len, ends))) == 1:
+        return 2 * math.sqrt(2) * LOSS_SPREAD * float(np.mean(ends[1]))
+    return surely(seeds - 1) * math.sqrt(sum(np.var(end, ddof=1) / len(end) for end in ends))
 
 
 def _usual_spread(runs: Sequence[Run]) -> float:

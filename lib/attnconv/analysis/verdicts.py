@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -68,13 +67,12 @@ def grid(run: Run) -> Placed:
     if "put_back" not in run.swaps:
         return None, [NOT_MEASURED], ""
     fine, unsure, _, lines, deciding = evidence.small_convolutions(run)
-    sizes = run.swaps["sizes"]
     mass, centres = run.heads["mass"][-1], run.heads["parameter_centre"][[0, -1]]
     sharp, moved = mass > 0.5, pd.DataFrame(np.linalg.norm(centres[1] - centres[0], axis=-1))
     snapped, cells = (kernel_cells(m, c, 3) for m, c in zip((np.ones_like(mass), mass), centres, strict=True))
     snapped, own = snapped.sum((1, 2)), cells.sum((1, 2))
     around = np.array([{0, 2} <= {*rows} & {*columns} for rows, columns in map(np.nonzero, cells)])
-    errors = np.concatenate([run.swaps["error"], run.swaps["put_back"]])  # (4, L, sizes)
+    sizes, errors = run.swaps["sizes"], np.concatenate([run.swaps["error"], run.swaps["put_back"]])  # (4, L, sizes)
     there, (then, now, back, _) = fine & (own > 4), errors[:, np.arange(len(own)), deciding]
     made = there & (own > snapped) & (now <= 0.75 * then) & (back >= (then + now) / 2)  # half of the gain is lost
     words = (
@@ -97,8 +95,6 @@ def grid(run: Run) -> Placed:
         f"pixels that the start's heads would have, each made sharp on its nearest: {listed(snapped, 'd')}",
         f"by chance one such layer or more of {len(own)} has {own.max()}: p = {1 - (1 - lot) ** len(own):.2f}",
     ]
-    if len(own) > 3:
-        lines += [f"layer 4, which the paper's figure shows: {sharp[3].sum()} such heads, {own[3]} of the nine pixels"]
     where = f"in layer {numbered(made & around)} of {len(own)}" if (made & around).any() else ""
     if made.any() and not where:
         where = f"in part: in layer {numbered(made)} of {len(own)}, not on all sides of the query"
@@ -210,7 +206,7 @@ def pruned(run: Run, whole: Run, control: Run | None) -> Placed:
     holds, words = results.ahead([run], [control], margin=evidence.POINTS)
     epochs = f"{run.train.epochs} epoch{'s' * (run.train.epochs > 1)}"
     lines += [f"trained on for {epochs}, without them against with all: {words}"]
-    return holds, lines, _if_seeds_agree(holds, [run], [control], evidence.POINTS)
+    return holds, lines, results.rests_on(holds, [run], [control], evidence.POINTS)
 
 
 def single_pixels(run: Run) -> Verdict:
@@ -293,19 +289,18 @@ def content_use(run: Run) -> Verdict:
         f"with what the query holds: {by_layer(questions.mean(1), '.0%')}",
         f"comparison of contents: {by_layer(content.mean(1), '.0%')}",
     ]
+    decided = content + questions  # the query's content decides on the second part
     if kept.any() and not kept.all():
-        of_all = content + questions
         lines += [
-            f"what content decides, over all layers: of heads that follow the query {np.nanmean(of_all[kept]):.0%}, "
-            f"of others {np.nanmean(of_all[~kept]):.0%} (by layer they differ anyway, so this does not decide)"
+            f"what content decides, over all layers: of heads that follow the query {np.nanmean(decided[kept]):.0%}, "
+            f"of others {np.nanmean(decided[~kept]):.0%} (layers differ anyway, so this does not decide)"
         ]
     mixed = kept.any(1) & ~kept.all(1)
     if not mixed.any():
         return None, [*lines, "no layer has both heads that follow the query and others"]
     follow, random = kept[mixed], np.random.default_rng(0)
-    decided = (content + questions)[mixed]  # the query's content decides on the second part
     shuffled = np.stack([follow, *(random.permuted(follow, axis=1) for _ in range(DRAWS))])  # (1 + DRAWS, L, h)
-    theirs, others = ((decided * who).sum(-1) / who.sum(-1) for who in (shuffled, ~shuffled))
+    theirs, others = ((decided[mixed] * who).sum(-1) / who.sum(-1) for who in (shuffled, ~shuffled))
     theirs, others = theirs.mean(-1), others.mean(-1)
     more = others - theirs
     p, p_less = (float((sign * more >= sign * more[0] - 1e-12).mean()) for sign in (1, -1))
@@ -344,12 +339,6 @@ def hybrid(made: Sequence[Run], control: Sequence[Run], first: Sequence[Run]) ->
     return holds, [*lines, f"parameters × {ratios[0]:.2f}, FLOPs × {ratios[1]:.2f}"], words
 
 
-def _if_seeds_agree(holds: bool | None, *compared: Any) -> str:
-    """On what a verdict of `results.ahead` rests where a model was trained once; no words where that is sure enough."""
-    limit = results.undone_by(*compared) if holds is not None else math.inf
-    return f"if seeds spread by less than {limit:.2f} points" * (limit < 2 * results.SEED_SPREAD[10])
-
-
 def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> Placed:
     """As `results.ahead`; undecided where a longer training may be the reason."""
     if not (better and worse):
@@ -372,7 +361,7 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
         rates = [getattr(runs[0].train, name) or runs[0].train.adamw_lr for runs in (better, worse)]
         if rates[0] != rates[1] and (name == "lr" or all(runs[0].model.kind != "resnet" for runs in (better, worse))):
             lines += [f"{words} {rates[0]:g} and {rates[1]:g}"]
-    return holds, lines, _if_seeds_agree(holds, better, worse, margin)
+    return holds, lines, results.rests_on(holds, better, worse, margin)
 
 
 quadratic_ahead = content_lower = _ahead  # who should be ahead comes first
@@ -386,9 +375,7 @@ def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
     ends = [pd.DataFrame([run.metrics[-1] for run in runs]) for runs in (content, learned)]
     losses, accuracies = ([end[name].mean() for end in ends] for name in ("train_loss", "train_accuracy"))
     gap, seeds = losses[0] - losses[1], min(map(len, ends))
-    noise = 2 * math.sqrt(2) * results.LOSS_SPREAD * losses[1]
-    if seeds > 1:
-        noise = results.surely(seeds - 1) * math.sqrt(sum(end["train_loss"].var() / len(end) for end in ends))
+    noise = results.loss_noise(content, learned)
     recipes = content[0].train, learned[0].train
     rates = [
         f"{recipe.lr:g} of the weights" + (f", {recipe.encoding_lr:g} of the encoding" if recipe.encoding_lr else "")
