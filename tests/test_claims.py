@@ -487,7 +487,10 @@ def test_snapping_is_the_yardstick_of_taps():
 def test_whether_a_start_pays_is_decided_on_the_fewest_images_and_over_seeds():
     def runs(*accuracies):
         config = {"data": {"test_images": 10_000, "key": "k"}, "hash": "h"}
-        return [SimpleNamespace(test_accuracy=accuracy, config=config, right=None) for accuracy in accuracies]
+        return [
+            SimpleNamespace(test_accuracy=accuracy, config=config, right=None, train=SimpleNamespace(epochs=1))
+            for accuracy in accuracies
+        ]
 
     def found(few, many, *others):
         taps, paper = {500: runs(*few[0]), 50_000: runs(*many[0])}, {500: runs(*few[1]), 50_000: runs(*many[1])}
@@ -509,7 +512,7 @@ def test_every_claim_has_a_function_and_a_notebook_that_calls_it_and_draws_its_p
     for key, sentence in SENTENCES.items():
         name = key.replace("-", "_")
         assert callable(getattr(verdicts, name))
-        [notebook] = (ROOT / "notebooks").glob(f"{sentence.notebook}_*.ipynb")
+        [notebook] = (ROOT / "notebooks").glob(f"{sentence.figure[:2]}_*.ipynb")
         code = "".join(c.source for c in nbformat.read(notebook, as_version=4).cells if c.cell_type == "code")
         assert f"claims.{name}(" in code, f"{notebook.name} does not check {key}"
         drawn = re.findall(r'save_figure\([^"]*"([^"]+)"', code)  # what an f-string fills in may be anything

@@ -39,11 +39,6 @@ class Sentence:
     reproduction: str = "—"
 
     @property
-    def notebook(self) -> str:
-        """Number of the notebook that checks it."""
-        return self.figure[:2]
-
-    @property
     def digest(self) -> str:
         """Of the sentence and its test: another one has other verdicts."""
         return config_hash(self.text, self.test)
@@ -77,34 +72,20 @@ class Claim:
             raise ValueError(f"{self.key!r} is no claim of claims.yaml: {', '.join(SENTENCES)} are.")
 
     @property
-    def sentence(self) -> Sentence:
-        return SENTENCES[self.key]
-
-    @property
     def verdict(self) -> str:
         return in_words(self.holds, self.where)
 
-    @property
-    def heading(self) -> tuple[str, str]:
-        """The verdict; who says it, and the runs that were looked at."""
-        verdict = f"{VERDICTS[self.holds].capitalize()} here{', ' * bool(self.where)}{self.where}"
-        return verdict, f"{self.sentence.source}{'; here: ' * bool(self.about)}{self.about}."
-
-    def _repr_markdown_(self) -> str:
-        verdict, source = self.heading
-        lines = [f"**{verdict}** · {self.sentence.text}", f"*{source}*", "", f"Test: {self.sentence.test}", ""]
-        return "\n".join(f"> {line}".rstrip() for line in [*lines, *(f"- {line}" for line in self.evidence)])
-
     def html(self, closed: bool = False) -> str:
         """The card; ``closed``, so that test and evidence show at a click."""
-        escape = partial(html.escape, quote=False)
-        verdict, source = self.heading
+        escape, sentence = partial(html.escape, quote=False), SENTENCES[self.key]
+        verdict = f"{VERDICTS[self.holds].capitalize()} here{', ' * bool(self.where)}{self.where}"
+        source = f"{sentence.source}{'; here: ' * bool(self.about)}{self.about}."  # who says it, and the runs looked at
         listed = "".join(f"<li>{escape(line)}</li>" for line in self.evidence)
         return (
             f'<blockquote class="claim {VERDICTS[self.holds].replace(" ", "-")}">'
-            f"<b>{verdict}</b> · {escape(self.sentence.text)}<br><i>{escape(source)}</i>"
+            f"<b>{verdict}</b> · {escape(sentence.text)}<br><i>{escape(source)}</i>"
             f"<details{'' if closed else ' open'}><summary>Test and evidence</summary>"
-            f"<p>{escape(self.sentence.test)}</p><ul>{listed}</ul></details></blockquote>"
+            f"<p>{escape(sentence.test)}</p><ul>{listed}</ul></details></blockquote>"
         )
 
     _repr_html_ = html
@@ -152,7 +133,7 @@ def read_claims(file: Path) -> list[Claim]:
 def recorded(folder: Path) -> dict[str, list[Claim]]:
     """What was recorded in an output folder: for each of `SENTENCES` the claims that were checked, by today's test."""
     claims = [claim for file in sorted((folder / "tables").glob("??-claims.json")) for claim in read_claims(file)]
-    todays = [claim for claim in claims if claim.test == claim.sentence.digest]
+    todays = [claim for claim in claims if claim.test == SENTENCES[claim.key].digest]
     return {key: [claim for claim in todays if claim.key == key] for key in SENTENCES}
 
 
@@ -162,6 +143,6 @@ def board(folders: Mapping[str, Path]) -> pd.DataFrame:
     rows = []
     for key, one in PAPER_CLAIMS.items():
         found = {name: dict.fromkeys(claim.verdict for claim in claims[key]) for name, claims in by_folder.items()}
-        row = {"The paper says": one.text, "Where": one.section, "Notebook": one.notebook, "Paper": one.paper}
+        row = {"The paper says": one.text, "Where": one.section, "Notebook": one.figure[:2], "Paper": one.paper}
         rows.append(row | {"2021": one.reproduction} | {name: "; ".join(said) or "—" for name, said in found.items()})
     return pd.DataFrame(rows)

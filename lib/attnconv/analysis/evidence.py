@@ -1,12 +1,13 @@
 """What verdicts are decided by: numbers of finished runs, and words for them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from attnconv.analysis.heads import shift_maps
 from attnconv.training.runs import Run
 
 VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
@@ -92,7 +93,7 @@ def following(run: Run) -> tuple[NDArray, NDArray]:
     above = np.maximum(maps - 1 / math.prod(maps.shape[3:]), 0)
     around = np.zeros(maps.shape[:3])
     for index in np.ndindex(around.shape):
-        around[index] = window(above[index], places[index], 1).sum()
+        around[index] = np.nansum(shift_maps(above[index], places[index], radius=1))
     peaked = (around > 0.5 * above.sum((3, 4))) & (shifts == shifts[0]).all(-1)
     moved, same = run.attention["halves"]
     return peaked.all(0) & (moved >= 0.9 * same), shifts[0]
@@ -122,12 +123,6 @@ def peaks(maps: NDArray) -> NDArray:
     """The pixel that has the most of each map (..., H, W): (..., 2)."""
     highest = maps.reshape(*maps.shape[:-2], -1).argmax(-1)
     return np.stack(np.unravel_index(highest, maps.shape[-2:]), -1)
-
-
-def window(maps: NDArray, query: Sequence[int] | NDArray, radius: int) -> NDArray:
-    """The pixels of maps (..., H, W) at most so far from the query, along either axis."""
-    rows, columns = (slice(max(0, place - radius), place + radius + 1) for place in query)
-    return maps[..., rows, columns]
 
 
 def distinct(shifts: NDArray, chosen: NDArray) -> list[set[tuple[int, int]]]:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnconv.config import PRESETS, ModelConfig, TrainConfig, config_hash, replace
+from attnconv.config import ModelConfig, TrainConfig, config_hash, replace
 from attnconv.cost import cost
-from attnconv.training.runs import JPEG_COPY, Run
+from attnconv.training.runs import Run
 
 _FREE = {"kind", "image_size", "image_channels", "classes", "seed", "checkpoint_seconds", "precision", "compile"}
 """Settings that follow from the preset, the data or the machine."""
@@ -27,9 +27,6 @@ repeated runs: .68 over 13 recipes of one epoch, .66 over three of four; and of 
 rounded up), where quadratic spreads by .25 and ResNet18 by .02 (three seeds each; quadratic's alone allow 1.1)."""
 LOSS_SPREAD = 0.016
 """Standard deviation of the last training loss over seeds, as a share of it: of the record's recipes of four epochs."""
-TOLERANCE = 1.0
-"""Points of accuracy within which ours agrees with the paper's."""
-
 PAPER_TABLE = {"ResNet18": 93.8, "SA quadratic": 93.8, "SA learned": 91.8, "SA learned + content": 87.1}
 """Test accuracy (%) on CIFAR-10 in table 1 of the paper, by model title."""
 REPRODUCTION_2021 = {
@@ -93,24 +90,12 @@ def _row(title: str, runs: Sequence[Run]) -> dict[str, Any]:
         "Epochs": runs[0].train.epochs,
         "Paper (%)": PAPER_TABLE.get(runs[0].title, math.nan),
         "Reproduction 2021 (%)": REPRODUCTION_2021.get(runs[0].title, math.nan),
-        "Against the paper": _verdict(runs[0], float(np.mean(accuracies))),
         "Parameters (M)": np.mean([price.parameters for price in prices]) / 1e6,
         "GFLOPs as in the paper": np.mean([price.paper for price in prices]) / 1e9,
         "GFLOPs, dense": np.mean([price.dense for price in prices]) / 1e9,
         "GFLOPs, separable": np.mean([price.separable for price in prices]) / 1e9,
         "Training (min)": np.mean(seconds) / 60,
     }
-
-
-def _verdict(run: Run, accuracy: float) -> str:
-    copy = [JPEG_COPY] if run.data_title == JPEG_COPY else []
-    if why := difference(run):
-        return f"not comparable: {', '.join([why, *copy])}"
-    if run.title not in PAPER_TABLE:
-        return "no number in the paper"
-    points = round(accuracy - PAPER_TABLE[run.title], 2) + 0.0  # no "-0.00"
-    word = "agrees" if abs(points) <= TOLERANCE else "differs"
-    return "; ".join([f"{word}: {points:+.2f} points (tolerance {TOLERANCE:g})".replace("-", "−"), *copy])
 
 
 def settings(config: ModelConfig | TrainConfig, full_size: ModelConfig | TrainConfig, kind: str) -> pd.DataFrame:
@@ -128,27 +113,6 @@ def settings(config: ModelConfig | TrainConfig, full_size: ModelConfig | TrainCo
         values.update(dict.fromkeys(unused & values.keys()))  # None
     rows = {name: [values[name] for values in both.values()] for name in dict(config)}
     return pd.DataFrame.from_dict({name: pair for name, pair in rows.items() if any(pair)}, "index", object, [*both])
-
-
-def difference(run: Run) -> str:
-    """Why a run's accuracy cannot be held against the paper's, by settings that concern its model; empty if it can."""
-    data = run.config["data"]
-    if data["name"] != "cifar10":
-        return f"on {data['name']}"
-    if run.preset not in PRESETS:
-        return "not a model of the paper"
-    base, kind = PRESETS[run.preset], run.model.kind
-    both = pd.concat([settings(run.model, base.model, kind), settings(run.train, base.train, kind)])
-    implied = ["adamw_lr", "beta2", *(["heads"] if run.train.start_from else [])]  # by the optimizer, by pruning
-    both, epochs = both.drop(index=implied, errors="ignore"), run.train.epochs
-    words = {"epochs": f"{epochs} epoch{'s' * (epochs != 1)}", "batch_size": f"batch {run.train.batch_size}"}
-    words |= {"lr": f"learning rate {run.train.lr:g}"}
-    said = [words.get(name, f"{name} {own}") for name, own, paper in both.itertuples() if own != paper]
-    if data["train_images"] < 50_000:  # all of CIFAR-10's, which the paper uses
-        said.append(f"{data['train_images']} training images")
-    if len(said) > 4:  # config.json has them all
-        return f"{', '.join(said[:3])} and {len(said) - 3} more settings"
-    return ", ".join(said)
 
 
 def ahead(
@@ -170,19 +134,14 @@ def ahead(
         error, how = 100 * (right - other).std() / math.sqrt(images), "images, paired"
     else:
         error, how = math.sqrt((a * (100 - a) + b * (100 - b)) / images), "images"
-    least = 0.0 if len({run.config.get("start") or run.config["hash"] for run in both}) == 1 else _usual_spread(both)
-    several = [
-        (float(np.var([100 * run.test_accuracy for run in s], ddof=1)), len(s) - 1)
-        for s in (better, worse)
-        if len(s) > 1
-    ]
+    usual = [spread for epochs, spread in SEED_SPREAD.items() if epochs <= min(run.train.epochs for run in both)][-1]
+    least = 0.0 if len({run.config.get("start") or run.config["hash"] for run in both}) == 1 else usual**2
+    seeds = [[100 * run.test_accuracy for run in runs] for runs in (better, worse)]
+    several = [(float(np.var(side, ddof=1)), len(side) - 1) if len(side) > 1 else None for side in seeds]
     # Of a side with one seed: variance, degrees of freedom.
-    lone = max([*several, (least, math.inf)]) if assumed is None else (assumed**2, math.inf)
-    of_seeds, doubt = 0.0, 0.0
-    for runs in (better, worse):
-        spread, free = several.pop(0) if len(runs) > 1 else lone
-        of_seeds += spread / len(runs)
-        doubt += (spread / len(runs)) ** 2 / free
+    lone = max([*filter(None, several), (least, math.inf)]) if assumed is None else (assumed**2, math.inf)
+    each = [((own or lone)[0] / len(side), (own or lone)[1]) for side, own in zip(seeds, several, strict=True)]
+    of_seeds, doubt = sum(spread for spread, _ in each), sum(spread**2 / free for spread, free in each)
     total = error**2 + of_seeds
     freedom = total**2 / doubt if doubt else math.inf  # Welch and Satterthwaite
     lead = a - b + margin
@@ -191,16 +150,11 @@ def ahead(
     return holds, f"{a:.1f}% against {b:.1f}%, standard error of the difference {math.sqrt(total):.1f} ({parts})"
 
 
-def undone_by(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> float:
-    """The spread over seeds, in points, of a model trained once that would make `ahead` undecided; infinite if none."""
-    if min(len(better), len(worse)) > 1:
-        return math.inf
-    return bisect_left(range(1000), True, key=lambda s: ahead(better, worse, margin, s / 100)[0] is None) / 100
-
-
 def rests_on(holds: bool | None, better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> str:
-    """In words, on what a verdict of `ahead` rests where a model was trained once; none where it is sure enough."""
-    limit = undone_by(better, worse, margin) if holds is not None else math.inf
+    """In words, the spread over seeds, of a model trained once, that would undo a verdict of `ahead`; none if far."""
+    if holds is None or min(len(better), len(worse)) > 1:
+        return ""
+    limit = bisect_left(range(1000), True, key=lambda s: ahead(better, worse, margin, s / 100)[0] is None) / 100
     return f"if seeds spread by less than {limit:.2f} points" * (limit < 2 * SEED_SPREAD[10])
 
 
@@ -211,12 +165,6 @@ def loss_noise(content: Sequence[Run], learned: Sequence[Run]) -> float:
     if (seeds := min(map(len, ends))) == 1:
         return 2 * math.sqrt(2) * LOSS_SPREAD * float(np.mean(ends[1]))
     return surely(seeds - 1) * math.sqrt(sum(np.var(end, ddof=1) / len(end) for end in ends))
-
-
-def _usual_spread(runs: Sequence[Run]) -> float:
-    """Variance over seeds as `SEED_SPREAD` says, of runs as short as the shortest of these."""
-    shortest = min(run.train.epochs for run in runs)
-    return [spread for epochs, spread in SEED_SPREAD.items() if epochs <= shortest][-1] ** 2
 
 
 def surely(freedom: float) -> float:

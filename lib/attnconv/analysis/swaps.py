@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnconv.attention.precision import choose, computing
 from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
-from attnconv.models import AttentionNet, Convolution, build_model
+from attnconv.models import AttentionNet, Convolution
 from attnconv.training.data import Dataset, normalize
 from attnconv.training.runs import Run
 
@@ -48,9 +48,8 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
         return swap(network, dict.fromkeys(layers, size), **how)
 
     def read(network: AttentionNet) -> list[AttentionNet]:
-        """With kernels of all sizes: the smaller ones are the middle of the largest."""
-        largest = made(network, sizes[-1], **({"images": shown} if network.config.kind == "learned_content" else {}))
-        return [_cropped(largest, size) for size in sizes]
+        images = {"images": shown} if network.config.kind == "learned_content" else {}
+        return [made(network, size, **images) for size in sizes]
 
     def errors(network: AttentionNet, swapped: list[AttentionNet], x: list[Tensor] = seen) -> list[list[float]]:
         convs = zip(*(one.attention_layers for one in swapped), strict=True)  # of each layer
@@ -68,7 +67,7 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
             first = {key: value for key, value in untrained.state_dict().items() if key.endswith(name)}
             back.load_state_dict(first, strict=False)
             backs.append(errors(back, read(back)))
-    shuffled = [_shuffled(_cropped(after[-1], size)) for size in SHUFFLED]
+    shuffled = [_shuffled(copy.deepcopy(after[sizes.index(size)])) for size in SHUFFLED]
     networks = {"up_to": after, "fitted": fitted, "shuffled": shuffled}
 
     labels = data.test_labels.to(device)
@@ -98,26 +97,11 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
     )
 
 
-def _cropped(network: AttentionNet, size: int) -> AttentionNet:
-    """A swapped network with the middle of its kernels, which is what would be read with kernels of that size."""
-    cropped = copy.deepcopy(network)
-    for layer in _convolutions(cropped):
-        large = layer.conv
-        assert large.bias is not None
-        edge = (large.kernel_size[0] - size) // 2
-        layer.conv = Convolution(layer.channels, layer.out_channels, size).conv.to(large.weight)
-        layer.fill(large.weight[:, :, edge : edge + size, edge : edge + size], large.bias)
-    return cropped
-
-
-def _convolutions(network: AttentionNet) -> list[Convolution]:
-    return [layer for layer in network.attention_layers if isinstance(layer, Convolution)]
-
-
 @torch.no_grad()
 def _shuffled(network: AttentionNet) -> AttentionNet:
     """The same swapped network, its kernels' taps in another order."""
-    for layer in _convolutions(network):
+    for layer in network.attention_layers:
+        assert isinstance(layer, Convolution)
         taps = layer.conv.weight.flatten(2)
         order = torch.randperm(taps.shape[2], generator=torch.Generator().manual_seed(0)).to(taps.device)
         layer.conv.weight.copy_(taps[:, :, order].view_as(layer.conv.weight))
@@ -134,7 +118,4 @@ def _right(network: AttentionNet, done: int, x: Tensor, labels: Tensor) -> np.nd
 def untrained(run: Run) -> AttentionNet:
     """The network of a run as it was before its first step: its seed decides the first weights."""
     torch.manual_seed(run.train.seed)
-    network = build_model(run.model)
-    if not isinstance(network, AttentionNet):
-        raise TypeError(f"{run.path} has no attention layers: it is a {type(network).__name__}.")
-    return network
+    return AttentionNet(run.model)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnconv.analysis import evidence, results
 from attnconv.analysis.evidence import Placed, Verdict, by_layer, listed, numbered, of_every_seed, significance
-from attnconv.analysis.heads import kernel_cells, taps_by_chance
+from attnconv.analysis.heads import kernel_cells, shift_maps, taps_by_chance
 from attnconv.cost import cost
 from attnconv.training.runs import Run
 
@@ -106,8 +106,8 @@ def local(run: Run) -> Placed:
     """Do most heads of the first two layers look at the 5 x 5 around the query? The words are whether they began so."""
     there, grid = np.isfinite(run.heads["centre"][-1]).all(-1), run.model.grid  # (L, h)
     shifts = evidence.gaussians(run.heads["parameter_centre"][[0, -1]], run.heads["precision"][[0, -1]], grid)
-    no_shift = [side - 1 for side in grid]
-    before, after = (evidence.window(shifts, no_shift, 2).sum((-2, -1)) > 0.5).sum(-1)
+    no_shift = grid[0] - 1, grid[1] - 1
+    before, after = (np.nansum(shift_maps(shifts, no_shift, 2), (-2, -1)) > 0.5).sum(-1)
     words = "heads with over half of their attention in the 5 × 5 around the query"
     lines = [f"{words}: {by_layer(after, 'd', there.shape[1], before)}"]
     even = run.heads["entropy"][-1] > EVEN * math.log(math.prod(grid))
@@ -233,7 +233,7 @@ def single_pixels(run: Run) -> Verdict:
 def symmetric(run: Run) -> Verdict:
     """Are patterns that are not local symmetric left-right, more than up-down, and do some heads look far?"""
     maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
-    wide = evidence.window(maps, query, 2).sum((2, 3)) < 0.5  # (L, h)
+    wide = shift_maps(maps, query, 2).sum((2, 3)) < 0.5  # (L, h)
     if not wide.any():
         return False, ["all heads are local"]
     alike, pairs = [], []  # of columns, then of rows

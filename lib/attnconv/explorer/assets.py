@@ -20,19 +20,13 @@ FRONT = Path(__file__).with_name("front")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
 
 
-def script(name: str) -> str:
-    """A module of front/ as one text, after the modules that it imports: anywidget and a page take a single file."""
-    parts: dict[str, str] = {}
-
-    def add(file: str) -> None:
-        source = (FRONT / file).read_text()
-        for imported in _IMPORT.findall(source):
-            if imported not in parts:
-                add(imported)
-        parts[file] = _IMPORT.sub("", source)
-
-    add(name)
-    return "\n".join(parts.values())
+def script(name: str, there: set[str] | None = None) -> str:
+    """A module of front/ as one text, each import replaced by its module: anywidget and a page take a single file."""
+    there = set() if there is None else there  # modules that need not come again
+    if name in there:
+        return ""
+    there.add(name)
+    return _IMPORT.sub(lambda found: script(found[1], there), (FRONT / name).read_text())
 
 
 def style(name: str) -> str:

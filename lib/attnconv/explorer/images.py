@@ -72,15 +72,10 @@ def size_of(images: Any) -> tuple[int, int] | None:
 
 
 def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """One image or several, or a list of such: (N, height, width, channels) in 8 bits, cropped to that size."""
-    given = images if isinstance(images, list | tuple) else [images]
-    if not given:
-        raise ExplorerError("images is empty: give at least one.")
-    return np.concatenate([_read(one, size, channels) for one in given])
-
-
-def _read(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """The same of a path, a Pillow image, or an array of one image or several."""
+    """A path, a Pillow image, an array of one image or several, or a list of such, cropped to that size: (N, height,
+    width, channels) in 8 bits."""
+    if isinstance(images, list | tuple) and images:
+        return np.concatenate([fitting(one, size, channels) for one in images])
     if isinstance(images, np.ndarray | Tensor):
         values = _channels_last(images)
         if values.shape[1:] == (*size, channels):
@@ -90,13 +85,12 @@ def _read(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8
     if isinstance(images, str | Path):
         try:
             with Image.open(images) as file:
-                return _read(file, size, channels)
+                return fitting(file, size, channels)
         except Exception as error:  # Pillow's plugins raise what they like on damaged files
             raise ExplorerError(f"{images} cannot be read as an image: {error}") from error
     if isinstance(images, Image.Image):
         return _cropped(ImageOps.exif_transpose(images), size, channels)[None]
-    kind = type(images).__name__
-    raise ExplorerError(f"One of the images is of type {kind}: give paths, Pillow images, or arrays.")
+    raise ExplorerError(f"images of type {type(images).__name__}, or none: give paths, Pillow images, or arrays.")
 
 
 def _channels_last(images: NDArray | Tensor) -> NDArray[np.uint8]:
