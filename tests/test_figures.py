@@ -573,7 +573,7 @@ def test_reach_over_training_has_two_yardsticks_and_counts_layers_from_one():
             (line,) = labelled(ax.lines, name)
             np.testing.assert_allclose(line.get_ydata(), np.broadcast_to(curve, len(line.get_xdata())))
             assert line.get_xdata()[0] == 0 and (name in curves or look(line) == look(entries[name]))
-    assert axis_names(figure) == [("Epoch", "Reach (pixels)"), ("Epoch", "")]
+    assert axis_names(figure) == [("Epoch", "Mean reach (pixels)"), ("Epoch", "")]
     ends = figures.reach_over_training({"SA learned": np.array([[1, 1, 1, 1], [5, 2.1, 3.5, 2]])}, (7, 7)).axes[0].texts
     assert [(text.get_text(), *text.get_position()) for text in ends] == [
         ("layers 4, 2", 1.01, 2.05),
@@ -641,7 +641,7 @@ def test_error_before_and_after_points_from_the_start_to_the_end():
             assert ((ends < starts)[:, 1] == (kind == "after: smaller")).all() and colour == colours(figure)[kind]
         assert len(smaller[1]) + len(larger[1]) == len(before) and smaller[0] != larger[0]
         assert ax.get_title() == title and ax.get_xticks().tolist() == list(range(1, len(before) + 1))
-    assert list(legend(figure)) == ["before training", "after: smaller", "after: larger", "nothing but the bias"]
+    assert list(legend(figure)) == ["before training", "after: smaller", "after: larger", "the constant alone"]
     assert colours(figure)["before training"] == "#ffffff"
     assert axis_names(figure) == [("Layer", "Relative error as a\n3 × 3 convolution"), ("Layer", "")]
 

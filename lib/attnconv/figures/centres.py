@@ -27,6 +27,7 @@ _COVERED, _OUTSIDE = "#CFE3F5", "0.88"
 _HALF, _MOST, _FLAT = "50% of the Gaussian", "90%", "50% circle larger than the panel"
 _ENTRIES: dict[str, Look] = {
     "query pixel": {"marker": "s", "color": "black", "markerfacecolor": "none", "markeredgewidth": 1.3},
+    "kernel": {"marker": "s", "color": "0.5", "markerfacecolor": "none", "markeredgewidth": 0.8, "markersize": 7},
     _HALF: {"linestyle": "-", "linewidth": 0.9},
     _MOST: {"linestyle": DOTTED, "linewidth": 0.9},
     _FLAT: {"marker": "o", "markerfacecolor": "white", "markeredgewidth": 1.1},
@@ -100,7 +101,7 @@ def _add_legends(figure: Figure, heads: int) -> None:
     plain: Look = {"linestyle": "none", "markersize": 4.5, "color": "0.4"}
     drawn = {name for ax in figure.axes for one in ax.get_children() for name in (one.get_label(), one.get_gid())}
     kinds = [Line2D([], [], label=name, **plain | look) for name, look in _ENTRIES.items() if name in drawn]
-    title = "Head" if len(figure.axes) == 1 else "Head (colours hold\nwithin a layer only)"
+    title = "Head" if len(figure.axes) == 1 else "Head (marks hold\nwithin a layer only)"
     for handles, heading, side in ((by_head, title, "left"), (kinds, None, "right")):
         look: Look = {"loc": f"outside lower {side}", "alignment": "left", "columnspacing": 0.8, "labelspacing": 0.3}
         figure.legend(handles=handles, ncols=math.ceil(len(handles) / rows), title=heading, **look)
@@ -222,4 +223,5 @@ def _draw_covered(ax: Axes, covered: NDArray) -> None:
     look: Look = {"facecolor": _COVERED, "edgecolor": "white", "zorder": 0.4}
     for row, column in np.argwhere(covered) + first:
         ax.add_patch(Rectangle((column, row), 1, 1, label="tap covered", **look))
-    ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, edgecolor="0.5", linewidth=0.8, zorder=0.5))
+    edge: Look = {"fill": False, "edgecolor": "0.5", "linewidth": 0.8, "zorder": 0.5, "label": "kernel"}
+    ax.add_patch(Rectangle((first, first), *covered.shape, **edge))

@@ -158,7 +158,7 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
     distance = np.hypot(*(np.indices(grid) - np.reshape(grid, (2, 1, 1)) // 2))
     levels = {"attention spread evenly": distance.mean(), "farthest pixel": distance.max()}
     colours = seaborn.color_palette("viridis", max(map(len, panels.values())))
-    figure = lines(panels, "Epoch", "Reach (pixels)", levels, colours=colours)
+    figure = lines(panels, "Epoch", "Mean reach (pixels)", levels, colours=colours)
     for ax, values in zip(figure.axes, reach.values(), strict=True):
         order = np.argsort(values[-1], kind="stable")
         apart = np.flatnonzero(np.diff(values[-1, order]) > 0.065 * ax.get_ylim()[1]) + 1

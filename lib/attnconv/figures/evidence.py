@@ -40,7 +40,7 @@ def error_before_and_after(errors: Mapping[str, ArrayLike]) -> Figure:
         before, after = before.ravel(), after.ravel()
         kinds = {"smaller": (_BETTER, after < before), "larger": (_WORSE, after >= before)}
         _draw_moves(ax, np.stack([beside, before]), np.stack([beside, after]), kinds)
-        ax.axhline(1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1, label="nothing but the bias")
+        ax.axhline(1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1, label="the constant alone")
         ax.set(xticks=layers, xlim=(0.5, len(layers) + 0.5))
     axes[0].set_ylim(0, max(1.1, axes[0].get_ylim()[1]))  # of all panels
     legend_below(figure)
