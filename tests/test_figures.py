@@ -676,7 +676,7 @@ def test_agreement_stands_over_its_ceiling():
         np.testing.assert_allclose(line.get_ydata(), slope * line.get_xdata())
         assert look(line) == look(legend(figure)[name])
     assert axis_names(figure) == [
-        ("Agreement of two halves of the images", "Agreement of two halves\nof the images, query moved")
+        ("Agreement of two halves\nof the images, same query", "Agreement of two halves\nof the images, query moved")
     ]
 
 
