@@ -125,7 +125,8 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, following: ArrayLik
     low = 0.05 * np.floor(20 * np.nanmin([moved, same]))
     ax.plot([low, 1], [low, 1], color="0.3", linewidth=0.9, label="as images agree")
     ax.plot([low / 0.9, 1], [low, 0.9], color="0.3", linewidth=0.9, linestyle=DASHED, label="nine tenths of it")
-    ax.set(xlabel="Agreement of two halves\nof the images, same query", ylabel="Agreement of two halves\nof the images, query moved")
+    words = "Agreement of two halves\nof the images"
+    ax.set(xlabel=f"{words}, same query", ylabel=f"{words}, query moved")
     ax.set(xlim=(low, 1), ylim=(low, 1), aspect="equal")
     legend_below(figure)
     return figure
