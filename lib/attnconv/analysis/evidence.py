@@ -93,7 +93,7 @@ def following(run: Run) -> tuple[NDArray, NDArray]:
     above = np.maximum(maps - 1 / math.prod(maps.shape[3:]), 0)
     around = np.zeros(maps.shape[:3])
     for index in np.ndindex(around.shape):
-        around[index] = np.nansum(shift_maps(above[index], places[index], radius=1))
+        around[index] = np.nansum(shift_maps(above[index], tuple(places[index]), radius=1))
     peaked = (around > 0.5 * above.sum((3, 4))) & (shifts == shifts[0]).all(-1)
     moved, same = run.attention["halves"]
     return peaked.all(0) & (moved >= 0.9 * same), shifts[0]
@@ -101,9 +101,10 @@ def following(run: Run) -> tuple[NDArray, NDArray]:
 
 def gaussians(centres: NDArray, precision: NDArray, grid: tuple[int, int]) -> NDArray:
     """What heads (..., 2) give to each shift that an image of that size has: (..., 2 H - 1, 2 W - 1)."""
-    rows, columns = (np.arange(1 - side, side) for side in grid)
-    away = np.stack(np.meshgrid(rows, columns, indexing="ij"), -1) - centres[..., None, None, :]
-    logits = -0.5 * ((away @ precision[..., None, :, :]) * away).sum(-1)
+    row, column = (np.arange(1 - side, side) - centres[..., axis, None] for axis, side in enumerate(grid))
+    (a, b), (c, d) = np.moveaxis(precision[..., None], (-3, -2), (0, 1))
+    logits = (a * row**2)[..., None] + (d * column**2)[..., None, :] + ((b + c) * row)[..., None] * column[..., None, :]
+    logits *= -0.5
     weights = np.exp(logits - logits.max((-2, -1), keepdims=True))
     return weights / weights.sum((-2, -1), keepdims=True)
 
