@@ -394,9 +394,9 @@ def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
         (np.full((1, 28, 28, 1), -0.1), r"from -0.1 to -0.1; they must be uint8, or floats in \[0, 1\]"),
         (np.full((1, 28, 28, 1), np.nan), r"in \[0, 1\]"),
         (np.zeros((0, 28, 28, 1), np.uint8), "are empty"),
-        ([], "or none"),
+        ([], "is empty"),
         ("no/such.png", "no/such.png cannot be read"),
-        (7, "of type int, or none: give paths, Pillow images, or arrays"),
+        (7, "of type int: give paths, Pillow images, or arrays"),
         ({"image": array}, "of type dict"),
         ([np.full((28, 28, 1), 2.0)], r"from 2.0 to 2.0; they must be uint8, or floats in \[0, 1\]"),
     ):
@@ -693,7 +693,7 @@ def test_runs_are_chosen_and_compared(runs, data) -> None:
     asked(explorer, kind="run", name="content")
     asked(explorer, kind="compare", name=None)
     assert [side["encoding"] for side in explorer.sides] == ["content"]
-    for message in (dict(kind="compare", name="../x"), dict(kind="open")):
+    for message in (dict(kind="compare", name="../x"), dict(kind="format the disk"), dict(kind="open")):
         assert "Error" in notice(explorer, **message)  # a notice, not a dead kernel
 
 

@@ -364,6 +364,8 @@ def test_paths_dropped_heads_and_covered_taps():
     assert [ax.get_title() for ax in axes] == [f"Layer {n}: {c} of 9 taps" for n, c in ((1, 2), (2, 0), (3, 0))]
     tint = to_hex(labelled(axes[0].patches, "tap covered")[0].get_facecolor())
     assert {"before training", "dropped"} <= set(legend(figure)) and colours(figure)["tap covered"] == tint
+    with pytest.raises(ValueError, match="given for paths"):
+        figures.gaussian_heads(CENTRES, paths=CENTRES, grid=GRID)
 
 
 def test_figures_are_the_frames_of_an_animation(tmp_path):
@@ -410,6 +412,11 @@ def test_outside_the_image_is_hatched_and_missing_heads_are_left_out():
     assert [name for _, name, _ in tiles(figure)] == [*"123456789", *"1234", *"123456789"]
     assert tiles(figure)[0][0].get_array().mask[:2].all()
     assert len([patch for patch in figure.axes[0].patches if patch.get_hatch()]) == HEADS
+
+
+def test_arrays_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"shape \(9, 5, 7\) was given for maps \(layers, heads, height, width\)"):
+        figures.attention_grid(MAPS[0])
 
 
 @pytest.mark.parametrize("shape", [(10, 14, 3), (10, 14, 1)])
@@ -528,6 +535,8 @@ def test_accuracy_curves():
             assert dot.get_color() == style.MODELS[title]
             assert dot.get_markerfacecolor() == (dot.get_color() if ax is last else "white")
             assert {text.get_text(): text.xy[1] for text in ax.texts}[f"{value:.1f}"] == place
+    with pytest.raises(ValueError, match="given for SA quadratic"):
+        figures.accuracy_curves({"SA quadratic": [0.1, 0.2]}, {})
     assert len(figures.accuracy_curves({"SA quadratic, (hidden 32, 1 epoch)": [[0.1]]}, {}).axes) == 2
 
 

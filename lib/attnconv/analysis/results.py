@@ -140,7 +140,8 @@ def ahead(
     several = [(float(np.var(side, ddof=1)), len(side) - 1) if len(side) > 1 else None for side in seeds]
     # Of a side with one seed: variance, degrees of freedom.
     lone = max([*filter(None, several), (least, math.inf)]) if assumed is None else (assumed**2, math.inf)
-    each = [((own or lone)[0] / len(side), (own or lone)[1]) for side, own in zip(seeds, several, strict=True)]
+    spreads = [own or lone for own in several]
+    each = [(spread / len(side), free) for side, (spread, free) in zip(seeds, spreads, strict=True)]
     of_seeds, doubt = sum(spread for spread, _ in each), sum(spread**2 / free for spread, free in each)
     total = error**2 + of_seeds
     freedom = total**2 / doubt if doubt else math.inf  # Welch and Satterthwaite

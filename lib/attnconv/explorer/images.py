@@ -74,7 +74,9 @@ def size_of(images: Any) -> tuple[int, int] | None:
 def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
     """A path, a Pillow image, an array of one image or several, or a list of such, cropped to that size: (N, height,
     width, channels) in 8 bits."""
-    if isinstance(images, list | tuple) and images:
+    if isinstance(images, list | tuple):
+        if not images:
+            raise ExplorerError("images is empty: give at least one.")
         return np.concatenate([fitting(one, size, channels) for one in images])
     if isinstance(images, np.ndarray | Tensor):
         values = _channels_last(images)
@@ -90,7 +92,7 @@ def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uin
             raise ExplorerError(f"{images} cannot be read as an image: {error}") from error
     if isinstance(images, Image.Image):
         return _cropped(ImageOps.exif_transpose(images), size, channels)[None]
-    raise ExplorerError(f"images of type {type(images).__name__}, or none: give paths, Pillow images, or arrays.")
+    raise ExplorerError(f"One of the images is of type {type(images).__name__}: give paths, Pillow images, or arrays.")
 
 
 def _channels_last(images: NDArray | Tensor) -> NDArray[np.uint8]:

@@ -115,7 +115,9 @@ class Explorer(assets.Widget):
 
     def _answer(self, message: dict[str, Any], buffers: Sequence[Any]) -> None:
         side, edits = self._sides[0], message.get("edits", ())
-        match message["kind"]:  # that "hello" is answered is the answer
+        match message["kind"]:
+            case "hello":  # that it is answered is the answer
+                pass
             case "image":  # another one; of one class, if the page names one
                 label, labels = message["class"], self._pool.labels
                 fit = range(len(self._pool.images)) if label is None else np.flatnonzero(labels == label).tolist()
@@ -146,6 +148,8 @@ class Explorer(assets.Widget):
             case "export":
                 self.state = message.get("state") or self.state  # newer than what the page saved last
                 self.send(dict(kind="file", name="attention-heads.html", type="text/html"), [self.page().encode()])
+            case kind:
+                raise ValueError(f"{kind!r} is no question that is answered.")
 
     def _set_sides(self, sides: list[Side]) -> None:
         same, self._sides = sides[0] is self._sides[0], sides  # beside another run, changed heads stay changed

@@ -17,7 +17,7 @@ from matplotlib.typing import MarkerType
 from numpy.typing import ArrayLike, NDArray
 
 from attnconv.figures import style
-from attnconv.figures.style import DOTTED, DOUBLE, SINGLE, Look, head_colours, head_marker, styled
+from attnconv.figures.style import DOTTED, DOUBLE, SINGLE, Look, array, head_colours, head_marker, styled
 
 _MARGIN = 0.45
 """Pixels shown beyond the shifts that exist: room for the image's frame, and none for a tick."""
@@ -187,14 +187,14 @@ def gaussian_heads(
         covered: (panels, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted, and counted
             above where there is one row.
     """
-    centres = np.asarray(centres, float)
+    centres = array(centres, "centres (panels, heads, 2)")
     titles = titles or [f"Layer {layer + 1}" for layer in range(len(centres) // (len(rows) or 1))]
     if covered is not None and not rows:
         titles = [f"{t}: {c.sum()} of {c.size} taps" for t, c in zip(titles, covered, strict=True)]
     if precision is None:
         precision = np.full((*centres.shape, 2), np.nan)
     shares = {_HALF: 0.5, _MOST: 0.9} if centres.shape[1] <= 10 else {_HALF: 0.5}
-    ways = None if paths is None else np.asarray(paths, float)
+    ways = None if paths is None else array(paths, "paths (steps, panels, heads, 2)")
     figure, axes, views = _shift_panels(titles, half_width, grid, rows)
     for panel, (ax, view, of_layer) in enumerate(zip(axes, views, centres, strict=True)):
         _draw_heads(ax, of_layer, precision[panel], view, shares)

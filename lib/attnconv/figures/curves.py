@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from attnconv.figures import style
-from attnconv.figures.style import DASHED, DOTTED, DOUBLE, PALETTE, Look, legend_below, styled
+from attnconv.figures.style import DASHED, DOTTED, DOUBLE, PALETTE, Look, array, legend_below, styled
 
 Curves = Mapping[str, tuple[Sequence[float] | NDArray, ArrayLike]]
 """``{name: (x (n,), y (n,))}``."""
@@ -29,7 +29,7 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
     NaN marks epochs that a seed has not seen. Then a row a model, the longest trainings first, of these the best: its
     last epoch, with a bar over seeds. Right, the accuracy in [0, 1] that was ``published`` of some of them.
     """
-    tables = {title: pd.DataFrame(100 * np.asarray(seeds, float)) for title, seeds in curves.items()}
+    tables = {title: pd.DataFrame(100 * array(seeds, f"{title} (seeds, epochs)")) for title, seeds in curves.items()}
     frame = pd.concat(tables, names=["model"]).rename(columns=lambda column: column + 1)  # epochs count from 1
     frame = frame.melt(var_name="epoch", value_name="percent", ignore_index=False).dropna().reset_index("model")
     frame["epochs"] = frame.groupby("model")["epoch"].transform("max")

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from seaborn import color_palette
 
 from attnconv.figures import style
-from attnconv.figures.style import DASHED, DOTTED, DOUBLE, PALETTE, SINGLE, Look, legend_below, styled
+from attnconv.figures.style import DASHED, DOTTED, DOUBLE, PALETTE, SINGLE, Look, array, legend_below, styled
 
 _BETTER, _ALIKE, _WORSE = PALETTE[2], "#4d4d4d", PALETTE[3]
 
@@ -113,7 +113,7 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, following: ArrayLik
     On the line a head's pattern moves with the query as well as two halves of the images agree without moving. Filled
     marks are heads that are ``following`` the query (`analysis.evidence.following`).
     """
-    moved, same = np.asarray(moved, float), np.asarray(same, float)
+    moved, same = array(moved, "moved (layers, heads)"), array(same, "same (layers, heads)")
     figure = style.new_figure(SINGLE, 3.3)
     ax = figure.add_subplot()
     for layer, colour in enumerate(color_palette("viridis", len(moved))):
@@ -139,7 +139,7 @@ def score_shares(shares: ArrayLike, following: ArrayLike) -> Figure:
     The parts are those of `heads.score_shares`. Heads are ordered by the first; the numbers of those that are
     ``following`` the query (`analysis.evidence.following`) are bold and framed.
     """
-    shares = np.asarray(shares, float)
+    shares = array(shares, "shares (3, layers, heads)")
     parts = ["the same for every image and query", "with what the query holds", "comparison of contents"]
     figure = style.new_figure(DOUBLE, 2.3)
     axes = figure.subplots(1, shares.shape[1], sharey=True, squeeze=False)[0]

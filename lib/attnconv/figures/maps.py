@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from attnconv.figures import style
-from attnconv.figures.style import DOUBLE, SINGLE, Look, new_figure, styled
+from attnconv.figures.style import DOUBLE, SINGLE, Look, array, new_figure, styled
 
 _ABOVE, _FOOT, _GAP = 0.17, 0.6, 0.05
 """Inches above each row of maps, for a name, at the foot of the figure, for a colour bar, and between maps."""
@@ -117,7 +117,7 @@ def attention_grid(
         largest: the probability that is black, for figures that are to be compared; None is the largest here.
         room: inches that are left free at the left of the grid, and its least height.
     """
-    maps = np.asarray(maps, float)
+    maps = array(maps, "maps (layers, heads, height, width)")
     layers, heads, height, width = maps.shape
     queries = np.broadcast_to((height // 2, width // 2) if query is None else query, (layers, heads, 2))
     order = np.broadcast_to(np.arange(heads) if order is None else order, (layers, heads))
@@ -187,7 +187,7 @@ def signed_images(
     ``photo`` (H, W): the input, in [0, 1], drawn first and in grey; ``query``: its row and column, framed together with
     the 3 x 3 pixels around it, on the photo or, without one, on every image.
     """
-    signed = [np.asarray(image, float) for image in images]
+    signed = [array(image, "image (H, W)") for image in images]
     scale = _signed_scale(signed)
     aspect = max(image.shape[0] / image.shape[1] for image in signed)
     figure, corners, size = _grid((1, len(titles)), aspect, side=1.9, above=0.22)
@@ -219,7 +219,7 @@ def sum_of_heads(maps: ArrayLike, weights: Sequence[float], parts: ArrayLike) ->
     Above, ``maps`` (h, k, k): where each head looks from the query in the middle. Then ``parts`` (h, H, W): what the
     head adds to the output, its ``weights`` (h,) times the image it sees; and below, the sum so far.
     """
-    maps, parts = (np.asarray(values, float) for values in (maps, parts))
+    maps, parts = (array(values, "maps or parts (heads, rows, columns)") for values in (maps, parts))
     sums = parts.cumsum(0)
     probability, signed = _probability_scale(maps.max()), _signed_scale([parts, sums])
     figure, corners, (width, height) = _grid((3, len(maps)), parts.shape[1] / parts.shape[2], left=0.72, above=0.2)

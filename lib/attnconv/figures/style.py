@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from seaborn import color_palette
 
@@ -155,3 +157,11 @@ def legend_below(figure: Figure, handles: Sequence[Artist] = ()) -> None:
     columns = min(len(handles), max(1, int(figure.get_figwidth() / (0.3 + 0.047 * longest))))
     by_rows = [handle for column in range(columns) for handle in handles[column::columns]]  # Matplotlib fills columns
     figure.legend(handles=by_rows, loc="outside lower center", ncols=columns)
+
+
+def array(values: ArrayLike, shape: str) -> NDArray:
+    """The values as an array of floats. ``shape`` says what they are and has a name for each axis: "maps (h, H, W)"."""
+    values = np.asarray(values, dtype=float)
+    if values.ndim != shape.rpartition("(")[2].count(",") + 1:  # a title before it may have commas
+        raise ValueError(f"An array of shape {values.shape} was given for {shape}.")
+    return values
