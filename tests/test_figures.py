@@ -388,12 +388,13 @@ def test_attention_grid():
         np.testing.assert_array_equal(image.get_array(), maps[layer, head])
         assert (image.norm.vmin, image.norm.vmax) == (0, maps.max()), "one scale"
         assert image.cmap is bar.cmap is style.MAP_COLOURS and bar.norm is image.norm, "that of the colour bar"
-        assert name == f"{head + 1}" and framed == [[2, 1]], "rows point down"
+        assert name == f"Head {head + 1}" and framed == [[2, 1]], "rows point down"
     lowest, *_ = figure.axes[0].get_ylim()
     assert lowest == figure.get_figheight() > tiles(figure)[-1][0].get_extent()[2] > tiles(figure)[0][0].get_extent()[2]
     titles = [text.get_text() for text in figure.axes[0].texts if text.get_ha() == "right"]
     assert titles == ["Layer 1", "Layer 2", "Layer 3"]
-    assert names(bar.ax.get_xticklabels()) == ["0", "0.1", "0.2", "0.5"]
+    ticks = names(bar.ax.get_xticklabels())
+    assert ticks[:-1] == ["0", "0.1", "0.2", "0.5"] and float(ticks[-1]) == pytest.approx(maps.max(), abs=0.005), "its end"
     assert bar.ax.get_xlabel().startswith("Attention prob")
     left, right, below, above = tiles(figures.attention_grid(MAPS[:1, :2, :4]))[0][0].get_extent()
     assert (below - above) / (right - left) == pytest.approx(4 / 7), "pixels are square"
@@ -409,7 +410,7 @@ def test_outside_the_image_is_hatched_and_missing_heads_are_left_out():
     maps = MAPS.copy()
     maps[0, :, :2], maps[1, 4:] = np.nan, np.nan
     figure = figures.attention_grid(maps)
-    assert [name for _, name, _ in tiles(figure)] == [*"123456789", *"1234", *"123456789"]
+    assert [name for _, name, _ in tiles(figure)] == [f"Head {n}" for n in "1234567891234123456789"]
     assert tiles(figure)[0][0].get_array().mask[:2].all()
     assert len([patch for patch in figure.axes[0].patches if patch.get_hatch()]) == HEADS
 
@@ -448,7 +449,7 @@ def test_more_heads_than_fit_into_a_row_go_on_in_the_next():
     maps = np.full((2, 30, 2, 2), np.nan)
     maps[0], maps[1, :9] = 0.25, 0.25
     figure = figures.attention_grid(maps)
-    assert [name for _, name, _ in tiles(figure)] == [f"{n}" for n in (*range(1, 31), *range(1, 10))]
+    assert [name for _, name, _ in tiles(figure)] == [f"Head {n}" for n in (*range(1, 31), *range(1, 10))]
     rows = [round(image.get_extent()[2], 6) for image, *_ in tiles(figure)]
     assert [rows.count(row) for row in sorted(set(rows))] == [12, 12, 6, 9]
 
@@ -582,13 +583,12 @@ def test_reach_over_training_has_two_yardsticks_and_counts_layers_from_one():
             (line,) = labelled(ax.lines, name)
             np.testing.assert_allclose(line.get_ydata(), np.broadcast_to(curve, len(line.get_xdata())))
             assert line.get_xdata()[0] == 0 and (name in curves or look(line) == look(entries[name]))
-    assert axis_names(figure) == [("Epoch", "Mean reach (pixels)"), ("Epoch", "")]
-    ends = figures.reach_over_training({"SA learned": np.array([[1, 1, 1, 1], [5, 2.1, 3.5, 2]])}, (7, 7)).axes[0].texts
-    assert [(text.get_text(), *text.get_position()) for text in ends] == [
-        ("layers 4, 2", 1.01, 2.05),
-        ("layer 3", 1.01, 3.5),
-        ("layer 1", 1.01, 5),
-    ]
+    assert axis_names(figure) == [("Epoch", "Mean reach of a layer (pixels)"), ("Epoch", "")]
+    (ax,) = figures.reach_over_training({"SA learned": np.array([[1, 1, 1, 1], [5, 2.1, 3.5, 2]])}, (7, 7)).axes
+    ends = [(text.get_text(), *text.xy, text.get_position()[0]) for text in ax.texts]  # from the lowest line up
+    assert ends == [("2", 1.01, 2.05, 2), ("4", 1.01, 2.05, 9), ("3", 1.01, 3.5, 2), ("1", 1.01, 5, 2)]
+    for text in ax.texts:
+        assert text.get_color() == labelled(ax.lines, f"_layer {text.get_text()}")[0].get_color()
 
 
 def test_a_long_title_stays_clear_of_its_panels_letter():
@@ -605,7 +605,7 @@ def test_points_lost_by_depth_draws_each_kernel_in_each_model(layers):
     table = swapped()
     figure = figures.points_lost_by_depth(table, 10, layers)
     axes, entries = panels(figure), legend(figure)
-    assert [ax.get_title() for ax in axes] == ["A\n90.00%", "B\n60.00%"]
+    assert [ax.get_title() for ax in axes] == ["A\naccuracy 90.00%", "B\naccuracy 60.00%"]
     assert names(axes[0].get_xticklabels()) == (["1", "1–2", "1–3"] if layers == "up to" else ["1", "2", "3"])
     below = "Layers that are convolutions" if layers == "up to" else "Layer that is a convolution"
     assert axis_names(figure) == [(below, "Points of accuracy lost\n(linear to 1, then logarithmic)"), (below, "")]
@@ -616,7 +616,7 @@ def test_points_lost_by_depth_draws_each_kernel_in_each_model(layers):
         for label, (how, kernel) in kinds.items():
             (line,) = labelled(ax.lines, label)
             lost = -own[(own["how"] == how) & (own["kernel"] == kernel)]["difference"]
-            aside = {"1 × 1": -0.065, "5 × 5": 0.065}.get(label, 0) if layers == "alone" else 0  # beside each other
+            aside = {"1 × 1": -0.5, "5 × 5": 0.5}.get(label, 0) * (0.13 if layers == "alone" else 0.05)
             np.testing.assert_allclose(line.get_xydata(), np.transpose([[1 + aside, 2 + aside, 3 + aside], lost]))
             assert (line.get_linestyle() == "None") == (layers == "alone" and how == "read"), "layers are not joined"
             assert look(line) == look(entries[label])
@@ -626,6 +626,7 @@ def test_points_lost_by_depth_draws_each_kernel_in_each_model(layers):
     none = figures.points_lost_by_depth(table[table["how"] == "read"], 10, layers)
     assert "3 × 3, taps shuffled" not in legend(none), "what is not drawn is not named"
     two = panels(figures.points_lost_by_depth(swapped(seeds=(0, 1)), 10, layers))[0]
+    assert two.get_title().endswith(", 2 seeds")
     (one,) = labelled(axes[0].lines, "1 × 1")
     (mean,) = labelled(two.lines, "1 × 1")
     np.testing.assert_allclose(mean.get_ydata(), one.get_ydata() - 2)  # over seeds
@@ -692,14 +693,11 @@ def test_agreement_stands_over_its_ceiling():
 def test_score_shares_pile_up_in_each_layer():
     figure = EVERYTHING["score_shares"]()
     entries = legend(figure)
-    assert list(entries) == [
-        "the same for every image and query",
-        "with what the query holds",
-        "comparison of contents",
-    ]
+    parts = ["the same for every image and query", "with what the query holds", "comparison of contents"]
+    assert set(entries) == {*parts, "framed: follows the query"}
     for layer, ax in enumerate(panels(figure)):
         own = 100 * SHARES[:, layer, np.argsort(-SHARES[0, layer])]
-        for part, name, bars in zip(range(3), entries, ax.containers, strict=True):
+        for part, name, bars in zip(range(3), parts, ax.containers, strict=True):
             assert {to_hex(bar.get_facecolor()) for bar in bars} == {colours(figure)[name]}
             np.testing.assert_allclose([bar.get_height() for bar in bars], own[part])
             np.testing.assert_allclose([bar.get_y() for bar in bars], own[:part].sum(0))

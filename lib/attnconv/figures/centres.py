@@ -33,7 +33,7 @@ _ENTRIES: dict[str, Look] = {
     _FLAT: {"marker": "o", "markerfacecolor": "white", "markeredgewidth": 1.1},
     "beyond the panel": {"marker": ">"},
     "before training": {"marker": "o", "linestyle": "-", "alpha": 0.4, "markersize": 3.5},
-    "dropped": {"marker": "x", "color": "0.55"},
+    "dropped": {"marker": "x", "color": "black"},
     "tap covered": {"marker": "s", "color": _COVERED, "markersize": 6},
     "outside the image": {"marker": "s", "color": _OUTSIDE, "markersize": 6},
 }
@@ -126,13 +126,15 @@ def _ellipse(precision: NDArray, share: float) -> tuple[NDArray, float]:
     return axes, math.degrees(math.atan2(*vectors[:, 0]))
 
 
-def _draw_heads(ax: Axes, centres: NDArray, precision: NDArray, view: NDArray, shares: Mapping[str, float]) -> None:
+def _draw_heads(
+    ax: Axes, centres: NDArray, precision: NDArray, view: NDArray, shares: Mapping[str, float], size: float = _SIZE
+) -> None:
     """Heads (h, 2): a mark at each centre, or an arrow at the panel's edge, and an ellipse for each share of the mass.
 
     A mark is hollow, and has no ellipse, if the panel is too small for the ellipse that holds half of it, even across.
     """
     places, room = np.clip(centres, *view.T), np.ptp(view, axis=1)
-    moved = _petals(places, near=0.02 * room.max()) * math.sqrt(_SIZE) / 72  # inches
+    moved = _petals(places, near=0.02 * room.max()) * math.sqrt(size) / 72  # inches
     for head in np.flatnonzero(~np.isnan(centres).any(1)).tolist():
         colour, ellipses = head_colours(head + 1)[head], np.isfinite(precision[head]).all()
         flat = bool(ellipses and _ellipse(precision[head], 0.5)[0].min() > room.min() / 2)
@@ -140,7 +142,7 @@ def _draw_heads(ax: Axes, centres: NDArray, precision: NDArray, view: NDArray, s
         arrow: MarkerType = (3, 0, round(math.degrees(math.atan2(-down, right))) - 90)
         look: Look = {"facecolor": "white" if flat else colour, "edgecolor": colour if flat else "white"}
         look |= {"linewidth": 1.1 if flat else 0.5, "clip_on": False, "zorder": 5, "label": f"head {head + 1}"}
-        look |= {"gid": "beyond the panel" if beyond else _FLAT if flat else None, "s": _SIZE * (2.5 if beyond else 1)}
+        look |= {"gid": "beyond the panel" if beyond else _FLAT if flat else None, "s": size * (2.5 if beyond else 1)}
         x, y = moved[head]
         aside = ax.transData + ScaledTranslation(x, y, ax.figure.dpi_scale_trans)
         ax.scatter(*places[head, ::-1], marker=arrow if beyond else head_marker(head), transform=aside, **look)
@@ -197,12 +199,12 @@ def gaussian_heads(
     ways = None if paths is None else array(paths, "paths (steps, panels, heads, 2)")
     figure, axes, views = _shift_panels(titles, half_width, grid, rows)
     for panel, (ax, view, of_layer) in enumerate(zip(axes, views, centres, strict=True)):
-        _draw_heads(ax, of_layer, precision[panel], view, shares)
+        _draw_heads(ax, of_layer, precision[panel], view, shares, _SIZE * (0.5 if rows else 1))
         if ways is not None:
             _draw_paths(ax, ways[:, panel])
         if dropped is not None:
             row, column = np.clip(dropped[panel], *view.T).T
-            ax.scatter(column, row, 18, "0.55", marker="x", linewidth=0.9, clip_on=False, zorder=4, label="dropped")
+            ax.scatter(column, row, 18, "black", marker="x", linewidth=0.9, clip_on=False, zorder=4, label="dropped")
         if covered is not None:
             _draw_covered(ax, covered[panel])
     _add_legends(figure, centres.shape[1])

@@ -49,6 +49,8 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
         ax.label_outer()
         ax.grid(axis="y")
     dots = axes[len(lengths) :]
+    for ax in dots[1:]:
+        ax.sharex(dots[0])  # what was published can be held against what was reached
     dots[0].hlines(range(len(ends)), ends["min"], ends["max"], [colours[t] for t in ends.index], linewidth=2, alpha=0.4)
     for place, (title, mean) in enumerate(ends["mean"].items()):
         marks = [(mean, colours[title]), *([(100 * published[title], "white")] if title in published else [])]
@@ -63,8 +65,6 @@ def accuracy_curves(curves: Mapping[str, ArrayLike], published: Mapping[str, flo
         for below in np.flatnonzero(np.diff(ends["epochs"])):  # what was trained for as long stands together
             ax.axhline(below + 0.5, color="0.3", linewidth=0.5)
     dots[0].set_yticklabels([textwrap.fill(title, 19) for title in ends.index])
-    for label, title in zip(dots[0].get_yticklabels(), ends.index, strict=True):
-        label.set_color(colours[title])
     return figure
 
 
@@ -75,19 +75,19 @@ def by_images(table: pd.DataFrame, ylabel: str = "", order: Sequence[str] = (), 
     ``table`` has a row for each network and panel: ``panel``, ``start``, ``images``, ``seed`` and ``value``. Lines are
     means over seeds, bars run from the worst to the best. Starts stand a little beside each other; their ``order``
     decides colours and marks. Panels share a vertical axis, from zero on, if it has a name. A dotted line is at
-    ``level``.
+    ``level``, the constant alone.
     """
     titles, starts = list(table["panel"].unique()), list(order) or list(table["start"].unique())
-    beside = 1.05 ** (table["start"].map(starts.index) - (len(starts) - 1) / 2)
+    beside = (1.05 if len(titles) < 3 else 1.12) ** (table["start"].map(starts.index) - (len(starts) - 1) / 2)
     table = table.assign(beside=table["images"] * beside)
     figure, axes = style.panels(titles, 2.2, "Training images", ylabel, DOUBLE)
     for ax, title in zip(axes, titles, strict=True):
         own = table[table["panel"] == title]
-        for start, colour, mark in zip(starts, cycle([*PALETTE[:6], "0.3"]), cycle(_MARKS), strict=False):
+        for start, colour, mark in zip(starts, cycle([*PALETTE[:7], "0.3"]), cycle(_MARKS), strict=False):
             if start in set(table["start"]):
                 _means(ax, own[own["start"] == start], "beside", "value", start, color=colour, marker=mark, capsize=1.5)
         if level is not None:
-            ax.axhline(level, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1)
+            ax.axhline(level, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1, label="the constant alone")
         images = sorted(own["images"].unique())
         ax.set_xscale("log")
         ax.set_xticks(images, [f"{n:,}" for n in images])
@@ -137,7 +137,9 @@ def lines(
         ax.set_ylim((highest / 1000, 2 * highest) if log else (lowest, max(1.05 * highest, ax.get_ylim()[1])))
         if lowest < 0:
             ax.axhline(0, color="0.4", linewidth=0.8, zorder=1)
-        ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+        last = max((np.max(x) for x, _ in curves.values()), default=0)  # no tick beyond it
+        ax.set_xlim(right=min(ax.get_xlim()[1], last + 0.04 * np.ptp(ax.get_xlim())))
     handles = max((ax.get_legend_handles_labels()[0] for ax in axes), key=len)
     if len(handles) > 1:
         legend_below(figure, handles)
@@ -158,14 +160,16 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
     distance = np.hypot(*(np.indices(grid) - np.reshape(grid, (2, 1, 1)) // 2))
     levels = {"attention spread evenly": distance.mean(), "farthest pixel": distance.max()}
     colours = seaborn.color_palette("viridis", max(map(len, panels.values())))
-    figure = lines(panels, "Epoch", "Mean reach (pixels)", levels, colours=colours)
+    figure = lines(panels, "Epoch", "Mean reach of a layer (pixels)", levels, colours=colours)
     for ax, values in zip(figure.axes, reach.values(), strict=True):
         order = np.argsort(values[-1], kind="stable")
         apart = np.flatnonzero(np.diff(values[-1, order]) > 0.065 * ax.get_ylim()[1]) + 1
         for layers in np.split(order, apart):  # the numbers of lines that end together stand together
             where = 1.01, values[-1, layers].mean()
-            look: Look = {"transform": ax.get_yaxis_transform(), "va": "center", "color": "0.3", "fontsize": 6.5}
-            ax.text(*where, f"layer{'s' * (len(layers) > 1)} {', '.join(f'{layer + 1}' for layer in layers)}", **look)
+            look: Look = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points", "fontsize": 6.5}
+            for place, layer in enumerate(layers[::-1]):  # the highest line's first, each in its line's colour
+                beside: Look = {"color": colours[layer], "weight": "bold", "va": "center"}
+                ax.annotate(f"{layer + 1}", where, (2 + 7 * place, 0), **look, **beside)
     return figure
 
 
@@ -175,15 +179,18 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
 
     ``table`` as of `results.swap_table`; of its networks those whose first ``layers`` are convolutions, "up to" each,
     or those with one such layer, "alone". The axis is linear up to a point, and logarithmic beyond. Bars run over
-    seeds. Lines across are the network as it is, whose accuracy (%) stands above, one point, and ``chance`` (%).
+    seeds; the title says how many, and the network's accuracy. Lines across are the network as it is, one point, and
+    ``chance`` (%).
     """
     table = table[table["layers"] == layers].assign(lost=-table["difference"])
     models, alone = list(table["model"].unique()), layers == "alone"
     sizes = sorted(table.loc[table["how"] == "read", "kernel"].unique())
     crest = seaborn.color_palette("crest", len(sizes))
-    shifts = alone * 0.13 * (np.arange(len(sizes)) - (len(sizes) - 1) / 2)  # marks of a layer stand beside each other
+    # Marks of a layer stand beside each other, and bars of one depth.
+    shifts = (0.13 if alone else 0.05) * (np.arange(len(sizes)) - (len(sizes) - 1) / 2)
     below = "Layer that is a convolution" if alone else "Layers that are convolutions"
-    figure, axes = style.panels(models, 2.0, below, "Points of accuracy lost\n(linear to 1, then logarithmic)")
+    lost = "Points of accuracy lost\n(linear to 1, then logarithmic)"
+    figure, axes = style.panels(models, 2.0 if len(models) > 1 else 2.7, below, lost)
     for ax, model in zip(axes, models, strict=True):
         own = table[table["model"] == model]
         read, shuffled = own[own["how"] == "read"], own[own["how"] == "shuffled"]
@@ -202,7 +209,8 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
         ax.set_xticks(depth, [f"{n}" if alone or n == 1 else f"1–{n}" for n in depth])
         ax.set_yscale("symlog", linthresh=1)
         ax.set_yticks([0, 1, 3, 10, 30, 100], ["0", "1", "3", "10", "30", "100"], minor=False)
-        ax.set(ylim=(110, min(-0.6, 1.1 * own["lost"].min())), title=f"{model}\n{whole:.2f}%")
+        several = f", {n} seeds" if (n := own["seed"].nunique()) > 1 else ""
+        ax.set(ylim=(110, min(-0.6, 1.1 * own["lost"].min())), title=f"{model}\naccuracy {whole:.2f}%{several}")
         ax.yaxis.minorticks_off()
     legend_below(figure)
     return figure
@@ -216,7 +224,7 @@ def cost_growth(curves: Curves, bounds: Curves | None = None, label: str = "Time
     bound (sides (G,), costs (G,)) is dotted, its name at its end, in the colour of the curve named before its comma.
     """
     figure, (ax,) = style.panels([""], 2.6, "Side of the grid (pixels)", label, DOUBLE)
-    colours = dict(zip(curves, cycle(PALETTE), strict=False))
+    colours = dict(zip(curves, cycle(PALETTE), strict=False)) | {"rows × columns": PALETTE[2]}  # in every figure
     for (name, (sides, costs)), mark in zip(curves.items(), cycle(_MARKS), strict=False):
         middle, low, high = np.broadcast_to(np.reshape(costs, (len(sides), -1)), (len(sides), 3)).T
         _bars(ax, sides, (middle, low, high), name, color=colours[name], marker=mark, markersize=4)
@@ -224,10 +232,12 @@ def cost_growth(curves: Curves, bounds: Curves | None = None, label: str = "Time
         colour = colours.get(name.partition(",")[0], "0.35")
         ax.plot(sides, costs, color=colour, linestyle=DOTTED)
         look: Look = {"textcoords": "offset points", "va": "center", "fontsize": 6.5, "color": colour}
+        look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # hides the grid
         ax.annotate(name, (sides[-1], np.asarray(costs)[-1]), (6, 0), **look)
     sides = sorted({side for sides, _ in curves.values() for side in sides})
     ax.set(xscale="log", yscale="log")
     ax.set_xticks(sides, [f"{side:g}" for side in sides])
+    ax.margins(y=0.08)
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter("{x:,g}")
     ax.minorticks_off()

@@ -42,6 +42,8 @@ def error_before_and_after(errors: Mapping[str, ArrayLike]) -> Figure:
         _draw_moves(ax, np.stack([beside, before]), np.stack([beside, after]), kinds)
         ax.axhline(1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1, label="the constant alone")
         ax.set(xticks=layers, xlim=(0.5, len(layers) + 0.5))
+        if (seeds := before.size // len(layers)) > 1:
+            ax.set_title(f"{ax.get_title()}, {seeds} seeds")
     axes[0].set_ylim(0, max(1.1, axes[0].get_ylim()[1]))  # of all panels
     legend_below(figure)
     return figure
@@ -102,7 +104,7 @@ def taps_gained(runs: pd.DataFrame, by_chance: Mapping[tuple[str, str], ArrayLik
     axes[0].set_yticks(range(len(levels)), [": ".join(level) for level in levels])
     axes[0].invert_yaxis()
     marks, _ = axes[0].get_legend_handles_labels()
-    legend_below(figure, [*marks, Patch(color="0.8", label="fresh layers whose heads snap")])
+    legend_below(figure, [*marks, Patch(color="0.8", label="fresh layers whose heads snap (darker: more often)")])
     return figure
 
 
@@ -121,7 +123,7 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, following: ArrayLik
             look: Look = {"s": 18, "edgecolors": [colour], "linewidths": 0.9, "zorder": 3, "clip_on": False}
             name = None if face is colour else f"Layer {layer + 1}"
             ax.scatter(same[layer, which], moved[layer, which], facecolors=[face], label=name, **look)
-    ax.scatter([], [], color="0.3", label="follows the query")
+    ax.scatter([], [], color="0.3", label="and is peaked: follows")
     low = 0.05 * np.floor(20 * np.nanmin([moved, same]))
     ax.plot([low, 1], [low, 1], color="0.3", linewidth=0.9, label="as images agree")
     ax.plot([low / 0.9, 1], [low, 0.9], color="0.3", linewidth=0.9, linestyle=DASHED, label="nine tenths of it")
@@ -154,5 +156,6 @@ def score_shares(shares: ArrayLike, following: ArrayLike) -> Figure:
                 label.set(weight="bold", bbox={"boxstyle": "square,pad=0.12", "fill": False})
         ax.grid(axis="y")
     axes[0].set(ylabel="Variance of the scores (%)")
-    legend_below(figure)
+    framed = Patch(fill=False, label="framed: follows the query")
+    legend_below(figure, [*axes[0].containers, framed])
     return figure

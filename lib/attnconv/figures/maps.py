@@ -122,14 +122,14 @@ def attention_grid(
     queries = np.broadcast_to((height // 2, width // 2) if query is None else query, (layers, heads, 2))
     order = np.broadcast_to(np.arange(heads) if order is None else order, (layers, heads))
     titles = titles or [f"Layer {layer + 1}" for layer in range(layers)]
-    names = names or [[f"{head + 1}" for head in range(heads)]] * layers
+    names = names or [[f"Head {head + 1}" for head in range(heads)]] * layers
     columns, rows = heads if heads <= 16 else 12, []
     for layer, title in enumerate(titles):
         there = [head for head in order[layer] if not np.isnan(maps[layer, head]).all()]
         rows += [(layer, there[n : n + columns], "" if n else title) for n in range(0, len(there), columns)]
     left = 0.18 + room[0] + 0.058 * max(map(len, titles))
     above = _ABOVE + 0.11 * max(name.count("\n") for row in names for name in row)
-    side = 0.8 if heads > 4 else 1.5
+    side = min(0.8 if heads > 4 else 1.5, 8.6 / len(rows) - above)  # what is higher does not fit on a page
     figure, corners, size = _grid((len(rows), columns), height / width, left, side, above, room[1])
     top = (np.nanmax(maps) if largest is None else largest) or 1.0
     scale, page = _probability_scale(top), _page(figure)
@@ -138,7 +138,8 @@ def attention_grid(
             _draw(page, maps[layer, head], corner, size, scale, names[layer][head], queries[layer, head])
         page.text(places[0, 0] - 0.05, places[0, 1] + size[1] / 2, title, ha="right", va="center")
     ticks = np.asarray(LogLocator(subs=(1, 2, 5)).tick_values(top / 15, top))
-    _bar(figure, scale, "Attention probability (square-root scale)", [0, *ticks[ticks > top / 15]])
+    ticks = ticks[(ticks > top / 15) & (ticks < 0.75 * top)]
+    _bar(figure, scale, "Attention probability (square-root scale)", [0, *ticks, top])
     return figure
 
 
@@ -259,7 +260,7 @@ def schema() -> Figure:
         titles[f"{head}"] = f"({row - 1:+d}, {column - 1:+d})".replace("-", "−").replace("+0", "0")
         centred: Look = {"ha": "center", "va": "center"}
         axes["k"].text(column + 0.5, row + 0.5, f"$W^{head + 1}$", fontsize=9.5, **centred)
-    titles["1"] = f"Nine heads: each attends\nto one shift $Δ_h$\n\n{titles['1']}"
+    titles["1"] = f"Nine heads: each attends to one\nshift $Δ_h$ (rows, columns)\n\n{titles['1']}"
     for name, ax in axes.items():
         ax.pcolormesh(pixels[name], edgecolor="0.8", linewidth=0.4)
         ax.set_title(titles[name])
@@ -268,5 +269,5 @@ def schema() -> Figure:
             _frame_pixel(ax, (2.5, 2.5), edgecolor="black", linewidth=1.2, zorder=4)
     for name, x in (("i", 1.12), ("k", -0.12), ("o", -0.16)):
         axes[name].annotate("→", (x, 0.5), xycoords="axes fraction", fontsize=15, **centred)
-    figure.supxlabel(r"$\mathrm{Output}_q \;=\; \sum_h X_{q + \Delta_h} W^h \;=\; \mathrm{Conv}(X)_q$", fontsize=9.5)
+    figure.supxlabel(r"$\mathrm{Output}_q \;=\; \sum_h X_{q + \Delta_h} W^h \;=\; \mathrm{Conv}(X)_q$", fontsize=12.5)
     return figure
