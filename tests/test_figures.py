@@ -394,7 +394,8 @@ def test_attention_grid():
     titles = [text.get_text() for text in figure.axes[0].texts if text.get_ha() == "right"]
     assert titles == ["Layer 1", "Layer 2", "Layer 3"]
     ticks = names(bar.ax.get_xticklabels())
-    assert ticks[:-1] == ["0", "0.1", "0.2", "0.5"] and float(ticks[-1]) == pytest.approx(maps.max(), abs=0.005), "its end"
+    assert ticks[:-1] == ["0", "0.1", "0.2", "0.5"]
+    assert float(ticks[-1]) == pytest.approx(maps.max(), abs=0.005), "the end has a number"
     assert bar.ax.get_xlabel().startswith("Attention prob")
     left, right, below, above = tiles(figures.attention_grid(MAPS[:1, :2, :4]))[0][0].get_extent()
     assert (below - above) / (right - left) == pytest.approx(4 / 7), "pixels are square"
