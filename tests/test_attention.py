@@ -268,3 +268,17 @@ def test_the_value_projection_may_be_replaced(kind, block, monkeypatch):
     monkeypatch.setattr("attnconv.attention.mixing.BLOCK", block)
     layer.value = nn.Sequential(layer.value)
     torch.testing.assert_close(layer(x), expected)
+
+
+def test_a_start_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="'disk' is not one of 'gaussian', 'disc', 'taps'"):
+        QuadraticAttention(4, 4, 9, centre_start="disk")
+    with pytest.raises(ValueError, match="key_size = 2 must be at least 4"):
+        ContentAttention(4, 4, 9, 8, key_size=2).start_on_taps(2.0)
+
+
+def test_content_is_exported_for_batches_of_any_size():
+    layer, x = ContentAttention(4, 4, 2, max_size=5, key_size=4).eval(), torch.randn(2, 5, 5, 4)
+    sizes = {"x": {0: torch.export.Dim("batch", max=64)}}
+    exported = torch.export.export(layer, (x,), dynamic_shapes=sizes, strict=False).module()
+    torch.testing.assert_close(exported(x.repeat(3, 1, 1, 1))[:2], layer(x))

@@ -610,3 +610,25 @@ def test_what_another_test_found_is_passed_over(tmp_path):
     assert recorded(tmp_path)["theorem"] and not recorded(tmp_path)["borders"]
     made.file.write_text(made.file.read_text().replace(SENTENCES["theorem"].digest, SENTENCES["borders"].digest))
     assert not recorded(tmp_path)["theorem"]
+
+
+@pytest.mark.parametrize("places", [[[0, 0]], [[-4, 0], [4, 0]], [[-4, -3], [4, 3]]])
+def test_heads_that_no_draw_brings_together_are_not_said_to_overlap(places):
+    centres = np.tile(places, (6, 1, 1))
+    assert verdicts.apart_by_lot(run_of(gaussian_heads(centres, start=0 * centres)))[0] is None
+
+
+def test_on_a_grid_within_the_window_every_pixel_is_near_by_chance():
+    maps = np.zeros((6, 9, 4, 4))
+    maps[..., 0, 0] = 1
+    model = SimpleNamespace(grid=(4, 4))
+    run = SimpleNamespace(model=model, attention={"mean": maps[None], "queries": np.array([[2, 2]])})
+    assert "at random p = 1" in verdicts.single_pixels(run)[1][-1]
+
+
+def test_heads_that_look_left_and_right_on_a_flat_image_are_not_local():
+    maps = np.zeros((6, 9, 4, 32))
+    maps[..., 2, 6] = maps[..., 2, 26] = 0.5  # ten pixels left and right of the query
+    reach = {"reach": np.stack([np.full((6, 9), 5.0), np.full((6, 9), 7.0)])}
+    run = SimpleNamespace(heads=reach, attention={"mean": maps[None], "queries": np.array([[2, 16]])})
+    assert "9, 9, 9, 9, 9, 9 in layers" in verdicts.symmetric(run)[1][0]

@@ -5,6 +5,7 @@ import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -630,3 +631,23 @@ def test_converted_networks_work_in_other_tools():
             torch.testing.assert_close(exported(x[:1].repeat(5, 1, 1, 1))[4], expected[0])
         torch.testing.assert_close(torch.jit.trace(attention, (x,))(x), expected)
         assert attention.to("meta")(x.to("meta")).shape == expected.shape
+
+
+@pytest.mark.parametrize("alpha", [0, -1, math.nan, math.inf, 1e39, "3"])
+def test_theorem_1_refuses_what_is_no_sharpness(alpha):
+    with pytest.raises(ValueError, match="alpha = .* must be a positive number"):
+        equivalence.theorem_1(torch.randn(2, 3, 3, 3), torch.zeros(2), alpha)
+
+
+def test_theorem_1_takes_what_a_convolution_has():
+    conv, x = nn.Conv2d(3, 2, 3, padding=1, bias=False), torch.randn(1, 3, 9, 9)
+    y = equivalence.theorem_1(conv.weight, conv.bias)(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    torch.testing.assert_close(y[..., 1:-1, 1:-1], conv(x)[..., 1:-1, 1:-1])
+    for alpha in (np.float32(800), np.int64(800)):
+        torch.testing.assert_close(conv_to_attention(conv, alpha)(x), conv(x))
+    with pytest.raises(ValueError, match="see conv_to_attention"):
+        equivalence.theorem_1(nn.Conv1d(3, 2, 3).weight, None)
+    taps = equivalence.tap_shifts((3, 3))
+    scores = equivalence.quadratic_scores(taps, taps.float(), 3.0)  # shifts are whole numbers
+    expected = -3.0 * (taps[:, None] - taps).square().sum(-1).float()
+    torch.testing.assert_close(scores.softmax(-1), expected.softmax(-1))

@@ -811,3 +811,21 @@ def test_a_model_of_the_paper_s_size_with_content_fits_into_a_page() -> None:
     config = ModelConfig(kind="learned_content", hidden=32, mlp=32, key_size=32)
     page = explore(build_model(config)).page()
     assert tree_of(page)["image"] and len(page) < 15e6
+
+
+def test_examining_a_head_knows_no_dropout():
+    config = ModelConfig(layers=2, hidden=8, mlp=8, image_size=(16, 16), attention_dropout=0.5)
+    explorer = explore(
+        build_model(config).train(), np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8)
+    )
+    seen = [explorer._sides[0].examine(explorer._input, [], 1, head, 3) for head in range(9)]
+    assert sum(one["head"]["share"] for one in seen) == pytest.approx(1, abs=1e-5)
+    assert len({one["kernel"]["error"] for one in seen}) == 1
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "learned", "learned_content"])
+def test_a_layer_that_has_lost_all_its_heads_can_be_explored(kind):
+    config = ModelConfig(kind=kind, layers=2, heads=(0, 2), hidden=8, mlp=8, key_size=4, image_size=(16, 16))
+    explorer = explore(build_model(config), np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8))
+    explorer.figure()
+    assert explorer.page()

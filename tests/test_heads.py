@@ -308,3 +308,17 @@ def test_heads_that_start_on_taps_cover_theirs_and_chance_has_no_say(heads_a_lay
     centres = build_attention(config, heads_a_layer).centres.detach().numpy()
     assert heads.kernel_cells(np.ones(heads_a_layer), centres, kernel).sum() == covered
     assert heads.taps_by_chance(config, kernel, 5).tolist() == [covered] * 5
+
+
+def test_content_layers_with_different_heads_are_measured_and_the_mode_is_left_alone():
+    data = load_data("embedded").first(20, 20)
+    sizes = {"hidden": 8, "mlp": 8, "key_size": 4, "image_size": (28, 28), "image_channels": 1, "downsampling": 4}
+    net = build_model(ModelConfig(kind="learned_content", layers=2, heads=(3, 2), **sizes)).train()
+    found = heads.measure_attention(net, data)
+    heads.network_geometry(net, data)
+    assert all(module.training for module in net.modules())
+    assert found["mean"].shape[:3] == (4, 2, 3)
+    for maps in (found["mean"], found["single"]):
+        assert np.isnan(maps[..., 1, 2, :, :]).all() and not np.isnan(maps[..., 1, :2, :, :]).any()
+    for numbers in (found["shares"], found["halves"]):
+        assert np.isnan(numbers[:, 1, 2]).all() and np.isfinite(numbers[:, 1, :2]).all()

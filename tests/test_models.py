@@ -229,3 +229,16 @@ def test_peak_memory_is_what_tensors_hold_at_once():
             b = a + 1  # two at once
             del a, b
     assert memory.peak == 8000
+
+
+def test_predict_leaves_frozen_parts_frozen():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).train()
+    model[1].eval()
+    predict(model, torch.randn(2, 3, 8, 8))
+    assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "learned", "learned_content"])
+def test_a_layer_without_heads_is_counted(kind):
+    config = ModelConfig(kind=kind, layers=2, heads=(0, 2), hidden=8, mlp=8, key_size=4, image_size=(8, 8))
+    assert cost(config).parameters == sum(weight.numel() for weight in build_model(config).parameters())

@@ -300,3 +300,22 @@ def test_the_record_says_what_its_networks_do():
             if run.swaps["images"] == run.config["data"]["test_images"]:
                 assert run.swaps["whole"].mean() == pytest.approx(run.test_accuracy, abs=2e-4)
     assert checked
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "learned_content"])
+@pytest.mark.parametrize("how", ["fit", "images"])
+def test_swapping_knows_no_dropout(kind, how):
+    net, x = network(kind=kind, layers=2, dropout=0.5, attention_dropout=0.5), some(20)
+    training, evaluated = (swap(net.train(mode), {1: 3, 2: 3}, **{how: x}) for mode in (True, False))
+    for one, other in zip(training.parameters(), evaluated.parameters(), strict=True):
+        assert torch.equal(one, other)
+    first, other = (swapped.attention_layers[0] for swapped in (training, evaluated))
+    assert first.training and not other.training, "the copy keeps the network's mode"
+    assert first.report.relative_error == other.report.relative_error
+
+
+def test_no_kernel_is_fitted_to_what_is_not_finite():
+    x = some(20)
+    x[3, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        swap(network(layers=2), {1: 3}, fit=x)

@@ -32,7 +32,7 @@ def cost(config: ModelConfig) -> Cost:
     counts: list[int] = []
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
-            module.register_forward_hook(lambda m, _, y: counts.append(2 * y.numel() * m.weight[0].numel()))
+            module.register_forward_hook(lambda m, _, y: counts.append(2 * y.numel() * m.weight[:1].numel()))
     model.eval()(torch.empty(1, config.image_channels, *config.image_size, device="meta"))
     linear, (scores, dense, separable) = sum(counts), attention_flops(config)
     parameters = sum(p.numel() for p in model.parameters())

@@ -3,7 +3,8 @@
 All take images as torchvision's models do, (B, channels, H, W), already normalised, and give logits (B, classes).
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -154,14 +155,23 @@ def build_model(config: ModelConfig) -> Network:
     return ResNet18(config) if config.kind == "resnet" else AttentionNet(config)
 
 
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode inside; afterwards each of its modules has its own mode again."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 @torch.no_grad()
 def predict(model: nn.Module, images: Tensor) -> Tensor:
     """Logits in evaluation mode, without gradients; the model's mode is left as it was."""
-    training = model.training
-    try:
-        return model.eval()(images)
-    finally:
-        model.train(training)
+    with evaluating(model):
+        return model(images)
 
 
 class Evaluation(NamedTuple):

@@ -21,7 +21,7 @@ from attnconv.attention import ContentAttention, PositionalAttention, QuadraticA
 from attnconv.attention.layers import evenly_on_a_disc
 from attnconv.attention.mixing import scores
 from attnconv.config import ModelConfig, replace
-from attnconv.models import Attention, AttentionNet, Convolution
+from attnconv.models import Attention, AttentionNet, Convolution, evaluating
 from attnconv.training.data import Dataset, normalize
 
 Query = tuple[int, int]
@@ -156,10 +156,10 @@ def network_geometry(model: nn.Module, data: Dataset) -> dict[str, NDArray]:
     """The `geometry` of a network's heads, without dropout; with content over `GEOMETRY_IMAGES`. Empty for a ResNet."""
     if not isinstance(model, AttentionNet):
         return {}
-    model.eval()
     features = None
     if model.config.kind == "learned_content":
-        features = model.layer_inputs(normalize(data.test_images[:GEOMETRY_IMAGES], data.mean, data.std))
+        with evaluating(model):
+            features = model.layer_inputs(normalize(data.test_images[:GEOMETRY_IMAGES], data.mean, data.std))
     return geometry(model.attention_layers, *model.config.grid, features)
 
 
@@ -335,7 +335,8 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
     content = model.config.kind == "learned_content"
     device = next(model.parameters()).device
     x = normalize(data.test_images[: AVERAGED if content else 0].to(device), data.mean, data.std)
-    inputs = model.eval().layer_inputs(x) if content else [x] * len(layers)  # without content nobody looks at them
+    with evaluating(model):
+        inputs = model.layer_inputs(x) if content else [x] * len(layers)  # without content nobody looks at them
     images = [image for image in SINGLE_IMAGES if image < len(x)]
 
     middle = height // 2, width // 2  # and three off it: figures 7 to 10 move the query
@@ -350,12 +351,12 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
             maps = query_maps(layer, query, height, width, seen)  # with content (B, h, H, W), else (h, H, W)
             mean[q, index, : layer.heads] = maps.mean(0) if content else maps
             if content:
-                single[:, q, index] = maps[images]
+                single[:, q, index, : layer.heads] = maps[images]
         if isinstance(layer, ContentAttention):
             first, second = (_mean_probabilities(layer, half) for half in seen.tensor_split(2))
-            halves[0, index] = translation_consistency(first, second)
-            halves[1, index] = np.minimum(first, second).sum((-2, -1)).mean((-2, -1))
-            shares[:, index] = score_shares(layer, seen)
+            halves[0, index, : layer.heads] = translation_consistency(first, second)
+            halves[1, index, : layer.heads] = np.minimum(first, second).sum((-2, -1)).mean((-2, -1))
+            shares[:, index, : layer.heads] = score_shares(layer, seen)
     found = dict(queries=np.array(places), mean=mean)
     if content:
         found |= dict(halves=halves, shares=shares, images=np.array(images), single=single)

@@ -152,7 +152,8 @@ def apart_by_lot(run: Run) -> Verdict:
     (start, end), heads = np.array(shares), there.sum(1)[there.any(1)]  # (L, 1 + DRAWS) each
     lead, lead_at_start = (100 * (of[:, 0].sum() - of[:, 1:].sum(0)) / heads.sum() for of in (end, start))
     whole = 100 * end[:, 0].sum() / heads.sum()
-    p = (1 + (lead <= 0).sum()) / (1 + DRAWS)
+    # Where no draw can do worse, or better, both are 1: sharp heads that are far apart, or a single one.
+    p, p_less = ((1 + (sign * lead <= 1e-9).sum()) / (1 + DRAWS) for sign in (1, -1))
     p_more = (1 + (lead <= lead_at_start).sum()) / (1 + DRAWS)
     lines = [
         f"lead over what was drawn anew, all layers together, in percent of the attention: {lead.mean():.1f} "
@@ -164,7 +165,7 @@ def apart_by_lot(run: Run) -> Verdict:
         "layers where heads do overlap, with less than two thirds left: "
         + numbered(np.isin(np.arange(len(there)), np.flatnonzero(there.any(1))[end[:, 0] < OVERLAP * heads])),
     ]
-    return (True if max(p, p_more) < LEVEL else False if p > 1 - LEVEL else None), lines
+    return (True if max(p, p_more) < LEVEL else False if p_less < LEVEL else None), lines
 
 
 def apart(run: Run) -> Placed:
@@ -216,7 +217,8 @@ def single_pixels(run: Run) -> Verdict:
     maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
     single, shifts = maps.max((2, 3)) > 0.5, evidence.peaks(maps) - query
     near = single & (abs(shifts) <= 3).all(-1)
-    own, lot = evidence.distinct(shifts, near), 49 / math.prod(run.model.grid)
+    own, axes = evidence.distinct(shifts, near), zip(run.model.grid, query, strict=True)
+    lot = math.prod((abs(np.arange(side) - place) <= 3).mean() for side, place in axes)  # of the image
     different, count = sum(map(len, own)), int(single.sum())
     chance = float(binom.sf(different - 1, count, lot))
     lines = [
@@ -233,7 +235,7 @@ def single_pixels(run: Run) -> Verdict:
 def symmetric(run: Run) -> Verdict:
     """Are patterns that are not local symmetric left-right, more than up-down, and do some heads look far?"""
     maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
-    wide = shift_maps(maps, query, 2).sum((2, 3)) < 0.5  # (L, h)
+    wide = (np.nansum(shift_maps(maps, query, 2), (2, 3)) < 0.5) & ~np.isnan(maps).any((2, 3))  # (L, h)
     if not wide.any():
         return False, ["all heads are local"]
     alike, pairs = [], []  # of columns, then of rows

@@ -103,6 +103,8 @@ class QuadraticAttention(PositionalAttention):
     ):
         if covariance not in ("isotropic", "full"):
             raise ValueError(f"covariance = {covariance!r} is not one of 'isotropic', 'full'.")
+        if centre_start not in ("gaussian", "disc", "taps"):
+            raise ValueError(f"centre_start = {centre_start!r} is not one of 'gaussian', 'disc', 'taps'.")
         self.covariance, self.separable = covariance, covariance == "isotropic"
         super().__init__(channels, out_channels, heads, **options)
         if centre_start == "taps":
@@ -208,6 +210,8 @@ class ContentAttention(nn.Module):
         W_qry = 0 leaves of a query its bias. Two numbers of each half of r are (shift^2, shift), and the biases weigh
         them so that the score is -alpha |shift - tap|^2. Keys are 0 there; the others wait for queries to grow.
         """
+        if self.key_size < 4:
+            raise ValueError(f"key_size = {self.key_size} must be at least 4: two numbers each for rows and columns.")
         shift = torch.arange(1 - self.max_size, self.max_size)
         for embedding in (self.row_embedding, self.column_embedding):
             embedding[:, 0], embedding[:, 1] = shift.square() / self.max_size, shift

@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from attnconv.attention import QuadraticAttention, tap_shifts
 from attnconv.attention.mixing import in_torch_func, mix_separable
 from attnconv.attention.precision import choose, computing
-from attnconv.equivalence.theorem import ALPHA, value_matrices
+from attnconv.equivalence.theorem import ALPHA, checked_alpha, value_matrices
 
 MIXED = 2**22  # values (images x queries x heads x channels) to hold at a time, if one image has no more: 16 MiB
 
@@ -49,9 +49,7 @@ class TapAttention(QuadraticAttention):
     def __init__(self, conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA):
         weight, bias = conv.weight, conv.bias
         exact = torch.promote_types(weight.dtype, torch.float32)
-        largest = torch.finfo(exact).max / 2  # spreads are squared
-        if not isinstance(alpha, (int, float)) or not 0 < alpha <= largest:
-            raise ValueError(f"alpha = {alpha!r} must be a positive number, and for {exact} at most {largest:.2g}.")
+        alpha = checked_alpha(alpha, exact)
         out_channels, channels, *kernel = weight.shape
         with torch.device("meta"):  # every parameter is set below: no random numbers drawn, no memory used
             super().__init__(conv.groups * channels, out_channels, math.prod(kernel))

@@ -46,9 +46,10 @@ def swap(
     """
     if not isinstance(network, AttentionNet):
         raise TypeError(f"swap takes an AttentionNet; a {type(network).__name__} has no attention layers to swap.")
+    swapped, network = copy.deepcopy(network), copy.deepcopy(network).eval()  # whatever its mode, without dropout
     layers, grid, kernels = network.attention_layers, network.config.grid, list(network.config.kernel_per_layer)
     largest = 2 * ((min(grid) - 1) // 2) + 1  # a larger one has taps that the query in the middle does not see
-    swapped, shown = copy.deepcopy(network), images if fit is None else fit
+    shown = images if fit is None else fit
     seen: list[Any] = [None] * len(layers) if shown is None else network.layer_inputs(shown)
     for number, size in kernel_sizes.items():
         if not isinstance(number, int) or not 1 <= number <= len(layers):
@@ -66,7 +67,7 @@ def swap(
             weight, outside = mean_kernel(layer, x, size)
         else:
             raise ValueError(f"Layer {number} looks at content, so its attention is a mean over images: pass images=.")
-        place = Convolution(layer.channels, layer.out_channels, size).to(weight).train(layer.training)
+        place = Convolution(layer.channels, layer.out_channels, size).to(weight).train(swapped.training)
         place.fill(weight, layer.value.bias)
         if fit is not None:
             fit_kernel(place, layer, x)
@@ -151,6 +152,8 @@ def fit_kernel(place: Convolution, layer: Attention, x: Tensor) -> None:
             patches = F.pad(patches.transpose(1, 2).flatten(0, 1), (0, 1), value=1.0)  # (n, C K K + 1)
             gram += patches.T @ patches
             moment += patches.T @ left
+    if not (gram.isfinite().all() and moment.isfinite().all()):
+        raise ValueError("No kernel can be fitted: on these images the layer sees, or gives, what is not finite.")
     ridge, failed = RIDGE * gram.diagonal().mean(), True
     while failed:  # float32 sums may leave the matrix a little less than positive
         gram.diagonal().add_(ridge)

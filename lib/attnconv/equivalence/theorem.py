@@ -21,6 +21,8 @@ all output channels are right.
 """
 
 import math
+from numbers import Real
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,22 +55,33 @@ def quadratic_scores(shifts: Tensor, centres: Tensor, alpha: float) -> Tensor:
     `QuadraticAttention` computes -alpha |delta - Delta|^2, with alpha = spread^2 / 2.
     """
     r = torch.cat([shifts.square().sum(-1, keepdim=True), shifts], dim=-1)  # (n, 3)
-    v = -alpha * torch.cat([torch.ones_like(centres[:, :1]), -2 * centres], dim=-1)  # (h, 3)
-    return v @ r.T
+    v = -float(alpha) * torch.cat([torch.ones_like(centres[:, :1]), -2 * centres], dim=-1)  # (h, 3)
+    return v @ r.T.to(v.dtype)  # shifts may be whole numbers
 
 
-def theorem_1(kernel: Tensor, bias: Tensor, alpha: float = ALPHA) -> QuadraticAttention:
-    """The attention layer that is a convolution: kernel (D, C, K, K) and bias (D,), stride 1; K^2 heads.
+def checked_alpha(alpha: Any, dtype: torch.dtype) -> float:
+    """Lemma 2's sharpness as a number that positions of this type can have: their spreads are squared."""
+    largest = torch.finfo(dtype).max / 2
+    if not isinstance(alpha, Real) or not 0 < float(alpha) <= largest:
+        raise ValueError(f"alpha = {alpha!r} must be a positive number, and for {dtype} at most {largest:.2g}.")
+    return float(alpha)
+
+
+def theorem_1(kernel: Tensor, bias: Tensor | None, alpha: float = ALPHA) -> QuadraticAttention:
+    """The attention layer that is a convolution: kernel (D, C, K, K) and bias (D,) or None, stride 1; K^2 heads.
 
     It equals the convolution at every query whose taps all lie in the image: `padded_attention` makes that all of them.
     """
+    if kernel.dim() != 4:
+        raise ValueError(f"theorem_1 takes a kernel (D, C, K, K), not {tuple(kernel.shape)}; see conv_to_attention.")
+    alpha = checked_alpha(alpha, kernel.dtype)
     out_channels, channels, height, width = kernel.shape
     layer = QuadraticAttention(channels, out_channels, heads=height * width).to(kernel)
     with torch.no_grad():
         layer.centres.copy_(tap_shifts((height, width)))  # Lemma 2: head h looks at tap h ...
         layer.spreads.fill_(math.sqrt(2 * alpha))  # ... and nowhere else
         layer.value.weight.copy_(value_matrices(kernel))  # Lemma 1
-        layer.value.bias.copy_(bias)
+        layer.value.bias.copy_(torch.zeros_like(layer.value.bias) if bias is None else bias)
     return layer
 
 

@@ -16,7 +16,7 @@ from attnconv.attention import PositionalAttention, QuadraticAttention
 from attnconv.equivalence import TapAttention
 from attnconv.explorer.arrays import ExplorerError, array, padded, quantize, rounded
 from attnconv.explorer.edits import convolved, edited, layers_of, sigma_of
-from attnconv.models import Attention, AttentionNet, predict
+from attnconv.models import Attention, AttentionNet, evaluating, predict
 from attnconv.training.checkpoints import load_run
 from attnconv.training.runs import Run
 
@@ -143,7 +143,7 @@ class Side:
         size = next((edit["kernel"] for edit in edits if edit.get("kernel") and edit.get("layer") == layer), size)
         passed: list[tuple[Tensor, Tensor]] = []
         kernel = None
-        with edited(self.model, edits):
+        with evaluating(self.model), edited(self.model, edits):
             with attention.register_forward_hook(lambda _, inputs, output: passed.append((inputs[0], output))):
                 predict(self.model, image)
             if not passed:
@@ -179,7 +179,8 @@ class Side:
         return predict(self.model, images).float().softmax(-1).tolist()
 
     def _inputs(self, images: Tensor) -> list[Tensor]:
-        return self.model.eval().layer_inputs(images)
+        with evaluating(self.model):
+            return self.model.layer_inputs(images)
 
 
 def side_of(subject: Any, size: tuple[int, int] | None = None) -> Side:
@@ -246,5 +247,6 @@ def _plain(layer: Attention) -> Attention:
 
 def _gram(layer: PositionalAttention, most: int) -> Tensor:
     """<W^h, W^g> of a layer's heads, 0 where it has fewer than ``most``. With them norms need no weights."""
-    weight = layer.value.weight.detach().double().unflatten(1, (layer.heads, -1))  # (D, h, C)
+    weight = layer.value.weight.detach().double().cpu()
+    weight = weight.unflatten(1, (layer.heads, weight.shape[1] // max(1, layer.heads)))  # (D, h, C)
     return F.pad(torch.einsum("dhc,dgc->hg", weight, weight), (0, most - layer.heads) * 2)
