@@ -197,8 +197,8 @@ def conv_to_attention(conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA) -> TapA
 
     Head h is tap h of the kernel, row by row: its centre is the tap's shift, its value matrix the tap's slice of the
     kernel. ``alpha`` is Lemma 2's sharpness: with the default every softmax is exactly one-hot; a smaller one leaves
-    ``missed_mass(alpha)`` around each tap, and gives the positions a gradient. A convolution whose weight is computed
-    anew in every forward pass (parametrized, pruned) is refused.
+    ``missed_mass(alpha)`` around each tap of a `Conv2d`, and gives the positions a gradient. A convolution whose weight
+    is computed anew in every forward pass (parametrized, pruned) is refused.
     """
     return TapAttention(copy.deepcopy(_checked(conv)), alpha)
 
@@ -206,7 +206,8 @@ def conv_to_attention(conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA) -> TapA
 def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
     """A copy of the network in which every `Conv2d` and `Conv1d` is self-attention; its outputs are the same.
 
-    Everything else is copied as it is. Fast under `torch.no_grad`. ``alpha`` is that of `conv_to_attention`.
+    Everything else is copied as it is. Fast under `torch.no_grad`. ``alpha`` is that of `conv_to_attention`. Kernels
+    lie in memory as value matrices do: safetensors, and what flattens weights, want them made ``contiguous()`` first.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, not {network!r}.")
