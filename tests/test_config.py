@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from attnconv import config
 from attnconv.batch.cli import changes
-from attnconv.config import PRESETS, ConfigError, ModelConfig, Profile, TrainConfig, load_profile
+from attnconv.config import PRESETS, ConfigError, ModelConfig, Profile, TrainConfig, load_profile, replace
 
 HASHES = ["2c8a4dcd", "59d39810", "fc5d6398", "c1c646a7", "709f33c3", "19291d10", "1f63b4c3"]
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
@@ -164,11 +164,15 @@ def test_shipped_profiles_are_sound_and_their_study_is_of_short_runs_of_a_narrow
     recipe = profile.configs("quadratic", 0, study.model, study.train | few.train)[1]
     assert recipe.epochs % 2 == 0, "halves of it, of a CNN and of attention"
     assert few.images == tuple(sorted(few.images)) and len(few.images) >= 2
-    first, disc, *taps = (profile.configs("quadratic", 0, study.model | a.model)[0] for a in few.starts.values())
+    starts = {name: profile.configs("quadratic", 0, study.model | arm.model)[0] for name, arm in few.starts.items()}
+    first, disc = starts.pop("as the paper's"), starts.pop("on a disc")
+    assert list(few.starts)[0] == "as the paper's", "what others are compared with"
     assert all(getattr(first, name) == getattr(paper, name) for name in ("centre_start", "centre_std", "spread_start"))
-    assert disc.centre_start == "disc" and {one.centre_start for one in taps} == {"taps"}
-    alphas = [one.spread_start**2 / 2 for one in taps]
-    assert [f"on taps, α = {alpha:g}" for alpha in alphas] == list(few.starts)[2:]
+    if sharp := starts.pop("as the paper's, but sharp", None):
+        assert replace(sharp, {"spread_start": first.spread_start}) == first and sharp.spread_start == disc.spread_start
+    assert disc.centre_start == "disc" and {one.centre_start for one in starts.values()} == {"taps"}
+    alphas = [one.spread_start**2 / 2 for one in starts.values()]
+    assert [f"on taps, α = {alpha:g}" for alpha in alphas] == list(starts)
     assert disc.spread_start**2 / 2 in alphas, "one on taps as sharp as the one on a disc"
 
 

@@ -436,6 +436,11 @@ def test_paths_that_cannot_be(source):
         # The strip of a record
         (lambda p: npz(p / "x.npz", SMALL), ["x.npz", "classes"]),
         (lambda p: npz(p / "x.npz", SMALL, classes="a", train_labels=np.array([0, None], object)), ["x.npz", "Object"]),
+        (lambda p: npz(p / "x.npz", SMALL, classes=["a", "b"]), ["x.npz", "its labels are not", "from 0 to 1"]),
+        (
+            lambda p: npz(p / "x.npz", SMALL | {"test_images": SMALL["test_images"] / 255}, classes=["a", "b", "c"]),
+            ["x.npz", "its images are not uint8"],
+        ),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else None,
 )
@@ -614,3 +619,19 @@ def test_batches_follow_the_plan_from_any_step(sample):
     assert torch.equal(x, data.normalize(images[plan.order], *statistics))
     x = torch.cat([x for x, _ in data.batches(images, labels, None, 20, *statistics)])
     assert torch.equal(x, data.normalize(images, *statistics))
+
+
+def test_hidden_folders_are_no_classes(tmp_path):
+    folder = folders(tmp_path / "mine", SMALL)
+    for split in SPLITS:
+        shutil.copytree(next((folder / split).glob("*")), folder / split / ".ipynb_checkpoints")
+    assert not any(name.startswith(".") for name in load_data(folder).classes)
+
+
+def test_an_unpacking_that_was_cut_off_is_done_again(root, monkeypatch):
+    archive(root / "cifar-10-python.tar.gz", some(), monkeypatch)
+    monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/none")
+    whole = load_data("cifar10")
+    (root / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"half")
+    (root / "cifar-10-batches-py" / "data_batch_5").unlink()
+    assert load_data("cifar10").key == whole.key

@@ -237,3 +237,14 @@ def test_links_of_the_pages_lead_somewhere():
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_of_several_runs_the_page_shows_the_one_that_was_drawn(tmp_path):
+    runs = [SimpleNamespace(preset="quadratic", path=tmp_path / name) for name in "abc"]
+    for drawn in "abc":
+        note = tmp_path / "figures" / "03-learning-curve-quadratic-seed0.json"
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(json.dumps({"runs": [drawn]}))
+        assert pages.first_runs(tmp_path, runs)["quadratic"].path.name == drawn
+    note.unlink()
+    assert pages.first_runs(tmp_path, runs)["quadratic"].path.name == "a"

@@ -24,7 +24,7 @@ from conftest import PER_RUN, Toys, planned, put_run, result, write
 
 
 def run(toys: Toys, **options) -> int:
-    return reproduce("toy", notebooks=toys.notebooks, output=toys.output, **{"at_once": 1} | options)
+    return reproduce("toy", notebooks=toys.notebooks, **{"output": toys.output, "at_once": 1} | options)
 
 
 def manifest(toys: Toys) -> dict:
@@ -341,3 +341,29 @@ def test_what_changes_while_a_notebook_runs_is_seen_the_next_time(toys: Toys) ->
     assert run(toys) == 0 and toys.executed() == ["02"]
     assert run(toys) == 0 and toys.executed() == ["02"]
     assert run(toys) == 0 and toys.executed() == []
+
+
+def test_a_relative_data_folder_is_the_same_in_notebooks(toys: Toys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATTNCONV_DATA", "images")
+    toys.add("02_a", f"import os; assert os.environ['ATTNCONV_DATA'] == {str(tmp_path / 'images')!r}")
+    assert run(toys) == 0
+
+
+def test_notebooks_and_a_record_are_not_written_over(toys: Toys, monkeypatch):
+    path = toys.add("02_a", "print(1)")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="would be written over its notebooks"):
+        run(toys, output=toys.notebooks.parent)
+    assert path.read_bytes() == before
+    monkeypatch.setattr(runner, "OUTPUTS", toys.output)
+    write(toys.output / "toy" / "strip.npz", b"")
+    with pytest.raises(ConfigError, match="is a committed record"):
+        run(toys, output=toys.output / "toy")
+
+
+def test_a_profile_is_one_of_the_notebooks_own(toys: Toys, tmp_path):
+    toys.add("02_a", "print(1)")
+    write(tmp_path / "mine" / "toy.yaml", "runs: [learned]\n")
+    with pytest.raises(ConfigError, match="must be the name of a file in"):
+        reproduce(str(tmp_path / "mine" / "toy"), notebooks=toys.notebooks, output=toys.output, dry=True)

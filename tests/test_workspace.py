@@ -1,5 +1,6 @@
 """What notebooks work with: where results go, that runs are found and never overwritten, and rows of Table 1."""
 
+import dataclasses
 import json
 import shutil
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from attnconv.analysis.heads import measure_attention, translation_consistency
 from attnconv.batch import cli, workspace
 from attnconv.batch.workspace import REPOSITORY, open_workspace, output_folder
 from attnconv.config import Profile, replace
-from attnconv.training import data, load_run
+from attnconv.training import data, load_run, loop
 from attnconv.training.data import ARRAYS, DataError, MissingData, normalize
 from test_data import parquet, some
 
@@ -210,7 +211,7 @@ def test_a_recorded_run_and_a_strip_stand_in_for_the_data(recorded, run, no_data
 def test_what_is_not_recorded_is_refused_without_the_data(recorded, no_data):
     changed = {"train_changes": {"epochs": 1}}
     for name, options in (("learned", {}), ("quadratic", changed), ("quadratic", {"fresh": True})):
-        with pytest.raises(MissingData, match=f"{name}, seed 0, is not among the recorded runs.*--data PATH"):
+        with pytest.raises(MissingData, match=f"{name}, seed 0.*--data PATH"):
             recorded.run(name, **options)
 
 
@@ -284,3 +285,37 @@ def test_a_recorded_run_of_another_recipe_stands_in_too_but_not_for_changes(reco
     assert other.run("quadratic", train_changes={"epochs": 2}).train.epochs == 2  # this very recipe
     with pytest.raises(MissingData):
         other.run("quadratic", train_changes={"epochs": 3})
+
+
+def test_only_beside_a_record_does_a_run_of_another_recipe_stand_in(work, tmp_path):
+    work = dataclasses.replace(work, profile=replace(work.profile, {"recorded": True}), folder=tmp_path)
+    first = work.run("quadratic")
+    shorter = replace(work.profile, {"train": {**work.profile.train, "epochs": 1}})
+    assert dataclasses.replace(work, profile=shorter).run("quadratic").train.epochs == 1
+    assert work.run("quadratic").path == first.path
+
+
+def test_swaps_are_measured_again_where_more_images_are_asked_for(work, tmp_path):
+    def counted(most):
+        some = dataclasses.replace(work, profile=replace(work.profile, {"swap_images": most}), folder=tmp_path)
+        return int(some.swaps(some.run("quadratic"))["images"])
+
+    assert [counted(20), counted(40), counted(30)] == [20, 40, 40]
+
+
+def test_a_run_that_goes_on_with_other_threads_says_so(work, tmp_path, monkeypatch):
+    work, save, threads = dataclasses.replace(work, folder=tmp_path), loop.Trainer.save, torch.get_num_threads()
+
+    def stop(self):
+        save(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop.Trainer, "save", stop)
+        work.run("quadratic")
+    torch.set_num_threads(threads + 1)
+    try:
+        with pytest.warns(UserWarning, match=f"was begun with {threads}.*OMP_NUM_THREADS={threads} keeps it"):
+            work.run("quadratic")
+    finally:
+        torch.set_num_threads(threads)

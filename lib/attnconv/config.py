@@ -155,7 +155,8 @@ class TrainConfig(Config):
     optimizer: Literal["sgd", "adamw", "muon"] = "sgd"  # muon: for matrices between input and classifier, else AdamW
     lr: Positive = 0.1  # peak learning rate, after the warm-up; with Muon, that of the matrices
     adamw_lr: Positive = 0.003  # with Muon: peak learning rate of what AdamW trains
-    position_lr: Positive | None = None  # learning rate of centres and spreads; None is ``lr``, the paper's way
+    position_lr: Positive | None = None  # learning rate of centres and spreads; None is that of other
+    # parameters outside the blocks' matrices: ``lr``, the paper's way, or with muon ``adamw_lr``
     encoding_lr: Positive | None = None  # of a learned encoding, then neither decayed nor clipped; None: as all others
     momentum: Share = 0.9  # of SGD and Muon, or AdamW's first beta
     beta2: Share = 0.99  # AdamW's second beta

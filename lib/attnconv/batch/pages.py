@@ -7,7 +7,7 @@ template has the words, this file the numbers.
 import contextlib
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -115,7 +115,7 @@ def write_page(output: Path) -> Path:
     with contextlib.suppress(Exception):  # nbformat raises many kinds; without notebook 00 the page shows the rest
         found = _body(front["notebooks"][0], pages, code=False) if front else ""
     runs = find_runs(output / "runs")
-    first = {run.preset: run for run in reversed(runs)}
+    first = first_runs(output, runs)
     quadratic = first.get("quadratic")
     _write(
         output / "index.html",
@@ -137,6 +137,13 @@ def write_page(output: Path) -> Path:
     dark = f"@media (prefers-color-scheme: dark) {{ {dark} }}"
     write(output / "style.css", "\n".join([light, dark, (_HERE / "page.css").read_text("utf-8")]))
     return output / "index.html"
+
+
+def first_runs(output: Path, runs: Sequence[Run]) -> dict[str, Run]:
+    """Of each preset one run: the first that notebook 03 has drawn here, or else the first."""
+    notes = output.glob("figures/03-learning-curve-*.json")
+    drawn = {name for note in notes for name in read_json(note, dict).get("runs", [])}
+    return {run.preset: run for run in sorted(reversed(runs), key=lambda run: run.path.name in drawn)}
 
 
 def _film(run: Run) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from attnconv.batch.pages import FRONT, export_html, write_page
 from attnconv.batch.plan import Job, plan, read_notebook, select
 from attnconv.batch.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, output_folder, record_of
 from attnconv.config import ConfigError, Profile, load_profile
-from attnconv.training.data import content_key, find_data
+from attnconv.training.data import content_key, data_folder, find_data
 from attnconv.training.runs import held, read_json, said, write
 
 
@@ -194,6 +194,7 @@ class Batch:
         environment = os.environ | {
             "ATTNCONV_QUIET": "1",
             "ATTNCONV_STATIC": "1",
+            "ATTNCONV_DATA": str(data_folder()),  # a relative one is meant from here, not from the notebooks' folder
             "ATTNCONV_RESULTS": str(self._stage(job)),
             "IPYTHONDIR": str(self._stage(job).with_name("ipython")),  # without the user's start-up files
             "PYTHONSTARTUP": "",
@@ -273,10 +274,16 @@ def reproduce(
         at_once = 1 if gpus() else min(4, cores())
     if at_once < 1:
         raise ConfigError(f"--jobs {at_once} must be at least 1.")
+    if Path(profile_name).name != profile_name:  # notebooks find it by its name alone
+        raise ConfigError(f"--profile {profile_name} must be the name of a file in {notebooks / 'profiles'}.")
     profile = load_profile(notebooks / "profiles" / f"{profile_name}.yaml")
     folder = OUTPUTS / profile.name if record else output_folder(profile, data, output)
     if retrain:  # beside what is there, which stays to be compared with
         folder = OUTPUTS / f"{folder.name}-retrained"
+    if (folder / "notebooks").resolve() == notebooks.resolve():
+        raise ConfigError(f"Results in {folder} would be written over its notebooks; choose another folder.")
+    if not record and folder.parent == OUTPUTS and (folder / "strip.npz").is_file():
+        raise ConfigError(f"{folder} is a committed record: --record writes it, other results need another folder.")
     data = data or profile.data
     found = find_data(data)
     if record and found and (folder / "strip.npz").is_file():

@@ -86,15 +86,18 @@ class Workspace:
 
         Every configuration has a folder of its own in ``kept_in``. ``changes`` as in `configs`. ``start``: the run that
         it goes on from, with all of its heads, where that is not the preset's. Unless ``fresh``, a kept run of any copy
-        of the data stands in where the profile says ``recorded``. `MissingData` where none is kept and no data is here.
+        of the data stands in where the profile says ``recorded`` and the record's images lie beside it. `MissingData`
+        where none is kept and no data is here.
         """
         model, recipe = self.configs(name, seed, **changes)
         recipe = replace(recipe, {"start_from": start.preset, "prune": False}) if start else recipe
-        if self.profile.recorded and not fresh:
+        if self.profile.recorded and not fresh and (self.folder / "strip.npz").is_file():
             if kept := self._kept(name, model, recipe, kept_in, changed=any(changes.values())):
                 return kept
         if self.strip:
             missing = f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / kept_in}"
+            if fresh:
+                missing = f"{self.source} is not on this machine, to train {name}, seed {recipe.seed}"
             raise MissingData(f"{missing}. To train it, say where {self.source} is: --data PATH (make: DATA=PATH).")
         if recipe.start_from and not start:
             start = self.run(recipe.start_from, recipe.seed, fresh=fresh)
@@ -124,10 +127,12 @@ class Workspace:
         On the profile's ``swap_images`` at most, and ``images``. Empty where it was not kept and the data set is not
         here: the images of a record are too few to count answers.
         """
-        if not (file := run.path / "swaps.npz").is_file() and not self.strip:
+        kept = Run(run.path).swaps
+        if not self.strip and not (kept and run.without_weights):
             some = self.data.first(None, self.profile.swap_images).first(None, images)
-            first = None if run.train.start_from else untrained(run)
-            write_arrays(file, measure_swaps(load_run(run.path)[0], first, some))
+            if not kept or int(kept["images"]) < len(some.test_labels):
+                first = None if run.train.start_from else untrained(run)
+                write_arrays(run.path / "swaps.npz", measure_swaps(load_run(run.path)[0], first, some))
         return Run(run.path).swaps
 
     def runs(self) -> list[Run]:

@@ -235,11 +235,13 @@ class Explorer(assets.Widget):
         return assets.page(title, "explorer", data, self._png, worker="worker.js", head=head)
 
     def export_site(self, folder: str | Path) -> list[Path]:
-        """Write a page for this run, ``explorer.html``, and one for each other model that was trained beside it."""
+        """Write a page for this run, ``explorer.html``, and one for each other model that was trained beside it: of
+        several runs the longest."""
         first = self._sides[0].run
         if not first:
             raise ExplorerError("Only runs have others beside them: use export_html for a model alone.")
-        runs = {run.preset: run for run in reversed(self._runs.values()) if not run.train.start_from}
+        by_length = sorted(reversed(self._runs.values()), key=lambda run: run.train.epochs)
+        runs = {run.preset: run for run in by_length if not run.train.start_from}
         site = {f"explorer-{preset}.html": run for preset, run in sorted(runs.items()) if preset != first.preset}
         site = {"explorer.html": first} | site
         shown = {one["title"]: array(one["pixels"]) for one in map(self._pool.shown, self._pool.some(STRIP))}

@@ -217,14 +217,14 @@ class Source(NamedTuple):
 def find_data(source: str | Path = "embedded") -> Source | None:
     """Find ``embedded``, ``cifar10`` or what lies at a path; nothing is decoded or downloaded.
     None where CIFAR-10 is not on this machine yet; `DataError` where nothing else is that can be read."""
-    root, name = _data_folder(), str(source)
+    root, name = data_folder(), str(source)
     named = {"embedded": [REPOSITORY_DATA / SAMPLE], "cifar10": [root / BATCHES, root / "cifar10"]}
     with reading_data(source):
         for path in (places := named.get(name) or [Path(source).expanduser().absolute()]):
             if path.suffix == ".npz" and path.is_file():
                 return Source(path.stem, EMBEDDED if name == "embedded" else NPZ, path, (path,))
             for form, *patterns in LAYOUTS:
-                files = [sorted(f for f in path.glob(p) if f.is_file() and f.name[0] != ".") for p in patterns]
+                files = [sorted(f for f in path.glob(p) if f.is_file() and not hidden(f, path)) for p in patterns]
                 if all(files):
                     return Source(name if name in named else path.name, form, path, *map(tuple, files))
     if name == "cifar10":
@@ -233,7 +233,12 @@ def find_data(source: str | Path = "embedded") -> Source | None:
     raise DataError(f"There is no data set that can be read at {places[0]}. {remedy}.")
 
 
-def _data_folder() -> Path:
+def hidden(file: Path, folder: Path) -> bool:
+    """Whether a file, or a folder on the way to it, has a name that begins with a dot."""
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+def data_folder() -> Path:
     """Where downloads and caches go: $ATTNCONV_DATA, or else the repository's ``data``."""
     return Path(os.environ.get("ATTNCONV_DATA") or REPOSITORY_DATA).expanduser().absolute()
 
@@ -251,11 +256,19 @@ def content_key(source: Source) -> str:
     return digest.hexdigest()
 
 
+def _unpacked(folder: Path) -> bool:
+    """Whether CIFAR-10 is whole there: another process may be unpacking it, or one was cut off."""
+    from torchvision.datasets import CIFAR10
+    from torchvision.datasets.utils import check_integrity
+
+    return all(check_integrity(str(folder / name), md5) for name, md5 in [*CIFAR10.train_list, *CIFAR10.test_list])
+
+
 def _download() -> Source | None:
     """Let torchvision fetch CIFAR-10 into the data folder, or unpack the archive there. It checks what it gets."""
     from torchvision.datasets import CIFAR10
 
-    root, patience = _data_folder(), socket.getdefaulttimeout()
+    root, patience = data_folder(), socket.getdefaulttimeout()
     remedy = f"Bring its published files to {root / BATCHES} yourself, or use 'embedded', which needs no download."
     socket.setdefaulttimeout(30)  # seconds without a byte; torchvision would wait for ever
     try:
@@ -273,7 +286,9 @@ def load_data(source: str | Path = "embedded") -> Dataset:
     CIFAR-10 is downloaded where it is missing. Decoded images are cached in the folder for data. Raises `DataError`
     naming file, row and remedy.
     """
-    found = find_data(source) or _download()
+    found = find_data(source)
+    if found is None or (str(source) == "cifar10" and found.form == BATCHES and not _unpacked(found.path)):
+        found = _download()
     assert found, "a download that does not fail brings it"
     key = content_key(found)
     with reading_data(found.path):
@@ -282,6 +297,11 @@ def load_data(source: str | Path = "embedded") -> Dataset:
         for part, values in tensors.items():  # gray images get the one channel that they may lack
             tensors[part] = values.reshape(*values.shape[:3], -1) if "images" in part else values.long()
         classes, form = tuple(map(str, arrays["classes"])), str(arrays.get("form", found.form))
+        if not all(tensors[f"{split}_images"].dtype == torch.uint8 for split in SPLITS):
+            raise ValueError("its images are not uint8, from 0 to 255")
+        labels = torch.cat([tensors[f"{split}_labels"] for split in SPLITS])
+        if ((labels < 0) | (labels >= len(classes))).any():
+            raise ValueError(f"its labels are not whole numbers from 0 to {len(classes) - 1}, of its classes")
     images, counts = tensors["train_images"], tuple(len(tensors[f"{split}_labels"]) for split in SPLITS)
     if classes == tuple("0123456789") and counts == CIFAR10_IMAGES and images.shape[1:] == (32, 32, 3):
         classes = CIFAR10_CLASSES
@@ -310,7 +330,7 @@ def _read(source: Source, key: str) -> dict[str, Any]:
         train, test = (CIFAR10(source.path.parent, train=split == "train") for split in SPLITS)
         values = map(np.asarray, (train.data, train.targets, test.data, test.targets))
         return dict(zip(ARRAYS, values, strict=True)) | {"classes": train.classes}
-    cache = _data_folder() / "cache" / f"{key}.npz"
+    cache = data_folder() / "cache" / f"{key}.npz"
     with contextlib.suppress(Exception), np.load(cache) as arrays:  # missing or damaged: it is made again
         return dict(arrays)
     decoded = _decoded(source)

@@ -8,8 +8,8 @@ Without its bookkeeping, the loop is this:
             optimizer.step()
 
 All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and dropout. So a run
-that was stopped and resumed ends with the same bits, on CPUs of one kind, as one that was never stopped. Under torchrun
-the same loop runs in every process (`machine.Team`).
+that was stopped and resumed ends with the same bits, on CPUs of one kind and with as many threads, as one that was
+never stopped. Under torchrun the same loop runs in every process (`machine.Team`).
 """
 
 import contextlib
@@ -245,6 +245,7 @@ class Trainer:
                 computation=asdict(self.computation),
                 rng=generators,
                 cuda_rng=cuda_generators,
+                threads=torch.get_num_threads(),
             )
             write_state(self.checkpoint, state)
             self.record()
@@ -267,6 +268,9 @@ class Trainer:
                 slow = "goes on in float32: it was begun in bfloat16, for which this machine has no instructions."
                 warnings.warn(f"{self.folder.name} {slow}", stacklevel=4)
                 self.computation = replace(chosen, compiled=self.computation.compiled)
+            if (threads := state.get("threads", torch.get_num_threads())) != (here := torch.get_num_threads()):
+                other = f"goes on with {here} thread(s), was begun with {threads}: it rounds otherwise"
+                warnings.warn(f"{self.folder.name} {other}. OMP_NUM_THREADS={threads} keeps it.", stacklevel=4)
             torch.set_rng_state(state["rng"][team.rank].clone())  # torch crashes on part of a tensor
             if state["cuda_rng"] is not None and self.device.type == "cuda":
                 torch.cuda.set_rng_state(state["cuda_rng"][team.rank].clone(), self.device)
