@@ -453,6 +453,8 @@ def test_more_heads_than_fit_into_a_row_go_on_in_the_next():
     assert [name for _, name, _ in tiles(figure)] == [f"Head {n}" for n in (*range(1, 31), *range(1, 10))]
     rows = [round(image.get_extent()[2], 6) for image, *_ in tiles(figure)]
     assert [rows.count(row) for row in sorted(set(rows))] == [12, 12, 6, 9]
+    left, right, below, above = tiles(figures.attention_grid(np.full((40, 9, 2, 2), 0.25)))[-1][0].get_extent()
+    assert right - left == pytest.approx(0.5), "of many layers maps stay large enough to be seen"
 
 
 def test_signed_images_share_a_scale_that_is_white_at_zero():

@@ -209,9 +209,14 @@ def test_a_recorded_run_and_a_strip_stand_in_for_the_data(recorded, run, no_data
 
 
 def test_what_is_not_recorded_is_refused_without_the_data(recorded, no_data):
-    changed = {"train_changes": {"epochs": 1}}
-    for name, options in (("learned", {}), ("quadratic", changed), ("quadratic", {"fresh": True})):
-        with pytest.raises(MissingData, match=f"{name}, seed 0.*--data PATH"):
+    changed, among = {"train_changes": {"epochs": 1}}, "{}, seed 0, is not among the recorded runs.*--data PATH"
+    fresh = "is not on this machine, to train {}, seed 0.*--data PATH"
+    for name, options, words in (
+        ("learned", {}, among),
+        ("quadratic", changed, among),
+        ("quadratic", {"fresh": True}, fresh),
+    ):
+        with pytest.raises(MissingData, match=words.format(name)):
             recorded.run(name, **options)
 
 

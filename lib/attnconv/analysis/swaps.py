@@ -117,7 +117,7 @@ def _right(network: AttentionNet, done: int, x: Tensor, labels: Tensor) -> np.nd
 
 def untrained(run: Run) -> AttentionNet:
     """The network of a run as it was before its first step: its seed decides the first weights."""
-    torch.manual_seed(run.train.seed)
     if run.model.kind == "resnet":
         raise TypeError(f"{run.path} has no attention layers: it is a ResNet18.")
+    torch.manual_seed(run.train.seed)
     return AttentionNet(run.model)

@@ -217,8 +217,7 @@ def single_pixels(run: Run) -> Verdict:
     maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
     single, shifts = maps.max((2, 3)) > 0.5, evidence.peaks(maps) - query
     near = single & (abs(shifts) <= 3).all(-1)
-    own, axes = evidence.distinct(shifts, near), zip(run.model.grid, query, strict=True)
-    lot = math.prod((abs(np.arange(side) - place) <= 3).mean() for side, place in axes)  # of the image
+    own, lot = evidence.distinct(shifts, near), (abs(np.indices(run.model.grid).T - query) <= 3).all(-1).mean()
     different, count = sum(map(len, own)), int(single.sum())
     chance = float(binom.sf(different - 1, count, lot))
     lines = [

@@ -129,7 +129,7 @@ def attention_grid(
         rows += [(layer, there[n : n + columns], "" if n else title) for n in range(0, len(there), columns)]
     left = 0.18 + room[0] + 0.058 * max(map(len, titles))
     above = _ABOVE + 0.11 * max(name.count("\n") for row in names for name in row)
-    side = min(0.8 if heads > 4 else 1.5, 8.6 / len(rows) - above)  # what is higher does not fit on a page
+    side = min(0.8 if heads > 4 else 1.5, max(0.5, 8.6 / len(rows) - above))  # what is higher does not fit on a page
     figure, corners, size = _grid((len(rows), columns), height / width, left, side, above, room[1])
     top = (np.nanmax(maps) if largest is None else largest) or 1.0
     scale, page = _probability_scale(top), _page(figure)

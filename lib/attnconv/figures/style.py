@@ -51,6 +51,8 @@ MODELS = {
     "SA quadratic, trained on": "#8C613C",
     "SA quadratic, first layers swapped, trained on": "#332288",
 }
+FORMS = {"rows × columns": PALETTE[2]}
+"""Ways to compute attention that stand in several figures."""
 _OTHER_MODELS = ("#999933", "#949494", "#FBAFE4", "#ECE133")
 """For models of other titles: none looks like one above."""
 

@@ -224,7 +224,7 @@ def find_data(source: str | Path = "embedded") -> Source | None:
             if path.suffix == ".npz" and path.is_file():
                 return Source(path.stem, EMBEDDED if name == "embedded" else NPZ, path, (path,))
             for form, *patterns in LAYOUTS:
-                files = [sorted(f for f in path.glob(p) if f.is_file() and not hidden(f, path)) for p in patterns]
+                files = [sorted(f for f in path.glob(p) if f.is_file() and not _hidden(f, path)) for p in patterns]
                 if all(files):
                     return Source(name if name in named else path.name, form, path, *map(tuple, files))
     if name == "cifar10":
@@ -233,7 +233,7 @@ def find_data(source: str | Path = "embedded") -> Source | None:
     raise DataError(f"There is no data set that can be read at {places[0]}. {remedy}.")
 
 
-def hidden(file: Path, folder: Path) -> bool:
+def _hidden(file: Path, folder: Path) -> bool:
     """Whether a file, or a folder on the way to it, has a name that begins with a dot."""
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
