@@ -83,6 +83,21 @@ def test_separable_forward_never_builds_the_full_tensor(monkeypatch):
     layer(torch.randn(1, 5, 7, 3))
 
 
+@pytest.mark.parametrize("spread", [10.0, 100.0])
+def test_long_thin_heads_cost_no_precision(spread):
+    layer = QuadraticAttention(1, 1, 4, covariance="full")
+    turn = 2 * math.pi * torch.rand(4)
+    turned = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()], -1).view(4, 2, 2)
+    with torch.no_grad():  # 10 pixels long, 1 / spread thin
+        layer.spreads.copy_(turned @ torch.tensor([[spread, 0.0], [0.0, 0.1]]) @ turned.mT)
+    p = layer.probabilities(12, 12).detach().numpy()
+    scores = reference.quadratic_scores(
+        *(value.double().detach().numpy() for value in (layer.centres, layer.spreads)), 12, 12
+    )
+    for h, i, j in np.ndindex(4, 12, 12):
+        np.testing.assert_allclose(p[h, i, j], reference.softmax(scores[h, i, j]), atol=2e-6 * spread)
+
+
 @pytest.mark.parametrize("covariance", ["isotropic", "full"])
 def test_mean_shift_of_a_head_is_its_centre(covariance):
     layer = QuadraticAttention(1, 1, 3, covariance=covariance).double()

@@ -129,17 +129,17 @@ class QuadraticAttention(PositionalAttention):
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
         if self.separable:
             return super().score_terms(height, width)
-        # -1/2 |S (shift - centre)|^2, term by term; only the cross term needs both axes at once. As in `axis_logits`,
-        # shifts are counted from the nearest that can be reached: -u P u / 2 - u P e is left.
-        p, limit = self.precision(), torch.tensor([height - 1, width - 1], device=self.centres.device)
+        # -1/2 |S (shift - centre)|^2. As in `axis_logits`, shifts are counted from the nearest that can be reached:
+        # -1/2 |S u|^2 - u P e is left. S u is summed before it is squared: of a long, thin head,
+        # P_11 u_1^2 + 2 P_12 u_1 u_2 + P_22 u_2^2 would lose in float32 what is left between large numbers.
+        limit = torch.tensor([height - 1, width - 1], device=self.centres.device)
         near = self.centres.detach().clamp(-limit, limit)
-        slope = (p * (near - self.centres)[:, None]).sum(-1)[..., None, None]
+        slope = (self.precision() * (near - self.centres)[:, None]).sum(-1)[..., None, None]
         rows = self.shifts(height, 0) - near[:, 0, None, None]
         columns = self.shifts(width, 1) - near[:, 1, None, None]
-        p = p[..., None, None]
-        row = -0.5 * p[:, 0, 0] * rows.square() - slope[:, 0] * rows
-        column = -0.5 * p[:, 1, 1] * columns.square() - slope[:, 1] * columns
-        return _highest_zero(row), _highest_zero(column), -p[:, 0, 1] * rows, columns
+        s = self.spreads[..., None, None]
+        stretched = [part for n in (0, 1) for part in (s[:, n, 0] * rows, s[:, n, 1] * columns)]
+        return _highest_zero(-slope[:, 0] * rows), _highest_zero(-slope[:, 1] * columns), *stretched
 
     def precision(self) -> Tensor:
         """Sigma^{-1} = S^T S of every head: (h, 2, 2), per squared pixel, rows then columns."""

@@ -82,11 +82,12 @@ def scores(rows: Tensor, columns: Tensor, *terms: Tensor) -> Tensor:
     """Scores of the queries at those rows and columns, each (q,), for all keys: (h, q, H, W).
 
     ``terms``: a score for rows (h, H, H) and one for columns (h, W, W), query x key, which are added; for a full
-    covariance two more of these shapes, which are multiplied.
+    covariance two more such pairs, S (k - q - centre), half of whose squares is taken off.
     """
-    row, column, *cross = (term[:, where] for term, where in zip(terms, (rows, columns) * 2, strict=False))
-    total = row[..., :, None] + column[..., None, :]
-    return total + cross[0][..., :, None] * cross[1][..., None, :] if cross else total
+    parts = [term[:, where] for term, where in zip(terms, (rows, columns) * 3, strict=False)]
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    total, *stretched = (row[..., :, None] + column[..., None, :] for row, column in pairs)
+    return total - 0.5 * sum(along.square() for along in stretched) if stretched else total
 
 
 def in_torch_func() -> bool:
