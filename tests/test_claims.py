@@ -27,7 +27,7 @@ IMAGES = 4000
 def run_of(heads=None, attention=None, swaps=None, seed=0, **model):
     model = ModelConfig(kind="quadratic", image_size=(32, 32), downsampling=2, layers=6, heads=9).model_dump() | model
     kept = {"heads": heads or {}, "attention": attention or {}, "swaps": swaps or {}}
-    return SimpleNamespace(**kept, model=ModelConfig(**model), train=SimpleNamespace(seed=seed))
+    return SimpleNamespace(**kept, model=ModelConfig(**model), train=SimpleNamespace(seed=seed), title="SA")
 
 
 def swaps(lost, error_before, error_after, put_back=None, images=IMAGES):
@@ -113,10 +113,12 @@ def test_a_grid_is_owed_to_the_ways_of_its_heads():
     centres[:, 1] = 0.61
     found, evidence, where = check()
     assert found is True and where == f"in layer {layers} of 6"
-    assert "; layer 6 as 3 × 3 0.90, 0.30, 0.61, 0.70. Made by moving: layer 1, 2, 3, 4, 5, 6" in evidence[0]
+    words = "0.90 before training, 0.30 after, 0.61 with centres put back, 0.70 with sharpness put back. Made by moving"
+    assert f"; layer 6 as 3 × 3: {words}: layer 1, 2, 3, 4, 5, 6" in evidence[0]
     assert (
         "sharp head: 9, 9, 9, 9, 9, 9 in layers 1 to 6 (if sharp were over 40%, 9, 9, 9, 9, 9, 9; over" in evidence[0]
     )
+    assert "); five or more, on all sides, in layer 1, 2, 3, 4, 5, 6. Layers with" in evidence[0]
     assert "over half of their attention on a pixel: 9, 9, 9, 9, 9, 9 of 9 in layers 1 to 6" in evidence[-3]
     assert evidence[-1].startswith("by chance one such layer or more of 6 has 9")
     one = GRIDS
@@ -125,7 +127,7 @@ def test_a_grid_is_owed_to_the_ways_of_its_heads():
     found, evidence, where = check(first)
     assert found is True and where == f"in layer {layers} of 6; seed 3 in layer 1 of 6"
     assert evidence[-1].startswith("seed 3 holds, in layer 1 of 6; pixels of the 3 × 3 around the query that have")
-    assert evidence[-1].endswith(": layer 1 as 3 × 3 0.90, 0.30, 0.61, 0.70. Made by moving: layer 1")
+    assert evidence[-1].endswith(f": layer 1 as 3 × 3: {words}: layer 1")
     found, evidence, _ = verdicts.grid(at_home)  # snapping alone gives as many pixels
     assert found is None and evidence[-2].endswith("made sharp on its nearest: 9, 9, 9, 9, 9, 9")
     assert evidence[-1] == "by chance one such layer or more of 6 has 9: p = 0.00"
@@ -145,8 +147,9 @@ def test_a_grid_that_is_not_all_around_the_query_is_one_in_part(turned):
     half = half[:, ::-1] if turned else half
     one = GRIDS
     layers = [half] * 2 + [nine()] * 4
-    found, _, where = verdicts.grid(run_of(gaussian_heads(layers[:2] * 3, start=[nine(3)] * 6), swaps=one))
+    found, evidence, where = verdicts.grid(run_of(gaussian_heads(layers[:2] * 3, start=[nine(3)] * 6), swaps=one))
     assert found is True and where == "in part: in layer 1, 2, 3, 4, 5, 6 of 6, not on all sides of the query"
+    assert "five or more, on all sides, in layer none" in evidence[0]
     found, _, where = verdicts.grid(run_of(gaussian_heads(layers, start=[nine(3)] * 6), swaps=one))
     assert found is True and where == "in layer 3, 4, 5, 6 of 6"
 
@@ -167,7 +170,8 @@ def test_a_larger_grid_is_shown_as_a_small_kernel_too():
     after[:, 1] = 0.6
     one = swaps([[80, 9, 0, 0]] * 6, before, after)  # the 5 × 5 decides
     _, evidence, _ = verdicts.grid(run_of(gaussian_heads([nine()] * 6, start=[nine(3)] * 6), swaps=one))
-    assert "layer 6 as 3 × 3 0.90, 0.60, " in evidence[0] and "; layer 6 as 5 × 5 0.90, 0.30, " in evidence[0]
+    for size, after in ((3, "0.60"), (5, "0.30")):
+        assert f"; layer 6 as {size} × {size}: 0.90 before training, {after} after, " in evidence[0]
 
 
 def test_first_heads_are_local():
@@ -376,6 +380,29 @@ def test_heads_that_do_not_follow_the_query_use_content(more, holds):
     assert found is None  # there are no others
 
 
+def test_most_networks_learn_a_convolution_where_it_is_often():
+    def network(after, lost=(80, 9, 9, 0.5), before=0.9, layers=(0,)):
+        errors = np.full((2, 6, 4), 0.9)
+        errors[:, layers] = np.array([before, after])[:, None, None]
+        all_lost = [lost if layer in layers else [80, 30, 30, 30] for layer in range(6)]
+        return run_of(swaps=swaps(all_lost, *errors))
+
+    made, kept, none, unsure = network(0.3), network(0.7), network(0.3, [80, 30, 30, 30]), network(0.3, (80, 9, 9, 1))
+    holds, lines, where = verdicts.learns_convolution([made, made, none])
+    assert holds is True and where == "in 2 of 3 networks"
+    assert lines[0].endswith(": layer 1 as 7 × 7: relative error 0.30, before training 0.90")
+    assert lines[2].endswith(": no layer")
+    assert verdicts.learns_convolution([made, none])[0] is False  # half of them is not most
+    assert verdicts.learns_convolution([kept, kept, made])[0] is False  # training changed little
+    assert verdicts.learns_convolution([made, unsure])[0] is None
+    assert verdicts.learns_convolution([made, run_of()])[0] is None  # not measured
+    assert (
+        verdicts.learns_convolution([network(0.675)])[0] is True
+        and verdicts.learns_convolution([network(0.685)])[0] is False
+    )
+    assert verdicts.learns_convolution([])[0] is None
+
+
 def test_a_free_start_is_one_that_training_changed():
     def found(lost, before, after):
         lost, errors = [[80, 9, 9, lost]] * 6, np.full((2, 6, 4), [[[before]], [[after]]])
@@ -446,11 +473,12 @@ def test_harder_to_train_is_said_of_training():
     def found(loss, accuracy=0.7, **more):
         return verdicts.content_harder([trained(0.8, loss=1.0)], [trained(accuracy, loss=loss, **more)])
 
-    assert verdicts.content_harder([trained(0.8)], []) == (None, [verdicts.NOT_TRAINED])
+    assert verdicts.content_harder([trained(0.8)], []) == (None, [verdicts.NOT_TRAINED], "")
     assert found(1.1, accuracy=0.9)[0] is True  # whatever the test accuracy
     assert found(0.9)[0] is False and found(1.01)[0] is None
     assert found(1.1, epochs=20)[0] is None and found(0.9, epochs=5)[0] is None  # another schedule may be the reason
-    holds, evidence = found(1.01, lr=0.005, encoding_lr=0.05)
+    holds, evidence, where = found(1.01, lr=0.005, encoding_lr=0.05)
+    assert where == "at 0.5 times the learning rate" and found(1.01)[2] == ""
     assert holds is None and "0.005 of the weights, 0.05 of the encoding; without 0.01 of the weights" in evidence[2]
 
     def several(*losses):
@@ -466,7 +494,7 @@ def test_arithmetic_verdicts():
     assert verdicts.borders(1e-7, 0.5, 1e-7)[0]
     assert not verdicts.borders(1e-7, 0.5, 0.5)[0] and not verdicts.borders(0.5, 0.5, 1e-7)[0]
     assert not verdicts.borders(1e-7, 1e-7, 1e-7)[0]  # then nothing had to be padded
-    holds, evidence = verdicts.flops(6.23e9, 6.5e9, 9.01e9)
+    holds, evidence, _ = verdicts.flops(6.23e9, 6.5e9, 9.01e9)
     assert holds and "9.0 billion, or 6.5 along rows" in evidence[1] and not verdicts.flops(9e9, 9e9, 9e9)[0]
     alphas, formula = [1, 10, 104], [0.5, 1e-4, 0]
     assert verdicts.three_numbers(alphas, [0.5, 1e-4, 0], formula)[0]

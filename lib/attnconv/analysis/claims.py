@@ -36,7 +36,6 @@ class Sentence:
     test: str
     section: str = ""
     paper: str = "holds"
-    reproduction: str = "—"
 
     @property
     def digest(self) -> str:
@@ -138,11 +137,11 @@ def recorded(folder: Path) -> dict[str, list[Claim]]:
 
 
 def board(folders: Mapping[str, Path]) -> pd.DataFrame:
-    """Every claim of the paper: where it stands, what the paper and 2021 report, and the verdict in each folder."""
+    """Every claim of the paper: where it stands, what the paper reports, and the verdict in each folder."""
     by_folder = {name: recorded(folder) for name, folder in folders.items()}
     rows = []
     for key, one in PAPER_CLAIMS.items():
         found = {name: dict.fromkeys(claim.verdict for claim in claims[key]) for name, claims in by_folder.items()}
         row = {"The paper says": one.text, "Where": one.section, "Notebook": one.figure[:2], "Paper": one.paper}
-        rows.append(row | {"2021": one.reproduction} | {name: "; ".join(said) or "—" for name, said in found.items()})
+        rows.append(row | {name: "; ".join(said) or "—" for name, said in found.items()})
     return pd.DataFrame(rows)

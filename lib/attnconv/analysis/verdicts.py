@@ -27,6 +27,8 @@ EVEN = 0.95
 """Of the largest entropy that attention can have: from there on it is called spread all but evenly."""
 OVERLAP = 2 / 3
 """Where less than this share of heads' attention is left when duplicates count once, heads are said to overlap."""
+NEARER = 0.75
+"""A layer became more of a convolution if its relative error fell to this share or less."""
 NOT_TRAINED = "one of the two models is not among the runs"
 NOT_MEASURED = "what convolutions in the layers' places cost was not measured for this run"
 
@@ -52,10 +54,31 @@ def three_numbers(alphas: ArrayLike, missed: ArrayLike, formula: ArrayLike) -> V
     return off < 1e-6 and len(exact) > 0 and bool((missed[alphas >= exact.min()] == 0).all()), lines
 
 
-def flops(linear: float, separable: float, dense: float) -> Verdict:
+def flops(linear: float, separable: float, dense: float) -> Placed:
     """Of the paper's quadratic model: linear layers only, with the averaging along rows and columns, with whole P."""
     more = f"with the averaging {dense / 1e9:.1f} billion, or {separable / 1e9:.1f} along rows and columns"
-    return round(linear / 1e9, 1) == 6.2, [f"{linear / 1e9:.2f} billion in linear layers alone", more]
+    lines = [f"{linear / 1e9:.2f} billion in linear layers alone", more]
+    return round(linear / 1e9, 1) == 6.2, lines, "of its linear layers alone"
+
+
+def learns_convolution(runs: Sequence[Run]) -> Placed:
+    """Do most networks have a layer that training made a small convolution, wherever its heads are?"""
+    if not runs or not all(run.swaps for run in runs):
+        return None, [NOT_MEASURED], ""
+    lines, sure, possible = [], 0, 0
+    for run in runs:
+        fine, unsure, _, _, smallest = evidence.small_convolutions(run)
+        before, after = run.swaps["error"][:, np.arange(len(fine)), smallest]
+        learned = fine & (after <= NEARER * before)
+        sure, possible = sure + learned.any(), possible + (learned | unsure).any()
+        words = [
+            f"layer {n + 1} as {size} × {size}: relative error {after[n]:.2f}, before training {before[n]:.2f}"
+            for n, size in enumerate(run.swaps["sizes"][smallest])
+            if learned[n]
+        ]
+        lines.append(f"{run.title}, seed {run.train.seed}: {'; '.join(words) or 'no layer'}")
+    holds = True if 2 * sure > len(runs) else None if 2 * possible > len(runs) else False
+    return holds, lines, f"in {sure} of {len(runs)} networks" * bool(sure)
 
 
 @of_every_seed
@@ -74,17 +97,20 @@ def grid(run: Run) -> Placed:
     around = np.array([{0, 2} <= {*rows} & {*columns} for rows, columns in map(np.nonzero, cells)])
     sizes, errors = run.swaps["sizes"], np.concatenate([run.swaps["error"], run.swaps["put_back"]])  # (4, L, sizes)
     there, (then, now, back, _) = fine & (own > 4), errors[:, np.arange(len(own)), deciding]
-    made = there & (own > snapped) & (now <= 0.75 * then) & (back >= (then + now) / 2)  # half of the gain is lost
+    made = there & (own > snapped) & (now <= NEARER * then) & (back >= (then + now) / 2)  # half of the gain is lost
+    changes = ("before training", "after", "with centres put back", "with sharpness put back")
     words = (
-        f"layer {n + 1} as {sizes[s]} × {sizes[s]} {listed(errors[:, n, s], '.2f')}"
+        f"layer {n + 1} as {sizes[s]} × {sizes[s]}: "
+        + ", ".join(f"{error:.2f} {when}" for error, when in zip(errors[:, n, s], changes, strict=True))
         for n in np.flatnonzero(there)
         for s in np.flatnonzero((sizes == 3) | (sizes == sizes[deciding[n]]))
     )
     others = (kernel_cells(mass > least, centres[1], 3).sum((1, 2)) for least in (0.4, 0.6))
     loose, strict = (listed(counts, "d") for counts in others)
     first = f"pixels of the 3 × 3 around the query that have a sharp head: {by_layer(own, 'd')} (if sharp were over "
-    first += f"40%, {loose}; over 60%, {strict}). Candidates (five of them, replaceable), and their relative error "
-    first += f"before training, after, with centres put back, with sharpness put back: {'; '.join(words) or 'none'}. "
+    first += f"40%, {loose}; over 60%, {strict}); five or more, on all sides, in layer {numbered((own > 4) & around)}. "
+    first += "Layers with five of these that a small convolution can replace, and "
+    first += f"its relative error: {'; '.join(words) or 'none'}. "
     first += f"Made by moving: {'layer ' * bool(made.any())}{numbered(made)}"
     lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines = [
@@ -369,10 +395,10 @@ quadratic_ahead = content_lower = _ahead  # who should be ahead comes first
 matches_resnet = partial(_ahead, margin=2.0)
 
 
-def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
+def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Placed:
     """By the training loss at the end, where all rates have fallen to zero; for trainings of one length."""
     if not (learned and content):
-        return None, [NOT_TRAINED]
+        return None, [NOT_TRAINED], ""
     ends = [pd.DataFrame([run.metrics[-1] for run in runs]) for runs in (content, learned)]
     losses, accuracies = ([end[name].mean() for end in ends] for name in ("train_loss", "train_accuracy"))
     gap, seeds = losses[0] - losses[1], min(map(len, ends))
@@ -389,7 +415,9 @@ def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Verdict:
         f"learning rates with content {rates[0]}; without {rates[1]}; "
         f"epochs {recipes[0].epochs} and {recipes[1].epochs}",
     ]
-    return (None if recipes[0].epochs != recipes[1].epochs or abs(gap) <= noise else bool(gap > 0)), lines
+    slower = recipes[0].lr / recipes[1].lr
+    where = f"at {slower:g} times the learning rate" * (slower < 1)
+    return (None if recipes[0].epochs != recipes[1].epochs or abs(gap) <= noise else bool(gap > 0)), lines, where
 
 
 def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
@@ -411,10 +439,15 @@ def convolution_start(
     others: Mapping[str, Mapping[int, Sequence[Run]]],
 ) -> Verdict:
     """Runs from two starts, and from others by name, by the number of their training images; the fewest decide."""
-    fewest, found = min(taps), {images: results.ahead(taps[images], paper[images]) for images in sorted(taps)}
-    lines = [f"{images:,} images: {words}" for images, (_, words) in found.items()]
-    for name, runs in others.items():
-        lines.append(f"{fewest:,} images, against {name}: {results.ahead(taps[fewest], runs[fewest])[1]}")
+    fewest = min(taps)
+    pairs = {f"{images:,} images": (taps[images], paper[images]) for images in sorted(taps)}
+    pairs |= {f"{fewest:,} images, against {name}": (taps[fewest], runs[fewest]) for name, runs in others.items()}
+    found = {which: results.ahead(*pair) for which, pair in pairs.items()}
     if (seeds := len(taps[fewest])) < 2:
-        return None, [*lines, "a single seed, so the noise is not known"]
-    return found[fewest][0], [*lines, f"seeds: {seeds}"]
+        return None, [
+            *(f"{which}: {words}" for which, (_, words) in found.items()),
+            "a single seed, so the noise is not known",
+        ]
+    chance = {True: "ahead, beyond chance", False: "behind, beyond chance", None: "within the noise"}
+    lines = [f"{which}: {words}; {chance[ahead]}" for which, (ahead, words) in found.items()]
+    return found[f"{fewest:,} images"][0], [*lines, f"seeds: {seeds}"]

@@ -148,6 +148,8 @@ def _draw_heads(
         ax.scatter(*places[head, ::-1], marker=arrow if beyond else head_marker(head), transform=aside, **look)
         for name, share in shares.items() if ellipses and not flat else ():
             (width, height), angle = _ellipse(precision[head], share)
+            if share > 0.5 and width > 0.4 * room.min():
+                continue  # circles that the panel cuts tell little, and hide the others
             look = {"fill": False, "edgecolor": colour, "zorder": 3, "angle": angle, "label": name, **_ENTRIES[name]}
             ax.add_patch(Ellipse(tuple(centres[head, ::-1]), 2 * width, 2 * height, **look))
 
@@ -174,7 +176,8 @@ def gaussian_heads(
 ) -> Figure:
     """The heads of all layers as Gaussians over shifts (figures 3, 4 and the appendix), a panel for each layer.
 
-    A solid ellipse holds 50% of a head's Gaussian, up to ten heads a dotted one 90%; a singular head shows as a strip.
+    A solid ellipse holds 50% of a head's Gaussian, up to ten heads a dotted one 90%, where it fits well; a singular
+    head shows as a strip.
     The mark is hollow where half of the head's mass does not fit into the panel. Marks that coincide stand side by side
     around their place. An arrow at the edge stands for a centre beyond it.
 
@@ -185,7 +188,7 @@ def gaussian_heads(
         half_width: of the panels, in pixels, where they show less than that; one, or one a layer (`panel_widths`).
         rows: names of several rows of small panels, epochs for example, each with all layers, which have ``titles``.
         paths: (steps, panels, heads, 2), where the centres were during training: a faint line that a dot begins.
-        dropped: (panels, any, 2), centres of heads that were pruned: grey crosses.
+        dropped: (panels, any, 2), centres of heads that were pruned: crosses.
         covered: (panels, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted, and counted
             above where there is one row.
     """
