@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable
 from functools import wraps
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnconv.analysis.heads import shift_maps
+from attnconv.analysis.heads import kernel_cells, shift_maps
+from attnconv.config import TrainConfig
 from attnconv.training.runs import Run
 
 VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
@@ -17,6 +19,8 @@ Placed = tuple[bool | None, list[str], str]
 """And, in words, of what it holds, where that is not all."""
 POINTS = 1.0
 """Points of accuracy that a convolution in the place of a layer may cost."""
+NEARER = 0.75
+"""A layer became more of a convolution if its relative error fell to this share or less."""
 SMALL = 7
 """Side of the largest kernel that is called small: heads on pixels around the query."""
 
@@ -49,13 +53,30 @@ def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Place
     return of_all
 
 
-def small_convolutions(run: Run) -> tuple[NDArray, NDArray, NDArray, list[str], NDArray]:
-    """Layers where a convolution of at most `SMALL` costs less than `POINTS`, and a 1 × 1 more: three (L,) bool.
+class SmallConvolutions(NamedTuple):
+    """Layers (L,) in whose place a convolution of at most `SMALL` costs less than `POINTS`, and a 1 × 1 more."""
 
-    First the layers where this is sure; then those where the noise is too large to tell; then those of the first where
-    the smallest such convolution is at most half as far from the layer as before training. Then the numbers in words,
-    and the place of this smallest size among those measured, (L,) int.
-    """
+    fine: NDArray  # bool: where this is sure
+    unsure: NDArray  # bool: where the noise is too large to tell
+    smallest: NDArray  # place, among the sizes measured, of the smallest that surely costs less; 0 where none does
+    before: NDArray  # relative error of the layer as that convolution, before training
+    after: NDArray
+    sides: NDArray  # of these smallest
+    lines: list[str]  # the numbers in words
+
+    def words(self, layers: NDArray) -> str:
+        return "; ".join(
+            f"layer {n + 1} as {self.sides[n]} × {self.sides[n]}: relative error {self.after[n]:.2f}, before training "
+            f"{self.before[n]:.2f}"
+            for n in np.flatnonzero(layers)
+        )
+
+    def nearer(self, share: float) -> NDArray:
+        """Where it is sure, and training brought the error down to this share or less."""
+        return self.fine & (self.after <= share * self.before)
+
+
+def small_convolutions(run: Run) -> SmallConvolutions:
     sizes = run.swaps["sizes"]
     lost = 100 * (run.swaps["whole"].astype(float) - run.swaps["alone"])  # (L, S, images)
     lost, error = lost.mean(-1), lost.std(-1) / math.sqrt(lost.shape[-1])  # points, and the paired standard error
@@ -77,8 +98,7 @@ def small_convolutions(run: Run) -> tuple[NDArray, NDArray, NDArray, list[str], 
     ]
     words = "relative error of the smallest that surely costs less than a point (two standard errors): layer"
     lines += [f"{words} {'; '.join(decisive) or 'none'}"]
-    became = after <= before / 2
-    return fine, may_fit.any(1) & ~fine, fine & became, lines, smallest
+    return SmallConvolutions(fine, may_fit.any(1) & ~fine, smallest, before, after, sizes[smallest], lines)
 
 
 def following(run: Run) -> tuple[NDArray, NDArray]:
@@ -120,6 +140,35 @@ def redrawn(centres: NDArray, sharp: NDArray, draws: int, random: np.random.Gene
     return np.where(sharp[:, None], np.rint(drawn), drawn)
 
 
+def shares_left(run: Run, epoch: int, draws: int, random: np.random.Generator) -> NDArray:
+    """What is left of each layer's attention, in heads, when duplicates count once: (layers with heads, 1 + draws).
+
+    First as it is, then with centres `redrawn`.
+    """
+    shares = []
+    for centres, precision, mass in zip(
+        *(run.heads[n][epoch] for n in ("parameter_centre", "precision", "mass")), strict=True
+    ):
+        if (who := np.isfinite(centres).all(-1)).any():
+            each = (centres[who], *redrawn(centres[who], mass[who] > 0.5, draws, random))
+            shares.append([gaussians(one, precision[who], run.model.grid).max(0).sum() for one in each])
+    return np.array(shares)
+
+
+def pixels_of_heads(mass: NDArray, centres: NDArray) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
+    """Of the 3 × 3 around the query, how many pixels have a sharp head, in each layer: five (L,).
+
+    ``mass`` (L, h), after training; ``centres`` (2, L, h, 2), before and after. First if the heads at the start were
+    sharp where they stood; then after training, sharp being over 50%, 40%, 60% of a head's attention; last whether
+    those over 50% lie above, below, left and right of the query.
+    """
+    snapped = kernel_cells(np.ones_like(mass), centres[0], 3)
+    after = [kernel_cells(kept, centres[1], 3) for kept in (mass, mass > 0.4, mass > 0.6)]
+    around = np.array([{0, 2} <= {*rows} & {*columns} for rows, columns in map(np.nonzero, after[0])])
+    own, loose, strict = (cells.sum((1, 2)) for cells in after)
+    return snapped.sum((1, 2)), own, loose, strict, around
+
+
 def peaks(maps: NDArray) -> NDArray:
     """The pixel that has the most of each map (..., H, W): (..., 2)."""
     highest = maps.reshape(*maps.shape[:-2], -1).argmax(-1)
@@ -129,6 +178,21 @@ def peaks(maps: NDArray) -> NDArray:
 def distinct(shifts: NDArray, chosen: NDArray) -> list[set[tuple[int, int]]]:
     """The shifts (L, h, 2), whole numbers, of each layer's chosen heads (L, h), each shift once."""
     return [{(int(a), int(b)) for a, b in of_layer[heads]} for of_layer, heads in zip(shifts, chosen, strict=True)]
+
+
+def symmetry(maps: NDArray, query: NDArray) -> tuple[NDArray, NDArray]:
+    """Left-right, then up-down (2, L, h): how alike maps (L, h, H, W) are to their mirror images, through the query.
+
+    First the correlation of their column sums, or row sums, `mirrored`; then whether the two highest are at mirrored
+    places.
+    """
+    alike, twins = [], []
+    for profile, place in ((maps.sum(2), query[1]), (maps.sum(3), query[0])):
+        side = min(place, profile.shape[-1] - 1 - place)
+        profile = profile[..., place - side : place + side + 1]  # the query in the middle
+        alike.append(mirrored(profile))
+        twins.append(np.argsort(profile, axis=-1)[..., -2:].sum(-1) == 2 * side)
+    return np.array(alike), np.array(twins)
 
 
 def mirrored(profile: NDArray) -> NDArray:
@@ -150,8 +214,34 @@ def by_layer(values: ArrayLike, form: str, of: int | None = None, before: ArrayL
     return words if before is None else f"{words}; before training {listed(before, form)}"
 
 
+def by_kind(values: NDArray, who: NDArray) -> NDArray:
+    """Mean over layers of what heads of a kind have on average, then of the others: ``who`` (N, L, h) -> (2, N)."""
+    return np.array([((values * kind).sum(-1) / kind.sum(-1)).mean(-1) for kind in (who, ~who)])
+
+
+def before_after_put_back(errors: NDArray) -> str:
+    """Four relative errors in words: before training, after it, and with either thing that changed put back."""
+    when = ("before training", "after", "with centres put back", "with sharpness put back")
+    return ", ".join(f"{error:.2f} {name}" for error, name in zip(errors, when, strict=True))
+
+
 def numbered(layers: NDArray) -> str:
     return listed(np.flatnonzero(layers) + 1, "d") or "none"
+
+
+def different_rates(one: Run, other: Run) -> list[str]:
+    """Learning rates of two runs where they differ, a line each: of the weights; of the encoding, if both have one."""
+    found = []
+    for name, words in (("lr", "learning rates"), ("encoding_lr", "of the encoding")):
+        rates = [getattr(run.train, name) or run.train.adamw_lr for run in (one, other)]
+        if rates[0] != rates[1] and (name == "lr" or all(run.model.kind != "resnet" for run in (one, other))):
+            found.append(f"{words} {rates[0]:g} and {rates[1]:g}")
+    return found
+
+
+def learning_rates(recipe: TrainConfig) -> str:
+    of_encoding = f", {recipe.encoding_lr:g} of the encoding" if recipe.encoding_lr else ""
+    return f"{recipe.lr:g} of the weights{of_encoding}"
 
 
 def significance(p: float) -> str:

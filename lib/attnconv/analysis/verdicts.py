@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnconv.analysis import evidence, results
 from attnconv.analysis.evidence import Placed, Verdict, by_layer, listed, numbered, of_every_seed, significance
-from attnconv.analysis.heads import kernel_cells, shift_maps, taps_by_chance
+from attnconv.analysis.heads import shift_maps, taps_by_chance
 from attnconv.cost import cost
 from attnconv.training.runs import Run
 
@@ -27,8 +27,6 @@ EVEN = 0.95
 """Of the largest entropy that attention can have: from there on it is called spread all but evenly."""
 OVERLAP = 2 / 3
 """Where less than this share of heads' attention is left when duplicates count once, heads are said to overlap."""
-NEARER = 0.75
-"""A layer became more of a convolution if its relative error fell to this share or less."""
 NOT_TRAINED = "one of the two models is not among the runs"
 NOT_MEASURED = "what convolutions in the layers' places cost was not measured for this run"
 
@@ -67,16 +65,10 @@ def learns_convolution(runs: Sequence[Run]) -> Placed:
         return None, [NOT_MEASURED], ""
     lines, sure, possible = [], 0, 0
     for run in runs:
-        fine, unsure, _, _, smallest = evidence.small_convolutions(run)
-        before, after = run.swaps["error"][:, np.arange(len(fine)), smallest]
-        learned = fine & (after <= NEARER * before)
-        sure, possible = sure + learned.any(), possible + (learned | unsure).any()
-        words = [
-            f"layer {n + 1} as {size} × {size}: relative error {after[n]:.2f}, before training {before[n]:.2f}"
-            for n, size in enumerate(run.swaps["sizes"][smallest])
-            if learned[n]
-        ]
-        lines.append(f"{run.title}, seed {run.train.seed}: {'; '.join(words) or 'no layer'}")
+        small = evidence.small_convolutions(run)
+        learned = small.nearer(evidence.NEARER)
+        sure, possible = sure + int(learned.any()), possible + int((learned | small.unsure).any())
+        lines.append(f"{run.title}, seed {run.train.seed}: {small.words(learned) or 'no layer'}")
     holds = True if 2 * sure > len(runs) else None if 2 * possible > len(runs) else False
     return holds, lines, f"in {sure} of {len(runs)} networks" * bool(sure)
 
@@ -89,33 +81,29 @@ def grid(run: Run) -> Placed:
     """
     if "put_back" not in run.swaps:
         return None, [NOT_MEASURED], ""
-    fine, unsure, _, lines, deciding = evidence.small_convolutions(run)
+    small, sizes = evidence.small_convolutions(run), run.swaps["sizes"]
     mass, centres = run.heads["mass"][-1], run.heads["parameter_centre"][[0, -1]]
     sharp, moved = mass > 0.5, pd.DataFrame(np.linalg.norm(centres[1] - centres[0], axis=-1))
-    snapped, cells = (kernel_cells(m, c, 3) for m, c in zip((np.ones_like(mass), mass), centres, strict=True))
-    snapped, own = snapped.sum((1, 2)), cells.sum((1, 2))
-    around = np.array([{0, 2} <= {*rows} & {*columns} for rows, columns in map(np.nonzero, cells)])
-    sizes, errors = run.swaps["sizes"], np.concatenate([run.swaps["error"], run.swaps["put_back"]])  # (4, L, sizes)
-    there, (then, now, back, _) = fine & (own > 4), errors[:, np.arange(len(own)), deciding]
-    made = there & (own > snapped) & (now <= NEARER * then) & (back >= (then + now) / 2)  # half of the gain is lost
-    changes = ("before training", "after", "with centres put back", "with sharpness put back")
+    snapped, own, loose, strict, around = evidence.pixels_of_heads(mass, centres)
+    errors = np.concatenate([run.swaps["error"], run.swaps["put_back"]])  # (4, L, sizes)
+    there, back = small.fine & (own > 4), errors[2, np.arange(len(own)), small.smallest]
+    made = there & (own > snapped) & small.nearer(evidence.NEARER)
+    made &= back >= (small.before + small.after) / 2  # half of the gain is lost
     words = (
-        f"layer {n + 1} as {sizes[s]} × {sizes[s]}: "
-        + ", ".join(f"{error:.2f} {when}" for error, when in zip(errors[:, n, s], changes, strict=True))
+        f"layer {n + 1} as {sizes[k]} × {sizes[k]}: {evidence.before_after_put_back(errors[:, n, k])}"
         for n in np.flatnonzero(there)
-        for s in np.flatnonzero((sizes == 3) | (sizes == sizes[deciding[n]]))
+        for k in np.flatnonzero((sizes == 3) | (sizes == small.sides[n]))
     )
-    others = (kernel_cells(mass > least, centres[1], 3).sum((1, 2)) for least in (0.4, 0.6))
-    loose, strict = (listed(counts, "d") for counts in others)
     first = f"pixels of the 3 × 3 around the query that have a sharp head: {by_layer(own, 'd')} (if sharp were over "
-    first += f"40%, {loose}; over 60%, {strict}); five or more, on all sides, in layer {numbered((own > 4) & around)}. "
-    first += "Layers with five of these that a small convolution can replace, and "
-    first += f"its relative error: {'; '.join(words) or 'none'}. "
-    first += f"Made by moving: {'layer ' * bool(made.any())}{numbered(made)}"
+    first += f"40%, {listed(loose, 'd')}; over 60%, {listed(strict, 'd')}); five or more, on all sides, in layer "
+    first += f"{numbered((own > 4) & around)}. Layers with five of these that a small convolution can replace, and its "
+    first += (
+        f"relative error: {'; '.join(words) or 'none'}. Made by moving: {'layer ' * bool(made.any())}{numbered(made)}"
+    )
     lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines = [
         first,
-        *lines,
+        *small.lines,
         f"heads with over half of their attention on a pixel: {by_layer(sharp.sum(1), 'd', sharp.shape[1])}; "
         f"mean distance that these heads moved, in pixels: {listed(moved.where(sharp).mean(axis=1), '.1f')}",
         f"pixels that the start's heads would have, each made sharp on its nearest: {listed(snapped, 'd')}",
@@ -124,7 +112,7 @@ def grid(run: Run) -> Placed:
     where = f"in layer {numbered(made & around)} of {len(own)}" if (made & around).any() else ""
     if made.any() and not where:
         where = f"in part: in layer {numbered(made)} of {len(own)}, not on all sides of the query"
-    return (True if made.any() else None if ((fine | unsure) & (own > 4)).any() else False), lines, where
+    return (True if made.any() else None if ((small.fine | small.unsure) & (own > 4)).any() else False), lines, where
 
 
 @of_every_seed
@@ -132,8 +120,7 @@ def local(run: Run) -> Placed:
     """Do most heads of the first two layers look at the 5 x 5 around the query? The words are whether they began so."""
     there, grid = np.isfinite(run.heads["centre"][-1]).all(-1), run.model.grid  # (L, h)
     shifts = evidence.gaussians(run.heads["parameter_centre"][[0, -1]], run.heads["precision"][[0, -1]], grid)
-    no_shift = grid[0] - 1, grid[1] - 1
-    before, after = (np.nansum(shift_maps(shifts, no_shift, 2), (-2, -1)) > 0.5).sum(-1)
+    before, after = (np.nansum(shift_maps(shifts, (grid[0] - 1, grid[1] - 1), 2), (-2, -1)) > 0.5).sum(-1)
     words = "heads with over half of their attention in the 5 × 5 around the query"
     lines = [f"{words}: {by_layer(after, 'd', there.shape[1], before)}"]
     even = run.heads["entropy"][-1] > EVEN * math.log(math.prod(grid))
@@ -168,14 +155,8 @@ def apart_by_lot(run: Run) -> Verdict:
     there, random = np.isfinite(run.heads["parameter_centre"][-1]).all(-1), np.random.default_rng(0)  # (L, h)
     if not there.any():
         return None, ["there are no heads"]
-    shares: list[list[list[float]]] = [[], []]  # what is left of each layer's attention: as it is, then drawn anew
-    for epoch in (0, -1):
-        kinds = (run.heads[name][epoch] for name in ("parameter_centre", "precision", "mass"))
-        layers = zip(*kinds, there, strict=True)
-        for centres, precision, mass in ((c[who], p[who], m[who]) for c, p, m, who in layers if who.any()):
-            each = (centres, *evidence.redrawn(centres, mass > 0.5, DRAWS, random))
-            shares[epoch] += [[evidence.gaussians(one, precision, run.model.grid).max(0).sum() for one in each]]
-    (start, end), heads = np.array(shares), there.sum(1)[there.any(1)]  # (L, 1 + DRAWS) each
+    start, end = (evidence.shares_left(run, epoch, DRAWS, random) for epoch in (0, -1))  # (L, 1 + DRAWS)
+    heads = there.sum(1)[there.any(1)]
     lead, lead_at_start = (100 * (of[:, 0].sum() - of[:, 1:].sum(0)) / heads.sum() for of in (end, start))
     whole = 100 * end[:, 0].sum() / heads.sum()
     # Where no draw can do worse, or better, both are 1: sharp heads that are far apart, or a single one.
@@ -208,15 +189,16 @@ def sixteen(run: Run) -> Placed:
     lines = [f"{words}: {by_layer(after, 'd', centres.shape[2], before)}"]
     if not run.swaps:
         return None, [*lines, NOT_MEASURED], ""
-    fine, unsure, became, more, _ = evidence.small_convolutions(run)
+    small = evidence.small_convolutions(run)
+    became = small.nearer(0.5)
     lines += [
-        *more,
-        f"layers that are small convolutions: {numbered(fine)}; twice as near as they began: {numbered(became)}",
+        *small.lines,
+        f"layers that are small convolutions: {numbered(small.fine)}; twice as near as they began: {numbered(became)}",
     ]
     if after.sum() <= before.sum():
         return (None if after.any() else False), lines, ""
-    words = "local layers began near to convolutions" * bool(fine.any() and not became.any())
-    return (True if fine.any() else None if unsure.any() else False), lines, words
+    words = "local layers began near to convolutions" * bool(small.fine.any() and not became.any())
+    return (True if small.fine.any() else None if small.unsure.any() else False), lines, words
 
 
 def pruned(run: Run, whole: Run, control: Run | None) -> Placed:
@@ -263,14 +245,8 @@ def symmetric(run: Run) -> Verdict:
     wide = (np.nansum(shift_maps(maps, query, 2), (2, 3)) < 0.5) & ~np.isnan(maps).any((2, 3))  # (L, h)
     if not wide.any():
         return False, ["all heads are local"]
-    alike, pairs = [], []  # of columns, then of rows
-    for profile, place in ((maps.sum(2), query[1]), (maps.sum(3), query[0])):
-        side = min(place, profile.shape[-1] - 1 - place)
-        profile = profile[..., place - side : place + side + 1]  # the query in the middle
-        alike.append(evidence.mirrored(profile))
-        highest = np.argsort(profile, axis=-1)[..., -2:]
-        pairs.append((wide & (highest.sum(-1) == 2 * side)).sum())
-    across, upright = alike
+    (across, upright), twins = evidence.symmetry(maps, query)
+    pairs = (wide & twins).sum((1, 2))
     reach_before, reach = run.heads["reach"][0], run.heads["reach"][-1]
     far, count = (reach > np.nanmax(reach_before)).sum(1), np.isfinite(reach).sum()
     p_far = math.comb(2 * count - far.sum(), count) / math.comb(2 * count, count)  # so many in front, of both together
@@ -327,11 +303,10 @@ def content_use(run: Run) -> Verdict:
         return None, [*lines, "no layer has both heads that follow the query and others"]
     follow, random = kept[mixed], np.random.default_rng(0)
     shuffled = np.stack([follow, *(random.permuted(follow, axis=1) for _ in range(DRAWS))])  # (1 + DRAWS, L, h)
-    theirs, others = ((decided[mixed] * who).sum(-1) / who.sum(-1) for who in (shuffled, ~shuffled))
-    theirs, others = theirs.mean(-1), others.mean(-1)
+    theirs, others = evidence.by_kind(decided[mixed], shuffled)
     more = others - theirs
     p, p_less = (float((sign * more >= sign * more[0] - 1e-12).mean()) for sign in (1, -1))
-    alone = np.diff([(content[mixed] * who).sum(-1) / who.sum(-1) for who in (shuffled, ~shuffled)], axis=0)[0].mean(-1)
+    alone = np.diff(evidence.by_kind(content[mixed], shuffled), axis=0)[0]
     lines += [
         f"heads that follow the query: {by_layer(kept.sum(1), 'd')}; where both kinds are, what content decides of "
         f"theirs {theirs[0]:.0%}, of the others' {others[0]:.0%}; {significance(p)}",
@@ -345,13 +320,13 @@ def free_start(run: Run) -> Verdict:
     """Did layer 1 of a learned model become a convolution?"""
     if not run.swaps:
         return None, [NOT_MEASURED]
-    fine, unsure, became, lines, _ = evidence.small_convolutions(run)
-    lines += [
+    small = evidence.small_convolutions(run)
+    lines = small.lines + [
         f"layer 1 as {size} × {size}: relative error {now:.2f}, before training {then:.2f}"
         for size, then, now in zip(run.swaps["sizes"], *run.swaps["error"][:, 0], strict=True)
         if 1 < size <= evidence.SMALL
     ]
-    return (True if became[0] else None if fine[0] or unsure[0] else False), lines
+    return (True if small.nearer(0.5)[0] else None if small.fine[0] or small.unsure[0] else False), lines
 
 
 def hybrid(made: Sequence[Run], control: Sequence[Run], first: Sequence[Run]) -> Placed:
@@ -384,10 +359,7 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
         ]
         lead, error = a - b + margin, math.sqrt((a * (100 - a) + b * (100 - b)) / images)
         holds = holds if holds == (lead > 0) and abs(lead) > 2 * error else None
-    for name, words in (("lr", "learning rates"), ("encoding_lr", "of the encoding")):
-        rates = [getattr(runs[0].train, name) or runs[0].train.adamw_lr for runs in (better, worse)]
-        if rates[0] != rates[1] and (name == "lr" or all(runs[0].model.kind != "resnet" for runs in (better, worse))):
-            lines += [f"{words} {rates[0]:g} and {rates[1]:g}"]
+    lines += evidence.different_rates(better[0], worse[0])
     return holds, lines, results.rests_on(holds, better, worse, margin)
 
 
@@ -404,10 +376,7 @@ def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Placed:
     gap, seeds = losses[0] - losses[1], min(map(len, ends))
     noise = results.loss_noise(content, learned)
     recipes = content[0].train, learned[0].train
-    rates = [
-        f"{recipe.lr:g} of the weights" + (f", {recipe.encoding_lr:g} of the encoding" if recipe.encoding_lr else "")
-        for recipe in recipes
-    ]
+    rates = [evidence.learning_rates(recipe) for recipe in recipes]
     lines = [
         f"training loss at the end {losses[0]:.3f} with content, {losses[1]:.3f} without; noise "
         f"{noise:.3f}{'' if seeds > 1 else ', as short runs spread'}; seeds: {len(content)} and {len(learned)}",
@@ -443,11 +412,9 @@ def convolution_start(
     pairs = {f"{images:,} images": (taps[images], paper[images]) for images in sorted(taps)}
     pairs |= {f"{fewest:,} images, against {name}": (taps[fewest], runs[fewest]) for name, runs in others.items()}
     found = {which: results.ahead(*pair) for which, pair in pairs.items()}
-    if (seeds := len(taps[fewest])) < 2:
-        return None, [
-            *(f"{which}: {words}" for which, (_, words) in found.items()),
-            "a single seed, so the noise is not known",
-        ]
-    chance = {True: "ahead, beyond chance", False: "behind, beyond chance", None: "within the noise"}
-    lines = [f"{which}: {words}; {chance[ahead]}" for which, (ahead, words) in found.items()]
+    chance = {True: "; ahead, beyond chance", False: "; behind, beyond chance", None: "; within the noise"}
+    seeds = len(taps[fewest])
+    lines = [f"{which}: {words}{chance[ahead] * (seeds > 1)}" for which, (ahead, words) in found.items()]
+    if seeds < 2:
+        return None, [*lines, "a single seed, so the noise is not known"]
     return found[f"{fewest:,} images"][0], [*lines, f"seeds: {seeds}"]

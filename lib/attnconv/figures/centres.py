@@ -177,9 +177,8 @@ def gaussian_heads(
     """The heads of all layers as Gaussians over shifts (figures 3, 4 and the appendix), a panel for each layer.
 
     A solid ellipse holds 50% of a head's Gaussian, up to ten heads a dotted one 90%, where it fits well; a singular
-    head shows as a strip.
-    The mark is hollow where half of the head's mass does not fit into the panel. Marks that coincide stand side by side
-    around their place. An arrow at the edge stands for a centre beyond it.
+    head shows as a strip. The mark is hollow where half of the head's mass does not fit into the panel. Marks that
+    coincide stand side by side around their place. An arrow at the edge stands for a centre beyond it.
 
     Args:
         centres: (panels, heads, 2), in pixels; NaN for heads that do not exist.
