@@ -61,7 +61,7 @@ class SmallConvolutions(NamedTuple):
     smallest: NDArray  # place, among the sizes measured, of the smallest that surely costs less; 0 where none does
     before: NDArray  # relative error of the layer as that convolution, before training
     after: NDArray
-    sides: NDArray  # of these smallest
+    sides: NDArray  # of these smallest convolutions, in pixels
     lines: list[str]  # the numbers in words
 
     def words(self, layers: NDArray) -> str:
@@ -77,6 +77,7 @@ class SmallConvolutions(NamedTuple):
 
 
 def small_convolutions(run: Run) -> SmallConvolutions:
+    """As a run's ``swaps`` have them: sure is what holds with two paired standard errors on top."""
     sizes = run.swaps["sizes"]
     lost = 100 * (run.swaps["whole"].astype(float) - run.swaps["alone"])  # (L, S, images)
     lost, error = lost.mean(-1), lost.std(-1) / math.sqrt(lost.shape[-1])  # points, and the paired standard error
@@ -203,6 +204,11 @@ def mirrored(profile: NDArray) -> NDArray:
     return (height * height[..., ::-1]).sum(-1) / np.where(square > 1e-12, square, np.inf)
 
 
+def by_kind(values: NDArray, who: NDArray) -> NDArray:
+    """Mean over layers of what heads of a kind have on average, then of the others: ``who`` (N, L, h) -> (2, N)."""
+    return np.array([((values * kind).sum(-1) / kind.sum(-1)).mean(-1) for kind in (who, ~who)])
+
+
 def listed(values: ArrayLike, form: str) -> str:
     numbers = (int(value) if form == "d" else float(value) for value in np.asarray(values))
     return ", ".join("—" if math.isnan(number) else format(number, form) for number in numbers)
@@ -212,11 +218,6 @@ def by_layer(values: ArrayLike, form: str, of: int | None = None, before: ArrayL
     """A number for each layer, of at most ``of``; and the same ``before`` training."""
     words = f"{listed(values, form)}{f' of {of}' if of else ''} in layers 1 to {len(np.asarray(values))}"
     return words if before is None else f"{words}; before training {listed(before, form)}"
-
-
-def by_kind(values: NDArray, who: NDArray) -> NDArray:
-    """Mean over layers of what heads of a kind have on average, then of the others: ``who`` (N, L, h) -> (2, N)."""
-    return np.array([((values * kind).sum(-1) / kind.sum(-1)).mean(-1) for kind in (who, ~who)])
 
 
 def before_after_put_back(errors: NDArray) -> str:
