@@ -17,6 +17,7 @@ from attnconv.batch.workspace import REPOSITORY, open_workspace, output_folder
 from attnconv.config import Profile, replace
 from attnconv.training import data, load_run, loop
 from attnconv.training.data import ARRAYS, DataError, MissingData, normalize
+from attnconv.training.runs import find_runs, identity
 from test_data import parquet, some
 
 
@@ -208,6 +209,24 @@ def test_a_recorded_run_and_a_strip_stand_in_for_the_data(recorded, run, no_data
     assert recorded.attention(recorded.run("quadratic"))["mean"].shape[1:3] == (2, 4)
 
 
+@pytest.mark.filterwarnings("error")
+def test_of_recorded_runs_only_those_like_the_one_asked_for_are_read(recorded, run, no_data, tmp_path):
+    shutil.copytree(recorded.folder, folder := tmp_path / "copy")
+    for name, changes in (("other-preset", {"preset": "learned"}), ("other-seed", {"train": {"seed": 1}})):
+        shutil.copytree(run.path, other := folder / "runs" / name)
+        about = json.loads((other / "config.json").read_text())
+        for part, change in changes.items():
+            about[part] = about[part] | change if isinstance(change, dict) else change
+        about["hash"] = identity(about["model"], about["train"], about["data"]["key"])
+        (other / "config.json").write_text(json.dumps(about))
+        (other / "heads.npz").write_bytes(b"damaged")
+    work = workspace.Workspace(recorded.profile, "cifar10", folder)
+    assert work.run("quadratic").path.name == run.path.name
+    assert work.run("quadratic", train_changes={"epochs": run.train.epochs}).path.name == run.path.name
+    with pytest.warns(UserWarning, match="other-(preset|seed) is left out"):
+        find_runs(folder / "runs")
+
+
 def test_what_is_not_recorded_is_refused_without_the_data(recorded, no_data):
     changed, among = {"train_changes": {"epochs": 1}}, "{}, seed 0, is not among the recorded runs.*--data PATH"
     fresh = "is not on this machine, to train {}, seed 0.*--data PATH"
@@ -226,7 +245,7 @@ def test_of_recorded_runs_the_longest_stands_in(recorded, monkeypatch):
         SimpleNamespace(preset="quadratic", model=model, train=replace(recipe, {"epochs": n, "seed": s}))
         for n, s in ((30, 0), (50, 0), (40, 0), (60, 1))
     ]
-    monkeypatch.setattr(workspace, "find_runs", lambda folder: kept)
+    monkeypatch.setattr(workspace, "find_runs", lambda folder, wanted: [run for run in kept if wanted(run)])
     assert recorded.run("quadratic") is kept[1]
 
 

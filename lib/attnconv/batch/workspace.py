@@ -108,12 +108,15 @@ class Workspace:
     def _kept(self, name: str, model: ModelConfig, recipe: TrainConfig, kept_in: str, *, changed: bool) -> Run | None:
         """The recorded run of these configurations. Unless they were ``changed``, one of another recipe will do."""
         free = {"heads": 1} if recipe.start_from else {}  # pruning leaves each run its own
-        there = (run for place in dict.fromkeys((kept_in, "runs")) for run in find_runs(self.folder / place))
-        alike = [run for run in there if (run.preset, run.train.seed) == (name, recipe.seed)]
-        exact = [r for r in alike if r.train == recipe and replace(r.model, free) == replace(model, free)]
-        if exact or changed:
-            return next(iter(exact), None)
-        return max(alike, key=lambda run: run.train.epochs, default=None)
+
+        def exact(run: Run) -> bool:
+            return run.train == recipe and replace(run.model, free) == replace(model, free)
+
+        def alike(run: Run) -> bool:
+            return (run.preset, run.train.seed) == (name, recipe.seed) and (exact(run) or not changed)
+
+        there = [run for place in dict.fromkeys((kept_in, "runs")) for run in find_runs(self.folder / place, alike)]
+        return max(there, key=lambda run: (exact(run), run.train.epochs), default=None)
 
     def attention(self, run: Run) -> dict[str, np.ndarray]:
         """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder, or measured now."""

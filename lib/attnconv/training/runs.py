@@ -17,7 +17,7 @@ import subprocess
 import sys
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -231,16 +231,17 @@ def _sha256(file: Path, size: int, changed: int) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def find_runs(folder: str | Path) -> list[Run]:
+def find_runs(folder: str | Path, wanted: Callable[[Run], bool] = lambda run: True) -> list[Run]:
     """All finished runs below a folder, in the presets' order, then by seed and name. What is damaged, or no run of
-    this library, is left out with a warning that names it."""
+    this library, is left out with a warning that names it. ``wanted``: by their configuration, those to read."""
     order, runs = {name: place for place, name in enumerate(PRESETS)}, []
     for file in Path(folder).glob("*/config.json"):
         run = Run(file.parent)
         if (run.path / "model.safetensors").exists() or not read_json(file, dict).get("weights_kept", True):
             try:
-                run.check()
-                runs.append(run)
+                if wanted(run):
+                    run.check()
+                    runs.append(run)
             except RunError as error:
                 warnings.warn(f"The run folder {run.path.name} is left out: {error}", stacklevel=2)
     return sorted(runs, key=lambda run: (order.get(run.preset, len(order)), run.train.seed, run.path.name))
