@@ -41,7 +41,7 @@ def accuracies(folders: Mapping[str, Path]) -> str:
 
 
 def _source(number: str) -> str:
-    return next(f"notebooks/{file.name}" for file in (ROOT / "notebooks").glob(f"{number}_*.ipynb"))
+    return next(f"outputs/evening/notebooks/{file.name}" for file in (ROOT / "notebooks").glob(f"{number}_*.ipynb"))
 
 
 def _accuracies(file: Path) -> dict[str, tuple[str, str]]:
