@@ -240,8 +240,9 @@ test("a link names the image; one that it cannot hold is not shown without a wor
   assert.match(page().lost, /does not hold .*“d”/);
   const heard = [];
   second.listen((what) => heard.push(what));
-  place.location.hash = `#${inLink({ image: "b" })}`;
-  place.followed();
+  const newURL = `file:///page.html#${inLink({ image: "b" })}`;
+  place.location.hash = `#${inLink({ image: "c" })}`; // the view was saved before the page heard of the link
+  place.followed({ newURL });
   assert.deepEqual([second.image, second.lost, ...heard], [images[1], "", "state"]);
   assert.deepEqual(second.state, {}); // what the link does not say stays as the reader has it
 });

@@ -1159,9 +1159,10 @@ def test_a_link_holds_the_view(pages, show):
     assert list(there["edits"]) == ["1.3"] and other.get("x.saysNow()") == seen.get("x.saysNow()")
     for name, panel in (("image", 0), ("grid", 0), ("grid", 1)):
         assert not changed(seen.pixels(name, panel), other.pixels(name, panel))
-    other.page.evaluate(
+    other.page.evaluate(  # the page rests, and saves its view, before it hears of the link
         "location.hash = encodeURIComponent(JSON.stringify("
-        "{ image: 'of another page', compare: null, layer: 0, head: 1, edits: {} }))"
+        "{ image: 'of another page', compare: null, layer: 0, head: 1, edits: {} }));"
+        "document.querySelector('.attnconv-explorer').attnconv.settle()"
     )
     other.wait("x.models.length === 1 && x.state.layer === 0 && x.state.head === 1")
     assert other.state()["edits"] == {}

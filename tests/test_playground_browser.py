@@ -247,7 +247,8 @@ def test_a_link_holds_the_state(show: Callable[..., Seen], seen: Seen, file: Pat
     assert [there[n] for n in ("preset", "padding", "query")] == [state[n] for n in ("preset", "padding", "query")]
     assert there["heads"][1]["centre"] == pytest.approx(state["heads"][1]["centre"], abs=1e-3)
     assert other.apart() == pytest.approx(seen.apart(), abs=1e-2)
-    other.page.evaluate("location.hash = 'kernel=blur&size=4'")
+    rests = "document.querySelector('.attnconv-playground').attnconv.settle()"  # before it hears of the link
+    other.page.evaluate(f"location.hash = 'kernel=blur&size=4'; {rests}")
     other.wait("x.state.size === 4")
     assert other.told() == "largest: 0"
 

@@ -158,11 +158,11 @@ export function pageHost(data, ask = null, place = window, helpers = []) {
   };
   const inThisLink = (state) =>
     inLink({ ...state, model: data.model, image: host.image.own ? null : host.image.title });
-  /** Take over the state that the address holds, and the image that it names. */
-  const follow = (before = {}) => {
-    const { image: title, model, ...state } = fromLink(place.location.hash), { pages = {} } = data;
+  /** Take over the state that a link holds, and the image that it names. */
+  const follow = (hash, before = {}) => {
+    const { image: title, model, ...state } = fromLink(hash), { pages = {} } = data;
     if (model !== data.model && Object.hasOwn(pages, model))
-      place.location.replace(pages[model] + place.location.search + place.location.hash);
+      place.location.replace(pages[model] + place.location.search + hash);
     host.state = { ...before, ...state };
     const named = images.find((image) => image.title === title);
     if (named && named !== host.image) show(named);
@@ -231,8 +231,9 @@ export function pageHost(data, ask = null, place = window, helpers = []) {
     save: (state) => address.keep(inThisLink(state)),
     listen(act) {
       told = act;
-      place.addEventListener("hashchange", () => {
-        follow();
+      // The address itself may hold the view again by now, which is saved after each rest.
+      place.addEventListener("hashchange", ({ newURL }) => {
+        follow(new URL(newURL).hash);
         told("state");
       });
     },
@@ -245,6 +246,6 @@ export function pageHost(data, ask = null, place = window, helpers = []) {
       told("done", message.id);
     },
   };
-  follow(data.state);
+  follow(place.location.hash, data.state);
   return host;
 }

@@ -1303,8 +1303,9 @@ export function pageHost(data, place = window) {
       address.keep(text);
     },
     listen(told) {
-      place.addEventListener("hashchange", () => {
-        host.state = place.location.hash.slice(1);
+      // The address itself may hold the view again by now, which is saved after each rest.
+      place.addEventListener("hashchange", ({ newURL }) => {
+        host.state = new URL(newURL).hash.slice(1);
         told();
       });
     },
