@@ -65,11 +65,8 @@ class SmallConvolutions(NamedTuple):
     lines: list[str]  # the numbers in words
 
     def words(self, layers: NDArray) -> str:
-        return "; ".join(
-            f"layer {n + 1} as {self.sides[n]} × {self.sides[n]}: relative error {self.after[n]:.2f}, before training "
-            f"{self.before[n]:.2f}"
-            for n in np.flatnonzero(layers)
-        )
+        errors = zip(self.sides, self.before, self.after, strict=True)
+        return "; ".join(as_convolution(n, *layer) for n, layer in enumerate(errors) if layers[n])
 
     def nearer(self, share: float) -> NDArray:
         """Where it is sure, and training brought the error down to this share or less."""
@@ -92,14 +89,9 @@ def small_convolutions(run: Run) -> SmallConvolutions:
         for size, points in zip(sizes, lost.T, strict=True)
         if size <= SMALL
     ]
-    decisive = [
-        f"{layer + 1} as {size} × {size} {after[layer]:.2f}, before training {before[layer]:.2f}"
-        for layer, size in enumerate(sizes[smallest])
-        if fine[layer]
-    ]
-    words = "relative error of the smallest that surely costs less than a point (two standard errors): layer"
-    lines += [f"{words} {'; '.join(decisive) or 'none'}"]
-    return SmallConvolutions(fine, may_fit.any(1) & ~fine, smallest, before, after, sizes[smallest], lines)
+    found = SmallConvolutions(fine, may_fit.any(1) & ~fine, smallest, before, after, sizes[smallest], lines)
+    lines += [f"the smallest that surely costs less than a point (two standard errors): {found.words(fine) or 'none'}"]
+    return found
 
 
 def following(run: Run) -> tuple[NDArray, NDArray]:
@@ -218,6 +210,10 @@ def by_layer(values: ArrayLike, form: str, of: int | None = None, before: ArrayL
     """A number for each layer, of at most ``of``; and the same ``before`` training."""
     words = f"{listed(values, form)}{f' of {of}' if of else ''} in layers 1 to {len(np.asarray(values))}"
     return words if before is None else f"{words}; before training {listed(before, form)}"
+
+
+def as_convolution(layer: int, side: int, before: float, after: float) -> str:
+    return f"layer {layer + 1} as {side} × {side}: relative error {after:.2f}, before training {before:.2f}"
 
 
 def before_after_put_back(errors: NDArray) -> str:

@@ -322,8 +322,8 @@ def free_start(run: Run) -> Verdict:
         return None, [NOT_MEASURED]
     small = evidence.small_convolutions(run)
     lines = small.lines + [
-        f"layer 1 as {size} × {size}: relative error {now:.2f}, before training {then:.2f}"
-        for size, then, now in zip(run.swaps["sizes"], *run.swaps["error"][:, 0], strict=True)
+        evidence.as_convolution(0, size, *errors)
+        for size, *errors in zip(run.swaps["sizes"], *run.swaps["error"][:, 0], strict=True)
         if 1 < size <= evidence.SMALL
     ]
     return (True if small.nearer(0.5)[0] else None if small.fine[0] or small.unsure[0] else False), lines

@@ -231,9 +231,8 @@ export function pageHost(data, ask = null, place = window, helpers = []) {
     save: (state) => address.keep(inThisLink(state)),
     listen(act) {
       told = act;
-      // The address itself may hold the view again by now, which is saved after each rest.
-      place.addEventListener("hashchange", ({ newURL }) => {
-        follow(new URL(newURL).hash);
+      address.listen((hash) => {
+        follow(hash);
         told("state");
       });
     },

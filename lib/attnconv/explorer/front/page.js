@@ -59,6 +59,10 @@ export const inAddress = (place) => ({
       place.history.replaceState(null, "", `#${text}`);
     } catch { /* a file inside another page has no history of its own */ }
   },
+  /** Hear of links that are followed here. By then the address may hold the view again, which is kept after each rest. */
+  listen(act) {
+    place.addEventListener("hashchange", ({ newURL }) => act(new URL(newURL).hash));
+  },
 });
 
 /** What a link's reader is told where it was made with a picture that its author opened. */

@@ -1303,9 +1303,8 @@ export function pageHost(data, place = window) {
       address.keep(text);
     },
     listen(told) {
-      // The address itself may hold the view again by now, which is saved after each rest.
-      place.addEventListener("hashchange", ({ newURL }) => {
-        host.state = new URL(newURL).hash.slice(1);
+      address.listen((hash) => {
+        host.state = hash.slice(1);
         told();
       });
     },
