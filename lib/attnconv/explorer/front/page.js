@@ -59,7 +59,7 @@ export const inAddress = (place) => ({
       place.history.replaceState(null, "", `#${text}`);
     } catch { /* a file inside another page has no history of its own */ }
   },
-  /** Hear of links that are followed here. By then the address may hold the view again, which is kept after each rest. */
+  /** Hear of links that are followed here. By then the address may hold the view again, kept after each rest. */
   listen(act) {
     place.addEventListener("hashchange", ({ newURL }) => act(new URL(newURL).hash));
   },
