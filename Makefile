@@ -85,7 +85,7 @@ lock: $(READY)
 	mv $(VENV)/lock.new requirements.lock
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis lib/*.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis lib/*.egg-info
 
 $(READY): requirements.lock pyproject.toml $(if $(filter-out $(shell cat $(VENV)/flags 2>/dev/null),$(VENV_FLAGS)),flags)
 	@command -v '$(PYTHON)' >/dev/null || { echo "There is no '$(PYTHON)' on this machine. Install Python 3.11 or newer, or name it: make PYTHON=/path/to/python"; exit 1; }

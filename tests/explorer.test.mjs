@@ -192,6 +192,9 @@ test("a link holds the view; a damaged one changes nothing", () => {
   assert.equal(notice, "x");
   for (const hash of ["", "#", "#%", "#%7B", "#7", "#null"]) assert.deepEqual(fromLink(hash), {});
   assert.deepEqual(fromLink(`#${encodeURIComponent('{"query":7,"layer":"2","edits":null,"other":1,"image":5,"head":1}')}`), { head: 1 });
+  const odd = [{ layer: -1 }, { head: 0.5 }, { query: [] }, { query: [1, "2"] }, { query: [0, -1] }, { epochs: [-1, null] }];
+  for (const one of odd) assert.deepEqual(fromLink(`#${encodeURIComponent(JSON.stringify(one))}`), {});
+  assert.deepEqual(fromLink(`#${inLink({ epochs: [null, 2] })}`), { epochs: [null, 2] });
   const place = { ...nowhere, location: { ...nowhere.location, hash: `#${inLink(state)}` } };
   const host = pageHost({ image: { label: null }, gallery: [] }, null, place);
   assert.equal(host.state.layer, 3);

@@ -186,6 +186,9 @@ def test_first_heads_are_local():
     some = np.where(np.arange(9)[:, None] < 6, 3.2 * near, near)  # five of nine are not close
     assert found(some, near)[0] is False
     assert found(np.full((9, 2), np.nan), near)[0] is None
+    evidence = found(near, near, spread=[0.45, 0.55, 5, 5, 5, 5])[1][0]
+    assert ": 5, 9, 1, 1, 1, 1 of 9" in evidence
+    assert evidence.endswith("; now over 40%: 9, 9, 1, 1, 1, 1; 60%: 0, 5, 1, 1, 1, 1")
     assert found(near, near, start=near)[::2] == (True, "from the start in layer 1, 2")
     assert found(near, far, start=near)[::2] == (False, "")
     assert "evenly over the image: 0, 9, 9, 9, 9, 9 in" in found(near, near, spread=[9, *[0.01] * 5])[1][1]

@@ -15,6 +15,7 @@ import struct
 import types
 from pathlib import Path
 
+import ipywidgets
 import numpy as np
 import pytest
 import safetensors.torch
@@ -758,6 +759,8 @@ def test_the_page_leaves_out_weights_that_are_too_many(data, monkeypatch) -> Non
 def test_a_site_has_a_page_for_each_model_and_pictures_once(runs, data, tmp_path) -> None:
     explorer = explore(runs["quadratic"], images=data)
     pages = explorer.export_site(tmp_path)
+    alive = [one for one in ipywidgets.widgets.widget._instances.values() if isinstance(one, widget.Explorer)]
+    assert {one.sides[0]["name"] for one in alive} == {runs["quadratic"].path.name}  # the other's is closed
     assert [page.name for page in pages] == ["explorer.html", "explorer-content.html"]
     assert len({page.parent / file for page in pages for file in ("explorer-images.js",)}) == 1
     beside = tree_in((tmp_path / "explorer-images.js").read_text().split('"')[1])

@@ -363,6 +363,7 @@ def test_an_exported_content_model(pages, show):
     seen.studied()
     assert "no convolution" in seen.root.locator(".ax-swap").inner_text()
     assert seen.root.get_by_label("this layer as a convolution").is_disabled()
+    assert seen.get("(x.panels[0].headTitle.textContent = '', x.picturePage().width)") > 500  # before it was drawn
 
 
 def test_a_page_that_is_hidden_for_a_moment_is_laid_out_after_it(pages, show):
@@ -484,6 +485,11 @@ def playing_stops_when_another_plays_or_the_models_change(seen: Seen) -> None:
     buttons.first.click()
     seen.wait("x.film.index === null")  # the last epoch is the trained model
     assert seen.state()["epochs"][0] is None and buttons.first.inner_text() == "▶"
+    buttons.first.click()
+    seen.wait("x.models[0].epoch > 1")
+    seen.page.evaluate("location.hash = encodeURIComponent(JSON.stringify({ epochs: [0, null] }))")  # a link
+    seen.wait("x.film.index === null")
+    assert seen.state()["epochs"][0] == 0
 
 
 def test_two_models_of_unlike_kinds_share_the_scale_of_centres(runs, show, tmp_path):
@@ -506,6 +512,20 @@ def test_two_models_of_unlike_kinds_share_the_scale_of_centres(runs, show, tmp_p
     seen.field("Head").select_option(label="2")
     seen.idle()
     assert title.all_inner_texts() == ["Layer 1, head 2"] * 2 and zoom.nth(1).is_visible()
+
+    # The page holds these two models: another epoch of the first can take the second's place, and it can come back.
+    options = seen.field("Compare with").locator("option:not([hidden])")
+    assert [option.get_attribute("value") for option in options.all()] == ["epoch", runs["learned_content"].path.name]
+    for name, kinds in (("epoch", [False, False]), (runs["learned_content"].path.name, [False, True])):
+        seen.choose("Compare with", name)
+        assert seen.get("x.models.map((model) => Boolean(model.content))") == kinds
+
+    # Of the reader's own picture the page knows only what the first says.
+    answers = "x.panels.map((panel) => panel.predictions.textContent.includes('%'))"
+    assert seen.get(answers) == [True, True]
+    seen.root.locator("input[type=file]").set_input_files(files(tmp_path)[0])
+    seen.wait("x.caption.textContent === 'good.png'")
+    assert seen.get(answers) == [True, False] and not seen.get("x.panels[1].predictions.textContent")
 
 
 def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
@@ -637,6 +657,15 @@ def test_a_layer_is_a_kernel(grid, show):
     card.get_by_label("Size of the kernel").select_option("1")
     seen.idle()
     assert changed(before, seen.pixels("kernel")) and reading.inner_text() != text
+    card.get_by_label("Size of the kernel").select_option("7")
+    seen.idle()
+    box = card.locator(".ax-kernel").bounding_box()
+    seen.page.mouse.move(box["x"] + 2, box["y"] + 2)
+    seen.idle()
+    assert "Tap (−" in card.inner_text()
+    card.get_by_label("Size of the kernel").select_option("1")  # by keys: the pointer rests where no tap is now
+    seen.idle()
+    assert "Numbers: each tap's norm" in card.inner_text()
 
 
 def near(pixels: np.ndarray, colour: tuple[int, int, int]) -> tuple[float, float]:
@@ -1070,7 +1099,9 @@ def test_a_finger_drags_a_head(grid, show):
 def test_the_tour_and_the_words(grid, show):
     seen = show(grid[1], viewport=dict(width=1280, height=2000))
     told, lit = [], []
+    focused = "document.activeElement.textContent"
     seen.press("Take the tour")
+    assert seen.page.evaluate(focused) == "Next"  # the button that was pressed is gone
     for _ in range(5):
         told.append(seen.root.locator(".ax-tour p").inner_text())
         lit.append(seen.root.locator(".ax-lit").get_attribute("class"))
@@ -1078,6 +1109,7 @@ def test_the_tour_and_the_words(grid, show):
         seen.idle()
     assert [text[:2] for text in told] == [f"{n}." for n in range(1, 6)] and len(set(lit)) == 5
     assert "kernel" in told[2] and seen.root.locator(".ax-lit").count() == 0
+    assert seen.page.evaluate(focused) == "Take the tour"
     seen.root.get_by_text("What the words mean").click()
     words = seen.root.locator(".ax-glossary dt").all_inner_texts()
     assert {"query", "tap", "kernel", "share"} <= set(words) and seen.root.locator(".ax-glossary").is_visible()
@@ -1199,7 +1231,34 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
     assert [seen.state()[name] for name in ("layer", "head", "view", "query")] == [1, 5, "centres", [0, 6]]
     seen.field("Head").select_option(label="2")
     page.wait_for_function("model.traits.state.head === 1")
-    assert page.evaluate("model.traits.state.layer") == 1 and not page.errors
+    assert page.evaluate("model.traits.state.layer") == 1
+
+    # A file that another view of the widget asked for is not downloaded here, too.
+    file = "act({ kind: 'file', id, name: 'a', type: 'a' }, [new Uint8Array(1)])"
+    asked = page.evaluate(
+        """() => {
+            const x = document.querySelector(".attnconv-explorer").attnconv, got = [];
+            x.download = () => got.push(1);
+            x.exportPage();
+            for (const id of [x.exporting + 1, x.exporting]) for (const act of calls["msg:custom"]) FILE;
+            return got.length;
+        }""".replace("FILE", file)
+    )
+    assert asked == 1
+
+    # Another model comes in one update, of which the view's state is told first: nothing is left of the former one's.
+    seen.get("x.strip.set('{}', [true]), x.edit((edit) => { edit.off = true; }), x.settle()")
+    assert seen.state()["edits"] and seen.get("[x.past.length, x.strip.size]") == [1, 1]
+    page.evaluate(
+        """() => {
+            model.traits.sides = [{ ...model.traits.sides[0], name: "another" }];
+            model.set("state", { ...model.traits.state, edits: {} });
+            model.set("sides", model.traits.sides);
+        }"""
+    )
+    seen.wait("!x.host.changed")
+    assert not seen.state()["edits"] and seen.get("[x.past.length, x.strip.size]") == [0, 0]
+    assert not page.errors
     page.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -139,8 +140,12 @@ def test_kernels_chosen_and_typed(seen: Seen) -> None:
     cell.fill("")
     cell.blur()
     assert cell.input_value() == "-2.5"
-    for size in (5, 4):
+    kernel = np.reshape(seen.state()["kernel"], (3, 3))
+    for size in (5, 4, 3):  # the reader's numbers stay, around the middle
         seen.choose("Size", str(size))
+        assert seen.state()["preset"] is None
+        first = (size - 1) // 2 - 1
+        assert (np.reshape(seen.state()["kernel"], (size, size))[first : first + 3, first : first + 3] == kernel).all()
         assert seen.dot(0).is_visible() and len(seen.state()["heads"]) == size**2 and seen.told() == "largest: 0"
 
 
@@ -214,6 +219,10 @@ def test_the_tour_has_five_steps(show: Callable[..., Seen], file: Path) -> None:
         click = "root => { root.querySelector('.pg-tour .pg-main').click(); return Boolean(root.attnconv.flight); }"
         assert seen.root.evaluate(click) == (step == 1)  # to the second step, heads fly to their taps
     assert len(set(said)) == 5 and "kernel" in said[0] and "Theorem 1" in said[4]
+    seen.press("Take the tour")
+    seen.root.get_by_role("button", name="End the tour").press("Enter")
+    seen.idle()
+    assert seen.page.evaluate("document.activeElement.textContent") == "Take the tour"
     assert seen.state()["step"] == 0 and seen.root.locator(".pg-lit").count() == 0
 
 
@@ -227,6 +236,14 @@ def test_keys_alone(seen: Seen) -> None:
     assert seen.state()["heads"][4]["centre"] == pytest.approx([-0.3, 0.5])
     seen.idle()
     assert "looks at shift (−0.3, +0.5)" in seen.dot(4).get_attribute("aria-label")
+    for key in ("Alt+ArrowUp", "Control+Backspace", "Meta+ArrowLeft"):  # the browser's
+        seen.dot(4).press(key)
+    assert seen.state()["heads"][4]["centre"] == pytest.approx([-0.3, 0.5]) and seen.state()["heads"][4]["on"]
+    spoken = "x.about.firstChild"
+    seen.get(f"void (window.before = {spoken})")
+    seen.get("x.setQuery([1, 1])")
+    seen.idle()
+    assert seen.get(f"{spoken} === window.before")  # what is said of the head is not said again
     seen.page.keyboard.press("Enter")
     assert not seen.state()["heads"][4]["on"]
     seen.page.keyboard.press("Enter")
@@ -329,6 +346,17 @@ def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
     page.evaluate("document.getElementById('view1').hidden = false")  # a view that was hidden when it was made
     page.wait_for_function("document.querySelector('#view1 .attnconv-playground').attnconv.timings.length")
     assert page.evaluate("document.querySelector('#view1 .pg-plane').width") > 200
+    # A picture that the reader opens in one view stays, though the other view has it not.
+    picture = np.zeros((30, 30, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    own = dict(name="own.png", mimeType="image/png", buffer=file.getvalue())
+    page.locator("#view0 input[type=file]").set_input_files(own)
+    page.wait_for_function("model.traits.state.includes('image=own')")
+    page.wait_for_timeout(1500)
+    assert "image=own" in page.evaluate("model.traits.state") and seen.state()["image"] == "own"
+    page.evaluate("model.set('state', 'kernel=blur&size=5')")
+    seen.idle()
     # JupyterLab hides it while themes change.
     page.evaluate("document.getElementById('view0').style.display = 'none'")
     page.evaluate("document.documentElement.style.setProperty('--jp-layout-color0', '#111')")

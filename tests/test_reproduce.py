@@ -135,12 +135,26 @@ def test_the_command_says_an_error_in_one_line_before_it_does_anything(words, sa
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB.")])
+TOO_MUCH = [
+    MemoryError(),
+    RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"),
+]
+
+
+@pytest.mark.parametrize("error", TOO_MUCH)
 def test_too_little_memory_is_said_in_one_line(error, monkeypatch, capsys) -> None:
     monkeypatch.setattr(cli, "_train", lambda **options: (_ for _ in ()).throw(error))
     assert cli.main(["train", "quadratic"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("attnconv: There is not enough memory") and said.count("\n") == 1 and "batch" in said
+
+
+def test_other_errors_that_speak_of_memory_are_raised(monkeypatch) -> None:
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(cli, "_train", lambda **options: (_ for _ in ()).throw(error))
+    with pytest.raises(RuntimeError, match="illegal"):
+        cli.main(["train", "quadratic"])
 
 
 def test_changes_go_to_the_configuration_that_has_them() -> None:

@@ -246,6 +246,8 @@ def test_what_began_as_another_network_has_no_errors_before_training(data, monke
     known, unknown = (swaps.measure_swaps(build(config), first, data) for first in (build(config), None))
     assert np.isnan(unknown["error"][0]).all() and np.isfinite(known["error"]).all()
     np.testing.assert_array_equal(unknown["error"][1], known["error"][1])
+    with pytest.raises(ConfigError, match="On 2 x 2 pixels no layer .* take a smaller downsampling"):
+        swaps.measure_swaps(build(replace(config, {"downsampling": 14})), None, data)
 
 
 def test_convolutions_become_heads_on_their_taps_and_answer_alike(tmp_path):

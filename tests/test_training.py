@@ -396,6 +396,15 @@ def test_a_second_training_waits_and_finds_the_run_finished(run, data, tmp_path,
         assert second.result(timeout=60).metrics == run.metrics
 
 
+def test_of_a_folder_only_what_a_killed_training_left_is_removed(run, data, tmp_path):
+    left, others = tmp_path / ".state-0123abcd.pt", [tmp_path / ".pre-commit-config.yaml", tmp_path / "a/.env-local"]
+    for file in (left, *others):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("")
+    assert_same_run(run, train(MODEL, RECIPE, data, tmp_path, preset="quadratic"))
+    assert not left.exists() and all(file.exists() for file in others)
+
+
 def test_a_full_disk_ends_a_run_in_one_line_and_it_resumes(run, data, tmp_path):
     """A limit on the size of files stands in for it: another error on the same path."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -407,7 +416,7 @@ def test_a_full_disk_ends_a_run_in_one_line_and_it_resumes(run, data, tmp_path):
         assert "\n" not in str(stopped.value)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not list(tmp_path.rglob(".*-*"))
+    assert not list(tmp_path.rglob(".*-????????.*"))
     assert_same_run(run, train(MODEL, RECIPE, data, tmp_path, preset="quadratic"))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnconv.attention.precision import choose, computing
+from attnconv.config import ConfigError
 from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
 from attnconv.models import AttentionNet, Convolution
 from attnconv.training.data import Dataset, normalize
@@ -38,7 +39,9 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
         quadratic heads also ``put_back`` (2, L, S): that of each layer with its centres, or its spreads, as they began.
     """
     device = next(trained.parameters()).device
-    sizes = [size for size in SIZES if size <= min(trained.config.grid)]
+    height, width = trained.config.grid
+    if not {*SHUFFLED} <= {*(sizes := [size for size in SIZES if size <= min(height, width)])}:
+        raise ConfigError(f"On {height} x {width} pixels no layer is a 3 x 3 convolution: take a smaller downsampling.")
     fits = [size for size in FITTED if size in sizes]
     shown = normalize(data.train_images[:READ_ON].to(device), data.mean, data.std)
     tests = normalize(data.test_images[:COMPARED].to(device), data.mean, data.std)

@@ -20,13 +20,10 @@ from attnconv.analysis.heads import shift_maps, taps_by_chance
 from attnconv.cost import cost
 from attnconv.training.runs import Run
 
-LEVEL = 0.05
-"""Of significance: how often chance may give at least what was found."""
+LEVEL = 0.05  # of significance: how often chance may give at least what was found
 DRAWS = 1000
-EVEN = 0.95
-"""Of the largest entropy that attention can have: from there on it is called spread all but evenly."""
-OVERLAP = 2 / 3
-"""Where less than this share of heads' attention is left when duplicates count once, heads are said to overlap."""
+EVEN = 0.95  # of the largest entropy that attention can have: from there on it is called spread all but evenly
+OVERLAP = 2 / 3  # where less of heads' attention is left when duplicates count once, heads are said to overlap
 NOT_TRAINED = "one of the two models is not among the runs"
 NOT_MEASURED = "what convolutions in the layers' places cost was not measured for this run"
 
@@ -120,11 +117,14 @@ def local(run: Run) -> Placed:
     """Do most heads of the first two layers look at the 5 x 5 around the query? The words are whether they began so."""
     there, grid = np.isfinite(run.heads["centre"][-1]).all(-1), run.model.grid  # (L, h)
     shifts = evidence.gaussians(run.heads["parameter_centre"][[0, -1]], run.heads["precision"][[0, -1]], grid)
-    before, after = (np.nansum(shift_maps(shifts, (grid[0] - 1, grid[1] - 1), 2), (-2, -1)) > 0.5).sum(-1)
-    words = "heads with over half of their attention in the 5 × 5 around the query"
-    lines = [f"{words}: {by_layer(after, 'd', there.shape[1], before)}"]
-    even = run.heads["entropy"][-1] > EVEN * math.log(math.prod(grid))
-    lines += [f"heads whose attention is spread all but evenly over the image: {by_layer(even.sum(1), 'd')}"]
+    near = np.nansum(shift_maps(shifts, (grid[0] - 1, grid[1] - 1), 2), (-2, -1))  # (2, L, h)
+    (before, after), (_, low), (_, high) = ((near > share).sum(-1) for share in (0.5, 0.4, 0.6))
+    even = (run.heads["entropy"][-1] > EVEN * math.log(math.prod(grid))).sum(1)
+    lines = [
+        "heads with over half of their attention in the 5 × 5 around the query: "
+        f"{by_layer(after, 'd', there.shape[1], before)}; now over 40%: {listed(low, 'd')}; 60%: {listed(high, 'd')}",
+        f"heads whose attention is spread all but evenly over the image: {by_layer(even, 'd')}",
+    ]
     if not there[:2].any(1).all():
         return None, [*lines, "there are no heads in the first two layers"], ""
     began, holds = ((2 * counts > there.sum(1))[:2] for counts in (before, after))

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import re
 import sys
 from typing import Any
 
@@ -107,7 +108,8 @@ def explained(error: Exception) -> str:
     if isinstance(error, ImportError):
         remedy = "pip install '.[notebooks]' in a clone of the repository, or 'make clean' and the same make command"
         return f"{error}. It comes with what the notebooks need: {remedy}."
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):  # torch's
+    lacks = re.search(r"out of memory|not enough memory|can(no|')t allocate", str(error))  # torch's, on GPUs and CPUs
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and lacks):
         return f"There is not enough memory ({str(error)[:200]}). Choose a smaller model, batch or data set."
     if isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)):
         return f"{error}. Check that path, its permissions and the disk's space."

@@ -51,7 +51,7 @@ def installed() -> str:
 def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> Inputs:
     """Hashes of all that a job's results are made from, by name. ``data`` is the hash of the data set's content.
     Runs and images of the record beside which a folder is drawn count as the folder's, where links to them will be."""
-    places = [record_of(output) or output, output]
+    places = [*dict.fromkeys((record_of(output) or output, output))]
     notebook = read_json(job.notebook.path, dict)
     cells = [[one["cell_type"], "".join(one["source"]), one["metadata"].get("tags", [])] for one in notebook["cells"]]
     found: Inputs = {

@@ -23,7 +23,8 @@
   make("rect", { x: -0.5, y: -0.5, width: 1, height: 1, class: "query" })
   const now = heads[0].map((head) => [...head])
   const dots = now.map((_, head) => {
-    const about = { class: "dot", fill: colours[head], tabindex: 0, role: "img", "aria-label": `Head ${head + 1}` }
+    const name = `Head ${head + 1}; arrow keys move it`
+    const about = { class: "dot", fill: colours[head], tabindex: 0, role: "img", "aria-label": name }
     const dot = make("g", about)
     make("circle", { r: 1 }, dot)
     make("path", { d: "M1.3 -.7L2.2 0L1.3 .7Z" }, dot)
@@ -107,7 +108,7 @@
     })
     dot.addEventListener("keydown", (event) => {
       const way = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key]
-      if (!way) return
+      if (!way || event.altKey || event.ctrlKey || event.metaKey) return
       event.preventDefault()
       move(head, now[head][0] + way[0] / 4, now[head][1] + way[1] / 4)
     })

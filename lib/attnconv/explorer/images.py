@@ -52,7 +52,7 @@ def pool_of(images: Any, side: Side, mean: Any = None, std: Any = None) -> Pool:
             known = len(images.classes)
             raise ExplorerError(f"The images are of {known} classes, but the model tells {side.classes} apart.")
         about = images.about() | about
-        name, labels, images = "test image", images.test_labels.numpy(), images.test_images
+        name, labels, images = "test image", images.test_labels.cpu().numpy(), images.test_images
     usual = STATISTICS["cifar10" if side.image_channels == 3 else "fashion-mnist-sample"]
     mean, std = (tuple(g or about.get(n, u)) for g, n, u in zip((mean, std), ("mean", "std"), usual, strict=True))
     if {len(mean), len(std)} != {side.image_channels}:

@@ -147,7 +147,8 @@ class Explorer(assets.Widget):
                 self._set_sides([side, *other])
             case "export":
                 self.state = message.get("state") or self.state  # newer than what the page saved last
-                self.send(dict(kind="file", name="attention-heads.html", type="text/html"), [self.page().encode()])
+                about = dict(kind="file", id=message.get("id"), name="attention-heads.html", type="text/html")
+                self.send(about, [self.page().encode()])
             case kind:
                 raise ValueError(f"{kind!r} is no question that is answered.")
 
@@ -250,6 +251,8 @@ class Explorer(assets.Widget):
         for file, run in site.items():
             explorer = self if run is first else Explorer(run, self._pool)
             write(images.with_name(file), explorer.page(site))
+            if explorer is not self:  # else the kernel and the browser would keep it
+                explorer.close()
         return [images.with_name(file) for file in site]
 
 

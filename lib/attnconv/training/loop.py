@@ -354,7 +354,7 @@ def train(
             return Run(folder)  # another process finished it while this one waited
         if (folder / "model.safetensors").exists():
             warnings.warn(f"{folder / 'model.safetensors'} is damaged: the run is trained again.", stacklevel=2)
-        for leftover in folder.rglob(".*-*") if team.leads else ():  # of `writing`, in processes that were killed
+        for leftover in folder.rglob(".*-????????.*") if team.leads else ():  # of `writing`, in killed processes
             leftover.unlink()
 
         # The seed decides the first weights; a checkpoint replaces them.

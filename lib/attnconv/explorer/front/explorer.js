@@ -41,7 +41,7 @@ export class Explorer extends Live {
     super(root, {
       host,
       pending: new Map(),
-      serial: 0,
+      serial: Math.floor(Math.random() * 2 ** 40), // of questions: another view of the same widget has other numbers
       waiting: null,
       past: [],
       future: [],
@@ -79,6 +79,7 @@ export class Explorer extends Live {
   }
 
   remove() {
+    for (const timer of this.pending.values()) clearTimeout(timer);
     this.film.stop();
     super.remove();
   }
@@ -252,6 +253,7 @@ export class Explorer extends Live {
   load() {
     this.film.stop();
     const { host, state } = this;
+    if (this.models && host.sides[0].name !== this.models[0].name) this.forget(); // another model's
     const epoch = state.compare === "epoch" && Boolean(host.sides[0].path?.centres); // a link may ask for it in vain
     const sides = epoch ? [host.sides[0], host.sides[0]] : host.sides;
     this.models = sides.map((side) => new Model(side));
@@ -282,9 +284,9 @@ export class Explorer extends Live {
       !this.models[0].replayed;
     this.runField.hidden = !host.live;
     this.compareField.hidden = !host.live && !this.models[0].replayed;
-    if (!host.live)
+    if (!host.live) // a page of two models has no others
       for (const option of this.compare.options)
-        option.hidden = option.disabled = !["", "epoch"].includes(option.value) && option.value !== state.compare;
+        option.hidden = option.disabled = !["epoch", host.sides[1]?.name ?? ""].includes(option.value);
     this.averageField.hidden ||= !host.live && !host.average.length;
     if (!host.live && !host.average.length) state.average = false;
     this.takeAverage();
@@ -325,12 +327,11 @@ export class Explorer extends Live {
       const seen = this.state.compare === "epoch" ? image.sides[0] : image.sides[i];
       model.setScores((i === 0 && edited && edited.maps) || (seen && seen.maps));
       if (i === 0 && edited && edited.scores) edited.scores.forEach((scores, layer) => model.setExact(layer, scores));
-      if (seen)
-        this.panels[i].drawPrediction(
-          seen.probabilities,
-          i === 0 && edited && edited.heads && edited.heads.length ? edited.probabilities : null,
-          image.label,
-        );
+      this.panels[i].drawPrediction(
+        seen ? seen.probabilities : [], // of the reader's own picture, only what the first model says is known
+        i === 0 && edited && edited.heads && edited.heads.length ? edited.probabilities : null,
+        image.label,
+      );
     });
     this.later(true);
   }
@@ -361,9 +362,9 @@ export class Explorer extends Live {
       const found = this.strip.get(value.key) || [];
       if (found.length === value.from) this.strip.set(value.key, [...found, ...value.right]);
       this.later();
-    } else if (what === "file") this.download(new Blob([value.content], { type: value.type }), value.name);
-    else if (what === "sides") {
-      if (this.host.sides[0].name !== this.models[0].name) this.forget(); // another model's
+    } else if (what === "file") {
+      if (value.id === this.exporting) this.download(new Blob([value.content], { type: value.type }), value.name);
+    } else if (what === "sides") {
       this.load();
       this.askAgain();
     } else if (what === "state") this.takeState();
@@ -387,6 +388,7 @@ export class Explorer extends Live {
   /** Python set the view, or another link was followed. */
   takeState() {
     const { state, host } = this, edits = JSON.stringify(state.edits);
+    this.film.stop(); // before: it writes its epoch down
     Object.assign(state, structuredClone(host.state));
     this.load();
     if (JSON.stringify(state.edits) !== edits) this.askPrediction();
@@ -720,7 +722,7 @@ export class Explorer extends Live {
 
   /** The state goes along: what is saved after a rest may be older. */
   exportPage() {
-    this.ask({ kind: "export", state: { ...this.state } });
+    this.exporting = this.ask({ kind: "export", state: { ...this.state } });
   }
 
   async copyLink() {
@@ -793,7 +795,10 @@ export class Explorer extends Live {
   }
 
   savePng() {
-    this.picturePage().toBlob((blob) => this.download(blob, "attention-heads.png"));
+    this.picturePage().toBlob((blob) => {
+      if (blob) this.download(blob, "attention-heads.png");
+      else this.complain("This view is too large for a picture in this browser.");
+    });
   }
 
   // -- drawing

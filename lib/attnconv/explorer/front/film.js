@@ -1,9 +1,8 @@
 // The film of a training: the heads move from epoch to epoch, and between two epochs along straight lines.
 
-const LASTS = 7000; // ms, from before training to its end
+import { still } from "./page.js";
 
-/** Whether the reader has asked for no motion. */
-const still = () => window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+const LASTS = 7000; // ms, from before training to its end
 
 export class Film {
   constructor(explorer) {

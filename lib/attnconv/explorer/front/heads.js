@@ -30,7 +30,7 @@ class Quantized {
     [this.codes, this.low, this.step] = [source.codes, source.low, source.step].map(typed);
   }
 
-  /** Add row r to `out`, from place `start` on. */
+  /** Add row r to `out`. */
   add(r, out) {
     const [low, step, first] = [this.low[r], this.step[r], r * this.length];
     for (let k = 0; k < this.length; k++) out[k] += low + step * this.codes[first + k];

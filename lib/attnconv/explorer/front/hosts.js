@@ -58,6 +58,7 @@ export function widgetHost(model) {
       );
       model.on("msg:custom", custom);
       host.close = () => {
+        clearTimeout(host.changed);
         model.off("msg:custom", custom);
         model.off("comm_live_update", lost);
         for (const [name, act] of Object.entries(changes)) model.off(`change:${name}`, act);
@@ -107,14 +108,16 @@ export const inLink = (state) =>
 export function fromLink(hash) {
   try {
     const state = JSON.parse(decodeURIComponent(hash.slice(1)));
+    const whole = (value) => Number.isInteger(value) && value >= 0;
+    const two = (fits) => (value) => Array.isArray(value) && value.length === 2 && value.every(fits);
     const like = {
       model: (value) => typeof value === "string",
       image: (value) => value === null || typeof value === "string",
-      query: Array.isArray,
-      epochs: Array.isArray,
+      query: two(whole),
+      epochs: two((value) => value === null || whole(value)),
       edits: (value) => Boolean(value) && typeof value === "object",
-      layer: Number.isInteger,
-      head: Number.isInteger,
+      layer: whole,
+      head: whole,
     };
     return Object.fromEntries(
       Object.entries(state).filter(([name, value]) => LINKED.includes(name) && (like[name] || (() => true))(value)),

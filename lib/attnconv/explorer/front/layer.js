@@ -215,7 +215,7 @@ export class LayerCard {
   /** Arrow keys move the chosen head by a tenth of a pixel, with Shift to the next whole shift. */
   key(event) {
     const step = ARROWS[event.key];
-    if (!step || !this.canDrag() || event.ctrlKey || event.metaKey) return;
+    if (!step || !this.canDrag() || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     this.explorer.edit((edit, { centre }) => {
       edit.centre = centre.map((c, i) =>
@@ -376,6 +376,7 @@ export class LayerCard {
       `${percent(Math.max(1 - held, 0))} lies outside. As a convolution the layer would be ${percent(error)} off on ` +
       "white noise.";
     tell(this.reading, text);
+    if (this.hovered?.some((at) => Math.abs(at) > this.window >> 1)) this.hovered = null; // of a larger kernel
     const [row, column] = this.hovered || [0, 0];
     const at = (row + (this.window >> 1)) * this.window + column + (this.window >> 1);
     const total = this.around.parts.reduce((sum, part) => sum + part[at], 0);

@@ -181,13 +181,12 @@ export class Network {
   mixed(layer, x, edits) {
     this.heads.edits = edits;
     const size = this.heads.kernelAt(layer);
-    return size ? this.convolved(layer, x, size, edits) : this.attended(layer, x, edits);
+    return size ? this.convolved(layer, x, size) : this.attended(layer, x);
   }
 
   /** sum_k P_h(q, k) X_k for every pixel q and head h. */
-  attended(layer, x, edits) {
+  attended(layer, x) {
     const { heads, hidden } = this, count = heads.heads[layer], out = new Float32Array(heads.pixels * count * hidden);
-    heads.edits = edits;
     if (heads.content) heads.setExact(layer, this.scores(layer, x));
     for (let head = 0; head < count; head++) {
       if (heads.isOff(layer, head)) continue;
@@ -270,7 +269,7 @@ export class Network {
     const norms = (all) => Array.from({ length: heads.pixels }, (_, q) => norm(all, q));
     heads.edits = edits;
     const kernel = heads.kernelAt(layer), side = kernel || size; // a convolution that is there already has its own size
-    const mixed = [this.attended(layer, x, edits), heads.content ? null : this.convolved(layer, x, side, edits)];
+    const mixed = [this.attended(layer, x), heads.content ? null : this.convolved(layer, x, side)];
     const [attention, convolution] = mixed.map((one) => one && this.project(layer, one, false));
     const whole = kernel ? convolution : attention, ofHead = (i) => Math.floor((i % stride) / hidden) === head;
     const own = this.project(layer, mixed[kernel ? 1 : 0].map((value, i) => (ofHead(i) ? value : 0)), false);
@@ -289,14 +288,13 @@ export class Network {
   }
 
   /** The same as `attended` for the layer's size x size convolution; beyond the border it sees the nearest pixel. */
-  convolved(layer, x, size, edits) {
+  convolved(layer, x, size) {
     const { heads, hidden } = this;
     const { height, width, pixels } = heads;
     const count = heads.heads[layer];
     const stride = count * hidden;
     const reach = size >> 1;
     const out = new Float32Array(pixels * stride), middle = middleOf(heads), map = new Float32Array(pixels);
-    heads.edits = edits;
     for (let head = 0; head < count; head++) {
       if (heads.isOff(layer, head)) continue;
       heads.probabilities(layer, head, middle, map);

@@ -51,6 +51,9 @@ export function keepKeysAndDrops(root, take) {
   });
 }
 
+/** Whether the reader has asked for no motion. */
+export const still = () => window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+
 /** In a page of its own, the address holds the view as text, after its #: what a host needs for that. */
 export const inAddress = (place) => ({
   link: (text) => `${place.location.href.split("#")[0]}#${text}`,
@@ -96,6 +99,7 @@ export async function readPicture(file, [height, width, channels]) {
   pen.fillRect(0, 0, width, height);
   pen.imageSmoothingQuality = "high";
   pen.drawImage(bitmap, (bitmap.width - wide) / 2, (bitmap.height - tall) / 2, wide, tall, 0, 0, width, height);
+  bitmap.close();
   const { data } = pen.getImageData(0, 0, width, height), values = new Uint8Array(height * width * channels);
   for (let at = 0; at < height * width; at++) {
     const colour = data.subarray(4 * at, 4 * at + 3);

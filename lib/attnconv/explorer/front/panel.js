@@ -719,6 +719,7 @@ export class Panel {
   /** Class probabilities: a bar each; with changed heads, before (outline) and after (filled). */
   drawPrediction(before, after, label) {
     this.answer.hidden = !before.length;
+    if (this.answer.hidden) return this.predictions.replaceChildren(); // a saved view has none either
     const { classes } = this.explorer.host.choices, now = after || before;
     const order = classes.map((_, c) => c).sort((a, b) => before[b] - before[a]).slice(0, 10);
     this.predictions.style.minHeight = this.model.epoch === null ? "" : `${this.predictions.offsetHeight}px`;

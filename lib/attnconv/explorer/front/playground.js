@@ -31,6 +31,7 @@ import {
   linkBack,
   readPicture,
   rgb,
+  still,
 } from "./page.js";
 
 // --- state ----------------------------------------------------------------------------------------------------------
@@ -663,6 +664,8 @@ export class Playground extends Live {
   take(text) {
     this.flight = null;
     this.state = decode(text, this.host.pictures);
+    this.saved = text;
+    this.taken = encode(this.state); // not the reader's doing, so not saved: another view may show what this one cannot
     this.renew();
     this.tellOwn(text);
   }
@@ -673,13 +676,14 @@ export class Playground extends Live {
     this.complain(own ? NOT_HELD : "");
   }
 
+  /** Another size of kernel: a preset's, or the reader's own taps as far as they are in both. */
   setSize(size) {
-    const preset = this.state.preset || "sobel-x";
+    const { preset, kernel } = this.state;
+    const own = new Map(tapShifts(this.state.size).map((shift, tap) => [`${shift}`, kernel[tap]]));
     this.flight = null;
     Object.assign(this.state, {
       size,
-      preset,
-      kernel: presetKernel(preset, size),
+      kernel: preset ? presetKernel(preset, size) : tapShifts(size).map((shift) => own.get(`${shift}`) ?? 0),
       heads: headsOnTaps(size),
       chosen: 0,
     });
@@ -792,6 +796,7 @@ export class Playground extends Live {
 
   dotKey(event, head) {
     const step = ARROWS[event.key];
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "Delete" || event.key === "Backspace") this.changeHead(head, { on: false });
     else if (step)
       this.moveHead(
@@ -829,11 +834,7 @@ export class Playground extends Live {
   /** Move heads to new centres, to be followed by the eye; at once for readers who want no motion. */
   fly(targets) {
     const from = this.state.heads.map(({ centre }) => centre), start = performance.now();
-    if (
-      targets.every(({ centre }, at) => near(centre, from[at])) ||
-      window.matchMedia("(prefers-reduced-motion: reduce)").matches
-    )
-      return this.setHeads(targets);
+    if (still() || targets.every(({ centre }, at) => near(centre, from[at]))) return this.setHeads(targets);
     const flight = (this.flight = {});
     const step = (now) => {
       if (this.flight !== flight) return;
@@ -853,6 +854,8 @@ export class Playground extends Live {
   /** A step of the tour. Its words are about sharp heads on their taps: what the reader has changed is put back. */
   goto(step) {
     this.set({ step: clamp(step, 0, STEPS) });
+    const pressed = this.root.getRootNode().activeElement; // × and Back go, and hand the keyboard on
+    if (step < 2 && [this.close, this.back].includes(pressed)) this.next.focus({ preventScroll: true });
     if (!this.state.step) return;
     const { size } = this.state, heads = headsOnTaps(size), reach = reachOf(size);
     this.set({ alpha: ALPHAS[1], padding: true });
@@ -867,7 +870,7 @@ export class Playground extends Live {
     const [first] = TOUR("nine")[step - 1][0].split(" "), card = this.root.querySelector(`[data-card=${first}]`);
     if (!this.root.classList.contains("pg-narrow") || !card) return;
     card.style.scrollMarginTop = `${this.tour.offsetHeight + 8}px`;
-    card.scrollIntoView({ behavior: "smooth" });
+    card.scrollIntoView({ behavior: still() ? "auto" : "smooth" });
   }
 
   async copyLink() {
@@ -1067,11 +1070,10 @@ export class Playground extends Live {
       );
     });
     const { centre, tap, on } = heads[chosen];
-    this.about.replaceChildren(
-      element("b", { textContent: `Head ${chosen + 1}` }),
-      `: weight ${written(weights[chosen])}, looks at ` +
-        `${shiftText(centre)}${near(centre, shifts[tap]) ? "" : `, its tap is ${shiftText(shifts[tap])}`}`,
-    );
+    const name = `Head ${chosen + 1}`, away = near(centre, shifts[tap]) ? "" : `, its tap is ${shiftText(shifts[tap])}`;
+    const about = `: weight ${written(weights[chosen])}, looks at ${shiftText(centre)}${away}`;
+    if (this.about.textContent !== name + about) // it is spoken when it changes
+      this.about.replaceChildren(element("b", { textContent: name }), about);
     this.toggle.textContent = on ? "Take away" : "Bring back";
   }
 
@@ -1253,8 +1255,11 @@ export class Playground extends Live {
 
   /** After a rest: keep the state, and measure the difference at other sharpnesses, a few milliseconds at a time. */
   settle() {
-    this.saved = encode(this.state);
-    this.host.save(this.saved);
+    const text = encode(this.state);
+    if (text !== this.taken) {
+      this.taken = null;
+      this.host.save((this.saved = text));
+    }
     const { state, picture } = this, key = this.measureKey(), most = bound(state, picture);
     if (!(complete(state) && state.padding && most) || (this.measured && this.measured.key === key)) return;
     const alphas = Array.from({ length: 15 }, (_, i) => ALPHAS[0] * (ALPHAS[1] / ALPHAS[0]) ** (i / 14));

@@ -7,7 +7,7 @@ const FINER = 2; // times the screen's resolution
 /** Lines on a canvas of their own: words, or a name and a value, with a bar behind them if it is a share. */
 function written({ colours }, lines) {
   const all = lines.flatMap((line) =>
-    Array.isArray(line) ? [line] : line.match(/.{1,30}(\s|$)/g).map((part) => [part]),
+    Array.isArray(line) ? [line] : (line.match(/.{1,30}(\s|$)/g) || []).map((part) => [part]),
   );
   const wide = 220;
   const canvas = element("canvas"), pen = canvasOf(canvas, wide, 19 * all.length + 4);

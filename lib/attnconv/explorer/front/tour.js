@@ -9,7 +9,7 @@ export class Tour {
     Object.assign(this, {
       explorer,
       step: 0,
-      text: element("p"),
+      text: element("p", { "aria-live": "polite" }),
       next: button("Next", () => this.go(this.step + 1)),
       back: button("Back", () => this.go(this.step - 1)),
       close: button("Close", () => this.go(0)),
@@ -19,12 +19,14 @@ export class Tour {
   }
 
   go(step) {
-    const { explorer } = this;
+    const { explorer } = this, pressed = this.root.getRootNode().activeElement;
     this.step = step > TOUR.length ? 0 : step;
     const { kernel, ...changes } = this.step ? TOUR[this.step - 1][3] : {};
     const layer = kernel ? explorer.bestKernel() : explorer.state.layer;
     if (this.step) explorer.set({ all: false, ...changes, layer }, true);
     this.tell();
+    // A button that goes hands the keyboard on.
+    if (pressed?.hidden) (this.step ? this.next : explorer.first.tour).focus({ preventScroll: true });
     const lit = this.step && explorer.root.querySelector(TOUR[this.step - 1][0]);
     if (!lit) return;
     lit.style.scrollMargin = `${this.root.offsetHeight + 12}px 0 12px`; // below these words, which stay at the top
