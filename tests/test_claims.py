@@ -381,6 +381,9 @@ def test_heads_that_do_not_follow_the_query_use_content(more, holds):
     followers = followed(np.broadcast_to(nine(), (3, 6, 9, 2)))
     found, _ = verdicts.content_use(run_of(attention=followers | dict(shares=np.full((3, 6, 9), 1 / 3))))
     assert found is None  # there are no others
+    by_content[:, 0, 8] = np.nan  # layer 1 has a head fewer than the others
+    found, evidence = verdicts.content_use(run_of(attention=seen | dict(shares=by_content)))
+    assert found is holds and "—" not in evidence[2]
 
 
 def test_most_networks_learn_a_convolution_where_it_is_often():

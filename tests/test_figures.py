@@ -594,6 +594,8 @@ def test_reach_over_training_has_two_yardsticks_and_counts_layers_from_one():
     assert ends == [("2", 1.01, 2.05, 2), ("4", 1.01, 2.05, 9), ("3", 1.01, 3.5, 2), ("1", 1.01, 5, 2)]
     for text in ax.texts:
         assert text.get_color() == labelled(ax.lines, f"_layer {text.get_text()}")[0].get_color()
+    (ax,) = figures.reach_over_training({"Hybrid": np.array([[np.nan, 3, 4, 6]] * 2)}, (7, 7)).axes
+    assert [text.get_text() for text in ax.texts] == ["2", "3", "4"]  # a layer without heads has no number
 
 
 def test_a_long_title_stays_clear_of_its_panels_letter():
@@ -628,6 +630,10 @@ def test_points_lost_by_depth_draws_each_kernel_in_each_model(layers):
         for name, level in {"attention everywhere": 0, "one point": 1, "chance": {"A": 80, "B": 50}[model]}.items():
             (line,) = labelled(ax.lines, name)
             assert line.get_ydata()[0] == level and look(line) == look(entries[name])
+    gains = table.assign(difference=table["difference"].where(table["model"] == "B", 3.0))  # A gains, B does not
+    assert [ax.get_ylim()[1] for ax in panels(figures.points_lost_by_depth(gains, 10, layers))] == pytest.approx(
+        [-3.3] * 2
+    )
     none = figures.points_lost_by_depth(table[table["how"] == "read"], 10, layers)
     assert "3 × 3, taps shuffled" not in legend(none), "what is not drawn is not named"
     two = panels(figures.points_lost_by_depth(swapped(seeds=(0, 1)), 10, layers))[0]
@@ -658,6 +664,9 @@ def test_error_before_and_after_points_from_the_start_to_the_end():
         assert ax.get_title() == title and ax.get_xticks().tolist() == list(range(1, len(before) + 1))
     assert list(legend(figure)) == ["before training", "after: smaller", "after: larger", "the constant alone"]
     assert colours(figure)["before training"] == "#ffffff"
+    (ax,) = panels(figures.error_before_and_after({"goes on from another run": [[np.nan] * 3, [0.2, 0.4, 0.6]]}))
+    (after,) = [one for one in ax.collections if one.get_label() == "after (before: not measured)"]
+    np.testing.assert_allclose(after.get_offsets(), [[1, 0.2], [2, 0.4], [3, 0.6]])
     assert axis_names(figure) == [("Layer", "Relative error as a\n3 × 3 convolution"), ("Layer", "")]
 
 

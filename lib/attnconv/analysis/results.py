@@ -46,7 +46,8 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for title, of_model in frame.groupby("title", sort=False):
         for _, alike in of_model.groupby("recipe", sort=False):
             members = [runs[place] for place in alike.index]
-            note = f" ({members[0].train.epochs} epochs, {members[0].config['hash']})"
+            epochs = members[0].train.epochs
+            note = f" ({epochs} epoch{'s' * (epochs > 1)}, {members[0].config['hash']})"
             groups[f"{title}{note if len(alike) < len(of_model) else ''}"] = members
     return groups
 

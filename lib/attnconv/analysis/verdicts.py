@@ -288,9 +288,9 @@ def content_use(run: Run) -> Verdict:
     fixed, questions, content = run.attention["shares"]
     kept, _ = evidence.following(run)
     lines = [
-        f"of what makes scores vary, the same for every image and query: {by_layer(fixed.mean(1), '.0%')}",
-        f"with what the query holds: {by_layer(questions.mean(1), '.0%')}",
-        f"comparison of contents: {by_layer(content.mean(1), '.0%')}",
+        f"of what makes scores vary, the same for every image and query: {by_layer(np.nanmean(fixed, axis=1), '.0%')}",
+        f"with what the query holds: {by_layer(np.nanmean(questions, axis=1), '.0%')}",
+        f"comparison of contents: {by_layer(np.nanmean(content, axis=1), '.0%')}",
     ]
     decided = content + questions  # the query's content decides on the second part
     if kept.any() and not kept.all():
@@ -298,7 +298,7 @@ def content_use(run: Run) -> Verdict:
             f"what content decides, over all layers: of heads that follow the query {np.nanmean(decided[kept]):.0%}, "
             f"of others {np.nanmean(decided[~kept]):.0%} (layers differ anyway, so this does not decide)"
         ]
-    mixed = kept.any(1) & ~kept.all(1)
+    mixed = kept.any(1) & ~kept.all(1) & np.isfinite(decided).all(1)  # not where a layer has fewer heads than others
     if not mixed.any():
         return None, [*lines, "no layer has both heads that follow the query and others"]
     follow, random = kept[mixed], np.random.default_rng(0)

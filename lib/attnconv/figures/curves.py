@@ -162,7 +162,7 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
     colours = seaborn.color_palette("viridis", max(map(len, panels.values())))
     figure = lines(panels, "Epoch", "Mean reach of a layer (pixels)", levels, colours=colours)
     for ax, values in zip(figure.axes, reach.values(), strict=True):
-        order = np.argsort(values[-1], kind="stable")
+        order = np.argsort(values[-1], kind="stable")[: np.isfinite(values[-1]).sum()]  # not of layers without heads
         apart = np.flatnonzero(np.diff(values[-1, order]) > 0.065 * ax.get_ylim()[1]) + 1
         for layers in np.split(order, apart):  # the numbers of lines that end together stand together
             where = 1.01, values[-1, layers].mean()
@@ -189,6 +189,7 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
     # Marks of a layer stand beside each other, and bars of one depth.
     shifts = (0.13 if alone else 0.05) * (np.arange(len(sizes)) - (len(sizes) - 1) / 2)
     below = "Layer that is a convolution" if alone else "Layers that are convolutions"
+    top = min(-0.6, 1.1 * table.loc[table["how"] != "fitted", "lost"].min())  # of all panels, which share the axis
     lost = "Points of accuracy lost\n(linear to 1, then logarithmic)"
     figure, axes = style.panels(models, 2.0 if len(models) > 1 else 2.7, below, lost)
     for ax, model in zip(axes, models, strict=True):
@@ -210,7 +211,7 @@ def points_lost_by_depth(table: pd.DataFrame, chance: float, layers: str = "up t
         ax.set_yscale("symlog", linthresh=1)
         ax.set_yticks([0, 1, 3, 10, 30, 100], ["0", "1", "3", "10", "30", "100"], minor=False)
         several = f", {n} seeds" if (n := own["seed"].nunique()) > 1 else ""
-        ax.set(ylim=(110, min(-0.6, 1.1 * own["lost"].min())), title=f"{model}\naccuracy {whole:.2f}%{several}")
+        ax.set(ylim=(110, top), title=f"{model}\naccuracy {whole:.2f}%{several}")
         ax.yaxis.minorticks_off()
     legend_below(figure)
     return figure

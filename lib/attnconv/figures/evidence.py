@@ -39,7 +39,11 @@ def error_before_and_after(errors: Mapping[str, ArrayLike]) -> Figure:
         beside = (layers + 0.2 * (np.arange(len(before)) - (len(before) - 1) / 2)[:, None]).ravel()
         before, after = before.ravel(), after.ravel()
         kinds = {"smaller": (_BETTER, after < before), "larger": (_WORSE, after >= before)}
-        _draw_moves(ax, np.stack([beside, before]), np.stack([beside, after]), kinds)
+        if (known := np.isfinite(before)).any():
+            _draw_moves(ax, np.stack([beside, before]), np.stack([beside, after]), kinds)
+        if not known.all():  # a run that goes on from another one
+            look: Look = {"s": 10, "color": _ALIKE, "zorder": 3, "clip_on": False}
+            ax.scatter(beside[~known], after[~known], label="after (before: not measured)", **look)
         ax.axhline(1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1, label="the constant alone")
         ax.set(xticks=layers, xlim=(0.5, len(layers) + 0.5))
         if (seeds := before.size // len(layers)) > 1:
