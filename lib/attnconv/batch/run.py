@@ -36,7 +36,7 @@ from attnconv.batch.plan import Job, plan, read_notebook, select
 from attnconv.batch.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, output_folder, record_of
 from attnconv.config import ConfigError, Profile, load_profile
 from attnconv.training.data import content_key, data_folder, find_data
-from attnconv.training.runs import held, read_json, said, write
+from attnconv.training.runs import LEFTOVERS, held, read_json, said, write
 
 
 def cores() -> int:
@@ -360,5 +360,5 @@ def without_notes(notebook: Path, copies: Mapping[str, str]) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove what unfinished jobs wrote, and what a killed runner left half-written."""
     shutil.rmtree(folder / ".running", ignore_errors=True)
-    for file in folder.glob(".*-????????.*"):  # see `runs.writing`
+    for file in folder.glob(LEFTOVERS):
         file.unlink(missing_ok=True)

@@ -40,7 +40,7 @@ from attnconv.training import machine
 from attnconv.training.checkpoints import load_run, read_state, write_state
 from attnconv.training.data import Dataset, batches, epoch_plan, normalize
 from attnconv.training.optimizers import Muon, build_optimizers, own_rates
-from attnconv.training.runs import Run, RunError, held, identity, write, write_arrays
+from attnconv.training.runs import LEFTOVERS, Run, RunError, held, identity, write, write_arrays
 
 
 class TrainingError(RuntimeError):
@@ -354,7 +354,7 @@ def train(
             return Run(folder)  # another process finished it while this one waited
         if (folder / "model.safetensors").exists():
             warnings.warn(f"{folder / 'model.safetensors'} is damaged: the run is trained again.", stacklevel=2)
-        for leftover in folder.rglob(".*-????????.*") if team.leads else ():  # of `writing`, in killed processes
+        for leftover in folder.rglob(LEFTOVERS) if team.leads else ():
             leftover.unlink()
 
         # The seed decides the first weights; a checkpoint replaces them.

@@ -247,6 +247,9 @@ def find_runs(folder: str | Path, wanted: Callable[[Run], bool] = lambda run: Tr
     return sorted(runs, key=lambda run: (order.get(run.preset, len(order)), run.train.seed, run.path.name))
 
 
+LEFTOVERS = ".*-????????.*"  # names of temporary files, which a process that was killed leaves
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """Write a file whole or not at all: gives a temporary path beside it, moved into place when it is on the disk.
