@@ -123,12 +123,13 @@ def as_widget(browser: playwright.Browser, name: str, traits: str, views: int = 
             const { default: widget, unpack } = await import(URL.createObjectURL(file));
             const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
             const traits = unpack ? unpack(bytes(text)) : JSON.parse(text), calls = (window.calls = {});
+            const asked = (window.asked = []);
             window.model = {
                 traits,
                 get: (name) => traits[name],
                 set(name, value) { traits[name] = value; (calls[`change:${name}`] || []).forEach((act) => act()); },
                 save_changes() {},
-                send() {},
+                send: (message) => asked.push(message),
                 on(name, act) { (calls[name] ||= []).push(act); },
                 off(name, act) { calls[name] = calls[name].filter((one) => one !== act); },
             };

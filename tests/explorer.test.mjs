@@ -349,3 +349,23 @@ test("right answers that several workers count come back in the order of the ima
   assert.deepEqual(heard[0], ["right", [0, 1, 2, 3, 4].map((label) => `right ${label}`)]);
   assert.deepEqual(asked, [[0, [0, 2, 4]], [1, [1, 3]]]);
 });
+
+test("while the page computes, its last prediction of changed heads stays", async () => {
+  let answer;
+  const image = { label: 0, title: "a", pixels: { shape: [1, 1, 1], data: new Uint8Array(1) } };
+  const host = pageHost({ image, gallery: [] }, () => new Promise((done) => { answer = done; }), nowhere);
+  const change = (head) => host.send({ kind: "heads", edits: [{ layer: 0, head, off: true }] });
+  const first = change(0);
+  answer({ probabilities: [0.2] });
+  await first;
+  const second = change(1);
+  assert.deepEqual(host.edited.probabilities, [0.2]);
+  answer({ probabilities: [0.3] });
+  await second;
+  assert.deepEqual([host.edited.probabilities, host.edited.heads[0].head], [[0.3], 1]);
+});
+
+test("right answers are counted on several images, not on one", () => {
+  const labelled = (gallery) => pageHost({ image: { label: 0 }, gallery }, null, nowhere).choices.labelled;
+  assert.deepEqual([labelled([]), labelled([{ label: 1 }, { label: null }])], [0, 2]);
+});

@@ -132,4 +132,9 @@ test("the equation says what is different", () => {
   assert.match(words(`heads=${moved}`), /Head 2 looks at .*its weight is 0/);
   assert.equal(equation(decode(`heads=${moved}`, PICTURES)).equal, true); // it says nothing
   assert.equal(equation(decode("padding=0", PICTURES)).equal, false);
+  const alone = decode("kernel=identity&padding=0", PICTURES);
+  assert.ok(new Sums().update(alone, random(6, 9)).apart < 1e-12);
+  assert.equal(equation(alone).equal, true);
+  assert.doesNotMatch(words("kernel=identity&padding=0"), /border/);
+  assert.match(words("kernel=identity&padding=0&alpha=0.5"), /border/);
 });

@@ -154,6 +154,17 @@ def test_the_records_runs_are_links_and_what_is_measured_of_them_stays_outside_t
     assert not record.with_name("other").exists()  # of no record
 
 
+def test_a_checkpoint_in_the_record_is_not_linked(toys: Toys, beside) -> None:
+    """A maintainer may be training there; a training of the same run beside it would write into it."""
+    record, folder = beside
+    run = put_run(toys, "quadratic", finished=False)
+    write(run / "checkpoint" / "state.pt", "half")
+    write(record / "strip.npz", "images")
+    open_workspace("smoke", output=folder)
+    assert (folder / "runs" / run.name / "config.json").is_symlink()
+    assert not (folder / "runs" / run.name / "checkpoint").exists()
+
+
 def test_the_record_is_not_drawn_with_images_that_not_everyone_has(toys: Toys, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(runner, "OUTPUTS", tmp_path)
     toys.add("02_a")

@@ -366,6 +366,19 @@ def test_other_refusals_name_their_cause():
             layer(torch.zeros(1, 2, *size))
 
 
+def test_modules_in_plain_containers_are_refused_unless_pytorch_sees_them_as_well():
+    for held in ({"left": nn.Conv2d(2, 2, 3)}, [[nn.Conv2d(2, 2, 3)]]):
+        network = nn.Sequential(nn.ReLU())
+        network[0].branches = held
+        with pytest.raises(ValueError, match="^0 holds modules in a plain list or dict.*nn.ModuleDict"):
+            convert(network)
+    network = nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU())
+    network.backwards = [network[1], network[0]]
+    converted = convert(network)
+    assert isinstance(converted[0], TapAttention)
+    assert converted.backwards[0] is converted[1] and converted.backwards[1] is converted[0]
+
+
 def test_refusals_of_the_way_back_name_their_cause():
     layer, learned = conv_to_attention(nn.Conv2d(2, 2, 3)), LearnedAttention(2, 2, 9, max_size=6)
     for arguments, cause in [
@@ -515,6 +528,23 @@ def test_numbers_set_later_are_read_as_the_convolution_reads_them():
         conv = nn.Conv2d(2, 2, 3, padding=1, padding_mode=mode)
         conv.stride, conv.dilation, conv.padding = 2, 2, 2
         torch.testing.assert_close(conv_to_attention(conv)(x), conv(x))
+
+
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_what_is_around_a_conv1d_finds_its_numbers_as_before(dilation):
+    """A causal one is padded by its parent, by as much as its kernel reaches."""
+
+    class Causal(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(2, 3, 5, dilation=dilation)
+
+        def forward(self, x):
+            reach = (self.conv.kernel_size[0] - 1) * self.conv.dilation[0]
+            return self.conv(F.pad(x, (reach, 0)))
+
+    network, x = Causal(), torch.randn(1, 2, 20)
+    torch.testing.assert_close(convert(network)(x), network(x))
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 2.0}, {"groups": 2}])

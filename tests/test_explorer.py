@@ -833,3 +833,10 @@ def test_a_layer_that_has_lost_all_its_heads_can_be_explored(kind):
     explorer = explore(build_model(config), np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8))
     explorer.figure()
     assert explorer.page()
+
+
+def test_the_still_picture_of_a_page_is_of_the_view(data) -> None:
+    explorer = explore(model_of("quadratic"), images=data)
+    before, explorer.state = explorer.page(), dict(query=[0, 0])
+    first, second = (re.search("<noscript><img.+?base64,([^']+)", page)[1] for page in (before, explorer.page()))
+    assert first != second

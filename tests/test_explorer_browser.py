@@ -469,6 +469,17 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
     assert seen.root.locator(".ax-zoom").first.is_visible() == replayed
     assert seen.get("x.panels[0].box.wide") > 100 or replayed  # plots have the room that maps would not take
     assert "would be" not in card.inner_text() and seen.get("x.panels[0].card.pictures().flat().length") == 1
+    if not replayed:  # what is said is of that epoch, too
+        box = seen.root.locator(".ax-grid").bounding_box()
+        for down in (12, 40):  # where a word would be, and below it
+            seen.page.mouse.move(box["x"] + 12, box["y"] + down)
+            seen.idle()
+            assert seen.root.locator(".ax-tip:visible").count() == 0
+        assert re.fullmatch(r"Layer 1, head 1: centre \(.*\)", seen.root.locator(".ax-hint").inner_text())
+        assert re.fullmatch(r"measured centre \(.*\)", seen.get("x.panels[0].told"))
+        seen.root.get_by_role("button", name="Head 2", exact=True).press("Enter")
+        seen.idle()
+        assert seen.state()["head"] == 1
 
 
 def playing_stops_when_another_plays_or_the_models_change(seen: Seen) -> None:
@@ -498,6 +509,13 @@ def test_two_models_of_unlike_kinds_share_the_scale_of_centres(runs, show, tmp_p
     explorer.sides = [explorer.sides[0], explorer.sides[1] | dict(heads=[2] * len(explorer.sides[1]["heads"]))]
     explorer.state = dict(all=True, view="centres", layer=0, head=3)
     seen = show(explorer.export_html(tmp_path / "page.html"), viewport=dict(width=900, height=900))
+    seen.studied()
+    names = [grid.get_attribute("aria-label") for grid in seen.root.locator(".ax-grid").all()]
+    assert all("all" in name and "lists Layer and Head" in name for name in names) and names[0] != names[1]
+    seen.press("Show one layer")
+    seen.studied()
+    assert "lists" not in seen.root.locator(".ax-grid").first.get_attribute("aria-label")
+    seen.press("Show all layers")
     ranges = seen.get("x.panels.map((panel) => panel.range)")
     assert ranges[0] == ranges[1] > 0
     left, right = (seen.root.locator(".ax-panel").nth(i).bounding_box() for i in (0, 1))
@@ -735,6 +753,13 @@ def test_sliders_maps_and_bars_show_what_they_say(show, tmp_path):
         seen.slide(name, 3.5)
         now[axis] = 3.5
         assert seen.state()["edits"]["1.0"]["centre"] == pytest.approx(now)
+    seen.root.evaluate("""({ attnconv: x }) => {
+        x.host.choices.classes = Array.from({ length: 12 }, (_, c) => `class ${c}`);
+        const before = [0.89, ...Array(11).fill(0.01)], after = [...Array(11).fill(0.01), 0.89];
+        x.panels[0].drawPrediction(before, after, null);
+    }""")
+    shown = seen.root.locator(".ax-predictions").inner_text()
+    assert "class 0" in shown and "class 11" in shown and seen.root.locator(".ax-class").count() == 10
 
 
 def test_a_layer_as_a_convolution(grid, show, tmp_path):
@@ -963,11 +988,35 @@ def test_it_opens_on_the_best_kernel_near_the_query(show, tmp_path):
     assert not changed(picture, seen.pixels("centres"))
     seen.layer(3)
     assert card.get_by_role("button", name="Show the whole field").is_hidden()
+    wide = seen.pixels().shape[1]
+    seen.page.evaluate("Object.defineProperty(window, 'devicePixelRatio', { value: 2, configurable: true })")
+    seen.hover(1, 1)
+    assert seen.pixels().shape[1] == 2 * wide
 
 
 def test_heads_are_dragged(grid, show):
     explorer, file = grid
     seen = show(file)
+    # A click only chooses, the right button not even that; a drag that rests is one step.
+    mouse = seen.page.mouse
+    for button in ("left", "right"):
+        x, y = seen.head(2)
+        mouse.move(x, y)
+        mouse.down(button=button)
+        mouse.move(x + (2 if button == "left" else 30), y + 1)
+        mouse.up(button=button)
+        seen.idle()
+        assert seen.state()["head"] == 2 and seen.state()["edits"] == {}, button
+    mouse.move(x, y)
+    mouse.down()
+    for far in (30, 60):
+        mouse.move(x + far, y)
+        seen.page.wait_for_timeout(1000)
+    mouse.up()
+    assert seen.state()["edits"]["0.2"]
+    seen.press("Undo")
+    assert seen.state()["edits"] == {}
+
     maps, kernel = seen.pixels(), seen.pixels("kernel")
     seen.drag_head(4, 0.3, 0.9)
     dragged = seen.state()["edits"]["0.4"]["centre"]
@@ -1002,10 +1051,12 @@ def test_heads_are_dragged(grid, show):
     assert seen.state()["edits"]["0.4"]["centre"] == [1, 0]
     seen.layer(2)
     seen.press("Make it a grid")
+    seen.press("Make it a grid")  # changes nothing: no step to undo
     assert "9 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
     centres = [seen.state()["edits"][f"1.{head}"]["centre"] for head in range(9)]
     assert sorted(centres) == GRID.tolist() and centres[0] == [-1, -1]
     seen.press("Undo")
+    assert not [place for place in seen.state()["edits"] if place.startswith("1.")]
     seen.press("Harden all")
     assert "8 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
     seen.press("Solo")
@@ -1057,6 +1108,18 @@ def test_an_image_of_the_reader(grid, show, tmp_path):
         assert "picture of its author's own" in notice.inner_text() and box["y"] + box["height"] < 700
     other.press("Random image")
     assert notice.count() == 0
+    widest = seen.root.evaluate("""({ attnconv: x }) => {
+        const { fillText } = CanvasRenderingContext2D.prototype;
+        let most = null;
+        x.caption.textContent = "a long name ".repeat(9);
+        CanvasRenderingContext2D.prototype.fillText = function (text, left, top, wide) {
+            if (text === x.caption.textContent) most = [wide, this.measureText(text).width];
+        };
+        x.picturePage();
+        CanvasRenderingContext2D.prototype.fillText = fillText;
+        return most;
+    }""")
+    assert 0 < widest[0] < widest[1]
 
 
 def test_a_finger_drags_a_head(grid, show):
@@ -1173,6 +1236,7 @@ def test_a_link_holds_the_view(pages, show):
     seen.layer(2)
     seen.choose_head(4)
     seen.slide("centre row", 1.5)
+    seen.root.get_by_label("Size of the kernel").select_option("5")
     seen.hover(2, 5)
     seen.click(2, 5)
     seen.all_layers()
@@ -1187,6 +1251,8 @@ def test_a_link_holds_the_view(pages, show):
     assert caption == seen.root.locator(".ax-caption").inner_text() != first
     assert len(titles) == 2 and "after epoch 1" in titles[1]
     state, there = seen.state(), other.state()
+    sizes = other.root.get_by_label("Size of the kernel").first
+    assert sizes.input_value() == "5" and other.get("x.panels[0].card.inside.size") == 5
     assert [there[n] for n in ("query", "locked", "layer", "head", "edits")] == [[2, 5], True, 1, 3, state["edits"]]
     assert list(there["edits"]) == ["1.3"] and other.get("x.saysNow()") == seen.get("x.saysNow()")
     for name, panel in (("image", 0), ("grid", 0), ("grid", 1)):
@@ -1200,6 +1266,11 @@ def test_a_link_holds_the_view(pages, show):
     assert other.state()["edits"] == {}
     assert "does not hold the image of this link" in other.root.locator(".ax-view").inner_text()
     assert show(file, "%7B%22layer%22:").state()["query"] == [3, 3]  # damaged
+    last = seen.root.locator(".ax-epoch input").nth(1)
+    last.fill(last.get_attribute("max"))
+    seen.studied()
+    other = show(file, copied(seen)[0])
+    assert other.root.locator("h3").all_inner_texts() == seen.root.locator("h3").all_inner_texts()
 
 
 def test_a_count_goes_on_after_an_undo(grid, show):
@@ -1246,6 +1317,10 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
     )
     assert asked == 1
 
+    # A model that was chosen in vain is not named as the one that is shown.
+    seen.get("(x.run.append(new Option('Another', 'another')), (x.run.value = 'another'), x.told('notice', 'No.'))")
+    seen.wait("x.run.value === x.models[0].name")
+
     # Another model comes in one update, of which the view's state is told first: nothing is left of the former one's.
     seen.get("x.strip.set('{}', [true]), x.edit((edit) => { edit.off = true; }), x.settle()")
     assert seen.state()["edits"] and seen.get("[x.past.length, x.strip.size]") == [1, 1]
@@ -1263,3 +1338,116 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
 
 
 TRAITS = ("sides", "image", "average", "edited", "choices", "state")
+
+
+def test_an_epoch_is_news_to_python(browser, runs):
+    """What was saved does not change with the view: else nothing would be new in what is saved next."""
+    explorer = explore(runs["quadratic"])
+    tree = gzip.decompress(pack({name: getattr(explorer, name) for name in TRAITS}))
+    page = as_widget(browser, "explorer", base64.b64encode(tree).decode())
+    Seen(page)
+    before, after = page.evaluate("""() => {
+        const x = document.querySelector(".attnconv-explorer").attnconv;
+        x.settle();
+        const { state } = model.traits;
+        x.setEpoch(0, 0);
+        x.settle();
+        return [state.epochs, model.traits.state.epochs];
+    }""")
+    assert before == [None, None] and after == [0, None]
+    page.close()
+
+
+@pytest.mark.parametrize("width", [375, 360, 320])
+def test_a_head_can_be_chosen_without_a_pointer_on_a_small_phone(grid, show, width):
+    seen = show(grid[1], viewport=dict(width=width, height=740), has_touch=True, is_mobile=True)
+    if width > 320:
+        assert seen.root.locator(".ax-badges button:visible").count() == 9
+        seen.root.get_by_role("button", name="Head 3:").press("Enter")
+    else:
+        seen.field("Head").select_option(label="3")
+    seen.idle()
+    assert seen.state()["head"] == 2
+
+
+def test_the_tour_says_what_can_be_done(pages, show):
+    """Of heads that cannot be dragged, and from an earlier epoch."""
+    seen = show(pages["learned_content"])
+    seen.root.locator(".ax-epoch input").first.fill("0")
+    seen.press("Take the tour")
+    assert seen.get("x.models[0].epoch") is None
+    told = []
+    for _ in range(4):
+        told.append(seen.root.locator(".ax-tour p").inner_text())
+        seen.press("Next")
+    assert "Tick" not in told[2] and "Drag" not in told[3] and "head on" in told[3]
+    assert seen.root.get_by_label("head on").is_visible()
+
+
+def test_changes_that_come_with_the_state_are_predicted(browser, grid):
+    tree = {name: getattr(grid[0], name) for name in TRAITS} | dict(state=dict(edits={"0.0": dict(off=True)}))
+    page = as_widget(browser, "explorer", base64.b64encode(gzip.decompress(pack(tree))).decode())
+    asked = page.evaluate("asked.filter(({ kind }) => kind === 'heads')")
+    assert [one["edits"] for one in asked] == [[dict(layer=0, head=0, off=True)]]
+    page.close()
+
+
+def test_the_keyboard_keeps_its_place(grid, show):
+    seen, active = show(grid[1]), "document.activeElement.textContent"
+    seen.slide("centre row", 2)
+    for button, then in (("Undo", "Redo"), ("Redo", "Undo"), ("Reset all", "Undo")):
+        seen.root.get_by_role("button", name=button, exact=True).press("Enter")
+        seen.idle()
+        assert seen.page.evaluate(active) == then
+    seen.studied()
+    seen.root.get_by_role("button", name="Also on the test images").press("Enter")
+    seen.wait("x.panels[0].count.hidden")
+    assert "share of the layer's output" in seen.page.evaluate(active)
+    seen.root.get_by_label("this layer as a convolution").check()
+    seen.root.locator(".ax-counted .ax-word").focus()
+    seen.studied()
+    seen.wait("x.rightBoth().seen === 20")
+    seen.idle()
+    assert seen.page.evaluate(active) == "convolution"
+
+
+def test_a_head_that_only_the_second_model_has_stays_as_it_is(show, tmp_path):
+    torch.manual_seed(0)
+    shape = dict(image_size=(28, 28), image_channels=1, downsampling=4, layers=1, hidden=6, mlp=8)
+    explorer, other = (explore(build_model(ModelConfig(heads=heads, **shape)).eval()) for heads in (2, 4))
+    explorer._set_sides([explorer._sides[0], other._sides[0]])
+    explorer.state = dict(layer=0, head=3)
+    seen = show(explorer.export_html(tmp_path / "page.html"))
+    assert "this model has no such head" in seen.root.locator(".ax-detail h4").first.inner_text()
+    seen.root.locator(".ax-centres").first.press("ArrowUp")
+    seen.idle()
+    assert seen.state()["edits"] == {}
+    assert seen.root.get_by_role("button", name="Solo").is_disabled()
+
+
+def test_an_answer_takes_back_that_it_is_late(grid, show):
+    seen = show(grid[1])
+    seen.studied()
+    seen.root.evaluate("""({ attnconv: x }) => {
+        const { setTimeout: real } = window;
+        x.host.send = () => {};
+        window.setTimeout = (act, ms) => real(act, Math.min(ms, 50));
+        window.late = x.ask({ kind: "image", class: null });
+        window.setTimeout = real;
+    }""")
+    notice = seen.root.locator(".ax-tools .ax-notice", has_text="This takes long")
+    notice.wait_for()
+    seen.get("x.told('done', window.late)")
+    assert notice.is_hidden()
+
+
+def test_an_average_that_nobody_computes_is_given_up(browser, runs):
+    explorer = explore(runs["learned_content"])
+    tree = gzip.decompress(pack({name: getattr(explorer, name) for name in TRAITS}))
+    page = as_widget(browser, "explorer", base64.b64encode(tree).decode())
+    seen = Seen(page)
+    page.evaluate("calls.comm_live_update.forEach((act) => act())")
+    seen.get("x.setAverage(true)")
+    assert not seen.state()["average"]
+    assert "Run this cell again" in seen.root.locator(".ax-tools .ax-notice").inner_text()
+    page.close()

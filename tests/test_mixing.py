@@ -210,6 +210,14 @@ def test_layers_without_a_bias_and_with_hooks_on_the_values_work():
     assert_equal_to_dense(layer, x, 1e-5)
 
 
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_on_the_values_are_called(register):
+    layer, seen = make("isotropic", mixing="separable"), []
+    getattr(layer.value, register)(lambda *_: seen.append(1))
+    layer(torch.randn(2, 9, 10, 5)).sum().backward()
+    assert seen == [1]
+
+
 # Precision and compilation
 
 

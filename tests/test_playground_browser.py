@@ -15,6 +15,7 @@ from PIL import Image
 from attnconv.batch.pages import write_page
 from attnconv.config import ModelConfig
 from attnconv.explorer import Playground, explore
+from attnconv.explorer.assets import script
 from attnconv.models import build_model
 from browser import SETTLED, Shown, as_widget, needs_browser, opened, playwright
 
@@ -206,6 +207,15 @@ def test_pictures_and_ones_own(seen: Seen, show: Callable[..., Seen], file: Path
     assert "picture of its author's own" in other.root.locator(".pg-notice").inner_text()
     assert other.state()["image"] == "hopper"
     assert seen.root.locator(".pg-notice").is_hidden()
+    points = "x.measured?.key === x.measureKey() && x.measured.points.map(([, share]) => share)"
+    seen.wait(f"Boolean({points})")
+    measured, first = seen.get(points), seen.get("x.picture.pixels[9]")
+    Image.effect_noise((64, 64), 90).save(tmp_path / "noise.png")
+    choose.set_input_files(tmp_path / "noise.png")
+    seen.wait(f"x.picture.pixels[9] !== {first}")
+    seen.page.wait_for_timeout(1500)
+    seen.wait(f"Boolean({points})")
+    assert seen.get(points) != measured
 
 
 def test_the_tour_has_five_steps(show: Callable[..., Seen], file: Path) -> None:
@@ -369,3 +379,30 @@ def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
     assert page.evaluate("calls['change:state'].length") == 0 and page.locator(".pg-dot").count() == 0
     assert not page.errors
     page.close()
+
+
+def test_two_widgets_of_one_page_have_names_of_their_own(browser: playwright.Browser) -> None:
+    """anywidget loads the front end anew for each of them."""
+    widget = Playground()
+    traits = json.dumps(dict(pictures=widget.pictures, colours=widget.colours, state=widget.state))
+    page = as_widget(browser, "playground", traits)
+    page.evaluate(
+        """async (code) => {
+            const file = new Blob([code], { type: "text/javascript" });
+            const { default: widget } = await import(URL.createObjectURL(file));
+            widget.render({ model, el: document.body.appendChild(document.createElement("div")) });
+        }""",
+        script("playground.js"),
+    )
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((node) => node.id)")
+    assert len(ids) > 10 and len(ids) == len(set(ids))
+    page.close()
+
+
+def test_start_again_is_the_start_and_is_kept(show: Callable[..., Seen], tmp_path: Path) -> None:
+    seen = show(Playground(0.7).export_html(tmp_path / "page.html"))
+    seen.choose("Kernel", "emboss")
+    seen.page.wait_for_function("location.hash.includes('kernel=emboss')")
+    seen.press("Start again")
+    assert seen.state()["alpha"] == 0.7 and seen.state()["preset"] == "sobel-x"
+    seen.page.wait_for_function("location.hash.includes('kernel=sobel-x') && location.hash.includes('alpha=0.7')")

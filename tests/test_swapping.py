@@ -184,6 +184,15 @@ def test_what_cannot_be_swapped_is_refused():
         replace(MODEL, {"kernels": (3, 2, 0)})
 
 
+def test_layers_and_sizes_may_be_numbers_of_numpy():
+    net = network()
+    made, plain = swap(net, {np.int64(2): np.int64(3)}), swap(net, {2: 3})
+    assert made.config == plain.config
+    torch.testing.assert_close(made(some()), plain(some()))
+    conv, _ = attention_to_conv(net.attention_layers[0], np.int64(3))
+    assert conv.kernel_size == (3, 3)
+
+
 @pytest.fixture(scope="module")
 def data():
     return load_data("embedded").first(100, 60)

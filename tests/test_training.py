@@ -154,6 +154,16 @@ def test_muon_takes_the_matrices_and_kernels_between_input_and_classifier(data):
         assert moved == {name for name in inner if not name.endswith("centres")}
 
 
+def test_muon_steps_where_pruning_left_a_layer_without_heads():
+    model = build_model(replace(MODEL, {"heads": (0, 3)}))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    for optimizer in build_optimizers(model, TrainConfig(optimizer="muon")):
+        optimizer.step()
+    assert model.attention_layers[0].value.weight.shape == (8, 0)
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
 def test_a_run_says_how_it_computed_and_goes_on_like_that_elsewhere(data, tmp_path, monkeypatch):
     half, single = Computation(bfloat16=True), Computation()
     monkeypatch.setattr(training, "choose", lambda *_: single)
@@ -214,6 +224,16 @@ def test_without_a_compiler_training_says_so_and_goes_on(data, tmp_path, monkeyp
     assert "compiled" not in run.config["environment"]["computation"]
 
 
+def test_a_run_begun_compiled_does_not_say_so_where_it_cannot_be(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "to_be_compiled", lambda *_: True)
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    monkeypatch.setattr(machine, "compiler_works", lambda: True)
+    interrupted(monkeypatch, 9, MODEL, RECIPE, data, tmp_path)
+    monkeypatch.setattr(machine, "compiler_works", lambda: False)
+    run = train(MODEL, RECIPE, data, tmp_path, preset="quadratic")
+    assert ["compiled" in one["computation"] for one in run.config["sessions"]] == [True, False]
+
+
 def strip(metrics):
     """Metrics without what a clock says."""
     return [{k: v for k, v in line.items() if k not in ("seconds", "images_per_second")} for line in metrics]
@@ -254,6 +274,16 @@ def test_a_run_folder_is_complete(run, data):
     assert run.model.image_size == (28, 28) and run.train == RECIPE
     assert run.config["data"]["key"] == data.key and run.config["environment"]["torch"] == torch.__version__
     assert run.heads["centre"].shape == (4, 2, 3, 2)
+
+
+def test_a_run_names_the_command_and_the_commit_of_this_library_alone(monkeypatch):
+    monkeypatch.delenv("ATTNCONV_COMMIT", raising=False)
+    programs = {"bin/attnconv": True, "lib/attnconv/__main__.py": True, "mine/__main__.py": False}
+    for program, ours in programs.items():
+        monkeypatch.setattr(sys, "argv", [program, "train", "learned"])
+        assert machine.environment(torch.device("cpu"))["command"] == ("attnconv train learned" if ours else None)
+    monkeypatch.setattr(machine, "__file__", "/not/in/this/repository.py")
+    assert machine.environment(torch.device("cpu"))["commit"] is None
 
 
 def test_what_is_recorded_is_the_saved_models(run, data):
@@ -733,6 +763,17 @@ def test_a_diverging_run_stops_and_says_where(data, tmp_path):
         train(MODEL, recipe, data, tmp_path)
     state = checkpoints.read_state(tmp_path / "checkpoint" / "state.pt")
     assert math.isfinite(state["sums"][0].item())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
+def test_a_diverging_run_says_the_rate_that_the_recipe_calls_lr(optimizer, data):
+    recipe = TrainConfig(optimizer=optimizer, lr=0.5, adamw_lr=0.001, position_lr=0.01)
+    trainer = Trainer(build_model(MODEL), recipe, data, Path("unused"), Team())
+    trainer.take_step(torch.randn(5, 3, 32, 32), torch.arange(5))
+    trainer.sums[0] = math.nan
+    factor = lr_factor(0, recipe.epochs * trainer.epoch_steps, recipe.warmup)
+    with pytest.raises(TrainingError, match=re.escape(f"(learning rate {0.5 * factor:.3g})")):
+        trainer.refuse_non_finite()
 
 
 def test_learning_rate_warms_up_then_falls_as_a_cosine():

@@ -187,8 +187,7 @@ _LATER: dict[str, Any] = {"encoding_lr": None, "images": None, "kernels": [], "p
 def config_hash(*configs: Any) -> str:
     """Eight hexadecimal digits that name these configurations (or plain values)."""
     plain = [c.model_dump(mode="json") if isinstance(c, Config) else c for c in configs]
-    later = _LATER.items()
-    plain = [{n: v for n, v in c.items() if (n, v) not in later} if isinstance(c, dict) else c for c in plain]
+    plain = [{n: v for n, v in c.items() if (n, v) not in _LATER.items()} if isinstance(c, dict) else c for c in plain]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -35,10 +35,6 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
-    def fill(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Give the convolution this kernel (D, C, K, K) and this bias (D,)."""
-        self.conv.load_state_dict({"weight": weight, "bias": bias})
-
     def extra_repr(self) -> str:
         report = self.report
         return f"in the place of attention; relative error on {report.on} {report.relative_error:.2g}" if report else ""

@@ -49,9 +49,8 @@ class Sentence:
         return f"The paper, {'section ' * self.section[0].isdigit()}{self.section}"
 
 
-SENTENCES = {
-    key: Sentence(**about) for key, about in read_yaml(Path(__file__).with_suffix(".yaml").read_text("utf-8")).items()
-}
+_ENTRIES = read_yaml(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+SENTENCES = {key: Sentence(**about) for key, about in _ENTRIES.items()}
 PAPER_CLAIMS = {key: sentence for key, sentence in SENTENCES.items() if sentence.section}
 
 

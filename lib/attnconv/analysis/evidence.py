@@ -139,9 +139,8 @@ def shares_left(run: Run, epoch: int, draws: int, random: np.random.Generator) -
     First as it is, then with centres `redrawn`.
     """
     shares = []
-    for centres, precision, mass in zip(
-        *(run.heads[n][epoch] for n in ("parameter_centre", "precision", "mass")), strict=True
-    ):
+    of_layers = [run.heads[name][epoch] for name in ("parameter_centre", "precision", "mass")]
+    for centres, precision, mass in zip(*of_layers, strict=True):
         if (who := np.isfinite(centres).all(-1)).any():
             each = (centres[who], *redrawn(centres[who], mass[who] > 0.5, draws, random))
             shares.append([gaussians(one, precision[who], run.model.grid).max(0).sum() for one in each])

@@ -212,8 +212,7 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
                 row = {"model": title, "seed": run.train.seed, "layers": layers, "layer": layer + 1}
                 row |= {"kernel": int(sizes[s]), "how": how}
                 row |= {"accuracy": 100 * right.mean(), "whole": 100 * whole.mean(), "images": len(whole)}
-                row |= {"difference": lost.mean(), "error": lost.std() / math.sqrt(len(lost))}
-                rows.append(row)
+                rows.append(row | {"difference": lost.mean(), "error": lost.std() / math.sqrt(len(lost))})
     return pd.DataFrame(rows)
 
 

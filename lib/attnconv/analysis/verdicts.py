@@ -91,15 +91,12 @@ def grid(run: Run) -> Placed:
         for n in np.flatnonzero(there)
         for k in np.flatnonzero((sizes == 3) | (sizes == small.sides[n]))
     )
-    first = f"pixels of the 3 × 3 around the query that have a sharp head: {by_layer(own, 'd')} (if sharp were over "
-    first += f"40%, {listed(loose, 'd')}; over 60%, {listed(strict, 'd')}); five or more, on all sides, in layer "
-    first += f"{numbered((own > 4) & around)}. Layers with five of these that a small convolution can replace, and its "
-    first += (
-        f"relative error: {'; '.join(words) or 'none'}. Made by moving: {'layer ' * bool(made.any())}{numbered(made)}"
-    )
     lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines = [
-        first,
+        f"pixels of the 3 × 3 around the query that have a sharp head: {by_layer(own, 'd')} (if sharp were over 40%, "
+        f"{listed(loose, 'd')}; over 60%, {listed(strict, 'd')}); five or more, on all sides, in layer "
+        f"{numbered((own > 4) & around)}. Layers with five of these that a small convolution can replace, and its "
+        f"relative error: {'; '.join(words) or 'none'}. Made by moving: {'layer ' * bool(made.any())}{numbered(made)}",
         *small.lines,
         f"heads with over half of their attention on a pixel: {by_layer(sharp.sum(1), 'd', sharp.shape[1])}; "
         f"mean distance that these heads moved, in pixels: {listed(moved.where(sharp).mean(axis=1), '.1f')}",
@@ -353,10 +350,9 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
     ]
     epochs = better[0].train.epochs, worse[0].train.epochs
     if epochs[0] != epochs[1]:
-        a, b = (100 * results.curves(runs)[:, min(epochs) - 1].mean() for runs in (better, worse))
-        lines += [
-            f"trained for {epochs[0]} and {epochs[1]} epochs; after {min(epochs)} of them {a:.1f}% against {b:.1f}%"
-        ]
+        shared = min(epochs)
+        a, b = (100 * results.curves(runs)[:, shared - 1].mean() for runs in (better, worse))
+        lines += [f"trained for {epochs[0]} and {epochs[1]} epochs; after {shared} of them {a:.1f}% against {b:.1f}%"]
         lead, error = a - b + margin, math.sqrt((a * (100 - a) + b * (100 - b)) / images)
         holds = holds if holds == (lead > 0) and abs(lead) > 2 * error else None
     lines += evidence.different_rates(better[0], worse[0])

@@ -121,7 +121,8 @@ def attend(x: Tensor, row: Tensor | None, column: Tensor, value: nn.Linear) -> T
     row, column = None if row is None else row.to(x.dtype), column.to(x.dtype)
     if row is None:  # an image is then one long row of pixels
         x, column = x.flatten(1, 2)[:, None], column.flatten(3, 4).flatten(1, 2)
-    plain = type(value) is nn.Linear and not (value._forward_hooks or value._forward_pre_hooks)
+    hooks = value._forward_hooks or value._forward_pre_hooks or value._backward_hooks or value._backward_pre_hooks
+    plain = type(value) is nn.Linear and not hooks
     large = x.numel() and len(column) and (row is not None or x.shape[2] > SMALL_GRID)
     if plain and large and _eager_on_cpu(x) and dtype == _product_type(value.weight):
         y = _by_chunks(x, row, column, value, dtype)

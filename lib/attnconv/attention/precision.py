@@ -36,8 +36,10 @@ class Computation:
 
 def choose(device: torch.device, precision: str = "float32") -> Computation:
     """The fastest computation that the device has and ``precision`` allows; ``auto`` allows both types."""
-    if device.type == "cpu":
-        has, onednn = _has_bfloat16(), _is_amd() and _onednn_is_float32()
+    if device.type == "cpu":  # its instructions for bfloat16 count unless oneDNN is told to do without
+        has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        has = has and "ONEDNN_MAX_CPU_ISA" not in os.environ
+        onednn = _is_amd() and _onednn_is_float32()
     else:
         has, onednn = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False), False
     return Computation(precision == "bfloat16" or (precision == "auto" and has), onednn)
@@ -75,12 +77,6 @@ def computing(computation: Computation, device: torch.device) -> Iterator[None]:
         _users -= 1
         if not _users:  # what glibc itself settles on where arrays are large
             _mallopt({_MMAP_MAX: 65536, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26})
-
-
-def _has_bfloat16() -> bool:
-    """Whether the CPU has instructions for bfloat16, and oneDNN is not told to do without."""
-    has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return has and "ONEDNN_MAX_CPU_ISA" not in os.environ
 
 
 @functools.cache

@@ -30,11 +30,8 @@ def parser() -> argparse.ArgumentParser:
     where = run.add_mutually_exclusive_group()
     beside = "where results go (default: outputs/<profile>, or outputs/reproduced/<profile> beside a committed record)"
     where.add_argument("--output", metavar="DIR", help=beside)
-    where.add_argument(
-        "--retrain",
-        action="store_true",
-        help="train all again, into outputs/<profile>-retrained (once: remove it to train yet again)",
-    )
+    again = "train all again, into outputs/<profile>-retrained (once: remove it to train yet again)"
+    where.add_argument("--retrain", action="store_true", help=again)
     where.add_argument("--record", action="store_true", help="write the committed record outputs/<profile> itself")
     run.add_argument("--dry", action="store_true", help="say what would be done, and why, and what is missing")
     run.set_defaults(call=_reproduce)

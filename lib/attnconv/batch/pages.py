@@ -40,11 +40,7 @@ _HERE = Path(__file__).parent
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
-
-
-def _write(target: Path, **content: Any) -> None:
-    """Write a page of this content; ``body`` makes it that of a notebook, else it is the index."""
-    write(target, _TEMPLATES.get_template("page.html.j2").render(content))
+_PAGE = _TEMPLATES.get_template("page.html.j2")  # of a notebook, if it is given a ``body``; else the index
 
 
 class _WithMathML(IPythonRenderer):
@@ -67,7 +63,7 @@ def export_html(notebook: Path, target: Path, pages: Mapping[str, str] | None = 
     pages = pages or {}
     links = LINKS if pages.keys() >= {"01", "08"} else {}  # the notebooks that write them
     body = Markup(_body(notebook, pages))
-    _write(target, title=title_of(notebook), body=body, number=target.name[:2], pages=pages, links=links)
+    write(target, _PAGE.render(title=title_of(notebook), body=body, number=target.name[:2], pages=pages, links=links))
 
 
 def _body(notebook: Path, pages: Mapping[str, str], *, code: bool = True) -> str:
@@ -117,8 +113,7 @@ def write_page(output: Path) -> Path:
     runs = find_runs(output / "runs")
     first = first_runs(output, runs)
     quadratic = first.get("quadratic")
-    _write(
-        output / "index.html",
+    index = _PAGE.render(
         name=output.name,
         found=Markup(found),
         sections=sections,
@@ -133,6 +128,7 @@ def write_page(output: Path) -> Path:
         pictures=_pictures,
         title_of=title_of,
     )
+    write(output / "index.html", index)
     light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
     dark = f"@media (prefers-color-scheme: dark) {{ {dark} }}"
     write(output / "style.css", "\n".join([light, dark, (_HERE / "page.css").read_text("utf-8")]))

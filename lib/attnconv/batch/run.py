@@ -98,7 +98,7 @@ class Batch:
         return f"changed: {', '.join(names[:2])}{more}" if names else ""
 
     def dry(self) -> int:
-        """Say what a run would do and what is missing, and write nothing; the exit status, 2 without the data set."""
+        """Say what a run would do and what is missing, and write no result; the exit status, 2 without the data set."""
         no_data = False
         for job in self.jobs.values():
             now = self.inputs(job)

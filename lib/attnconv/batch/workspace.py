@@ -179,7 +179,8 @@ def open_workspace(profile: str = "quick", *, data: str | None = None, output: s
     folder = output_folder(chosen, data, output)
     if record := record_of(folder):
         # Linked file by file: what a notebook measures of a run joins the links, and the record stays as it is.
-        for kept in [*record.glob("runs/*/[!.]*"), *record.glob("study/*/[!.]*"), *record.glob("strip.npz")]:
+        patterns = ("runs/*/[!.]*", "study/*/[!.]*", "strip.npz")
+        for kept in (file for pattern in patterns for file in record.glob(pattern) if file.is_file()):  # no checkpoints
             link = folder / kept.relative_to(record)
             link.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):

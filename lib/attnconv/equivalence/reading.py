@@ -6,6 +6,7 @@ So a positional layer is a convolution with one tap for each pixel; a small kern
 
 import copy
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -92,11 +93,11 @@ def _empty_conv(
     if isinstance(layer, TapAttention):
         if kernel_size is not None:
             raise ValueError(f"kernel_size = {kernel_size!r}: this layer's convolution has its own; leave it out.")
-        kernel, dilation, n = layer.kernel_size, layer.dilation, layer.dimensions
-        options |= {"stride": layer.stride[-n:], "dilation": dilation[-n:], "groups": layer.groups}
+        (kernel, _, dilation), n = layer.by_axis, layer.dimensions
+        options |= {"stride": layer.stride, "dilation": layer.dilation, "groups": layer.groups}
         options |= {"padding": layer.padding, "padding_mode": layer.padding_mode}
-    elif isinstance(kernel_size, int) and kernel_size >= 1:
-        kernel, dilation, n = (kernel_size, kernel_size), (1, 1), 2
+    elif isinstance(kernel_size, Integral) and kernel_size >= 1:  # NumPy's, too
+        kernel, dilation, n = (int(kernel_size),) * 2, (1, 1), 2
         options |= {"padding": "same", "padding_mode": padding_mode}
     else:
         raise ValueError(f"kernel_size = {kernel_size!r} must be a whole number, at least 1.")

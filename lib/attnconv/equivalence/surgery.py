@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
 
 from attnconv.attention import QuadraticAttention, tap_shifts
 from attnconv.attention.mixing import in_torch_func, mix_separable
@@ -59,14 +60,15 @@ class TapAttention(QuadraticAttention):
         del self._modules["value"]  # `weight` takes its place
         self.in_channels, self.groups, self.dimensions = self.channels, conv.groups, len(kernel)
         self.padding, self.padding_mode = conv.padding, conv.padding_mode
-        numbers = (kernel, fresh.stride, fresh.dilation)  # of rows and columns; a Conv1d has one row
-        self.kernel_size, self.stride, self.dilation = ((1, *each)[-2:] for each in numbers)
+        # As the convolution has them, for what reads them; and for rows and columns, of which a Conv1d has one row.
+        self.kernel_size, self.stride, self.dilation = numbers = tuple(kernel), fresh.stride, fresh.dilation
+        self.by_axis = [(1, *each)[-2:] for each in numbers]
         # Pixels added before and after, the last axis first. Only with zeros does a convolution work them out anew.
         self._amounts = (fresh if conv.padding_mode == "zeros" else conv)._reversed_padding_repeated_twice
 
         # Where the softmax is exactly one-hot no gradient reaches positions, and weight decay alone would move them.
         trained = weight.requires_grad and math.exp(-alpha) >= torch.finfo(exact).smallest_normal
-        centres = tap_shifts(self.kernel_size, self.dilation).to(weight.device, exact)
+        centres = tap_shifts(*self.by_axis[::2]).to(weight.device, exact)  # of the kernel's size and its dilation
         self.centres = nn.Parameter(centres, requires_grad=trained)
         self.spreads = nn.Parameter(torch.full_like(centres[:, 0], math.sqrt(2 * alpha)), requires_grad=trained)
 
@@ -94,12 +96,12 @@ class TapAttention(QuadraticAttention):
 
     def queries(self, length: int, axis: int) -> range:
         """Where the queries are along one axis (0 rows, 1 columns), in pixels of the padded image: Q or R of them."""
-        padded, dilation, kernel = self._padded(length, axis), self.dilation[axis], self.kernel_size[axis]
+        padded, (kernel, stride, dilation) = self._padded(length, axis), [each[axis] for each in self.by_axis]
         reach = dilation * (kernel - 1)
         if padded <= reach:
             side = f"{('height', 'width')[axis]} of {length} ({padded} with padding)"
             raise ValueError(f"A {side} is less than a kernel of {kernel} at dilation {dilation}: {reach + 1} pixels.")
-        return range(reach // 2, padded - reach + reach // 2, self.stride[axis])
+        return range(reach // 2, padded - reach + reach // 2, stride)
 
     def shifts(self, length: int, axis: int) -> Tensor:
         """Shift of each pixel of the padded image from each query: (Q, H') or (R, W')."""
@@ -208,15 +210,17 @@ def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
 
     Everything else is copied as it is. Fast under `torch.no_grad`. ``alpha`` is that of `conv_to_attention`. Kernels
     lie in memory as value matrices do: safetensors, and what flattens weights, want them made ``contiguous()`` first.
+    Outputs lie channels last: a network that flattens them with ``view`` wants ``flatten`` or ``reshape`` there.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, not {network!r}.")
-    convolutions = []
+    convolutions, known = [], {*network.modules()}
     for name, module in network.named_modules():
-        held = [one for many in vars(module).values() if isinstance(many, (list, tuple)) for one in many]
-        if any(isinstance(one, nn.Module) for one in held):
-            why = "holds modules in a plain list, where PyTorch does not see them (nor their weights)"
-            raise ValueError(f"{name or type(module).__name__} {why}: put them into an nn.ModuleList, then convert.")
+        held = tree_leaves([many for many in vars(module).values() if isinstance(many, (list, tuple, dict))])
+        if any(isinstance(one, nn.Module) and one not in known for one in held):
+            why = "holds modules in a plain list or dict, where PyTorch does not see them (nor their weights)"
+            remedy = "put them into an nn.ModuleList or nn.ModuleDict, then convert"
+            raise ValueError(f"{name or type(module).__name__} {why}: {remedy}.")
         # torch.ao's quantized ones are no convolutions to Python, and hold packed integers.
         quantized = "quantized" in type(module).__module__ and "Conv" in type(module).__name__
         if quantized or isinstance(module, (_ConvNd, torch.jit.ScriptModule)):

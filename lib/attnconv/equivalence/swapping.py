@@ -6,6 +6,7 @@ Nothing is trained, so no threshold and no picture stands between the question a
 
 import copy
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -52,14 +53,15 @@ def swap(
     shown = images if fit is None else fit
     seen: list[Any] = [None] * len(layers) if shown is None else network.layer_inputs(shown)
     for number, size in kernel_sizes.items():
-        if not isinstance(number, int) or not 1 <= number <= len(layers):
+        if not isinstance(number, Integral) or not 1 <= number <= len(layers):
             raise ValueError(f"There is no layer {number!r}: the network has layers 1 to {len(layers)}.")
         layer, x = layers[number - 1], seen[number - 1]
         if isinstance(layer, Convolution):
             raise ValueError(f"Layer {number} is a convolution already. Swap in the network that it came from.")
-        if not isinstance(size, int) or size not in range(1, largest + 1, 2):
+        if not isinstance(size, Integral) or size not in range(1, largest + 1, 2):
             where = f"Layer {number}: a kernel of side {size!r} cannot lie around a pixel of {grid[0]}x{grid[1]}"
             raise ValueError(f"{where}; its side is an odd number, at most {largest}.")
+        size = int(size)  # NumPy's, too
         if not isinstance(layer, ContentAttention):
             conv, report = attention_to_conv(layer, size, grid)
             weight, outside = conv.weight, report.outside
@@ -68,12 +70,11 @@ def swap(
         else:
             raise ValueError(f"Layer {number} looks at content, so its attention is a mean over images: pass images=.")
         place = Convolution(layer.channels, layer.out_channels, size).to(weight).train(swapped.training)
-        place.fill(weight, layer.value.bias)
+        place.conv.load_state_dict({"weight": weight, "bias": layer.value.bias})
         if fit is not None:
             fit_kernel(place, layer, x)
-            outside = None
         if fit is not None or isinstance(layer, ContentAttention):
-            report = KernelReport(outside, relative_errors([place], layer, x)[0], "images")
+            report = KernelReport(outside if fit is None else None, relative_errors([place], layer, x)[0], "images")
         place.report = report
         swapped.blocks[number - 1].attention = place
         kernels[number - 1] = size
@@ -161,4 +162,4 @@ def fit_kernel(place: Convolution, layer: Attention, x: Tensor) -> None:
         ridge = 10 * ridge
     found = torch.cholesky_solve(moment, factor).to(conv.weight)
     assert conv.bias is not None
-    place.fill(conv.weight + found[:-1].T.reshape(conv.weight.shape), conv.bias + found[-1])
+    conv.load_state_dict(dict(weight=conv.weight + found[:-1].T.reshape(conv.weight.shape), bias=conv.bias + found[-1]))

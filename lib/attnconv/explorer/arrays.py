@@ -48,18 +48,15 @@ def padded(layers: Sequence[ArrayLike | Tensor]) -> Tensor:
 
 def pack(tree: Any) -> bytes:
     """A tree of dictionaries, lists, numbers, texts and bytes as one gzip file: length, JSON, then all bytes."""
-    blobs: list[bytes] = []
-    start = 0
+    blobs = bytearray()
 
     def place(blob: bytes) -> dict[str, list[int]]:
-        nonlocal start
-        blobs.append(blob)
-        start += len(blob)
-        return {"$bytes": [start - len(blob), len(blob)]}
+        blobs.extend(blob)
+        return {"$bytes": [len(blobs) - len(blob), len(blob)]}
 
     header = json.dumps(tree, default=place, allow_nan=False).encode()
     gzip = zlib.compressobj(6, zlib.DEFLATED, 31, 9, zlib.Z_FILTERED)  # 31: as a file, without a date
-    return gzip.compress(struct.pack("<I", len(header)) + header + b"".join(blobs)) + gzip.flush()
+    return gzip.compress(struct.pack("<I", len(header)) + header + blobs) + gzip.flush()
 
 
 def as_text(content: bytes) -> str:

@@ -6,7 +6,6 @@ import io
 import os
 import re
 import string
-from functools import cached_property
 from pathlib import Path
 
 import anywidget
@@ -58,7 +57,7 @@ _KEPT = (
 class Pictured(ipywidgets.DOMWidget):
     """A widget that is also a picture, ``figure()``."""
 
-    @cached_property
+    @property
     def _png(self) -> bytes:
         file = io.BytesIO()
         self.figure().savefig(file, format="png", dpi=110)

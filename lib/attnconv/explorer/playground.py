@@ -51,12 +51,14 @@ class Playground(assets.Widget):
     pictures: traitlets.List[Any] = traitlets.List().tag(sync=True)
     colours: traitlets.List[str] = traitlets.List().tag(sync=True)
     state = traitlets.Unicode().tag(sync=True)
+    start = traitlets.Unicode().tag(sync=True)  # the state that "Start again" leads to
 
     def __init__(self, alpha: float = 50.0):
         if not 0.02 <= alpha <= 50:
             raise ValueError(f"alpha = {alpha} must be from 0.02 (a blur) to 50 (one pixel).")
         self._alpha = float(alpha)
-        super().__init__(pictures=pictures(), colours=figures.head_colours(20), state=f"alpha={alpha:g}")
+        start = f"alpha={alpha:g}"
+        super().__init__(pictures=pictures(), colours=figures.head_colours(20), state=start, start=start)
 
     def figure(self) -> Figure:
         """A still picture of the start: the photograph, Conv2d, the sum of nine heads, their difference."""
@@ -73,5 +75,5 @@ class Playground(assets.Widget):
 
     def page(self) -> str:
         """The playground as one HTML page, which needs neither Python nor a network."""
-        data = json.dumps(dict(pictures=self.pictures, colours=self.colours, state=self.state))
+        data = json.dumps(dict(pictures=self.pictures, colours=self.colours, state=self.state, start=self.start))
         return assets.page("A convolution is attention with one head per tap", "playground", data, self._png)

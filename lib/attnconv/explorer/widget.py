@@ -131,8 +131,7 @@ class Explorer(assets.Widget):
             case "heads":  # the prediction with changed heads
                 self.edited = dict(side.look(self._input, edits)[0], heads=edits)
             case "examine":  # what one layer and one head do
-                asked = (message[name] for name in ("layer", "head", "size"))
-                seen = side.examine(self._input, edits, *asked)
+                seen = side.examine(self._input, edits, message["layer"], message["head"], message["size"])
                 self.send(dict(seen, kind="examined", key=message["key"]))
             case "right":  # whether the model is right about some of the labelled images, with changed heads
                 chosen = self._labelled[message["from"] : message["to"]]
@@ -182,9 +181,8 @@ class Explorer(assets.Widget):
     def _look(self, shown: Sequence[dict[str, Any]], bits: int = 16, maps: bool = True) -> list[dict[str, Any]]:
         """What the page needs of these images."""
         inputs = self._inputs(one["pixels"] for one in shown)
-        seen = zip(*[side.look(inputs, bits=bits, maps=maps) for side in self._sides], strict=True)
-        each = zip(shown, seen, strict=True)
-        return [one | dict(pixels=array(one["pixels"]), sides=list(sides)) for one, sides in each]
+        seen = [side.look(inputs, bits=bits, maps=maps) for side in self._sides]
+        return [one | dict(pixels=array(one["pixels"]), sides=sides) for one, *sides in zip(shown, *seen, strict=True)]
 
     def _averages(self, bits: int) -> list[Any]:
         inputs = self._inputs(self._pool.images[:AVERAGED_IMAGES])
@@ -232,8 +230,7 @@ class Explorer(assets.Widget):
         for start in range(0, len(few), 10):
             more = self._look(few[start : start + 10], bits=8, maps=False)
             tree["gallery"] += [one | dict(pixels=one["title"]) for one in more] if site else more
-        data = as_text(pack(tree))
-        return assets.page(title, "explorer", data, self._png, worker="worker.js", head=head)
+        return assets.page(title, "explorer", as_text(pack(tree)), self._png, worker="worker.js", head=head)
 
     def export_site(self, folder: str | Path) -> list[Path]:
         """Write a page for this run, ``explorer.html``, and one for each other model that was trained beside it: of

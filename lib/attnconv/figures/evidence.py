@@ -160,6 +160,5 @@ def score_shares(shares: ArrayLike, following: ArrayLike) -> Figure:
                 label.set(weight="bold", bbox={"boxstyle": "square,pad=0.12", "fill": False})
         ax.grid(axis="y")
     axes[0].set(ylabel="Variance of the scores (%)")
-    framed = Patch(fill=False, label="framed: follows the query")
-    legend_below(figure, [*axes[0].containers, framed])
+    legend_below(figure, [*axes[0].containers, Patch(fill=False, label="framed: follows the query")])
     return figure

@@ -94,6 +94,11 @@ class Trainer:
     def groups(self) -> list[dict]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
+    @property
+    def lr(self) -> float:
+        """What the recipe's ``lr`` is at the last step: with Muon the rate of the matrices."""
+        return self.optimizers[-1].param_groups[0]["lr"]
+
     def take_step(self, x: Tensor, y: Tensor) -> Tensor:
         """One step on images x (B, C, H, W) and labels y (B,). The mean loss, on the device."""
         # The learning rate is a function of the step alone, so that a resumed run needs no scheduler's state.
@@ -172,7 +177,7 @@ class Trainer:
             held_out = evaluate(self.model, self.data, *self.validation)
             line |= dict(validation_loss=held_out.loss, validation_accuracy=held_out.accuracy)
         speed = self.images / max(self.seconds, 1e-9)
-        line |= dict(lr=self.groups[0]["lr"], seconds=round(self.seconds, 3), images_per_second=round(speed, 1))
+        line |= dict(lr=self.lr, seconds=round(self.seconds, 3), images_per_second=round(speed, 1))
         self.metrics.append(line)
         self.measure_heads()
 
@@ -184,13 +189,13 @@ class Trainer:
         """Train from wherever the run is to its end."""
         cuda = self.device.type == "cuda"
         self.team.align(self.model)
-        if self.computation.compiled and (cuda or machine.compiler_works()):
+        if self.computation.compiled:
             torch._dynamo.reset()  # models share one forward: beyond eight of them dynamo would quietly stop compiling
             # A graph for all batch sizes would be slower. On a CPU the compiler's own random numbers, for dropout, take
             # twice as long as torch's.
             self.forward = torch.compile(self.model, dynamic=False, options={"fallback_random": not cuda})
-        if cuda:
-            torch.backends.cudnn.benchmark = True
+        benchmark = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = benchmark or cuda
         for optimizer in self.optimizers:
             if isinstance(optimizer, Muon):
                 optimizer.bfloat16 = self.computation.bfloat16
@@ -209,6 +214,8 @@ class Trainer:
                 self.finish()
         except OSError as error:
             raise TrainingError(f"The run cannot be written: {error}. Make room there. {self.remedy}") from error
+        finally:
+            torch.backends.cudnn.benchmark = benchmark
         if stop.is_set():
             raise KeyboardInterrupt(f"{self.folder} is finished.")
 
@@ -264,6 +271,8 @@ class Trainer:
             self.sums, self.metrics = state["sums"].to(self.device), json.loads(state["metrics"])
             self.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
             chosen, self.computation = self.computation, Computation(**state["computation"])  # bits stay the same
+            if self.computation.compiled and self.device.type == "cpu":  # it says so where it cannot be
+                self.computation = replace(self.computation, compiled=machine.compiler_works())
             if self.config.precision == "auto" and self.computation.bfloat16 > chosen.bfloat16:
                 slow = "goes on in float32: it was begun in bfloat16, for which this machine has no instructions."
                 warnings.warn(f"{self.folder.name} {slow}", stacklevel=4)
@@ -295,7 +304,7 @@ class Trainer:
 
     def refuse_non_finite(self) -> None:
         """Stop a run that diverged, before its state reaches a checkpoint."""
-        loss, lr = self.sums[0].item(), self.groups[0]["lr"]
+        loss, lr = self.sums[0].item(), self.lr
         if not math.isfinite(loss):
             where = f"epoch {self.epoch + 1}, step {self.step} of {self.epoch_steps} (learning rate {lr:.3g})"
             other = "Lower lr, position_lr or encoding_lr, or set clip, in a run of its own."

@@ -55,11 +55,13 @@ def compiler_works() -> bool:
 def environment(device: torch.device) -> dict[str, str | int | None]:
     """Where a run is made, by which code, and when: versions, device, threads, command, commit, date."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    by_command = Path(sys.argv[0]).stem in ("attnconv", "__main__")
+    program = Path(sys.argv[0])
+    by_command = program.stem == "attnconv" or program.parts[-2:] == ("attnconv", "__main__.py")
+    tracked = said("git", "ls-files", "--error-unmatch", __file__)  # not installed somewhere in another repository
     return dict(
         started=datetime.now().astimezone().isoformat(timespec="seconds"),
         command=" ".join(["attnconv", *sys.argv[1:]]) if by_command else None,
-        commit=said("git", "rev-parse", "HEAD") or os.environ.get("ATTNCONV_COMMIT"),
+        commit=(tracked and said("git", "rev-parse", "HEAD")) or os.environ.get("ATTNCONV_COMMIT"),
         attnconv=importlib.metadata.version("attnconv"),
         torch=torch.__version__,
         python=platform.python_version(),
@@ -88,9 +90,8 @@ def signals_to_stop() -> Iterator[threading.Event]:
         event.set()
 
     main = threading.current_thread() is threading.main_thread()  # Python lets no other thread set handlers
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
     with contextlib.ExitStack() as restored:
-        for number in numbers:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ():
             if (before := signal.getsignal(number)) not in (signal.SIG_IGN, None):
                 restored.callback(signal.signal, number, before)
                 signal.signal(number, ask)

@@ -79,7 +79,8 @@ class Muon(torch.optim.Optimizer):
             update = orthogonal(gradient.lerp(average, momentum), torch.bfloat16 if self.bfloat16 else torch.float32)
             rows, columns = gradient.shape
             weight.mul_(1 - lr * group["weight_decay"])
-            weight.add_(update.view_as(weight), alpha=-lr * math.sqrt(max(1, rows / columns)))
+            scale = math.sqrt(max(1, rows / max(1, columns)))  # a layer without heads has no columns
+            weight.add_(update.view_as(weight), alpha=-lr * scale)
 
 
 def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:

@@ -26,7 +26,7 @@ import {
   pixelRatio,
   readPicture,
 } from "./page.js";
-import { IMAGE_SIDE, Panel } from "./panel.js";
+import { IMAGE_SIDE, Panel, WORD } from "./panel.js";
 import { pictureOf } from "./save.js";
 import { Tips, tell } from "./tips.js";
 import { Tour } from "./tour.js";
@@ -59,6 +59,7 @@ export class Explorer extends Live {
       all: false, // layers at once
       smooth: true,
       view: "maps",
+      size: null, // of the kernel
       whole: false,
       part: "full",
       scale: "probabilities",
@@ -74,7 +75,7 @@ export class Explorer extends Live {
     this.build();
     this.load();
     host.listen((what, value) => this.told(what, value));
-    if (!host.live && host.predicts) this.askAgain();
+    if (host.predicts) this.askAgain(); // the state may come with changed heads
     this.watch();
   }
 
@@ -260,7 +261,7 @@ export class Explorer extends Live {
     state.layer = Math.min(state.layer ?? this.bestKernel(), this.heads().length - 1);
     state.head = clamp(state.head, 0, Math.max(0, this.heads()[state.layer] - 1));
     state.query = state.query.map((q, i) => clamp(q, 0, this.models[0].grid[i] - 1));
-    if (epoch && state.epochs[1] === null) state.epochs[1] = 0;
+    state.epochs = [...state.epochs]; // they change below, but not in what was saved
     if (!epoch) state.compare = host.sides.length > 1 ? host.sides[1].name : null;
     while (this.panels.length > sides.length) this.panels.pop().root.remove();
     while (this.panels.length < sides.length) {
@@ -343,7 +344,8 @@ export class Explorer extends Live {
   /** The host says that something changed, or that Python answered. */
   told(what, value) {
     if (what === "done") {
-      const failed = value === this.averaging && !this.host.average.length;
+      const failed = value === this.averaging && !this.host.average.length, { slow } = this;
+      if (slow && slow.id === value && this.notice.textContent === slow.text) this.complain(""); // it came after all
       clearTimeout(this.pending.get(value));
       this.pending.delete(value);
       this.root.classList.toggle("ax-busy", this.pending.size > 0);
@@ -354,8 +356,10 @@ export class Explorer extends Live {
       }
       if (this.rested && !this.pending.size) this.study();
       if (failed) this.set({ average: false }, true);
-    } else if (what === "notice") this.complain(value);
-    else if (what === "examined") {
+    } else if (what === "notice") {
+      this.complain(value);
+      this.later(true); // the lists say again what is shown
+    } else if (what === "examined") {
       this.seen = value;
       this.later();
     } else if (what === "right") {
@@ -410,11 +414,11 @@ export class Explorer extends Live {
       setTimeout(() => {
         this.pending.delete(id);
         this.root.classList.toggle("ax-busy", this.pending.size > 0);
-        this.complain(
-          this.host.live
-            ? "Python does not answer. Moving the query still works; for the rest, run the cell again."
-            : "This takes long: the model computes in your browser.",
-        );
+        const text = this.host.live
+          ? "Python does not answer. Moving the query still works; for the rest, run the cell again."
+          : "This takes long: the model computes in your browser.";
+        this.slow = { id, text };
+        this.complain(text);
       }, PATIENCE),
     );
     this.root.classList.add("ax-busy");
@@ -483,7 +487,8 @@ export class Explorer extends Live {
     if (badge) this.tips.tell(...panel.meaning(layer, head, badge));
     this.light(head === undefined || layer !== this.state.layer ? -1 : head);
     if (head === undefined) return this.say("");
-    const name = `Layer ${layer + 1}, head ${head + 1} (${kindText(panel.read(layer).heads[head])[0]})`;
+    const kind = model.film ? "" : ` (${kindText(panel.read(layer).heads[head])[0]})`;
+    const name = `Layer ${layer + 1}, head ${head + 1}${kind}`;
     if (!key) return this.say(`${name}: centre ${shiftText(panel.shape(layer, head).centre)}`);
     const query = this.queryOf(model), at = key[0] * model.width + key[1];
     const value =
@@ -512,6 +517,7 @@ export class Explorer extends Live {
   /** Change the chosen head; the map follows at once, the prediction as soon as Python has it. */
   edit(change) {
     const { state } = this, model = this.models[0], key = `${state.layer}.${state.head}`;
+    if (!(state.head < model.heads[state.layer])) return; // only the model beside it has that head
     const now = model.encoding === "quadratic" ? model.gaussian(state.layer, state.head) : {};
     const edit = { ...state.edits[key] };
     change(edit, now);
@@ -532,7 +538,9 @@ export class Explorer extends Live {
   editLayer(change) {
     const { state } = this, { layer } = state, model = this.models[0];
     const own = Array.from({ length: model.heads[layer] }, (_, head) => ({ ...state.edits[`${layer}.${head}`] }));
+    const before = JSON.stringify(own);
     change(own);
+    if (JSON.stringify(own) === before) return; // nothing to undo
     this.remember(null);
     const edits = Object.fromEntries(Object.entries(state.edits).filter(([place]) => !place.startsWith(`${layer}.`)));
     own.forEach((edit, head) => {
@@ -545,7 +553,9 @@ export class Explorer extends Live {
   /** Keep the changed heads as they are now for `undo`; what a slider does at a stretch is one step. */
   remember(key) {
     const time = performance.now(), { key: before, time: then } = this.lately || {};
-    if (key === null || key !== before || time - then > 800) this.past = [...this.past, this.state.edits].slice(-100);
+    const held = this.panels[0].card.drag; // a drag is one step, however long it rests
+    if (key === null || key !== before || (!held && time - then > 800))
+      this.past = [...this.past, this.state.edits].slice(-100);
     this.lately = { key, time };
     this.future = [];
   }
@@ -741,8 +751,9 @@ export class Explorer extends Live {
   }
 
   askAverage() {
-    if (this.state.average && this.host.live && !this.host.average.length)
-      this.averaging = this.ask({ kind: "average" });
+    if (!this.state.average || !this.host.live || this.host.average.length) return;
+    this.averaging = this.serial + 1; // first: that the kernel is gone is told at once
+    this.ask({ kind: "average" });
   }
 
   setCompare(name) {
@@ -762,7 +773,8 @@ export class Explorer extends Live {
 
   setEpoch(index, value) {
     const model = this.models[index], last = model.path.epochs - 1;
-    model.epoch = this.state.epochs[index] = value >= last ? null : value; // the last one is the trained model itself
+    model.epoch = value >= last ? null : value; // the last one is the trained model itself
+    this.state.epochs = this.state.epochs.map((epoch, i) => (i === index ? model.epoch : epoch));
     this.takeImage();
   }
 
@@ -809,7 +821,7 @@ export class Explorer extends Live {
 
   draw() {
     const { state } = this;
-    if (this.relayout) {
+    if (this.relayout || this.panels[0].box.ratio !== pixelRatio()) { // zoomed since, or on another screen
       // In a narrow place the heads come right below the image, which is smaller: both are seen at once.
       const narrow = (this.narrow = this.width < 560), one = !this.state.all;
       this.imageSide = narrow
@@ -818,7 +830,6 @@ export class Explorer extends Live {
       this.root.style.setProperty("--ax-image", `${this.imageSide}px`);
       this.root.classList.toggle("ax-narrow", narrow);
       this.root.classList.toggle("ax-one", one);
-      this.lists.hidden = one; // the buttons and the maps themselves choose
       const { panels: [{ detail, answer }], tools, shown } = this;
       // There is room for the prediction below the image, or near the sliders.
       const place = narrow ? detail : one ? shown : tools;
@@ -829,6 +840,7 @@ export class Explorer extends Live {
       const beside = this.panels.length > 1 && (width - 24) / 2 >= needed;
       this.panelBox.classList.toggle("ax-beside", beside);
       for (const panel of this.panels) panel.layout((beside ? (width - 24) / 2 : width) - 2);
+      this.lists.hidden = one && this.panels[0].box.wide >= WORD; // buttons choose the layer, words on the maps a head
       this.relayout = false;
       this.fill();
     }
@@ -864,7 +876,7 @@ export class Explorer extends Live {
     if (this.head.length !== own) options(this.head, own);
     const values = {
       run: model.name,
-      compare: state.compare || "",
+      compare: state.compare || this.host.sides[1]?.name || "",
       view: state.view,
       part: state.part,
       scale: state.scale,
@@ -923,11 +935,13 @@ export class Explorer extends Live {
       `${this.caption.textContent}. Query pixel row ${state.query[0]}, column ` +
         `${state.query[1]}${state.locked ? ", held" : ""}. Arrow keys move it, Enter holds it.`,
     );
-    panel.grid.setAttribute(
-      "aria-label",
-      `Attention of all heads: ${this.models[0].heads.length} layers. Arrow keys move the query; the lists Layer and ` +
-        "Head choose one to see large.",
-    );
+    const choose = this.lists.hidden ? "buttons on them" : "lists Layer and Head";
+    for (const { grid, model } of this.panels)
+      grid.setAttribute(
+        "aria-label",
+        `Attention of the heads of ${state.all ? `all ${model.heads.length} layers` : `layer ${state.layer + 1}`}, ` +
+          `${model.title}. Arrow keys move the query; the ${choose} choose a head to see large.`,
+      );
     this.host.save({ ...state });
     this.rested = true;
     this.study();

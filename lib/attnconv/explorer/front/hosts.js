@@ -98,7 +98,7 @@ export function workerOf(source) {
 
 const LINKED = [
   "model", "image", "query", "locked", "layer", "head", "all", "smooth", "view", "whole", "part", "scale", "shared",
-  "average", "compare", "epochs", "edits",
+  "average", "compare", "epochs", "edits", "size",
 ];
 
 /** A view as text for a link, and back; a link that was damaged changes nothing. */
@@ -116,6 +116,7 @@ export function fromLink(hash) {
       query: two(whole),
       epochs: two((value) => value === null || whole(value)),
       edits: (value) => Boolean(value) && typeof value === "object",
+      size: (value) => value === null || whole(value),
       layer: whole,
       head: whole,
     };
@@ -184,13 +185,14 @@ export function pageHost(data, ask = null, place = window, helpers = []) {
       told("image");
     },
     async heads(message) {
-      const own = host.image === data.image && JSON.stringify(message.edits) === JSON.stringify(known.heads);
-      host.edited = own && message.edits.length ? known : {};
-      if (ask) {
+      if (ask) { // until it has answered, its last answer stays
         const at = serial;
         const answer = await ask("heads", { image: shown(), edits: edits(message.edits) });
         if (at !== serial) return; // another image is shown by now
         host.edited = { heads: message.edits, ...answer };
+      } else {
+        const own = host.image === data.image && JSON.stringify(message.edits) === JSON.stringify(known.heads);
+        host.edited = own && message.edits.length ? known : {};
       }
       told("edited");
     },
@@ -225,7 +227,7 @@ export function pageHost(data, ask = null, place = window, helpers = []) {
   };
   const host = {
     ...data,
-    choices: { ...data.choices, labelled: labelled.length },
+    choices: { ...data.choices, labelled: images.length > 1 ? labelled.length : 0 }, // nothing is counted on one image
     live: false,
     predicts: Boolean(ask),
     chunk: workers.length,

@@ -48,7 +48,7 @@ export function nearestPlaces(centres, places) {
 
 export class LayerCard {
   constructor(panel) {
-    Object.assign(this, { panel, explorer: panel.explorer, size: null });
+    Object.assign(this, { panel, explorer: panel.explorer });
     const { explorer } = this;
     this.title = element("h4");
     this.line = element("span", { className: "ax-line" });
@@ -150,6 +150,16 @@ export class LayerCard {
     kernel.addEventListener("pointerleave", () => { this.hovered = null; this.explorer.later(); });
   }
 
+  /** The size of the kernel; that of the first model is in the state, and so in links. */
+  get size() {
+    return this.panel.index ? this.chosen : this.explorer.state.size;
+  }
+
+  set size(size) {
+    if (this.panel.index) this.chosen = size;
+    else this.explorer.state.size = size;
+  }
+
   get layer() {
     return this.explorer.state.layer;
   }
@@ -183,7 +193,7 @@ export class LayerCard {
   }
 
   press(event) {
-    const grip = this.grip(event.offsetX, event.offsetY, event.pointerType === "touch");
+    const grip = event.button ? null : this.grip(event.offsetX, event.offsetY, event.pointerType === "touch");
     if (!grip) return;
     this.explorer.set({ head: grip.head });
     if (!this.canDrag()) return;
@@ -200,6 +210,8 @@ export class LayerCard {
       this.centres.style.cursor = grip ? (grip.ring ? "nwse-resize" : this.canDrag() ? "grab" : "pointer") : "";
       return explorer.light(grip ? grip.head : -1);
     }
+    drag.moved ||= Math.hypot(x - drag.from[0], y - drag.from[1]) >= 4;
+    if (!drag.moved) return; // a click, which only chooses
     const { side, range } = this.plot, scale = side / (2 * range), shape = this.shapes[drag.head];
     if (drag.ring) {
       const away = Math.hypot(x - side / 2 - shape.centre[1] * scale, y - side / 2 - shape.centre[0] * scale) / scale;
@@ -305,6 +317,7 @@ export class LayerCard {
     this.kernelBox.hidden = this.kernel.hidden && this.noKernel.hidden;
     this.hasKernel = kernel;
     if (this.actions) this.actions.hidden = !this.canDrag() && !past;
+    if (this.actions) this.solo.disabled = !this.shapes[state.head]; // only the model beside it has that head
     if (this.actions)
       this.solo.setAttribute(
         "aria-pressed",

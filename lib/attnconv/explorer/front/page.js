@@ -51,6 +51,9 @@ export function keepKeysAndDrops(root, take) {
   });
 }
 
+/** A name for an element. Counting would not do: anywidget loads this code anew for each widget of a page. */
+export const uniqueId = () => `attnconv-${Math.random().toString(36).slice(2)}`;
+
 /** Whether the reader has asked for no motion. */
 export const still = () => window.matchMedia("(prefers-reduced-motion: reduce)").matches;
 

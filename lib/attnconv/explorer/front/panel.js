@@ -5,7 +5,7 @@ import { QUERY, brightness, drawField, percent, pixelGrid, shiftText, signed } f
 import { covarianceOf, describe, ellipse, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
 import { clamp } from "./maths.js";
-import { button, canvasOf, div, element, pixelRatio } from "./page.js";
+import { button, canvasOf, div, element, pixelRatio, uniqueId } from "./page.js";
 import { tell } from "./tips.js";
 import { GLOSSARY } from "./words.js";
 
@@ -13,17 +13,16 @@ export const IMAGE_SIDE = 240; // px, as the chosen head's map
 const TILE = 14; // px, the smallest side of a head's map
 const OUTPUT = 120; // px, of what the chosen head adds
 const SPLIT = 740; // px, the least width of one layer's maps and their kernel side by side
-const WORD = 56; // px, the side of a tile with room for a word
+export const WORD = 50; // px, the side of a tile with room for a word: that of nine heads on a phone of 360 px
 const FAINT = 0.25; // the power of a probability that is seen on the large maps: a faint head is seen, too
 const [VEIL, OPAQUE] = [130, 230]; // of 255: how much of the image a map hides where nothing is seen, and all
 const GAP = 20; // px, between the maps and the kernel
-let count = 0;
 
 export class Panel {
   constructor(explorer, index) {
     this.explorer = explorer;
     this.index = index;
-    const id = (this.id = `attnconv-${++count}`);
+    const id = uniqueId();
     this.title = element("h3");
     this.grid = element("canvas", {
       className: "ax-grid",
@@ -60,7 +59,7 @@ export class Panel {
     );
     this.output = element("canvas", { className: "ax-output", role: "img" });
     canvasOf(this.output, OUTPUT, OUTPUT); // the place of what will be there
-    this.does = element("p");
+    this.does = element("p", { tabIndex: -1 }); // the keyboard goes there when the button below goes
     this.count = button("Also on the test images", () => explorer.countWithout());
     this.doesBox = div(
       "ax-does",
@@ -105,7 +104,7 @@ export class Panel {
   }
 
   slider(label, min, max, step, act, format = (value) => String(value)) {
-    const id = `attnconv-${++count}`;
+    const id = uniqueId();
     const input = element("input", { type: "range", id, min, max, step, oninput: () => act(Number(input.value)) });
     const output = element("output", { htmlFor: id });
     const set = (value, limits = {}) => {
@@ -210,11 +209,12 @@ export class Panel {
     const [inX, inY] = [x - column * (wide + gap), y - row * down];
     if (column < 0 || row < 0 || column >= columns || inX >= wide || inY >= tall) return {};
     if (!this.centres) {
-      const badge = inY < 18 && wide >= WORD && { left: event.offsetX - inX, top: event.offsetY - inY };
       const [layer, head] = this.box.one ? [this.explorer.state.layer, row * columns + column] : [row, column];
-      return layer < model.heads.length && head < model.heads[layer]
-        ? { layer, head, badge, key: [Math.floor((inY / tall) * model.height), Math.floor((inX / wide) * model.width)] }
-        : {};
+      if (layer >= model.heads.length || head >= model.heads[layer]) return {};
+      if (model.film) return { layer, head }; // its map and what it was then are not known
+      const badge = inY < 18 && wide >= WORD && { left: event.offsetX - inX, top: event.offsetY - inY };
+      const key = [Math.floor((inY / tall) * model.height), Math.floor((inX / wide) * model.width)];
+      return { layer, head, badge, key };
     }
     const layer = row * columns + column;
     if (layer >= model.heads.length) return {};
@@ -552,11 +552,13 @@ export class Panel {
       return;
     }
     const query = explorer.queryOf(model), told = describe(map, model.height, model.width, query);
-    const rows = [
-      ["measured centre", shiftText(told.centre)], ["measured spread", `${told.spread.toFixed(2)} px`],
-      ["best shift", `${shiftText(told.peak, 0)}: ${percent(told.mass)}`],
-      ["reach", `${told.reach.toFixed(2)} px`], ["entropy", `${told.entropy.toFixed(2)} nats`],
-    ];
+    const rows = model.film // the maps are the trained model's; only this is known, and spoken
+      ? [["measured centre", shiftText(this.shape(layer, head).centre)]]
+      : [
+          ["measured centre", shiftText(told.centre)], ["measured spread", `${told.spread.toFixed(2)} px`],
+          ["best shift", `${shiftText(told.peak, 0)}: ${percent(told.mass)}`],
+          ["reach", `${told.reach.toFixed(2)} px`], ["entropy", `${told.entropy.toFixed(2)} nats`],
+        ];
     if (model.encoding === "quadratic") {
       const { centre, sigma } = model.gaussian(layer, head);
       rows.push(["learned centre", shiftText(centre)], ["learned σ", `${Math.min(sigma, 999).toFixed(2)} px`]);
@@ -643,7 +645,9 @@ export class Panel {
     const without = explorer.says("Without it the model says", probabilities);
     const text = `Its share of the layer's output: ${part}.${without}${counted}`;
     if (this.does.textContent !== text) this.does.textContent = text;
-    this.count.hidden = !after || after.seen > 0;
+    const begun = !after || after.seen > 0;
+    if (begun && this.count === this.count.getRootNode().activeElement) this.does.focus({ preventScroll: true });
+    this.count.hidden = begun;
     this.output.setAttribute(
       "aria-label",
       `What head ${explorer.state.head + 1} adds, the norm at every pixel. ${text}`,
@@ -704,10 +708,13 @@ export class Panel {
       !explorer.host.predicts && model.encoding !== "quadratic" && !Object.keys(model.edits).length;
     sliders.off.parentElement.hidden = !explorer.host.predicts;
     sliders.off.checked = !model.isOff(layer, head);
-    sliders.reset.disabled = !model.edits[`${layer}.${head}`];
-    sliders.undo.disabled = !explorer.past.length;
-    sliders.redo.disabled = !explorer.future.length;
-    sliders.resetAll.disabled = !Object.keys(model.edits).length;
+    const { undo, redo, reset, resetAll } = sliders, buttons = [undo, redo, reset, resetAll];
+    const pressed = buttons.find((one) => one === one.getRootNode().activeElement);
+    reset.disabled = !model.edits[`${layer}.${head}`];
+    undo.disabled = !explorer.past.length;
+    redo.disabled = !explorer.future.length;
+    resetAll.disabled = !Object.keys(model.edits).length;
+    if (pressed?.disabled) buttons.find((one) => !one.disabled)?.focus({ preventScroll: true }); // the keyboard goes on
     if (sliders.gaussian.hidden || model.epoch !== null) return;
     const { centre, sigma } = model.gaussian(layer, head), own = model.gaussian(layer, head, true).centre;
     const reach = (c) => Math.max(8, Math.ceil(Math.abs(c)) + 4);
@@ -721,7 +728,9 @@ export class Panel {
     this.answer.hidden = !before.length;
     if (this.answer.hidden) return this.predictions.replaceChildren(); // a saved view has none either
     const { classes } = this.explorer.host.choices, now = after || before;
-    const order = classes.map((_, c) => c).sort((a, b) => before[b] - before[a]).slice(0, 10);
+    const most = (c) => Math.max(before[c], now[c]); // of many classes, the likeliest before the changes or after them
+    const order = classes.map((_, c) => c).sort((a, b) => most(b) - most(a)).slice(0, 10);
+    order.sort((a, b) => before[b] - before[a]);
     this.predictions.style.minHeight = this.model.epoch === null ? "" : `${this.predictions.offsetHeight}px`;
     if (this.model.epoch !== null)
       return this.predictions.replaceChildren(
@@ -777,7 +786,7 @@ export class Panel {
   /** On one layer's tiles: what each head is, as something to ask and, for the keyboard, to choose. */
   drawWords() {
     const { words, box: { one, wide, down, columns, gap, top }, model, explorer } = this, { layer } = explorer.state;
-    words.hidden = !one || wide < WORD || model.film || !model.heads[layer];
+    words.hidden = !one || wide < WORD || !model.heads[layer];
     if (words.hidden) return;
     const { heads } = this.read(layer);
     while (words.childElementCount > heads.length) words.lastChild.remove();
@@ -786,7 +795,8 @@ export class Panel {
       words.append(button("", () => explorer.set({ head })));
     }
     [...words.children].forEach((word, head) => {
-      const [name, meaning] = kindText(heads[head]), label = `Head ${head + 1}: ${name}`;
+      const [name, meaning] = model.film ? ["", ""] : kindText(heads[head]); // what it was then is not known
+      const label = `Head ${head + 1}${name && `: ${name}`}`;
       const place = `${(head % columns) * (wide + gap)} ${top + Math.floor(head / columns) * down} ${wide}`;
       word.setAttribute("aria-pressed", String(head === explorer.state.head));
       if (word.getAttribute("aria-label") === label && word.dataset.place === place) return;

@@ -32,6 +32,7 @@ import {
   readPicture,
   rgb,
   still,
+  uniqueId,
 } from "./page.js";
 
 // --- state ----------------------------------------------------------------------------------------------------------
@@ -231,9 +232,13 @@ export function equation(state) {
       "<i>W</i><sup><i>h</i></sup>"
     : `Σ<sub>${under}</sub> Σ<sub><i>k</i></sub> <i>P</i><sub><i>h</i></sub>(<i>q</i>, <i>k</i>) ` +
       "<i>X<sub>k</sub></i> <i>W</i><sup><i>h</i></sup>";
-  const equal = complete(state) && sharp && padding;
+  // Heads that look away from q, or blur, need the zeros around the picture: without them its border differs.
+  const away = ({ tap, centre, on }) => on && kernel[tap] && (!sharp || centre.some(Boolean));
+  const border = !padding && heads.some(away), equal = complete(state) && sharp && !border;
   const words = [];
-  if (equal && !shared.length)
+  if (equal && !padding)
+    words.push("All that has a weight looks at <i>q</i> itself: no zeros are needed around the picture.");
+  if (equal && padding && !shared.length)
     words.push(
       "Each head gives all its attention to <i>k</i> = <i>q</i> + Δ<sub>h</sub>, and <i>W</i><sup><i>h</i></sup> is " +
         "the kernel's number there. So both sums have the same terms. This is Theorem 1.",
@@ -270,7 +275,7 @@ export function equation(state) {
         `${group.map(({ number }) => `<i>W</i><sup>${number}</sup>`).join(" + ")} = ` +
         `<i>W</i><sub>${shiftText(group[0].tapShift)}</sub>.`,
     );
-  if (!padding)
+  if (border)
     words.push(
       "Without zeros around the picture, a head whose pixel lies outside gives its attention to the nearest pixels " +
         "that exist, as its probabilities must sum to 1. The inside stays as it is; the border differs.",
@@ -357,11 +362,10 @@ function paint(canvas, values, { height, width }, { grey, range }, ramp) {
 const OWN_SIDE = 64; // pixels of an uploaded picture
 const SNAP = 0.12; // cells within which a dragged head falls onto a whole shift
 const FLIGHT = 900; // ms that heads take to their taps
-let pages = 0;
 
 export class Playground extends Live {
   constructor(root, host) {
-    super(root, { host, id: `playground-${++pages}`, sums: new Sums() });
+    super(root, { host, id: uniqueId(), sums: new Sums() });
     this.pictures = Object.fromEntries(host.pictures.map((picture) => [picture.name, pictureOf(picture)]));
     this.state = decode(host.state, host.pictures);
     this.build();
@@ -562,7 +566,7 @@ export class Playground extends Live {
     this.linkText = element("span", { className: "pg-note", role: "status" });
     const foot = div(
       "pg-row pg-foot",
-      button("Start again", () => this.take("")),
+      button("Start again", () => this.startAgain()),
       host.link ? button("Copy link", () => this.copyLink(), "This very state, as an address") : null,
       this.linkText,
     );
@@ -670,6 +674,12 @@ export class Playground extends Live {
     this.tellOwn(text);
   }
 
+  /** Back to the start. It is the reader's doing: it is saved. */
+  startAgain() {
+    this.take(this.host.start || "");
+    this.taken = null;
+  }
+
   /** A text names a reader's own picture, but cannot hold it. */
   tellOwn(text) {
     const own = new URLSearchParams(text).get("image") === "own";
@@ -720,6 +730,7 @@ export class Playground extends Live {
       const { data } = await readPicture(file, [OWN_SIDE, OWN_SIDE, 1]);
       this.pictures.own = {
         name: "own",
+        number: (this.pictures.own?.number ?? 0) + 1, // each is another picture
         height: OWN_SIDE,
         width: OWN_SIDE,
         pixels: Float64Array.from(data, (value) => value / 255),
@@ -771,6 +782,7 @@ export class Playground extends Live {
   }
 
   grab(event, dot, head) {
+    if (event.button) return;
     dot.setPointerCapture(event.pointerId);
     this.dragged = false;
     this.held = { head, x: event.clientX, y: event.clientY, centre: this.state.heads[head].centre };
@@ -1226,7 +1238,7 @@ export class Playground extends Live {
   }
 
   measureKey() {
-    return [this.state.kernel.join(), this.state.image, this.colours.dark].join();
+    return [this.state.kernel.join(), this.state.image, this.picture.number].join();
   }
 
   drawWords() {
@@ -1284,7 +1296,7 @@ const product = (value) => (Math.abs(value) < 5e-4 ? "0.000" : (value < 0 ? "−
 /** In Jupyter: the state is a trait, which Python may read and set. */
 export function widgetHost(model) {
   const host = {
-    pictures: model.get("pictures"), colours: model.get("colours"),
+    pictures: model.get("pictures"), colours: model.get("colours"), start: model.get("start"),
     get state() { return model.get("state"); },
     save(text) {
       model.set("state", text);

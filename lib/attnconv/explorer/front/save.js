@@ -95,7 +95,7 @@ function composed(explorer) {
   let x = pad;
   columns.forEach(([title, rows], i) => {
     let y = 2.5 * pad;
-    pen.fillText(title, x, 1.6 * pad);
+    pen.fillText(title, x, 1.6 * pad, widths[i] - pad); // a long name of a file is made narrower
     for (const row of rows) {
       row.reduce((left, part) => (pen.drawImage(part, left, y), left + part.width + pad), x);
       y += tall(row);

@@ -1,10 +1,9 @@
 // Words that explain themselves: under the pointer, on a tap, and where the keyboard is.
 
-import { element } from "./page.js";
+import { element, uniqueId } from "./page.js";
 import { WORDS } from "./words.js";
 
 const KNOWN = new RegExp(`\\b(${Object.keys(WORDS).join("|")})\\b`, "g");
-let made = 0;
 
 /** A text with its known words, each of them once, as what can be asked. */
 function explained(text) {
@@ -20,14 +19,17 @@ function explained(text) {
 
 /** Write a text into an element unless it stands there, its known words with their meaning. */
 export function tell(node, text) {
-  if (node.textContent !== text) node.replaceChildren(...explained(text));
+  if (node.textContent === text) return;
+  const at = [...node.children].indexOf(node.getRootNode().activeElement);
+  node.replaceChildren(...explained(text));
+  if (at >= 0) node.children[at]?.focus({ preventScroll: true }); // the keyboard stays at its word
 }
 
 /** One box in an element that says what the thing below the pointer, the finger or the keyboard means: whatever has a
  * `title` or `data-tip`. */
 export class Tips {
   constructor(root) {
-    Object.assign(this, { root, at: null, id: `attnconv-tip-${++made}` });
+    Object.assign(this, { root, at: null, id: uniqueId() });
     this.box = element("div", { className: "ax-tip", id: this.id, role: "tooltip", hidden: true });
     // A move is the reader's. The page may also scroll below a resting pointer, to what the keyboard chose.
     root.addEventListener("pointermove", (event) => event.pointerType === "mouse" && this.hover(this.of(event)));

@@ -1,7 +1,7 @@
 // The explorer's title, and the tour through it.
 
 import { button, div, element } from "./page.js";
-import { INTRODUCTION, TOUR } from "./words.js";
+import { INTRODUCTION, tourOf } from "./words.js";
 
 /** Five steps through the page: a line of text above it, and what it speaks of in a frame. */
 export class Tour {
@@ -18,30 +18,38 @@ export class Tour {
     this.tell();
   }
 
+  get steps() {
+    return tourOf(this.explorer.models?.[0] ?? {}); // it is built before there is a model
+  }
+
   go(step) {
     const { explorer } = this, pressed = this.root.getRootNode().activeElement;
-    this.step = step > TOUR.length ? 0 : step;
-    const { kernel, ...changes } = this.step ? TOUR[this.step - 1][3] : {};
-    const layer = kernel ? explorer.bestKernel() : explorer.state.layer;
-    if (this.step) explorer.set({ all: false, ...changes, layer }, true);
+    this.step = step > this.steps.length ? 0 : step;
+    if (this.step) {
+      const { kernel, ...changes } = this.steps[this.step - 1][3];
+      explorer.film.stop();
+      if (explorer.models[0].epoch !== null) explorer.setEpoch(0, Infinity); // it speaks of the trained model
+      explorer.set({ all: false, ...changes }, true);
+      explorer.setLayer(kernel ? explorer.bestKernel() : explorer.state.layer);
+    }
     this.tell();
     // A button that goes hands the keyboard on.
     if (pressed?.hidden) (this.step ? this.next : explorer.first.tour).focus({ preventScroll: true });
-    const lit = this.step && explorer.root.querySelector(TOUR[this.step - 1][0]);
+    const lit = this.step && explorer.root.querySelector(this.steps[this.step - 1][0]);
     if (!lit) return;
     lit.style.scrollMargin = `${this.root.offsetHeight + 12}px 0 12px`; // below these words, which stay at the top
     lit.scrollIntoView({ block: "nearest" });
   }
 
   tell() {
-    const { step, explorer } = this, { root } = explorer;
+    const { step, steps, explorer } = this, { root } = explorer;
     const [selector, title, story] = step
-      ? TOUR[step - 1]
+      ? steps[step - 1]
       : ["", ...INTRODUCTION];
     const name = step ? `${step}. ${title}` : title;
     const words = [story].flat().map((text) => element("span", { textContent: ` ${text}` }));
     this.text.replaceChildren(element("b", { role: "heading", "aria-level": 1, textContent: name }), ...words);
-    this.next.textContent = step === TOUR.length ? "Done" : "Next";
+    this.next.textContent = step === steps.length ? "Done" : "Next";
     this.next.hidden = !step;
     explorer.first.tour.hidden = step > 0;
     this.back.hidden = step < 2;

@@ -11,8 +11,8 @@ export const INTRODUCTION = [
   ],
 ];
 
-/** Five steps: [selector of what is lit, title, story, what is shown]. */
-export const TOUR = [
+/** Five steps through such a model: [selector of what is lit, title, story, what is shown]. */
+export const tourOf = ({ content, encoding }) => [
   [
     ".ax-view",
     "One pixel asks.",
@@ -29,19 +29,34 @@ export const TOUR = [
   ],
   [
     ".ax-layer",
-    "Nine taps are a kernel.",
-    "Here are all heads of one layer around the query, and beside them the kernel that they make together. If every " +
-      "tap of the frame has a head, this layer is a convolution. Tick the box below: that kernel takes the layer's " +
-      "place, and the right answers are counted.",
+    ...(content
+      ? [
+          "Content makes no kernel.",
+          "Here are all heads of one layer around the query. A head that looks at content looks elsewhere in another " +
+            "image: such a layer is no convolution.",
+        ]
+      : [
+          "Nine taps are a kernel.",
+          "Here are all heads of one layer around the query, and beside them the kernel that they make together. If " +
+            "every tap of the frame has a head, this layer is a convolution. Tick the box below: that kernel takes " +
+            "the layer's place, and the right answers are counted.",
+        ]),
     { kernel: true, whole: false },
   ],
-  [
-    ".ax-centres",
-    "Take a head off its tap.",
-    "Drag a dot, or the small square on its ring. The kernel follows at once, and the prediction too. Undo brings " +
-      "the head back.",
-    {},
-  ],
+  encoding === "quadratic"
+    ? [
+        ".ax-centres",
+        "Take a head off its tap.",
+        "Drag a dot, or the small square on its ring. The kernel follows at once, and the prediction too. Undo " +
+          "brings the head back.",
+        {},
+      ]
+    : [
+        ".ax-sliders",
+        "Take a head away.",
+        "Untick “head on”: the chosen head adds nothing then, and the prediction follows. Undo brings the head back.",
+        {},
+      ],
   [
     ".ax-detail",
     "What is it good for?",
