@@ -1,8 +1,8 @@
 """`attnconv`, with dropout whose masks cost a CPU little: `python faster_dropout.py train ...`.
 
-PyTorch's compiler draws four random words for each number of a mask, a quarter of the paper's recipe's time on a CPU.
-Here a number gets sixteen random bits, of a generator that torch's own one seeds: the same share is kept (p is a
-multiple of 1 / 65,536), and a resumed run goes on with the same bits.
+PyTorch draws each number of a mask alone, a fifth of the paper's recipe's time on a CPU. Here a number gets sixteen
+random bits, of a generator that torch's own one seeds: the same share is kept (p is a multiple of 1 / 65,536), and a
+resumed run goes on with the same bits.
 """
 
 import sys

@@ -73,8 +73,9 @@ def swap(
         place.conv.load_state_dict({"weight": weight, "bias": layer.value.bias})
         if fit is not None:
             fit_kernel(place, layer, x)
+            outside = None
         if fit is not None or isinstance(layer, ContentAttention):
-            report = KernelReport(outside if fit is None else None, relative_errors([place], layer, x)[0], "images")
+            report = KernelReport(outside, relative_errors([place], layer, x)[0], "images")
         place.report = report
         swapped.blocks[number - 1].attention = place
         kernels[number - 1] = size

@@ -316,13 +316,14 @@ export class LayerCard {
     this.kernel.hidden = this.kernelText.hidden = this.reading.hidden = this.tap.hidden = !kernel && !past;
     this.kernelBox.hidden = this.kernel.hidden && this.noKernel.hidden;
     this.hasKernel = kernel;
-    if (this.actions) this.actions.hidden = !this.canDrag() && !past;
-    if (this.actions) this.solo.disabled = !this.shapes[state.head]; // only the model beside it has that head
-    if (this.actions)
+    if (this.actions) {
+      this.actions.hidden = !this.canDrag() && !past;
+      this.solo.disabled = !this.shapes[state.head]; // only the model beside it has that head
       this.solo.setAttribute(
         "aria-pressed",
         String(this.shapes.every(({ faint }, i) => faint === (i !== state.head)) && this.shapes.length > 1),
       );
+    }
     if (kernel) this.drawKernel(read);
   }
 
