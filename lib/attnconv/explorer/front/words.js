@@ -52,7 +52,7 @@ export const tourOf = ({ content, encoding }) => [
         {},
       ]
     : [
-        ".ax-sliders",
+        ".ax-detail",
         "Take a head away.",
         "Untick “head on”: the chosen head adds nothing then, and the prediction follows. Undo brings the head back.",
         {},
