@@ -118,9 +118,9 @@ def test_a_grid_is_owed_to_the_ways_of_its_heads():
     assert (
         "sharp head: 9, 9, 9, 9, 9, 9 in layers 1 to 6 (if sharp were over 40%, 9, 9, 9, 9, 9, 9; over" in evidence[0]
     )
-    assert "); five or more, on all sides, in layer 1, 2, 3, 4, 5, 6. Layers with" in evidence[0]
+    assert "); five or more, on all sides: layer 1, 2, 3, 4, 5, 6. Layers with" in evidence[0]
     assert "over half of their attention on a pixel: 9, 9, 9, 9, 9, 9 of 9 in layers 1 to 6" in evidence[-3]
-    assert evidence[-1].startswith("by chance one such layer or more of 6 has 9")
+    assert evidence[-1].startswith("by chance, of 6 layers so snapped, one or more has 9 pixels or more: p = ")
     one = GRIDS
     at_home = run_of(gaussian_heads([nine()] * 6, start=[0.9 * nine()] * 6), swaps=one)
     first = gaussian_heads([nine()] + [0 * nine()] * 5, start=[nine(3)] * 6)  # a grid in its first layer only
@@ -130,7 +130,7 @@ def test_a_grid_is_owed_to_the_ways_of_its_heads():
     assert evidence[-1].endswith(f": layer 1 as 3 × 3: {words}: layer 1")
     found, evidence, _ = verdicts.grid(at_home)  # snapping alone gives as many pixels
     assert found is None and evidence[-2].endswith("made sharp on its nearest: 9, 9, 9, 9, 9, 9")
-    assert evidence[-1] == "by chance one such layer or more of 6 has 9: p = 0.00"
+    assert evidence[-1] == "by chance, of 6 layers so snapped, one or more has 9 pixels or more: p = 0.00"
 
 
 def test_the_smallest_kernel_that_fits_says_whether_a_layer_became_one():
@@ -149,7 +149,7 @@ def test_a_grid_that_is_not_all_around_the_query_is_one_in_part(turned):
     layers = [half] * 2 + [nine()] * 4
     found, evidence, where = verdicts.grid(run_of(gaussian_heads(layers[:2] * 3, start=[nine(3)] * 6), swaps=one))
     assert found is True and where == "in part: in layer 1, 2, 3, 4, 5, 6 of 6, not on all sides of the query"
-    assert "five or more, on all sides, in layer none" in evidence[0]
+    assert "five or more, on all sides: layer none" in evidence[0]
     found, _, where = verdicts.grid(run_of(gaussian_heads(layers, start=[nine(3)] * 6), swaps=one))
     assert found is True and where == "in layer 3, 4, 5, 6 of 6"
 
@@ -200,6 +200,7 @@ def test_first_heads_are_local():
     assert evidence[-2].startswith("seed 7 does not hold; heads with over half") and ": 9, 1, 1," in evidence[-2]
     began = [run_of(gaussian_heads([near, near, *heads], start=[near, far] * 3))] * 2  # one of the two layers so
     assert verdicts.local(*began)[::2] == (True, "from the start in layer 1")
+    assert verdicts.local(began[0], runs[0])[2] == "from the start in layer 1; seed 4 not"  # a word for each
     assert verdicts.local(runs[0], runs[0])[0] is True and verdicts.local(runs[1], runs[1])[0] is False
 
 
@@ -434,7 +435,7 @@ def trained(accuracy, epochs=10, loss=1.0, lr=0.01, heads=9, start=None, halfway
         metrics=lines,
         config=dict(data=data, hash="they go on from one run"),
         data_title="a test",
-        train=SimpleNamespace(epochs=epochs, lr=lr, seed=0, encoding_lr=encoding_lr, adamw_lr=0.003),
+        train=SimpleNamespace(epochs=epochs, lr=lr, seed=0, encoding_lr=encoding_lr, adamw_lr=0.003, optimizer="muon"),
         model=ModelConfig(kind="learned", heads=(heads,) * 6, hidden=8, mlp=8),
     )
 
@@ -445,7 +446,7 @@ def test_pruning_is_held_against_as_much_training_with_all_heads():
     assert verdicts.pruned(cut, whole, trained(0.89, epochs=3))[0] is False  # better than before, but it cost 3 points
     assert verdicts.pruned(cut, whole, None)[0] is None
     assert verdicts.pruned(trained(0.86, epochs=3), whole, trained(0.86, epochs=3))[0] is None  # nothing was dropped
-    assert "without the degenerate ones, before any training 70.0%" in verdicts.pruned(cut, whole, None)[1]
+    assert "without the degenerate ones, before it was trained on 70.0%" in verdicts.pruned(cut, whole, None)[1]
 
 
 def hybrid(made, control):
@@ -486,6 +487,7 @@ def test_harder_to_train_is_said_of_training():
     holds, evidence, where = found(1.01, lr=0.005, encoding_lr=0.05)
     assert where == "at 0.5 times the learning rate" and found(1.01)[2] == ""
     assert holds is None and "0.005 of the weights, 0.05 of the encoding; without 0.01 of the weights" in evidence[2]
+    assert "; without 0.01 of the weights, 0.003 of the encoding; epochs 10 and 10" in evidence[2]
 
     def several(*losses):
         return [trained(0.8, loss=loss) for loss in losses]

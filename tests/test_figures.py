@@ -564,6 +564,8 @@ def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
     assert not legend(figures.lines({"": {"a": ([0], [1])}}, "x", "y"))
     four = figures.lines(dict.fromkeys("abcd", LINES["Loss"]), "x", "y")
     assert axis_names(four) == [("", "y"), ("", ""), ("x", "y"), ("x", "")], "at the bottom and at the left"
+    five = figures.lines(dict.fromkeys("abcde", LINES["Loss"]), "x", "y")
+    assert [below for below, _ in axis_names(five)] == ["", "", "x", "x", "x"], "where no panel is below"
     left, right = figures.lines(LINES, "x").axes  # no name: an axis of its own for each
     assert left.get_ylim()[1] < 3 < right.get_ylim()[1]
 

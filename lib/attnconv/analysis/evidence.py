@@ -43,7 +43,9 @@ def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Place
         said = [f"seed {seed} {in_words(one, where)}" for seed, one, where in zip(seeds, holds, places, strict=True)]
         lines = [*found[0][1], *(f"{words}; {one[1][0]}" for words, one in zip(said[1:], found[1:], strict=True))]
         if len({*holds}) == 1:
-            other = [f"seed {seed} {where}" for seed, where in zip(seeds, places, strict=True) if where != places[0]]
+            other = [
+                f"seed {seed} {where or 'not'}" for seed, where in zip(seeds, places, strict=True) if where != places[0]
+            ]
             return holds[0], lines, "; ".join(filter(None, [places[0], *other]))
         part = all("in part" in place for one, place in zip(holds, places, strict=True) if one)
         counts = f"holds {'in part ' * (part and any(holds))}in {holds.count(True) or 'none'} of {len(runs)} networks"
@@ -226,18 +228,20 @@ def numbered(layers: NDArray) -> str:
 
 
 def different_rates(one: Run, other: Run) -> list[str]:
-    """Learning rates of two runs where they differ, a line each: of the weights; of the encoding, if both have one."""
-    found = []
-    for name, words in (("lr", "learning rates"), ("encoding_lr", "of the encoding")):
-        rates = [getattr(run.train, name) or run.train.adamw_lr for run in (one, other)]
-        if rates[0] != rates[1] and (name == "lr" or all(run.model.kind != "resnet" for run in (one, other))):
-            found.append(f"{words} {rates[0]:g} and {rates[1]:g}")
-    return found
+    """Learning rates of two runs where they differ, a line each: of the weights; of the encoding, if both learn one."""
+    rates = {"learning rates": [run.train.lr for run in (one, other)]}
+    if all(run.model.kind.startswith("learned") for run in (one, other)):
+        rates["learning rates of the encoding"] = [encoding_rate(run.train) for run in (one, other)]
+    return [f"{words} {first:g} and {second:g}" for words, (first, second) in rates.items() if first != second]
+
+
+def encoding_rate(recipe: TrainConfig) -> float:
+    """Of a learned encoding: its own, or that of all parameters outside the blocks' matrices."""
+    return recipe.encoding_lr or (recipe.adamw_lr if recipe.optimizer == "muon" else recipe.lr)
 
 
 def learning_rates(recipe: TrainConfig) -> str:
-    of_encoding = f", {recipe.encoding_lr:g} of the encoding" if recipe.encoding_lr else ""
-    return f"{recipe.lr:g} of the weights{of_encoding}"
+    return f"{recipe.lr:g} of the weights, {encoding_rate(recipe):g} of the encoding"
 
 
 def significance(p: float) -> str:

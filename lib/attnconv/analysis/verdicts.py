@@ -64,7 +64,8 @@ def learns_convolution(runs: Sequence[Run]) -> Placed:
     for run in runs:
         small = evidence.small_convolutions(run)
         learned = small.nearer(evidence.NEARER)
-        sure, possible = sure + int(learned.any()), possible + int((learned | small.unsure).any())
+        unknown = small.unsure | (small.fine & np.isnan(small.before))  # a run that goes on from another: NaN
+        sure, possible = sure + int(learned.any()), possible + int((learned | unknown).any())
         lines.append(f"{run.title}, seed {run.train.seed}: {small.words(learned) or 'no layer'}")
     holds = True if 2 * sure > len(runs) else None if 2 * possible > len(runs) else False
     return holds, lines, f"in {sure} of {len(runs)} networks" * bool(sure)
@@ -94,14 +95,15 @@ def grid(run: Run) -> Placed:
     lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines = [
         f"pixels of the 3 × 3 around the query that have a sharp head: {by_layer(own, 'd')} (if sharp were over 40%, "
-        f"{listed(loose, 'd')}; over 60%, {listed(strict, 'd')}); five or more, on all sides, in layer "
+        f"{listed(loose, 'd')}; over 60%, {listed(strict, 'd')}); five or more, on all sides: layer "
         f"{numbered((own > 4) & around)}. Layers with five of these that a small convolution can replace, and its "
         f"relative error: {'; '.join(words) or 'none'}. Made by moving: {'layer ' * bool(made.any())}{numbered(made)}",
         *small.lines,
         f"heads with over half of their attention on a pixel: {by_layer(sharp.sum(1), 'd', sharp.shape[1])}; "
         f"mean distance that these heads moved, in pixels: {listed(moved.where(sharp).mean(axis=1), '.1f')}",
         f"pixels that the start's heads would have, each made sharp on its nearest: {listed(snapped, 'd')}",
-        f"by chance one such layer or more of {len(own)} has {own.max()}: p = {1 - (1 - lot) ** len(own):.2f}",
+        f"by chance, of {len(own)} layers so snapped, one or more has {own.max()} pixels or more: "
+        f"p = {1 - (1 - lot) ** len(own):.2f}",
     ]
     where = f"in layer {numbered(made & around)} of {len(own)}" if (made & around).any() else ""
     if made.any() and not where:
@@ -165,7 +167,7 @@ def apart_by_lot(run: Run) -> Verdict:
         f"attention that is left when duplicates count once: {listed(end[:, 0] / heads, '.0%')} "
         f"in layers {numbered(there.any(1))}; before training {listed(start[:, 0] / heads, '.0%')}",
         f"the same heads, centres drawn anew, mean: {listed(end[:, 1:].mean(1) / heads, '.0%')}",
-        f"the lead before training: {lead_at_start.mean():.1f}; {significance(p_more)} that training added to it",
+        f"the lead before training: {lead_at_start.mean():.1f}; as much added by chance {significance(p_more)}",
         "layers where heads do overlap, with less than two thirds left: "
         + numbered(np.isin(np.arange(len(there)), np.flatnonzero(there.any(1))[end[:, 0] < OVERLAP * heads])),
     ]
@@ -204,7 +206,7 @@ def pruned(run: Run, whole: Run, control: Run | None) -> Placed:
     lines = [f"heads before: {by_layer(heads[0], 'd')}; after: {listed(heads[1], 'd')}"]
     lines += [f"test accuracy with all heads {100 * whole.test_accuracy:.1f}%"]
     if run.right_at_start is not None:
-        lines += [f"without the degenerate ones, before any training {100 * run.right_at_start.mean():.1f}%"]
+        lines += [f"without the degenerate ones, before it was trained on {100 * run.right_at_start.mean():.1f}%"]
     if heads[0] == heads[1]:
         return None, [*lines, "no head was degenerate, so none was dropped"], ""
     if control is None:
@@ -256,7 +258,7 @@ def symmetric(run: Run) -> Verdict:
         f"up-down {upright[wide].mean():.2f}",
         f"heads whose two highest columns are each other's mirror image: {pairs[0]}; two highest rows: {pairs[1]}",
         f"left-right less up-down: {listed(more, '.2f')} in layers {numbered(wide.any(1))}; "
-        f"as much by chance {significance(p)}, of {2.0 ** -len(more):.2g} at least",
+        f"as much by chance {significance(p)} (the least that so many layers allow: {2.0 ** -len(more):.2g})",
         f"heads that reach farther than any did before training, {np.nanmax(reach_before):.1f} pixels: "
         f"{by_layer(far, 'd')}; as many by chance {significance(p_far)}",
     ]
@@ -393,7 +395,7 @@ def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
         return None, [*lines, "a single seed, so the noise is not known"]
     error = gain.std(ddof=1) / math.sqrt(len(gain))
     asked = results.surely(len(gain) - 1)
-    lines += [f"difference {gain.mean():+.1f}, standard error {error:.1f}; {asked:.1f} of these are asked for"]
+    lines += [f"difference {gain.mean():+.1f}, standard error {error:.1f}; {asked:.1f} standard errors are needed"]
     sure = error > 0 and abs(gain.mean()) > asked * error
     return (bool(gain.mean() > 0) if sure else None), lines
 

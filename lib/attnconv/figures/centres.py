@@ -69,7 +69,7 @@ def _shift_panels(
         row, column = divmod(place, across)
         _draw_shifts(ax, view, grid)
         ax.set_title(titles[place] if place < len(titles) else "")
-        ax.set_xlabel(f"Column shift{between}(pixels)" if row == down - 1 else "")
+        ax.set_xlabel(f"Column shift{between}(pixels)" if place + across >= len(views) else "")
         ax.set_ylabel("" if column else f"{rows[row] if rows else ''}\nRow shift (pixels)".strip())
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(5 if rows else 9, integer=True, steps=[1, 2, 4, 10]))

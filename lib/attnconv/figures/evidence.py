@@ -127,7 +127,7 @@ def agreement_and_ceiling(moved: ArrayLike, same: ArrayLike, following: ArrayLik
             look: Look = {"s": 18, "edgecolors": [colour], "linewidths": 0.9, "zorder": 3, "clip_on": False}
             name = None if face is colour else f"Layer {layer + 1}"
             ax.scatter(same[layer, which], moved[layer, which], facecolors=[face], label=name, **look)
-    ax.scatter([], [], color="0.3", label="follows the query (also peaked)")
+    ax.scatter([], [], color="0.3", label="follows the query")  # a longer name would leave the legend one column
     low = 0.05 * np.floor(20 * np.nanmin([moved, same]))
     ax.plot([low, 1], [low, 1], color="0.3", linewidth=0.9, label="as images agree")
     ax.plot([low / 0.9, 1], [low, 0.9], color="0.3", linewidth=0.9, linestyle=DASHED, label="nine tenths of it")

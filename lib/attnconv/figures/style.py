@@ -146,7 +146,7 @@ def panels(
     for place, (ax, title) in enumerate(zip(axes, titles, strict=True)):
         ax.set_title(textwrap.fill(title, 36 if columns < 3 else 20))  # beside its letter
         ax.set_title(string.ascii_lowercase[place] if len(titles) > 1 else "", loc="left", weight="bold")
-        ax.set_xlabel(xlabel if place >= (rows - 1) * columns else "")
+        ax.set_xlabel(xlabel if place + columns >= len(titles) else "")  # no panel is below
         ax.set_ylabel(ylabel if place % columns == 0 else "")
         ax.grid(axis="y")
     return figure, axes
