@@ -18,8 +18,10 @@ from attnconv.config import load_profile
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core, each with one thread
 
-LONG = ("test_notebooks", "test_record", "test_training", "test_explorer_browser", "test_reproduce")
-"""Files that take longest."""
+LONG = ("notebooks", "training", "record", "reproduce", "explorer_browser", "knobs", "compare", "playground_browser")
+LONG += ("site_browser", "lab_browser", "equivalence", "explorer", "figures", "swapping", "data", "fresh", "workspace")
+LONG = tuple(f"test_{name}" for name in LONG)
+"""Files that take longest. The first and the third keep two cores busy, those after them wait a good deal."""
 
 
 def pytest_configure() -> None:

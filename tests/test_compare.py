@@ -185,13 +185,28 @@ claims.record("grid", True, ["8 of 9 taps"], "a run")
 """
 
 
-def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(tmp_path: Path) -> None:
+COMMANDS = """
+import contextlib, io, json, sys
+from attnconv.batch.cli import main
+
+for line in sys.stdin:
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        status = main(json.loads(line))
+    print(json.dumps([status, said.getvalue()]), flush=True)
+"""
+"""A process that runs the command once for each line of words: to start one anew takes longer than all else here."""
+
+
+def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(tmp_path: Path, request) -> None:
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib"), "ATTNCONV_DATA": str(ROOT / "data")}
+
     def call(*command: str) -> subprocess.CompletedProcess:
-        environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib"), "ATTNCONV_DATA": str(ROOT / "data")}
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
 
     def attnconv(*words: str) -> subprocess.CompletedProcess:
-        return call(sys.executable, "-m", "attnconv", "reproduce", "--profile", "evening", *words)
+        print(json.dumps(["reproduce", "--profile", "evening", *words]), file=runs.stdin, flush=True)
+        status, said = json.loads(runs.stdout.readline())
+        return subprocess.CompletedProcess(words, status, said, "")
 
     def status() -> str:
         toys.executed()
@@ -205,6 +220,9 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(t
     write(toys.notebooks / "profiles" / "evening.yaml", "recorded: true\nruns: [quadratic]\n")
     path = toys.add("02_a", CELL)
     record, folder = toys.output / "evening", toys.output / "reproduced" / "evening"
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    runs = subprocess.Popen([sys.executable, "-c", COMMANDS], cwd=tmp_path, env=environment, **pipes)
+    request.addfinalizer(runs.communicate)  # at the end of its input it ends
 
     done = attnconv("--record")
     assert toys.executed() == ["02"], done.stdout + done.stderr

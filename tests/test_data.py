@@ -241,6 +241,15 @@ def test_cifar10_in_each_form(tmp_path, cifar, monkeypatch, form):
     assert loaded.form == ("Parquet" if form == "strip" else form.partition(",")[0])
 
 
+def test_cifar10_as_published_may_lie_in_a_folder_of_any_name(tmp_path, root, cifar, monkeypatch):
+    folder = batches(tmp_path / "my cifar", cifar, monkeypatch)
+    loaded = load_data(folder)
+    assert_holds(loaded, cifar)
+    assert loaded.name == "cifar10" and loaded.train_images.is_contiguous()
+    folder.rename(root / "cifar10")
+    assert_holds(load_data("cifar10"), cifar)
+
+
 def test_own_images_in_folders(tmp_path):
     folder = folders(tmp_path / "my.gray", GRAY, ("cat", "ox", "yak"))
     spoiled(folder, "train/yak/.DS_Store", b"of a Mac")

@@ -49,6 +49,19 @@ def test_the_setting_is_put_back_and_a_chosen_one_respected(before):
     assert precision._users == 0
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_on_a_gpu_convolutions_in_float32_are_float32(before, monkeypatch):
+    """To set and to put back takes no GPU."""
+    setting, gpu = torch.backends.cudnn, torch.device("cuda")
+    monkeypatch.setattr(setting, "allow_tf32", before)
+    with pytest.raises(ZeroDivisionError), computing(Computation(), gpu):
+        with computing(Computation(bfloat16=True), gpu):
+            assert not setting.allow_tf32
+        assert not setting.allow_tf32  # nested, as evaluation is in training
+        raise ZeroDivisionError
+    assert setting.allow_tf32 == before
+
+
 def test_float32_by_any_library_is_float32():
     """Errors of bfloat16 are a hundred times larger. On AMX the setting is refused, so this holds there too."""
     layer, x = QuadraticAttention(64, 64, 9), torch.randn(4, 16, 16, 64)

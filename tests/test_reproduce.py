@@ -225,19 +225,19 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     assert not (toys.output / ".running").exists()
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_nothing_runs_beside_a_notebook_that_measures_time(toys: Toys, alone: bool) -> None:
+def test_nothing_runs_beside_a_notebook_that_measures_time(toys: Toys) -> None:
+    """03 measures time; the others run beside each other."""
     toys.profile("runs: [quadratic]\n")
     log = "import pathlib, time; p = pathlib.Path(output, 'tables'); p.mkdir(parents=True, exist_ok=True)\n"
-    log += "(p / 'NAME-a').touch(); seen = set(); end = time.time() + WAIT\n"
+    log += "(p / 'NAME-a').touch(); seen = set(); end = time.time() + 30\n"
     log += "while len(seen) < 2 and time.time() < end: time.sleep(0.05); seen |= {f.name[:2] for f in p.glob('*-a')}\n"
     log += "seen -= {f.name[:2] for f in p.glob('*-b')}; (p / 'NAME-b').write_text(' '.join(sorted(seen)))"
-    log = log.replace("WAIT", "4" if alone else "30")
     toys.add("02_theory", log.replace("NAME", "02"))
-    toys.add("03_speed", log.replace("NAME", "03"), alone=alone)
+    toys.add("03_speed", log.replace("NAME", "03"), alone=True)
+    toys.add("04_heads", log.replace("NAME", "04"))
     assert run(toys, at_once=2) == 0
-    beside = [(toys.output / "tables" / f"{name}-b").read_text() for name in ("02", "03")]
-    assert (beside == ["02", "03"]) if alone else ("02 03" in beside)
+    first, alone, other = ((toys.output / "tables" / f"{name}-b").read_text() for name in ("02", "03", "04"))
+    assert alone == "03" and "02 04" in (first, other) and "03" not in first + other
 
 
 def test_a_failure_is_shown_kept_and_stops_only_what_needs_it(toys: Toys, capsys: pytest.CaptureFixture) -> None:
@@ -315,8 +315,9 @@ def test_two_runs_into_one_folder_are_refused_and_an_ignored_signal_stays_ignore
 
 
 def test_leftovers_of_killed_runs_are_removed_but_not_where_a_model_is_trained(toys: Toys) -> None:
-    half = [".running/02_a/results/figures/02-a.png", ".manifest-abcdefgh.json"]
-    kept = ["figures/04-a.png", "runs/b/.heads-abcdefgh.npz", "notebooks/02_a.ipynb", ".gitignore", ".lock"]
+    half = [".running/02_a/results/figures/02-a.png", ".manifest-0123cdef.json"]
+    kept = ["figures/04-a.png", "runs/b/.heads-0123cdef.npz", "notebooks/02_a.ipynb", ".gitignore", ".lock"]
+    kept += [".my-settings.json"]  # the user's
     for name in [*half, *kept]:
         write(toys.output / name, "")
     runner.remove_leftovers(toys.output)
@@ -347,21 +348,18 @@ def test_results_move_into_place_together_and_what_is_no_longer_made_goes(toys: 
     assert {"figures/02-a.png", "notebooks/02_a.ipynb"} < manifest(toys)["notebooks"]["02_a"]["made"].keys()
 
 
-def test_what_changes_while_a_notebook_runs_is_seen_the_next_time(toys: Toys) -> None:
+def test_what_changes_while_a_notebook_runs_is_seen_the_next_time(toys: Toys, monkeypatch, tmp_path) -> None:
+    """And a relative data folder is the same in it as here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATTNCONV_DATA", "images")
+    same = f"import os; assert os.environ['ATTNCONV_DATA'] == {str(tmp_path / 'images')!r}"
     edit = (
         "import pathlib; p = pathlib.Path('02_a.ipynb'); p.write_text(p.read_text().replace('# old', '# new'))  # old"
     )
-    toys.add("02_a", edit)
+    toys.add("02_a", edit, same)
     assert run(toys) == 0 and toys.executed() == ["02"]
     assert run(toys) == 0 and toys.executed() == ["02"]
     assert run(toys) == 0 and toys.executed() == []
-
-
-def test_a_relative_data_folder_is_the_same_in_notebooks(toys: Toys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ATTNCONV_DATA", "images")
-    toys.add("02_a", f"import os; assert os.environ['ATTNCONV_DATA'] == {str(tmp_path / 'images')!r}")
-    assert run(toys) == 0
 
 
 def test_notebooks_and_a_record_are_not_written_over(toys: Toys, monkeypatch):

@@ -195,15 +195,25 @@ def test_a_run_begun_in_bfloat16_goes_on_in_float32_where_that_is_all(precision,
 
 def test_what_is_compiled_on_a_cpu(monkeypatch):
     cpu, half, single = torch.device("cpu"), Computation(bfloat16=True), Computation()
-    monkeypatch.setattr(machine, "compiler_works", lambda: True)
+    monkeypatch.setattr(machine, "compiler_works", lambda _: True)
     evening, quick = (load_profile(PROFILES / f"{name}.yaml").configs("quadratic")[1] for name in ("evening", "quick"))
     assert machine.to_be_compiled(cpu, half, None, evening.epochs * 50_000)
     assert not machine.to_be_compiled(cpu, half, None, quick.epochs * 6_000)  # shorter than compiling takes
     assert not machine.to_be_compiled(cpu, single, None, evening.epochs * 50_000)  # gains nothing
     assert not machine.to_be_compiled(cpu, half, False, 10**9)
     assert machine.to_be_compiled(cpu, single, True, 1)
-    monkeypatch.setattr(machine, "compiler_works", lambda: False)
+    monkeypatch.setattr(machine, "compiler_works", lambda _: False)
     assert not machine.to_be_compiled(cpu, half, True, 10**9)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_on_a_gpu_too_nothing_is_compiled_without_a_compiler(works, monkeypatch):
+    gpu, half = torch.device("cuda"), Computation(bfloat16=True)
+    if not torch.cuda.is_available():  # nothing can be tried there
+        with pytest.warns(UserWarning, match="Training is not compiled"):
+            assert not machine.compiler_works.__wrapped__(gpu)
+    monkeypatch.setattr(machine, "compiler_works", lambda device: works and device == gpu)
+    assert [machine.to_be_compiled(gpu, half, asked, 1) for asked in (None, True, False)] == [works, works, False]
 
 
 def test_networks_with_convolutions_in_the_place_of_attention_are_not_compiled(data, tmp_path):
@@ -227,9 +237,9 @@ def test_without_a_compiler_training_says_so_and_goes_on(data, tmp_path, monkeyp
 def test_a_run_begun_compiled_does_not_say_so_where_it_cannot_be(data, tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "to_be_compiled", lambda *_: True)
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
-    monkeypatch.setattr(machine, "compiler_works", lambda: True)
+    monkeypatch.setattr(machine, "compiler_works", lambda _: True)
     interrupted(monkeypatch, 9, MODEL, RECIPE, data, tmp_path)
-    monkeypatch.setattr(machine, "compiler_works", lambda: False)
+    monkeypatch.setattr(machine, "compiler_works", lambda _: False)
     run = train(MODEL, RECIPE, data, tmp_path, preset="quadratic")
     assert ["compiled" in one["computation"] for one in run.config["sessions"]] == [True, False]
 
@@ -349,6 +359,7 @@ def test_the_line_of_an_epoch_says_what_its_steps_gave(data, tmp_path, monkeypat
 
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = ["pytest", "hypothesis.strategies", "torch._dynamo", "attnconv.batch.plan", "attnconv.training.loop"]
+PRELOADED += ["unittest.mock", "attnconv.analysis.results", "attnconv.batch.cli", "attnconv.batch.workspace"]
 FORKS.set_forkserver_preload(PRELOADED)
 """So a process of `start` need not import them."""
 
@@ -630,6 +641,17 @@ def test_a_finished_run_whose_weights_are_damaged_is_trained_again(run, data, co
         assert_same_run(run, train(MODEL, RECIPE, data, copy, preset="quadratic"))
 
 
+def test_what_was_measured_of_lost_weights_goes_with_them(run, data, copy):
+    measured = [copy / "attention.npz", copy / "swaps.npz"]
+    for file in measured:
+        file.write_bytes(b"of the former weights")
+    train(MODEL, RECIPE, data, copy, preset="quadratic")  # it is finished
+    assert all(file.exists() for file in measured)
+    (copy / "model.safetensors").unlink()
+    assert_same_run(run, train(MODEL, RECIPE, data, copy, preset="quadratic"))
+    assert not any(file.exists() for file in measured)
+
+
 def put_config(folder: Path, part: str, **changes: object) -> None:
     """Write a config.json as if the run had been made with these changes to a part of it."""
     config = json.loads((folder / "config.json").read_text())
@@ -763,6 +785,13 @@ def test_a_diverging_run_stops_and_says_where(data, tmp_path):
         train(MODEL, recipe, data, tmp_path)
     state = checkpoints.read_state(tmp_path / "checkpoint" / "state.pt")
     assert math.isfinite(state["sums"][0].item())
+
+
+def test_a_run_whose_last_step_diverges_is_not_finished(data, tmp_path):
+    recipe = TrainConfig(epochs=1, batch_size=100, lr=1e30, checkpoint_seconds=60.0, precision="float32")
+    with pytest.raises(TrainingError, match=r"loss is (nan|inf) at epoch 1, step 1 of 1 \(learning rate 1e\+30\)"):
+        train(MODEL, recipe, data, tmp_path)
+    assert not (tmp_path / "model.safetensors").exists() and not (tmp_path / "checkpoint").exists()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])

@@ -2,7 +2,7 @@
 
 A CPU can multiply matrices in three ways that differ by factors of two to five: float32 by PyTorch's default library
 (MKL, which takes a slow path on AMD), float32 by oneDNN, and bfloat16 where it has instructions for that. Training may
-use bfloat16 (``precision="auto"``); what is called float32 is float32 on every CPU. Nothing is timed: a choice that
+use bfloat16 (``precision="auto"``); what is called float32 is float32 on every device. Nothing is timed: a choice that
 wavered would change the bits of a run.
 """
 
@@ -56,10 +56,15 @@ def computing(computation: Computation, device: torch.device) -> Iterator[None]:
     On a CPU, oneDNN's setting is left alone where the process has chosen one (`torch.set_float32_matmul_precision`).
     And glibc keeps the memory of arrays that are freed: to give large ones back to the system and have each page of the
     next array fault again is a quarter of a training step.
+    On a GPU convolutions in float32 would round their factors to TF32, ten bits of a fraction; here they do not.
     """
     global _users
     if device.type != "cpu":
-        yield
+        allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.allow_tf32 = allowed
         return
     products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch's stub does not know it
     before = products.fp32_precision

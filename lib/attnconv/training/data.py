@@ -327,8 +327,9 @@ def _read(source: Source, key: str) -> dict[str, Any]:
     if source.form == BATCHES:  # torchvision unpickles CIFAR-10 only if all its checksums are right
         from torchvision.datasets import CIFAR10
 
-        train, test = (CIFAR10(source.path.parent, train=split == "train") for split in SPLITS)
-        values = map(np.asarray, (train.data, train.targets, test.data, test.targets))
+        here: Any = type("Here", (CIFAR10,), {"base_folder": ""})  # the folder may have any name
+        train, test = (here(source.path, train=split == "train") for split in SPLITS)
+        values = map(np.ascontiguousarray, (train.data, train.targets, test.data, test.targets))
         return dict(zip(ARRAYS, values, strict=True)) | {"classes": train.classes}
     cache = data_folder() / "cache" / f"{key}.npz"
     with contextlib.suppress(Exception), np.load(cache) as arrays:  # missing or damaged: it is made again

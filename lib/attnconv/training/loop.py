@@ -171,6 +171,7 @@ class Trainer:
         last = self.epoch + 1 == self.config.epochs
         with contextlib.nullcontext() if last else self.computation.autocast(self.device):
             test = evaluate(self.model, self.data)
+        self.refuse_non_finite(test.loss)  # the epoch's last step, too, may be the one that diverged
         line = dict(epoch=self.epoch + 1, train_loss=loss, train_accuracy=accuracy)
         line |= dict(test_loss=test.loss, test_accuracy=test.accuracy)
         if self.validation:
@@ -271,8 +272,8 @@ class Trainer:
             self.sums, self.metrics = state["sums"].to(self.device), json.loads(state["metrics"])
             self.geometry = {name: list(values.numpy()) for name, values in state["geometry"].items()}
             chosen, self.computation = self.computation, Computation(**state["computation"])  # bits stay the same
-            if self.computation.compiled and self.device.type == "cpu":  # it says so where it cannot be
-                self.computation = replace(self.computation, compiled=machine.compiler_works())
+            if self.computation.compiled:  # it says so where it cannot be
+                self.computation = replace(self.computation, compiled=machine.compiler_works(self.device))
             if self.config.precision == "auto" and self.computation.bfloat16 > chosen.bfloat16:
                 slow = "goes on in float32: it was begun in bfloat16, for which this machine has no instructions."
                 warnings.warn(f"{self.folder.name} {slow}", stacklevel=4)
@@ -302,9 +303,9 @@ class Trainer:
     def remedy(self) -> str:
         return f"The same command resumes from the last good checkpoint, {self.checkpoint}, where there is one."
 
-    def refuse_non_finite(self) -> None:
-        """Stop a run that diverged, before its state reaches a checkpoint."""
-        loss, lr = self.sums[0].item(), self.lr
+    def refuse_non_finite(self, loss: float | None = None) -> None:
+        """Stop a run that diverged, before its state reaches a checkpoint. Without a ``loss``: by the epoch's sum."""
+        loss, lr = self.sums[0].item() if loss is None else loss, self.lr
         if not math.isfinite(loss):
             where = f"epoch {self.epoch + 1}, step {self.step} of {self.epoch_steps} (learning rate {lr:.3g})"
             other = "Lower lr, position_lr or encoding_lr, or set clip, in a run of its own."
@@ -363,8 +364,9 @@ def train(
             return Run(folder)  # another process finished it while this one waited
         if (folder / "model.safetensors").exists():
             warnings.warn(f"{folder / 'model.safetensors'} is damaged: the run is trained again.", stacklevel=2)
-        for leftover in folder.rglob(LEFTOVERS) if team.leads else ():
-            leftover.unlink()
+        measured = folder / "attention.npz", folder / "swaps.npz"  # of weights that are lost
+        for leftover in [*folder.rglob(LEFTOVERS), *measured] if team.leads else ():
+            leftover.unlink(missing_ok=True)
 
         # The seed decides the first weights; a checkpoint replaces them.
         torch.manual_seed(train_config.seed)

@@ -33,21 +33,20 @@ def best_device() -> torch.device:
 
 def to_be_compiled(device: torch.device, computation: Computation, asked: bool | None, images: int) -> bool:
     """Whether a run of so many images is compiled: as ``asked`` or, if that is None, where it pays. That is on CUDA,
-    and on a CPU with a C++ compiler for long runs in bfloat16 (1.1 to 1.3 times faster; float32 gains nothing)."""
-    if device.type == "cuda":
-        return asked is not False
-    rule = computation.bfloat16 and images >= 100_000  # fewer save less than the half minute that compiling takes
-    return (rule if asked is None else asked) and compiler_works()
+    and on a CPU for long runs in bfloat16 (1.1 to 1.3 times faster; float32 gains nothing)."""
+    rule = device.type == "cuda" or (computation.bfloat16 and images >= 100_000)  # to compile takes half a minute
+    return (rule if asked is None else asked) and compiler_works(device)
 
 
 @functools.cache
-def compiler_works() -> bool:
-    """Whether ``torch.compile`` has what it needs on this CPU, a C++ compiler first of all: tried on one addition."""
+def compiler_works(device: torch.device) -> bool:
+    """Whether ``torch.compile`` has what it needs there, a C++ compiler first of all: tried on one addition."""
     try:
-        torch.compile(lambda x: x + 1)(torch.ones(2))
+        torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
     except Exception as error:  # of dozens of kinds, for what is missing
         why = str(error).strip().splitlines()[0][:150]
-        warnings.warn(f"Training is not compiled ({why}): the same, a little slower. Install g++.", stacklevel=2)
+        remedy = "Install g++ and Python's headers."
+        warnings.warn(f"Training is not compiled ({why}): the same, a little slower. {remedy}", stacklevel=2)
         return False
     return True
 

@@ -90,12 +90,7 @@ class Run:
         if not (file := self.path / "config.json").exists():
             raise RunError(f"{self.path} is no run folder: no config.json is there. Name another, or train a new one.")
         with reading(file):
-            found = json.loads(file.read_bytes())
-            parsed = _Config(**found)
-            named = identity(found["model"], found["train"], parsed.data["key"])
-            if parsed.hash != named and parsed.train.start_from is None:  # else the run it starts from is part of it
-                raise ValueError("it is not what was written")
-            return parsed
+            return _checked(file.read_bytes())
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -225,6 +220,17 @@ class Run:
             raise RunError(f"{self.path / 'model.safetensors'} is damaged or missing; train the run again.")
 
 
+@lru_cache(1024)  # a notebook on hundreds of recorded runs looks for each of them among all
+def _checked(content: bytes) -> _Config:
+    """What a config.json of this content says."""
+    found = json.loads(content)
+    parsed = _Config(**found)
+    named = identity(found["model"], found["train"], parsed.data["key"])
+    if parsed.hash != named and parsed.train.start_from is None:  # else the run it starts from is part of it
+        raise ValueError("it is not what was written")
+    return parsed
+
+
 @lru_cache
 def _sha256(file: Path, size: int, changed: int) -> str:
     with open(file, "rb") as content:
@@ -247,7 +253,7 @@ def find_runs(folder: str | Path, wanted: Callable[[Run], bool] = lambda run: Tr
     return sorted(runs, key=lambda run: (order.get(run.preset, len(order)), run.train.seed, run.path.name))
 
 
-LEFTOVERS = ".*-????????.*"  # names of temporary files, which a process that was killed leaves
+LEFTOVERS = f".*-{8 * '[0-9a-f]'}.*"  # names of temporary files, which a process that was killed leaves
 
 
 @contextlib.contextmanager
