@@ -403,6 +403,7 @@ def test_most_networks_learn_a_convolution_where_it_is_often():
     assert verdicts.learns_convolution([kept, kept, made])[0] is False  # training changed little
     assert verdicts.learns_convolution([made, unsure])[0] is None
     assert verdicts.learns_convolution([made, run_of()])[0] is None  # not measured
+    assert verdicts.learns_convolution([network(0.3, before=np.nan)])[0] is None  # its start is not known
     assert (
         verdicts.learns_convolution([network(0.675)])[0] is True
         and verdicts.learns_convolution([network(0.685)])[0] is False
