@@ -7,8 +7,8 @@
 # make record      draw the evening's record itself, after a change of notebooks (for maintainers: docs/record.md)
 # make lab         JupyterLab on the notebooks
 # make explore     the interactive head explorer
-# make test        everything that continuous integration runs
-# make lint        style of code and notebooks only
+# make test        style, types and all tests (continuous integration tries a wheel besides: .ci/wheel)
+# make lint        style and types only
 # make mutants     whether the tests can fail: each mistake of tests/mutants.txt, made in a copy (hours; ONLY="swapping.py Makefile" for some)
 # make bench       what attention costs on this machine, in time and memory (outputs/bench, ten minutes), ResNet-50 as attention
 #                  too; and how fast the explorer and the figures with knobs are, where there is chromium

@@ -2,7 +2,7 @@
 
     make bench      (or: python benchmarks/mixing.py [--output DIR] [--repeats 7] [--sides 8 16 32] [--threads 2])
 
-Leaves mixing.csv, mixing.md and mixing.pdf/png in outputs/bench: some seven minutes on two cores.
+Leaves mixing.csv, mixing.md and mixing.png in outputs/bench: some seven minutes on two cores.
 """
 
 import argparse
