@@ -5,7 +5,7 @@ import { gzipSync } from "node:zlib";
 import { drawHeads, headAt, spots } from "../lib/attnconv/explorer/front/centres.js";
 import { kindText, nearestPlaces } from "../lib/attnconv/explorer/front/layer.js";
 import { Model, covarianceOf, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/attnconv/explorer/front/heads.js";
-import { brightness, drawField, ramp, shiftText } from "../lib/attnconv/explorer/front/draw.js";
+import { brightness, drawField, percent, ramp, shiftText } from "../lib/attnconv/explorer/front/draw.js";
 import { fromHalf, unshuffled } from "../lib/attnconv/explorer/front/network.js";
 import { fromLink, inLink, pageHost, widgetHost } from "../lib/attnconv/explorer/front/hosts.js";
 import { clamp, softmax } from "../lib/attnconv/explorer/front/maths.js";
@@ -113,6 +113,20 @@ test("a layer is a convolution where one fits, of the trained model only", () =>
   assert.deepEqual(kernelSizes({ height: 16, width: 16 }), [1, 3, 5, 7, 9]);
 });
 
+test("an even kernel lies where most of its taps are covered; the usual place is the last of equal ones", () => {
+  const place = (shifts) => {
+    const model = new Model({
+      name: "r", title: "r", grid: [6, 6], heads: [4], encoding: "quadratic", centres: float32(shifts.flat(), [1, 4, 2]),
+      precisions: float32(shifts.flatMap(() => [25, 0, 0, 25]), [1, 4, 2, 2]), sigmas: float32([0.2, 0.2, 0.2, 0.2], [1, 4]),
+    });
+    const { size, covered, first } = readLayer(model, 0);
+    return [size, covered, ...first.map((tap) => tap + 0)];
+  };
+  assert.deepEqual(place([[-1, -1], [-1, 0], [0, -1], [0, 0]]), [2, 4, -1, -1]);
+  assert.deepEqual(place([[0, 0], [0, 1], [1, 0], [1, 1]]), [2, 4, 0, 0]);
+  assert.deepEqual(place([[0, 0], [2, 2], [2, 2], [2, 2]]), [2, 1, 0, 0]);
+});
+
 test("heads go to the nearest free places", () => {
   assert.deepEqual(nearestPlaces([[0, 0], [0, 0.1], [5, 5]], [[0, 0], [0, 1]]), [[0, 0], [1, 1]]);
   assert.deepEqual(nearestPlaces([[0, 0]], [[0, 1], [0, 0]]), [[0, 1]]); // one place each
@@ -161,6 +175,11 @@ test("a field has each value at its row and column, dark where it is small on a 
 });
 
 test("shifts are written rows first", () => assert.equal(shiftText([1, -2], 0), "(+1, −2)"));
+
+test("all but a little is not 100%", () => {
+  const written = [1, 0.99995, 0.99985, 0.996, 0.994, 0.1, 0.05, 0.004, 0.0002, 0.00001].map(percent);
+  assert.deepEqual(written, ["100%", "100%", "99.9%", "99.6%", "99%", "10%", "5.0%", "0.4%", "0.02%", "<0.01%"]);
+});
 
 test("heads have their number, a solid ring of 50% inside a dotted one of 90%, and paths, each at its shift", () => {
   const { pen, of } = recorder();
@@ -264,6 +283,16 @@ test("the exported page knows the changed heads it came with, and no others", ()
   assert.deepEqual(host.edited, {});
   change(heads); // of another image
   assert.deepEqual(host.edited, {});
+});
+
+test("a link with other changes does not show the prediction that a page came with", () => {
+  const edits = { "0.1": { off: true } }, edited = { heads: [{ layer: 0, head: 1, off: true }], probabilities: [1] };
+  const page = (...given) => {
+    const place = { ...nowhere, location: { ...nowhere.location, hash: given.length ? `#${inLink({ edits: given[0] })}` : "" } };
+    return pageHost({ image: { label: 0 }, gallery: [], edited, state: { edits, layer: 0 } }, null, place);
+  };
+  assert.deepEqual([page().edited, page(edits).edited], [edited, edited]);
+  assert.deepEqual([page({}).edited, page({ "0.0": { off: true } }).edited], [{}, {}]);
 });
 
 test("the widget's host passes messages on, and tells of an update once", async () => {

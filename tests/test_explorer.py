@@ -279,6 +279,25 @@ def test_the_browser_predicts_what_python_does(kind: str, data) -> None:
 
 
 @needs_node
+@pytest.mark.parametrize("kind", ["quadratic", "learned", "content"])
+def test_the_browser_predicts_past_a_layer_without_heads(kind: str, data) -> None:
+    """Such a layer adds its bias alone."""
+    model = model_of(kind, heads=(0, 3))
+    with torch.no_grad():
+        model.classifier.weight *= 20
+        model.attention_layers[0].value.bias.copy_(torch.linspace(-2, 2, 8))
+    explorer = explore(model, images=data)
+    shown = explorer._pool.shown(0)
+    code = """
+        const net = new network.Network(tree.side, tree.normal);
+        net.setImage({ height: 28, width: 28, channels: 1, values: tree.images[0] });
+        const out = net.predict({ "1.2": { off: true } });"""
+    edits = [dict(layer=1, head=2, off=True)]
+    (expected,) = explorer._sides[0].look(explorer._inputs([shown["pixels"]]), edits)
+    np.testing.assert_allclose(in_node(code, network_of(explorer, [shown])), expected["probabilities"], atol=1e-2)
+
+
+@needs_node
 @pytest.mark.parametrize("kind", ["quadratic", "full", "learned"])
 def test_a_layer_is_swapped_in_the_browser_as_in_python(kind: str, data) -> None:
     """Logits with one layer, and two, as convolutions, read from the layers with their heads as they are changed."""

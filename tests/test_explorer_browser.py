@@ -1159,6 +1159,17 @@ def test_a_finger_drags_a_head(grid, show):
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
 
 
+def test_a_finger_asks_about_a_tap(grid, show):
+    seen = show(grid[1], **PHONE)
+    kernel = seen.root.locator(".ax-kernel").first
+    kernel.scroll_into_view_if_needed()
+    seen.idle()
+    box = kernel.bounding_box()
+    kernel.tap(position=dict(x=0.3 * box["width"], y=0.5 * box["height"]))
+    seen.idle()
+    assert "Tap (+0, −1)" in seen.root.locator(".ax-layer").first.inner_text()
+
+
 def test_the_tour_and_the_words(grid, show):
     seen = show(grid[1], viewport=dict(width=1280, height=2000))
     told, lit = [], []
@@ -1273,6 +1284,21 @@ def test_a_link_holds_the_view(pages, show):
     assert other.root.locator("h3").all_inner_texts() == seen.root.locator("h3").all_inner_texts()
 
 
+def test_what_a_link_changes_can_be_undone(grid, show):
+    """Step by step, back to the reader's own changes."""
+    seen = show(grid[1])
+    seen.slide("centre row", 2)
+    own = seen.state()["edits"]
+    assert own
+    seen.page.evaluate("location.hash = encodeURIComponent(JSON.stringify({ edits: { '0.5': { off: true } } }))")
+    seen.wait("x.state.edits['0.5']")
+    assert list(seen.state()["edits"]) == ["0.5"]
+    seen.idle()
+    for edits in (own, {}):
+        seen.press("Undo")
+        assert seen.state()["edits"] == edits
+
+
 def test_a_count_goes_on_after_an_undo(grid, show):
     """What is said of the chosen head is counted to its end, also where the change it was begun for was undone."""
     seen = show(grid[1])
@@ -1340,6 +1366,29 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
 TRAITS = ("sides", "image", "average", "edited", "choices", "state")
 
 
+def test_two_views_of_one_widget_each_keep_their_answer(browser, grid):
+    """Python's answers go to both."""
+    tree = gzip.decompress(pack({name: getattr(grid[0], name) for name in TRAITS}))
+    page = as_widget(browser, "explorer", base64.b64encode(tree).decode(), views=2)
+    Seen(page)
+    known = page.evaluate("""() => {
+        const views = [...document.querySelectorAll(".attnconv-explorer")].map((root) => root.attnconv);
+        views[0].serialOfImage += 100; // it was there for more images
+        asked.length = 0;
+        for (const x of views) {
+            x.pending.clear();
+            x.lookedFor = null;
+            x.look();
+        }
+        const keys = asked.filter(({ kind }) => kind === "examine").map(({ key }) => key);
+        for (const key of keys)
+            for (const act of calls["msg:custom"]) act({ kind: "examined", key, kernel: null, head: null });
+        return [new Set(keys).size, ...views.map((x) => x.seen?.key === x.lookKey())];
+    }""")
+    assert known == [2, True, True]
+    page.close()
+
+
 def test_an_epoch_is_news_to_python(browser, runs):
     """What was saved does not change with the view: else nothing would be new in what is saved next."""
     explorer = explore(runs["quadratic"])
@@ -1370,6 +1419,18 @@ def test_a_head_can_be_chosen_without_a_pointer_on_a_small_phone(grid, show, wid
     assert seen.state()["head"] == 2
 
 
+def test_the_large_map_names_its_query(grid, show):
+    """Also where its numbers are those of the query before."""
+    seen = show(grid[1])
+    numbers, label = seen.root.locator(".ax-numbers").first, seen.root.locator(".ax-zoom").first
+    told = []
+    for column in (3, 4):
+        seen.hover(3, column)
+        assert f"query row 3, column {column}:" in label.get_attribute("aria-label")
+        told.append(numbers.inner_text())
+    assert told[0] == told[1]
+
+
 def test_the_tour_says_what_can_be_done(pages, show):
     """Of heads that cannot be dragged, and from an earlier epoch."""
     seen = show(pages["learned_content"])
@@ -1382,6 +1443,9 @@ def test_the_tour_says_what_can_be_done(pages, show):
         seen.press("Next")
     assert "Tick" not in told[2] and "Drag" not in told[3] and "head on" in told[3]
     assert seen.root.get_by_label("head on").is_visible()
+    assert "small kernel" not in seen.root.locator(".ax-tour p").inner_text()  # the last step
+    without = seen.get("(x.host.predicts = false, x.tour.steps.map(([, , text]) => text).join())")
+    assert "head on" not in without and "without it" not in without
 
 
 def test_changes_that_come_with_the_state_are_predicted(browser, grid):
@@ -1439,6 +1503,21 @@ def test_an_answer_takes_back_that_it_is_late(grid, show):
     notice.wait_for()
     seen.get("x.told('done', window.late)")
     assert notice.is_hidden()
+
+
+def test_a_layer_without_heads_is_chosen_without_one(show, tmp_path):
+    torch.manual_seed(0)
+    shape = dict(image_size=(28, 28), image_channels=1, downsampling=4, layers=2, hidden=6, mlp=8)
+    explorer = explore(build_model(ModelConfig(heads=(2, 0), **shape)).eval())
+    seen = show(explorer.export_html(tmp_path / "page.html"))
+    seen.all_layers()
+    seen.choose("Show", "centres")
+    box = seen.get("x.panels[0].box")
+    assert box["columns"] == 2
+    place = dict(x=box["left"] + box["wide"] + box["gap"] + 20, y=box["top"] + 20)
+    seen.root.locator(".ax-grid").click(position=place)
+    seen.idle()
+    assert [seen.state()[name] for name in ("layer", "head")] == [1, 0]
 
 
 def test_an_average_that_nobody_computes_is_given_up(browser, runs):

@@ -216,6 +216,10 @@ def test_pictures_and_ones_own(seen: Seen, show: Callable[..., Seen], file: Path
     seen.page.wait_for_timeout(1500)
     seen.wait(f"Boolean({points})")
     assert seen.get(points) != measured
+    seen.get("void (x.file.click = () => { window.dialogs = (window.dialogs ?? 0) + 1; })")
+    for name, dialogs in (("boot", 0), ("own", 1)):  # another one is asked for, and this one is shown until then
+        seen.choose("Picture", name)
+        assert seen.page.evaluate("window.dialogs ?? 0") == dialogs and seen.state()["image"] == name
 
 
 def test_the_tour_has_five_steps(show: Callable[..., Seen], file: Path) -> None:

@@ -3,7 +3,7 @@
 
 import { pixelGrid } from "./draw.js";
 import { ellipse } from "./heads.js";
-import { clamp, firstTap } from "./maths.js";
+import { clamp } from "./maths.js";
 import { luminance, rgb } from "./page.js";
 
 const DOT = 8; // px, radius
@@ -46,12 +46,12 @@ export function headAt(places, x, y, reach) {
 }
 
 /** Draw the heads {centre, covariance, faint} of a layer into a plot; `chosen` is drawn last, `trails` below them, and
- * lowest the outline of a `kernel` of so many taps a side. */
+ * lowest the outline of a `kernel` of so many taps a side, from its `first` one. */
 export function drawHeads(
   pen,
   plot,
   shapes,
-  { colours, colourOf, chosen = -1, lit = -1, trails = [], draggable = false, kernel = 0 },
+  { colours, colourOf, chosen = -1, lit = -1, trails = [], draggable = false, kernel = 0, first = [0, 0] },
 ) {
   const { x, y, side, range } = plot, scale = side / (2 * range), middle = [x + side / 2, y + side / 2];
   const at = ([r, c]) => [middle[0] + c * scale, middle[1] + r * scale];
@@ -65,10 +65,9 @@ export function drawHeads(
   pen.stroke();
   pen.clip();
   pixelGrid(pen, ...middle, scale, range, colours);
-  const first = firstTap(kernel) - 0.5;
   pen.strokeStyle = colours.text;
   pen.lineWidth = 2;
-  if (kernel) pen.strokeRect(...at([first, first]), kernel * scale, kernel * scale);
+  if (kernel) pen.strokeRect(...at(first.map((tap) => tap - 0.5)), kernel * scale, kernel * scale);
   trails.forEach((points, head) => {
     pen.strokeStyle = colourOf(head);
     pen.globalAlpha = 0.55;

@@ -360,7 +360,7 @@ export class Explorer extends Live {
       this.complain(value);
       this.later(true); // the lists say again what is shown
     } else if (what === "examined") {
-      this.seen = value;
+      if (value.key === this.lookedFor) this.seen = value; // not what another view of the same widget asked
       this.later();
     } else if (what === "right") {
       const found = this.strip.get(value.key) || [];
@@ -391,11 +391,13 @@ export class Explorer extends Live {
 
   /** Python set the view, or another link was followed. */
   takeState() {
-    const { state, host } = this, edits = JSON.stringify(state.edits);
+    const { state, host } = this, { edits } = state;
     this.film.stop(); // before: it writes its epoch down
     Object.assign(state, structuredClone(host.state));
+    const changed = JSON.stringify(state.edits) !== JSON.stringify(edits);
+    if (changed) Object.assign(this, { past: [...this.past, edits].slice(-100), future: [], lately: null });
     this.load();
-    if (JSON.stringify(state.edits) !== edits) this.askPrediction();
+    if (changed) this.askPrediction();
     else this.askAgain();
   }
 
@@ -477,7 +479,8 @@ export class Explorer extends Live {
   pickHead(panel, event) {
     const { layer, head, badge } = panel.under(event);
     if (badge) this.tips.tell(...panel.meaning(layer, head, badge));
-    if (layer !== undefined) this.set({ layer, head: head ?? Math.min(this.state.head, this.heads()[layer] - 1) });
+    if (head !== undefined) this.set({ layer, head });
+    else if (layer !== undefined) this.setLayer(layer);
   }
 
   /** What lies under the pointer in the grid, in words. */

@@ -353,23 +353,23 @@ function kindOf(model, layer, head, map) {
   return { kind, mass: kind === "off" ? 0 : mass, shift, told };
 }
 
-/** Taps of a K x K kernel that have a head, as `kernel_cells` of attnconv.analysis.heads counts them: their number.
+/** Taps of a K x K kernel that have a head, as `kernel_cells` of attnconv.analysis.heads counts them: their number, and
+ * the shift of the `first` of all taps.
  *
  * A head covers the whole shift nearest to its centre if more than half of its attention is there. Of an even kernel
  * any of the four middle taps may be the query's: that for which most are covered.
  */
 export function coveredTaps(heads, size) {
   const firsts = [...new Set([-(size >> 1), 1 - ((size + 1) >> 1)])], covers = heads.filter(({ mass }) => mass > LEAST);
-  return Math.max(
-    ...firsts.flatMap((row) =>
-      firsts.map((column) => {
-        const inside = covers
-          .map(({ shift: [r, c] }) => [r - row, c - column])
-          .filter((at) => at.every((i) => i >= 0 && i < size));
-        return new Set(inside.map(String)).size;
-      }),
-    ),
+  const places = firsts.flatMap((row) =>
+    firsts.map((column) => {
+      const inside = covers
+        .map(({ shift: [r, c] }) => [r - row, c - column])
+        .filter((at) => at.every((i) => i >= 0 && i < size));
+      return { first: [row, column], covered: new Set(inside.map(String)).size };
+    }),
   );
+  return places.reduce((best, one) => (one.covered >= best.covered ? one : best)); // of equal ones the usual, the last
 }
 
 /** A layer from the middle of the picture: {heads: their kinds, maps, size and covered: "covered of size^2 taps"}. */
@@ -385,7 +385,7 @@ export function readLayer(model, layer, part, average) {
         : -1;
   });
   const size = Math.floor(Math.sqrt(heads.length));
-  return { heads, maps, size, covered: size ? coveredTaps(heads, size) : 0 };
+  return { heads, maps, size, ...(size ? coveredTaps(heads, size) : { first: [0, 0], covered: 0 }) };
 }
 
 /** Whether a kernel of that size lies around the middle of a grid. */

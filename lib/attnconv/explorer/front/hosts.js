@@ -251,5 +251,7 @@ export function pageHost(data, ask = null, place = window, helpers = []) {
     },
   };
   follow(place.location.hash, data.state);
+  // What came along is of the changes it came with; a link may have others, or none.
+  if (JSON.stringify(host.state.edits) !== JSON.stringify(data.state?.edits)) host.edited = {};
   return host;
 }

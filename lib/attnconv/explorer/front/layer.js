@@ -146,7 +146,8 @@ export class LayerCard {
       const box = centres.getBoundingClientRect(), [{ clientX, clientY }] = event.touches;
       if (this.grip(clientX - box.left, clientY - box.top, true)) event.preventDefault();
     }, { passive: false });
-    kernel.addEventListener("pointermove", (event) => this.tellTap(event));
+    for (const name of ["pointermove", "click"]) // a finger only clicks
+      kernel.addEventListener(name, (event) => this.tellTap(event));
     kernel.addEventListener("pointerleave", () => { this.hovered = null; this.explorer.later(); });
   }
 
@@ -303,6 +304,7 @@ export class LayerCard {
       trails: panel.trails(layer),
       draggable: this.canDrag(),
       kernel: this.range < panel.range ? read.size : 0,
+      first: read.first,
     });
     const kinds = read.heads.map((one, head) => `head ${head + 1} ${kindText(one)[0]}`);
     this.centres.setAttribute(

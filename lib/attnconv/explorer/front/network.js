@@ -172,8 +172,9 @@ export class Network {
 
   /** Each head's value matrix, and their sum. */
   project(layer, mixed, bias = true) {
-    const { value } = this.weights.blocks[layer];
-    return linear(mixed, bias ? value : { weight: value.weight }, this.heads.heads[layer] * this.hidden);
+    const { value } = this.weights.blocks[layer], { hidden, heads: { heads, pixels } } = this;
+    if (!heads[layer]) return Float32Array.from({ length: pixels * hidden }, (_, i) => bias && value.bias[i % hidden]);
+    return linear(mixed, bias ? value : { weight: value.weight }, heads[layer] * hidden);
   }
 
   /** What each head adds up for every pixel, (pixels x heads channels): by attention, or as the convolution that the

@@ -576,11 +576,9 @@ export class Panel {
           element("dd", { textContent: value }),
         ]),
       );
-      this.zoom.setAttribute(
-        "aria-label",
-        `${this.headTitle.textContent}, query row ${query[0]}, column ${query[1]}: ${text}`,
-      );
     }
+    const place = `query row ${query[0]}, column ${query[1]}`;
+    this.zoom.setAttribute("aria-label", `${this.headTitle.textContent}, ${place}: ${text}`);
     this.drawZoom(map, query, told, this.values(layer, head));
     this.drawTrack(layer, head);
     this.drawDoes();

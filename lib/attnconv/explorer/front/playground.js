@@ -410,7 +410,7 @@ export class Playground extends Live {
     [image, this.image] = choose(
       "Picture",
       [...host.pictures.map(({ name, title }) => [name, title]), ["own", "your own …"]],
-      (name) => this.setImage(name),
+      (name) => this.setImage(name, name === "own"),
     );
     this.cells = div("pg-cells");
     this.file = element("input", {
@@ -709,12 +709,10 @@ export class Playground extends Live {
     });
   }
 
-  setImage(name) {
+  setImage(name, ask = false) {
     this.complain("");
-    if (name === "own" && !this.pictures.own) {
-      this.fill();
-      return this.file.click();
-    }
+    if (ask) this.file.click(); // also for another one: until it is there, the former stays
+    if (name === "own" && !this.pictures.own) return this.fill();
     const { height, width, query } = {
       ...this.pictures[name],
       ...this.host.pictures.find((picture) => picture.name === name),

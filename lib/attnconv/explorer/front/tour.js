@@ -19,7 +19,8 @@ export class Tour {
   }
 
   get steps() {
-    return tourOf(this.explorer.models?.[0] ?? {}); // it is built before there is a model
+    const { models: [model] = [{}], host: { predicts } } = this.explorer; // it is built before there is a model
+    return tourOf({ ...model, predicts });
   }
 
   go(step) {

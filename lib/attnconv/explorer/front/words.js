@@ -12,7 +12,7 @@ export const INTRODUCTION = [
 ];
 
 /** Five steps through such a model: [selector of what is lit, title, story, what is shown]. */
-export const tourOf = ({ content, encoding }) => [
+export const tourOf = ({ content, encoding, swaps, predicts }) => [
   [
     ".ax-view",
     "One pixel asks.",
@@ -38,8 +38,10 @@ export const tourOf = ({ content, encoding }) => [
       : [
           "Nine taps are a kernel.",
           "Here are all heads of one layer around the query, and beside them the kernel that they make together. If " +
-            "every tap of the frame has a head, this layer is a convolution. Tick the box below: that kernel takes " +
-            "the layer's place, and the right answers are counted.",
+            "every tap of the frame has a head, this layer is a convolution." +
+            (swaps && predicts
+              ? " Tick the box below: that kernel takes the layer's place, and the right answers are counted."
+              : ""),
         ]),
     { kernel: true, whole: false },
   ],
@@ -47,11 +49,11 @@ export const tourOf = ({ content, encoding }) => [
     ? [
         ".ax-centres",
         "Take a head off its tap.",
-        "Drag a dot, or the small square on its ring. The kernel follows at once, and the prediction too. Undo " +
-          "brings the head back.",
+        "Drag a dot, or the small square on its ring. The kernel follows at once" +
+          `${predicts ? ", and the prediction too" : ""}. Undo brings the head back.`,
         {},
       ]
-    : [
+    : predicts && [
         ".ax-detail",
         "Take a head away.",
         "Untick “head on”: the chosen head adds nothing then, and the prediction follows. Undo brings the head back.",
@@ -59,12 +61,16 @@ export const tourOf = ({ content, encoding }) => [
       ],
   [
     ".ax-detail",
-    "What is it good for?",
-    "The chosen head, large: what it adds to its layer's output, and what the model says without it. Try the deeper " +
-      "layers: which of them are still a small kernel?",
+    predicts ? "What is it good for?" : "One head, large.",
+    (predicts
+      ? "The chosen head, large: what it adds to its layer's output, and what the model says without it."
+      : "The chosen head over the image, and its numbers.") +
+      (content
+        ? " Try another image: does it look elsewhere?"
+        : " Try the deeper layers: which of them are still a small kernel?"),
     {},
   ],
-];
+].filter(Boolean);
 
 /** What can be chosen, by its name on the page. */
 export const CONTROLS = {
