@@ -402,7 +402,7 @@ def test_a_run_stopped_at_random_moments_ends_bit_identical(data, tmp_path):
         signal_after_checkpoint(process, folder, number)
         assert process.exitcode == (-number if number == signal.SIGKILL else 130) and not Run(folder).finished
     (folder / ".metrics-0123cdef.jsonl").touch()  # what a kill inside `writing` leaves
-    (folder / "checkpoint" / ".state-abcdefgh.pt").touch()
+    (folder / "checkpoint" / ".state-0123cdef.pt").touch()
     process = start(MODEL, recipe, folder, nohup=True)
     signal_after_checkpoint(process, folder, signal.SIGHUP)  # which stops nothing under nohup
     assert process.exitcode == 0
