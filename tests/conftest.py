@@ -18,9 +18,9 @@ from attnconv.config import load_profile
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core, each with one thread
 
-LONG = ("notebooks", "training", "record", "reproduce", "explorer_browser", "knobs", "compare", "playground_browser")
-LONG += ("site_browser", "lab_browser", "equivalence", "explorer", "figures", "swapping", "data", "fresh", "workspace")
-LONG = tuple(f"test_{name}" for name in LONG)
+LONG = """test_notebooks test_training test_record test_reproduce test_explorer_browser test_knobs test_compare
+    test_playground_browser test_site_browser test_lab_browser test_equivalence test_explorer test_figures
+    test_swapping test_data test_fresh test_workspace""".split()
 """Files that take longest. The first and the third keep two cores busy, those after them wait a good deal."""
 
 

@@ -16,7 +16,7 @@ from attnconv.analysis import heads, verdicts
 from attnconv.analysis.claims import PAPER_CLAIMS, SENTENCES, Claim, Claims, board, read_claims, recorded
 from attnconv.analysis.evidence import gaussians, mirrored
 from attnconv.attention import QuadraticAttention
-from attnconv.config import ModelConfig
+from attnconv.config import ModelConfig, TrainConfig
 from attnconv.training.runs import find_runs
 
 ROOT = Path(__file__).parents[1]
@@ -436,7 +436,7 @@ def trained(accuracy, epochs=10, loss=1.0, lr=0.01, heads=9, start=None, halfway
         metrics=lines,
         config=dict(data=data, hash="they go on from one run"),
         data_title="a test",
-        train=SimpleNamespace(epochs=epochs, lr=lr, seed=0, encoding_lr=encoding_lr, adamw_lr=0.003, optimizer="muon"),
+        train=TrainConfig(optimizer="muon", epochs=epochs, lr=lr, encoding_lr=encoding_lr),
         model=ModelConfig(kind="learned", heads=(heads,) * 6, hidden=8, mlp=8),
     )
 

@@ -155,8 +155,7 @@ class TrainConfig(Config):
     optimizer: Literal["sgd", "adamw", "muon"] = "sgd"  # muon: for matrices between input and classifier, else AdamW
     lr: Positive = 0.1  # peak learning rate, after the warm-up; with Muon, that of the matrices
     adamw_lr: Positive = 0.003  # with Muon: peak learning rate of what AdamW trains
-    position_lr: Positive | None = None  # learning rate of centres and spreads; None is that of other
-    # parameters outside the blocks' matrices: ``lr``, the paper's way, or with muon ``adamw_lr``
+    position_lr: Positive | None = None  # learning rate of centres and spreads; None: `rest_lr`, the paper's way
     encoding_lr: Positive | None = None  # of a learned encoding, then neither decayed nor clipped; None: as all others
     momentum: Share = 0.9  # of SGD and Muon, or AdamW's first beta
     beta2: Share = 0.99  # AdamW's second beta
@@ -173,6 +172,11 @@ class TrainConfig(Config):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the device has it built in
     compile: bool | None = None  # whether ``torch.compile`` makes the steps; None: `machine.to_be_compiled` decides
     checkpoint_seconds: NotNegative = 60.0  # between checkpoints inside an epoch; each epoch ends with one too
+
+    @property
+    def rest_lr(self) -> float:
+        """Peak learning rate of what has none of its own, outside the matrices that Muon trains."""
+        return self.adamw_lr if self.optimizer == "muon" else self.lr
 
 
 def replace(config: AnyConfig, changes: dict[str, Any]) -> AnyConfig:

@@ -43,9 +43,8 @@ def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Place
         said = [f"seed {seed} {in_words(one, where)}" for seed, one, where in zip(seeds, holds, places, strict=True)]
         lines = [*found[0][1], *(f"{words}; {one[1][0]}" for words, one in zip(said[1:], found[1:], strict=True))]
         if len({*holds}) == 1:
-            other = [
-                f"seed {seed} {where or 'not'}" for seed, where in zip(seeds, places, strict=True) if where != places[0]
-            ]
+            of_seeds = zip(seeds, places, strict=True)
+            other = [f"seed {seed} {place or 'not'}" for seed, place in of_seeds if place != places[0]]
             return holds[0], lines, "; ".join(filter(None, [places[0], *other]))
         part = all("in part" in place for one, place in zip(holds, places, strict=True) if one)
         counts = f"holds {'in part ' * (part and any(holds))}in {holds.count(True) or 'none'} of {len(runs)} networks"
@@ -231,17 +230,12 @@ def different_rates(one: Run, other: Run) -> list[str]:
     """Learning rates of two runs where they differ, a line each: of the weights; of the encoding, if both learn one."""
     rates = {"learning rates": [run.train.lr for run in (one, other)]}
     if all(run.model.kind.startswith("learned") for run in (one, other)):
-        rates["learning rates of the encoding"] = [encoding_rate(run.train) for run in (one, other)]
+        rates["learning rates of the encoding"] = [run.train.encoding_lr or run.train.rest_lr for run in (one, other)]
     return [f"{words} {first:g} and {second:g}" for words, (first, second) in rates.items() if first != second]
 
 
-def encoding_rate(recipe: TrainConfig) -> float:
-    """Of a learned encoding: its own, or that of all parameters outside the blocks' matrices."""
-    return recipe.encoding_lr or (recipe.adamw_lr if recipe.optimizer == "muon" else recipe.lr)
-
-
 def learning_rates(recipe: TrainConfig) -> str:
-    return f"{recipe.lr:g} of the weights, {encoding_rate(recipe):g} of the encoding"
+    return f"{recipe.lr:g} of the weights, {recipe.encoding_lr or recipe.rest_lr:g} of the encoding"
 
 
 def significance(p: float) -> str:

@@ -27,8 +27,7 @@ def encoding_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def own_rates(model: nn.Module, config: TrainConfig) -> dict[nn.Parameter, float]:
     """Peak learning rates of centres and spreads, and of learned encodings that have one: never decayed or clipped."""
-    rate = config.position_lr or (config.adamw_lr if config.optimizer == "muon" else config.lr)
-    rates = dict.fromkeys(position_parameters(model), rate)
+    rates = dict.fromkeys(position_parameters(model), config.position_lr or config.rest_lr)
     return rates | (dict.fromkeys(encoding_parameters(model), config.encoding_lr) if config.encoding_lr else {})
 
 
@@ -36,7 +35,7 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     """SGD (the paper's), AdamW, or Muon for the weights between input and classifier and AdamW for all others. Each
     group keeps its ``peak_lr``. Except with SGD, biases and norms have no weight decay either."""
     sgd, muon, own = config.optimizer == "sgd", config.optimizer == "muon", own_rates(model, config)
-    lr = config.adamw_lr if muon else config.lr
+    lr = config.rest_lr
     inner: list[nn.Parameter] = []
     parts: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, p in model.named_parameters():
