@@ -50,9 +50,12 @@ export function drawField(canvas, values, [height, width], side, [low, high], { 
 
 export const signed = (value, digits = 2) => (value.toFixed(digits) < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 export const shiftText = ([r, c], digits) => `(${signed(r, digits)}, ${signed(c, digits)})`;
+
+/** A share in two digits, or in as many as tell it from 0% and from 100%. */
 export const percent = (p) => {
-  if (p >= 0.995 && p < 0.9999) return `${Math.min(100 * p, 99.9).toFixed(1)}%`; // the rest is told beside it
-  return p >= 0.0995 ? `${(100 * p).toFixed(0)}%` : p >= 0.0001 ? `${(100 * p).toFixed(p < 0.001 ? 2 : 1)}%` : "<0.01%";
+  if (!(p >= 0.0001)) return "<0.01%";
+  if (p >= 0.995 && p < 0.9999) return `${Math.min(100 * p, 99.9).toFixed(1)}%`;
+  return `${(100 * p).toFixed(p < 0.001 ? 2 : p < 0.0995 ? 1 : 0)}%`;
 };
 
 /** Lines between whole shifts around a query pixel. The pixel is filled where it is small, else framed, as heads stand
