@@ -33,6 +33,7 @@ Mixing = Literal["auto", "dense", "separable"]
 
 SMALL_GRID = 64  # up to so many pixels P over all of them is one product that is as fast as two short ones
 CHUNK = 2**22  # bytes that the averages of all heads take for the images of one chunk: they stay in the cache
+AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # kinds of devices; to ask torch would break the compiled network in torch 2.11
 BLOCK = 2**23  # entries of P that exist at a time where it is not made whole: 32 MiB in float32
 STORED = 2**26  # entries of the P of images (content) that are stored for the backward pass: 256 MiB in float32
 
@@ -98,7 +99,7 @@ def in_torch_func() -> bool:
 def _product_type(x: Tensor) -> torch.dtype:
     """The type in which x is multiplied: autocast's, or its own where autocast is off or leaves it alone."""
     kind = x.device.type
-    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    on = kind in AUTOCAST and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if on and x.dtype != torch.float64 else x.dtype
 
 
