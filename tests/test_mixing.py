@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention, mixing
@@ -241,6 +242,21 @@ def test_compiles_as_one_graph(kind):
     layer = make(kind)
     x = torch.randn(2, 9, 10, 5)
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("device", "side", "form"),
+    [("cpu", 8, "mix_dense"), ("cpu", 16, "mix_separable"), ("cuda", 16, "mix_dense"), ("cuda", 17, "mix_separable")],
+)
+def test_small_grids_take_one_product(device, side, form, monkeypatch):
+    """Which form is taken, also on a GPU: tensors that hold no numbers need none."""
+    taken = []
+    for name in ("mix_dense", "mix_separable"):
+        real = getattr(mixing, name)
+        monkeypatch.setattr(mixing, name, lambda *given, name=name, real=real: taken.append(name) or real(*given))
+    with FakeTensorMode(), torch.device(device):
+        y = QuadraticAttention(4, 5, 9)(torch.randn(2, side, side, 4))
+    assert (taken, y.shape, y.device.type) == ([form], (2, side, side, 5), device)
 
 
 # Cost

@@ -3,11 +3,12 @@
 `attnconv.attention` says what a layer computes. Everything here computes the same numbers with other products:
 
   P                        where                form, and why
-  rows x columns           CPU, > SMALL_GRID    `attend`: two short averages and one projection, all heads in each
+  rows x columns           CPU, large grids     `attend`: two short averages and one projection, all heads in each
                                                 product, a few images at a time, positions before images in memory. What
                                                 is live fits the cache; only the input is stored for the backward pass.
   one P over all pixels    CPU                  `attend` again: an image is then one long row of pixels.
-  (small grids, full covariance, dropout)
+  (small grids: SMALL_GRID and SMALL_GRID_CUDA;
+  full covariance, dropout)
   either                   GPU, torch.compile,  `mix_separable` or `mix_dense`, then the value projection: plain
                            torch.func, hooks    operations that PyTorch can fuse, transform and differentiate.
   one P, more than BLOCK   anywhere             `attend_in_blocks` of queries, made again in the backward pass, so that
@@ -32,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 Mixing = Literal["auto", "dense", "separable"]
 
 SMALL_GRID = 64  # up to so many pixels P over all of them is one product that is as fast as two short ones
+SMALL_GRID_CUDA = 256  # the same on a GPU, whose matrix units large products fill: docs/costs.md
 CHUNK = 2**22  # bytes that the averages of all heads take for the images of one chunk: they stay in the cache
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # kinds of devices; to ask torch itself breaks the graph in torch 2.11
 BLOCK = 2**23  # entries of P that exist at a time where it is not made whole: 32 MiB in float32
@@ -43,7 +45,8 @@ def attend_by_position(layer: Any, x: Tensor) -> Tensor:
     height, width = x.shape[1:3]
     dropout = layer.dropout if layer.training else 0.0
     factors = layer.separable and layer.mixing != "dense" and not dropout
-    if factors and (layer.mixing == "separable" or height * width > SMALL_GRID):
+    small = SMALL_GRID_CUDA if x.is_cuda else SMALL_GRID
+    if factors and (layer.mixing == "separable" or height * width > small):
         return attend(x, layer.axis_probabilities(height, 0), layer.axis_probabilities(width, 1), layer.value)
     if layer.mixing == "dense" or layer.heads * (height * width) ** 2 <= BLOCK:
         return attend(x, None, F.dropout(layer.probabilities(height, width), dropout), layer.value)
