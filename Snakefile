@@ -2,12 +2,13 @@
 #     snakemake --cores 2 --config profile=smoke seeds=0,1
 # Snakemake has an environment of its own; the library is in .venv (make .venv/ready).
 import json
+import shlex
 import subprocess
 
 ATTNCONV = ".venv/bin/python -m attnconv"
 PROFILE = config.get("profile", "quick")
 PROFILE_FILE = f"notebooks/profiles/{PROFILE}.yaml"
-DATA = f"--data '{config['data']}'" if "data" in config else ""
+DATA = f"--data {shlex.quote(str(config['data']))}" if "data" in config else ""
 MARKS = f"outputs/snakemake/{PROFILE}"  # what is done, for Snakemake; run folders are where attnconv leaves them
 
 # The library knows a profile's models and seeds, and which model another one starts from.
