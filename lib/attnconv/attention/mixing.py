@@ -35,9 +35,9 @@ Mixing = Literal["auto", "dense", "separable"]
 SMALL_GRID = 64  # up to so many pixels P over all of them is one product that is as fast as two short ones
 SMALL_GRID_CUDA = 256  # the same on a GPU, whose matrix units large products fill: docs/costs.md
 CHUNK = 2**22  # bytes that the averages of all heads take for the images of one chunk: they stay in the cache
-AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # kinds of devices; to ask torch itself breaks the graph in torch 2.11
 BLOCK = 2**23  # entries of P that exist at a time where it is not made whole: 32 MiB in float32
 STORED = 2**26  # entries of the P of images (content) that are stored for the backward pass: 256 MiB in float32
+AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # kinds of devices; to ask torch itself breaks the graph in torch 2.11
 
 
 def attend_by_position(layer: Any, x: Tensor) -> Tensor:
