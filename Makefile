@@ -1,5 +1,6 @@
 # make reproduce   run every notebook and leave figures, tables and executed notebooks in outputs/<profile>
-#                  PROFILE=smoke|quick|evening|paper  DATA=/path/to/images  ONLY="03 04"  JOBS=1  FORCE=1  RETRAIN=1  OUTPUT=/path
+#                  PROFILE=smoke|quick|evening|paper, or paper-recipe (for some notebooks: its file says which)
+#                  DATA=cifar10, or a path  ONLY="03 04"  JOBS=1  FORCE=1  RETRAIN=1  OUTPUT=/path
 #                  DRY=1 only says what would be done, and why, and what is missing
 #                  PROFILE=evening leaves its committed record outputs/evening as it is, draws everything again beside it,
 #                  in outputs/reproduced/evening, and compares

@@ -1,5 +1,5 @@
 # ruff: noqa: F401 (what is imported here is what the package offers)
-"""What can be tried in a browser: the playground for Theorem 1, and the head explorer of a trained model."""
+"""What can be tried in a browser: the playground for Theorem 1, the explorer of a trained model, figures with knobs."""
 
 from attnconv.explorer.arrays import ExplorerError, pack, quantize
 from attnconv.explorer.edits import edited

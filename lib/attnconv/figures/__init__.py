@@ -1,5 +1,5 @@
 # ruff: noqa: F401 (what is imported here is what the package offers)
-"""Every figure of the paper, and some of our own: arrays in, a matplotlib `Figure` out.
+"""Every figure of the paper, and some of our own: arrays or frames in, a matplotlib `Figure` out.
 
 Nothing is trained, loaded or measured here. Conventions of all figures: shifts and pixels count rows, then columns, and
 rows point down as in an image; layers and heads are numbered from 1; a model keeps its colour in every figure
