@@ -305,17 +305,21 @@ def test_single_pixels_must_lie_around_the_query():
     same[0] = maps_at([[[0, 1]] * 9])[0]
     away[:] = maps_at([[[0, 7]] * 9] * 3)
     assert verdicts.single_pixels(run_of(attention=attention(near)))[0] is True
-    found, evidence = verdicts.single_pixels(run_of(attention=attention(lot)))
+    found, evidence, _ = verdicts.single_pixels(run_of(attention=attention(lot)))
     assert found is None and "together 1 of 9; at random p = 0.85" in evidence[3]
     assert verdicts.single_pixels(run_of(attention=attention(same)))[0] is None  # all on one pixel
     assert verdicts.single_pixels(run_of(attention=attention(away)))[0] is False  # far fewer than at random
     assert verdicts.single_pixels(run_of(attention=attention(spread)))[0] is False
+    both = [run_of(attention=attention(maps), seed=seed) for seed, maps in enumerate([near, away])]
+    found, evidence, where = verdicts.single_pixels(*both)
+    assert found is None and where == "holds in 1 of 2 networks, fails in 1"
+    assert evidence[-2].startswith("seed 1 does not hold; heads with over half of their attention on one pixel: 9, 9,")
 
 
 def test_symmetry_is_left_right_and_the_control_up_down():
     sides = (maps_at([[[2, -6]] * 9] * 6) + maps_at([[[2, 6]] * 9] * 6)) / 2  # two lobes, left and right, below
     reach = {"reach": np.stack([np.full((6, 9), 5.0), np.full((6, 9), 7.0)])}
-    found, evidence = verdicts.symmetric(run_of(reach, attention(sides)))
+    found, evidence, _ = verdicts.symmetric(run_of(reach, attention(sides)))
     assert found is True and "left-right 1.00, up-down -0.07" in evidence[1]
     assert "mirror image: 54; two highest rows: 0" in evidence[2] and "p = 0.016" in evidence[3]
     assert verdicts.symmetric(run_of(reach, attention(sides.swapaxes(2, 3))))[0] is False
@@ -326,7 +330,7 @@ def test_symmetry_is_left_right_and_the_control_up_down():
         assert verdicts.symmetric(run_of(some, attention(sides)))[0] is holds
     assert verdicts.symmetric(run_of(reach, attention(maps_at([nine()] * 6))))[0] is False  # all are local
     uneven = (maps_at([[[2, -6]] * 9] * 6) + maps_at([[[2, 3]] * 9] * 6)) / 2
-    found, evidence = verdicts.symmetric(run_of(reach, attention(uneven)))
+    found, evidence, _ = verdicts.symmetric(run_of(reach, attention(uneven)))
     assert found is not True and "mirror image: 0; two highest rows: 0" in evidence[2]
     even = np.full((6, 9, *GRID), 1 / 256)  # flat: its own mirror image, and no pattern
     assert mirrored(even.sum(2)).max() == 0
@@ -334,6 +338,8 @@ def test_symmetry_is_left_right_and_the_control_up_down():
     turned[0] = sides.swapaxes(2, 3)[0]
     turned[1] = maps_at([[[5, 5]] * 9])[0]  # neither: 1/64 becomes 7/64
     assert verdicts.symmetric(run_of(reach, attention(turned)))[0] is None
+    both = run_of(reach, attention(sides)), run_of(reach, attention(turned), seed=1)
+    assert verdicts.symmetric(*both)[::2] == (None, "holds in 1 of 2 networks")
 
 
 def followed(shifts, queries=((8, 8), (6, 7), (9, 10)), spread=0.3):
@@ -347,7 +353,7 @@ def followed(shifts, queries=((8, 8), (6, 7), (9, 10)), spread=0.3):
 
 def test_a_constant_shift_is_a_peak_that_follows_the_query():
     shifts = np.broadcast_to(nine(), (3, 6, 9, 2)).copy()
-    found, evidence = verdicts.constant_shift(run_of(attention=followed(shifts)))
+    found, evidence, _ = verdicts.constant_shift(run_of(attention=followed(shifts)))
     assert found is True and "head 1 of layer 2: shift (-1, -1); agreement of two halves" in evidence[1]
     wandering = shifts.copy()
     wandering[1] += (0, 1)
@@ -364,6 +370,8 @@ def test_a_constant_shift_is_a_peak_that_follows_the_query():
     assert verdicts.constant_shift(run_of(attention=changing))[0] is False
     short = followed(shifts[:, :2])
     assert verdicts.constant_shift(run_of(attention=short))[0] is None  # there is no layer 3
+    both = run_of(attention=followed(shifts)), run_of(attention=short, seed=1)
+    assert verdicts.constant_shift(*both)[::2] == (None, "holds in 1 of 2 networks")
 
 
 @pytest.mark.parametrize(("more", "holds"), [(0.2, True), (-0.2, False), (0.0, None)])
@@ -374,17 +382,20 @@ def test_heads_that_do_not_follow_the_query_use_content(more, holds):
     content = 0.3 + 0.01 * np.random.default_rng(0).normal(size=(6, 9)) + np.arange(6)[:, None] / 10
     content[:, 4:] += more
     by_content = np.stack([1 - content, 0 * content, content])
-    found, evidence = verdicts.content_use(run_of(attention=seen | dict(shares=by_content)))
+    found, evidence, _ = verdicts.content_use(run_of(attention=seen | dict(shares=by_content)))
     assert found is holds and "heads that follow the query: 4, 4, 4, 4, 4, 4 in layers 1 to 6" in evidence[4]
     assert "over all layers: of heads that follow the query 55%, of others " in evidence[3]
     by_query = np.stack([1 - content, content, 0 * content])  # content that only says where to look counts as well
     assert verdicts.content_use(run_of(attention=seen | dict(shares=by_query)))[0] is holds
     followers = followed(np.broadcast_to(nine(), (3, 6, 9, 2)))
-    found, _ = verdicts.content_use(run_of(attention=followers | dict(shares=np.full((3, 6, 9), 1 / 3))))
+    found, _, _ = verdicts.content_use(run_of(attention=followers | dict(shares=np.full((3, 6, 9), 1 / 3))))
     assert found is None  # there are no others
     by_content[:, 0, 8] = np.nan  # layer 1 has a head fewer than the others
-    found, evidence = verdicts.content_use(run_of(attention=seen | dict(shares=by_content)))
+    found, evidence, _ = verdicts.content_use(run_of(attention=seen | dict(shares=by_content)))
     assert found is holds and "—" not in evidence[2]
+    both = [run_of(attention=seen | dict(shares=shares), seed=seed) for seed, shares in enumerate([by_query] * 2)]
+    found, evidence, where = verdicts.content_use(*both)
+    assert found is holds and where == "" and evidence[-1].startswith("seed 1 ")
 
 
 def test_most_networks_learn_a_convolution_where_it_is_often():
@@ -412,11 +423,16 @@ def test_most_networks_learn_a_convolution_where_it_is_often():
 
 
 def test_a_free_start_is_one_that_training_changed():
-    def found(lost, before, after):
+    def network(lost, before, after):
         lost, errors = [[80, 9, 9, lost]] * 6, np.full((2, 6, 4), [[[before]], [[after]]])
-        return verdicts.free_start(run_of(swaps=swaps(lost, *errors)))
+        return run_of(swaps=swaps(lost, *errors))
+
+    def found(*numbers):
+        return verdicts.free_start(network(*numbers))
 
     assert found(0.5, 0.9, 0.3)[0] is True
+    both = verdicts.free_start(network(0.5, 0.9, 0.3), network(5, 0.9, 0.3))
+    assert both[::2] == (None, "holds in 1 of 2 networks, fails in 1")
     assert found(5, 0.9, 0.3)[0] is False and found(1, 0.9, 0.3)[0] is None
     assert found(0.5, 0.5, 0.3)[0] is None  # it was half of one before
 
@@ -658,8 +674,8 @@ def test_heads_that_no_draw_brings_together_are_not_said_to_overlap(places):
 def test_on_a_grid_within_the_window_every_pixel_is_near_by_chance():
     maps = np.zeros((6, 9, 4, 4))
     maps[..., 0, 0] = 1
-    model = SimpleNamespace(grid=(4, 4))
-    run = SimpleNamespace(model=model, attention={"mean": maps[None], "queries": np.array([[2, 2]])})
+    run = run_of(attention={"mean": maps[None], "queries": np.array([[2, 2]])})
+    run.model = SimpleNamespace(grid=(4, 4))
     assert "at random p = 1" in verdicts.single_pixels(run)[1][-1]
 
 
@@ -667,5 +683,5 @@ def test_heads_that_look_left_and_right_on_a_flat_image_are_not_local():
     maps = np.zeros((6, 9, 4, 32))
     maps[..., 2, 6] = maps[..., 2, 26] = 0.5  # ten pixels left and right of the query
     reach = {"reach": np.stack([np.full((6, 9), 5.0), np.full((6, 9), 7.0)])}
-    run = SimpleNamespace(heads=reach, attention={"mean": maps[None], "queries": np.array([[2, 16]])})
+    run = run_of(reach, {"mean": maps[None], "queries": np.array([[2, 16]])})
     assert "9, 9, 9, 9, 9, 9 in layers" in verdicts.symmetric(run)[1][0]

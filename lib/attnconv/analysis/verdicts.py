@@ -217,6 +217,7 @@ def pruned(run: Run, whole: Run, control: Run | None) -> Placed:
     return holds, lines, results.rests_on(holds, [run], [control], evidence.POINTS)
 
 
+@of_every_seed
 def single_pixels(run: Run) -> Verdict:
     """Are there heads on pixels around the query, each on one of its own, and more than at random?"""
     from scipy.stats import binom
@@ -233,11 +234,11 @@ def single_pixels(run: Run) -> Verdict:
         f"their shifts: {', '.join(sorted(f'({a:+d}, {b:+d})' for a, b in set().union(*own))) or 'none'}",
         f"together {different} of {count}; at random {significance(chance)}",
     ]
-    if not count:
-        return False, lines
-    return (True if chance < LEVEL else False if binom.cdf(near.sum(), count, lot) < LEVEL else None), lines
+    fewer = not count or binom.cdf(near.sum(), count, lot) < LEVEL
+    return (True if chance < LEVEL else False if fewer else None), lines
 
 
+@of_every_seed
 def symmetric(run: Run) -> Verdict:
     """Are patterns that are not local symmetric left-right, more than up-down, and do some heads look far?"""
     maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
@@ -266,6 +267,7 @@ def symmetric(run: Run) -> Verdict:
     return (True if holds else False if p_less < LEVEL else None), lines
 
 
+@of_every_seed
 def constant_shift(run: Run) -> Verdict:
     """Do heads of layers 2 and 3 look at pixels at a fixed shift, and follow the query?"""
     moved, same = run.attention["halves"]
@@ -282,6 +284,7 @@ def constant_shift(run: Run) -> Verdict:
     return (True if min(different) > 1 else False if max(different) == 0 else None), lines
 
 
+@of_every_seed
 def content_use(run: Run) -> Verdict:
     """Does content decide more in heads that do not follow the query than in those that do, in their own layer?"""
     fixed, questions, content = run.attention["shares"]
@@ -315,6 +318,7 @@ def content_use(run: Run) -> Verdict:
     return (True if p < LEVEL else False if p_less < LEVEL else None), lines
 
 
+@of_every_seed
 def free_start(run: Run) -> Verdict:
     """Did layer 1 of a learned model become a convolution?"""
     if not run.swaps:
