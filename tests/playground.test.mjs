@@ -127,10 +127,14 @@ test("the equation says what is different", () => {
   const words = (text) => equation(decode(text, PICTURES)).words.join(" ");
   assert.match(words(""), /Theorem 1/);
   assert.match(words("alpha=0.7"), /softmax.*22%/);
+  assert.match(words("alpha=7.2"), /own pixel 99\.7% of its attention; 0\.3% goes/);
   assert.match(words("padding=0"), /border/);
   const moved = headsOnTaps(3).map(({ tap, centre }) => [tap, ...(tap === 1 ? [0.5, 0] : centre), 1].join(":")).join("_");
   assert.match(words(`heads=${moved}`), /Head 2 looks at .*its weight is 0/);
   assert.equal(equation(decode(`heads=${moved}`, PICTURES)).equal, true); // it says nothing
+  const off = (n) => headsOnTaps(3).map(({ tap, centre }) => [tap, centre[0] + (tap < n ? 0.5 : 0), centre[1], 1].join(":")).join("_");
+  assert.match(words(`heads=${off(4)}`), /So does another\./);
+  assert.match(words(`heads=${off(5)}`), /So do 2 others\./);
   assert.equal(equation(decode("padding=0", PICTURES)).equal, false);
   const alone = decode("kernel=identity&padding=0", PICTURES);
   assert.ok(new Sums().update(alone, random(6, 9)).apart < 1e-12);

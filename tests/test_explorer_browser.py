@@ -1518,6 +1518,17 @@ def test_a_layer_without_heads_is_chosen_without_one(show, tmp_path):
     seen.root.locator(".ax-grid").click(position=place)
     seen.idle()
     assert [seen.state()[name] for name in ("layer", "head")] == [1, 0]
+    assert seen.get("x.panels[0].doesBox.hidden")  # nothing is left of what was said of another head
+    for number, options in ((1, 2), (2, 1)):
+        seen.choose("Layer", str(number))  # as the reader sees it
+        assert seen.state()["layer"] == number - 1 and seen.get("x.head.length") == options
+
+
+def test_it_opens_on_a_layer_that_has_heads(show, tmp_path):
+    torch.manual_seed(0)
+    shape = dict(kind="learned", image_size=(28, 28), image_channels=1, downsampling=4, layers=2, hidden=6, mlp=8)
+    explorer = explore(build_model(ModelConfig(heads=(0, 2), **shape)).eval())
+    assert show(explorer.export_html(tmp_path / "page.html")).state()["layer"] == 1
 
 
 def test_an_average_that_nobody_computes_is_given_up(browser, runs):

@@ -105,6 +105,7 @@ def test_several_heads_share_a_tap(seen: Seen) -> None:
     seen.press("Add a head here")
     assert len(seen.state()["heads"]) == 10 and seen.told() == "largest: 0"
     assert "Heads 4 and 10 have one tap" in seen.words()
+    assert seen.root.locator("tbody .pg-other").count() == 0  # together they make the tap's product
     first, last = (seen.dot(head).bounding_box() for head in (3, 9))
     assert abs(first["x"] - last["x"]) + abs(first["y"] - last["y"]) > 8  # beside each other: both can be hit
     seen.dot(9).click()
@@ -133,6 +134,9 @@ def test_kernels_chosen_and_typed(seen: Seen) -> None:
     before = seen.image("convolved")
     seen.choose("Kernel", "emboss")
     assert (before != seen.image("convolved")).any() and seen.told() == "largest: 0"
+    emboss = seen.state()["kernel"]
+    seen.choose("Kernel", "")  # "your own": these numbers, from now on
+    assert seen.state()["preset"] is None and seen.state()["kernel"] == emboss
     cell = seen.root.locator(".pg-cells input").nth(4)
     assert cell.input_value() == "1"
     cell.fill("-2.5")

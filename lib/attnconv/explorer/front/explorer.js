@@ -307,7 +307,9 @@ export class Explorer extends Live {
   /** The layer that is best a kernel: most of its taps have a head. */
   bestKernel() {
     const [model] = this.models;
-    const covered = model.heads.map((_, layer) => (model.content ? 0 : readLayer(model, layer).covered));
+    const covered = model.heads.map((heads, layer) =>
+      !heads ? -1 : model.content ? 0 : readLayer(model, layer).covered,
+    );
     return covered.indexOf(Math.max(...covered));
   }
 
@@ -384,7 +386,7 @@ export class Explorer extends Live {
   /** What was of the former model: changes, what was counted, and the epoch if the new one cannot be replayed. */
   forget() {
     const { state, host } = this;
-    Object.assign(this, { past: [], future: [], strip: new Map() });
+    Object.assign(this, { past: [], future: [], strip: new Map(), counted: null });
     state.edits = {};
     if (!host.sides[0].path?.centres) state.epochs = [null, state.epochs[1]];
   }
@@ -863,8 +865,9 @@ export class Explorer extends Live {
     this.first.draw();
     tell(this.lock, `query: row ${state.query[0]}, column ${state.query[1]}${state.locked ? " (held)" : ""}`);
     this.root.classList.toggle("ax-locked", state.locked);
+    const own = Math.max(1, this.heads()[state.layer]); // until it is filled, the list may have another layer's heads
     for (const [select, value] of [[this.layer, state.layer], [this.head, state.head]])
-      if (select.value !== String(value)) this.fill();
+      if (select.value !== String(value) || this.head.length !== own) this.fill();
   }
 
   /** Bring the controls in line with the state. */

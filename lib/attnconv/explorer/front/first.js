@@ -10,7 +10,7 @@ export class FirstScreen {
     this.tabs = element("div", { className: "ax-tabs", role: "group", "aria-label": "Layer" });
     this.all = button("", () => explorer.set({ all: !explorer.state.all }, true));
     this.more = button("Options", () => this.open(this.controls.hidden), "Compare, brightness, how it is drawn");
-    this.tour = button("Take the tour", () => explorer.tour.go(1), "Five steps, three minutes");
+    this.tour = button("Take the tour", () => explorer.tour.go(1), "A few steps, three minutes");
     this.controls = element("div", { className: "ax-controls", role: "toolbar", "aria-label": "What is shown" });
     this.opened = false;
     this.root = div("ax-top", this.tabs, div("ax-row", this.all, this.more, this.tour));

@@ -205,6 +205,7 @@ export class LayerCard {
   }
 
   move(event) {
+    if (!event.buttons) this.drag = null; // its end was not seen here, as below a menu
     const [x, y] = [event.offsetX, event.offsetY], { drag, explorer } = this;
     if (!drag) {
       const grip = this.grip(x, y, false);

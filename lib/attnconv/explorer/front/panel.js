@@ -4,7 +4,7 @@ import { drawHeads, headAt, spots } from "./centres.js";
 import { QUERY, brightness, drawField, percent, pixelGrid, shiftText, signed } from "./draw.js";
 import { covarianceOf, describe, ellipse, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
-import { clamp } from "./maths.js";
+import { clamp, largest } from "./maths.js";
 import { button, canvasOf, div, element, pixelRatio, uniqueId } from "./page.js";
 import { tell } from "./tips.js";
 import { GLOSSARY } from "./words.js";
@@ -321,7 +321,11 @@ export class Panel {
       context.textAlign = "left";
       context.fillStyle = colours.faint;
       return context.fillText(
-        state.average ? `averaging over ${explorer.host.choices.averaged} images …` : "…",
+        state.average
+          ? `averaging over ${explorer.host.choices.averaged} images …`
+          : this.index && !explorer.host.live
+            ? "where it looks in your own picture needs Python"
+            : "…",
         left,
         top + 12,
       );
@@ -546,8 +550,9 @@ export class Panel {
       `Layer ${layer + 1}, head ${head + 1}` +
       (!map ? ": this model has no such head" : model.isOff(layer, head) ? " (off)" : "");
     if (!map) {
-      this.trackBox.hidden = true;
+      this.trackBox.hidden = this.doesBox.hidden = true; // what was said is of another head
       this.told = "";
+      this.drawStrip();
       if (this.sliders) this.sliders.box.hidden = true;
       return;
     }
@@ -635,7 +640,7 @@ export class Panel {
     this.drawStrip();
     if (this.doesBox.hidden || !seen || model.epoch !== null) return;
     const { output, share, probabilities, shape: [height, width] = [model.height, model.width] } = seen.head;
-    drawField(this.output, output, [height, width], OUTPUT, [0, Math.max(...output)], colours);
+    drawField(this.output, output, [height, width], OUTPUT, [0, largest(output)], colours);
     const before = explorer.rightWith(explorer.state.edits), after = explorer.rightWith(explorer.withoutHead());
     const counted =
       after && after.seen ? ` On test images: ${rightText(before)} right with it, ${rightText(after)} without.` : "";
@@ -747,8 +752,10 @@ export class Panel {
         const change = was === is ? is : `${was.replace("%", "")} → ${is}`;
         return element(
           "div",
-          { className: c === label ? "ax-class ax-true" : "ax-class", title: c === label ? "the image's class" : "" },
-          element("span", { textContent: (c === label ? "✓ " : "") + classes[c] }),
+          { className: c === label ? "ax-class ax-true" : "ax-class" }, // without a box: no title can stand beside it
+          c === label
+            ? element("span", { textContent: `✓ ${classes[c]}`, title: "the image's class" })
+            : element("span", { textContent: classes[c] }),
           bar,
           element("span", { textContent: change }),
         );

@@ -201,8 +201,8 @@ const shiftText = (shift, digits = 2) =>
     .map((c) => (c > 0 ? "+" : c < 0 ? "−" : "") + Math.abs(c))
     .join(", ")})`;
 const percent = (p) =>
-  p > 0.9995 && p < 1
-    ? "99.9%"
+  p >= 0.995 && p < 1
+    ? `${Math.min(100 * p, 99.9).toFixed(1)}%`
     : p < 0.0005 && p > 0
       ? `${written(100 * p)}%`
       : `${(100 * p).toFixed(p < 0.1 ? 1 : 0)}%`;
@@ -255,7 +255,7 @@ export function equation(state) {
       `Head ${number} looks at <i>q</i> + ${shiftText(centre)} and not at its tap <i>q</i> + ` +
         `${shiftText(tapShift)}${kernel[tap] ? "" : ", but its weight is 0: it says nothing"}.`,
     );
-  if (moved.length > 3) words.push(`So do ${moved.length - 3} others.`);
+  if (moved.length > 3) words.push(moved.length === 4 ? "So does another." : `So do ${moved.length - 3} others.`);
   if (moved.length && sharp)
     words.push(
       whole
@@ -404,7 +404,7 @@ export class Playground extends Live {
     [field, this.preset] = choose(
       "Kernel",
       [...Object.entries(KERNELS), ["", "your own"]],
-      (preset) => preset && this.set({ preset, kernel: presetKernel(preset, this.state.size) }),
+      (name) => this.set(name ? { preset: name, kernel: presetKernel(name, this.state.size) } : { preset: null }),
     );
     [size, this.size] = choose("Size", SIZES.map((n) => [n, `${n} × ${n}`]), (n) => this.setSize(Number(n)));
     [image, this.image] = choose(
@@ -788,6 +788,7 @@ export class Playground extends Live {
   }
 
   drag(event, head) {
+    if (!event.buttons) this.held = null; // its end was not seen here, as below a menu
     const { held } = this;
     if (!held || held.head !== head) return;
     const away = [event.clientY - held.y, event.clientX - held.x];
@@ -1026,11 +1027,12 @@ export class Playground extends Live {
       pen.font = `600 ${cell > 50 ? 12 : 10}px ${colours.font}`;
       pen.lineWidth = 3;
       pen.strokeStyle = "rgba(0,0,0,.75)";
-      const text = +state.kernel[tap].toPrecision(2) + "";
+      const value = state.kernel[tap], short = String(+value.toPrecision(2)).replace("-", "−");
+      const text = Math.abs(value) < 1 ? short : written(value); // 0.0039, not 0.004; 255, not 260
       pen.lineJoin = "round";
-      pen.strokeText(text.replace("-", "−"), at(c) + cell / 2 - 4, at(r) + cell / 2 - 4);
+      pen.strokeText(text, at(c) + cell / 2 - 4, at(r) + cell / 2 - 4);
       pen.fillStyle = "#fff";
-      pen.fillText(text.replace("-", "−"), at(c) + cell / 2 - 4, at(r) + cell / 2 - 4);
+      pen.fillText(text, at(c) + cell / 2 - 4, at(r) + cell / 2 - 4);
     });
     pen.lineWidth = 3;
     pen.strokeStyle = "#d55e00";
@@ -1137,8 +1139,12 @@ export class Playground extends Live {
       else {
         const { on, centre } = heads[head];
         const sees = sums.seen[head][at];
-        const same =
-          on && tap !== null && Math.abs(sees * sums.weights[head] - pixel(shifts[tap]) * kernel[tap]) < 5e-4;
+        const its = heads[head].tap; // heads of one tap share its weight: together they make the product
+        const added = heads.reduce(
+          (sum, one, other) => sum + (one.on && one.tap === its ? sums.seen[other][at] * sums.weights[other] : 0),
+          0,
+        );
+        const same = on && Math.abs(added - pixel(shifts[its]) * kernel[its]) < 5e-4;
         cells.push(
           ["pg-shift", shiftText(centre, 1)],
           ["", on ? `${sees.toFixed(3)} · ${written(sums.weights[head])}` : "away"],
