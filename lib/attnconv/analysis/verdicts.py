@@ -324,7 +324,7 @@ def free_start(run: Run) -> Verdict:
     if not run.swaps:
         return None, [NOT_MEASURED]
     small = evidence.small_convolutions(run)
-    lines = small.lines + [
+    lines = [small.lines[-1], *small.lines[:-1]] + [
         evidence.as_convolution(0, size, *errors)
         for size, *errors in zip(run.swaps["sizes"], *run.swaps["error"][:, 0], strict=True)
         if 1 < size <= evidence.SMALL
