@@ -91,7 +91,8 @@ def small_convolutions(run: Run) -> SmallConvolutions:
         if size <= SMALL
     ]
     found = SmallConvolutions(fine, may_fit.any(1) & ~fine, smallest, before, after, sizes[smallest], lines)
-    lines += [f"the smallest that surely costs less than a point (two standard errors): {found.words(fine) or 'none'}"]
+    which = "the smallest convolution in one layer's place that surely costs less than a point (two standard errors)"
+    lines.insert(0, f"{which}: {found.words(fine) or 'none'}")
     return found
 
 

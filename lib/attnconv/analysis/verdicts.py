@@ -42,8 +42,7 @@ def borders(inside: float, border: float, padded: float) -> Verdict:
 def three_numbers(alphas: ArrayLike, missed: ArrayLike, formula: ArrayLike) -> Verdict:
     """Attention outside the pixel at each alpha, measured and by the formula 1 - 1 / S(alpha)^2."""
     alphas, missed, formula = (np.asarray(values, dtype=float) for values in (alphas, missed, formula))
-    off = np.abs(missed - formula).max()
-    exact = alphas[missed == 0]
+    off, exact = np.abs(missed - formula).max(), alphas[missed == 0]
     lines = [f"largest difference from the formula {off:.0e}"]
     lines += [f"exactly zero from alpha = {exact.min():g} on"] if len(exact) else ["nowhere exactly zero"]
     return off < 1e-6 and len(exact) > 0 and bool((missed[alphas >= exact.min()] == 0).all()), lines
@@ -227,15 +226,14 @@ def single_pixels(run: Run) -> Verdict:
     near = single & (abs(shifts) <= 3).all(-1)
     own, lot = evidence.distinct(shifts, near), (abs(np.indices(run.model.grid).T - query) <= 3).all(-1).mean()
     different, count = sum(map(len, own)), int(single.sum())
-    chance = float(binom.sf(different - 1, count, lot))
+    chance, fewer = float(binom.sf(different - 1, count, lot)), binom.cdf(near.sum(), count, lot) < LEVEL
     lines = [
         f"heads with over half of their attention on one pixel: {by_layer(single.sum(1), 'd', maps.shape[1])}",
         f"different pixels of the 7 × 7 around the query among theirs: {by_layer([len(one) for one in own], 'd')}",
         f"their shifts: {', '.join(sorted(f'({a:+d}, {b:+d})' for a, b in set().union(*own))) or 'none'}",
         f"together {different} of {count}; at random {significance(chance)}",
     ]
-    fewer = not count or binom.cdf(near.sum(), count, lot) < LEVEL
-    return (True if chance < LEVEL else False if fewer else None), lines
+    return (True if chance < LEVEL else False if fewer or not count else None), lines
 
 
 @of_every_seed
@@ -324,7 +322,7 @@ def free_start(run: Run) -> Verdict:
     if not run.swaps:
         return None, [NOT_MEASURED]
     small = evidence.small_convolutions(run)
-    lines = [small.lines[-1], *small.lines[:-1]] + [
+    lines = small.lines + [
         evidence.as_convolution(0, size, *errors)
         for size, *errors in zip(run.swaps["sizes"], *run.swaps["error"][:, 0], strict=True)
         if 1 < size <= evidence.SMALL

@@ -304,6 +304,11 @@ export class Explorer extends Live {
     );
   }
 
+  /** How many heads the list offers, those of the chosen layer: one where it has none, as a list is never empty. */
+  offered() {
+    return Math.max(1, this.heads()[this.state.layer]);
+  }
+
   /** The layer that is best a kernel: most of its taps have a head. */
   bestKernel() {
     const [model] = this.models;
@@ -865,9 +870,9 @@ export class Explorer extends Live {
     this.first.draw();
     tell(this.lock, `query: row ${state.query[0]}, column ${state.query[1]}${state.locked ? " (held)" : ""}`);
     this.root.classList.toggle("ax-locked", state.locked);
-    const own = Math.max(1, this.heads()[state.layer]); // until it is filled, the list may have another layer's heads
-    for (const [select, value] of [[this.layer, state.layer], [this.head, state.head]])
-      if (select.value !== String(value) || this.head.length !== own) this.fill();
+    const lists = [[this.layer, state.layer], [this.head, state.head]];
+    if (this.head.length !== this.offered() || lists.some(([select, value]) => select.value !== String(value)))
+      this.fill();
   }
 
   /** Bring the controls in line with the state. */
@@ -877,7 +882,7 @@ export class Explorer extends Live {
       select.replaceChildren(
         ...Array.from({ length: n }, (_, i) => element("option", { value: i, textContent: `${i + 1}` })),
       );
-    const heads = this.heads(), own = Math.max(1, heads[state.layer]);
+    const heads = this.heads(), own = this.offered();
     if (this.layer.length !== heads.length) options(this.layer, heads.length);
     if (this.head.length !== own) options(this.head, own);
     const values = {

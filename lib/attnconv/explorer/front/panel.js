@@ -753,9 +753,10 @@ export class Panel {
         return element(
           "div",
           { className: c === label ? "ax-class ax-true" : "ax-class" }, // without a box: no title can stand beside it
-          c === label
-            ? element("span", { textContent: `✓ ${classes[c]}`, title: "the image's class" })
-            : element("span", { textContent: classes[c] }),
+          element("span", {
+            textContent: (c === label ? "✓ " : "") + classes[c],
+            title: c === label ? "the image's class" : "",
+          }),
           bar,
           element("span", { textContent: change }),
         );
