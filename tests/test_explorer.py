@@ -438,6 +438,19 @@ def test_labels_of_the_sample_are_not_those_of_other_data() -> None:
         assert pool.labels.any() == known and len(pool.images) == 1000
 
 
+def test_labels_of_images_that_are_handed_over_are_of_the_classes_that_the_model_knows(data) -> None:
+    """As many classes are not yet the same: a shirt is not a truck."""
+    side = side_of(model_of("quadratic"))
+    for name, classes, known in (
+        ("mine", list(data.classes), True),
+        (data.name, list("abcdefghij"), True),
+        ("mine", list("abcdefghij"), False),
+    ):
+        run = types.SimpleNamespace(config=dict(data=dict(name=name, classes=classes)))
+        pool = pool_of(data, dataclasses.replace(side, run=run))
+        assert pool.labels.any() == known and pool.classes == tuple(classes)
+
+
 # --- what Python answers ------------------------------------------------------------------------------------------
 
 
@@ -485,6 +498,9 @@ def test_what_goes_with_the_images_can_be_given(data) -> None:
         explore(model, images=dataclasses.replace(data, classes=("one",)))
     with pytest.raises(ExplorerError, match="mean = .* a number for each of the 1 channels"):
         explore(model, images=images, mean=[1, 2, 3])
+    colour = model_of("quadratic", image_size=(32, 32), image_channels=3)
+    pool = explore(colour, images=images, mean=np.array([0.5, 0.25, 1]), std=torch.ones(3))._pool
+    assert (pool.mean, pool.std) == ((0.5, 0.25, 1.0), (1.0, 1.0, 1.0))
 
 
 def test_a_converted_network_is_explored(tmp_path) -> None:
@@ -563,6 +579,16 @@ def test_a_run_brings_its_path_and_its_neighbours(runs, data) -> None:
         last = np.frombuffer(explorer.sides[0]["path"][name]["data"], np.float32).reshape(3, -1)[-1]
         np.testing.assert_allclose(last, now, rtol=1e-4)
     assert explore(str(runs["quadratic"].path)).sides[0]["name"] == "quadratic"  # its folder, and its own data
+
+
+def test_runs_without_their_weights_are_not_offered(runs, data, tmp_path) -> None:
+    for name in ("quadratic", "content"):
+        shutil.copytree(runs[name].path, tmp_path / name)
+    config = tmp_path / "content" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"weights_kept": False}))
+    (tmp_path / "content" / "model.safetensors").unlink()
+    explorer = explore(tmp_path / "quadratic", images=data)
+    assert [run["name"] for run in explorer.choices["runs"]] == ["quadratic"]
 
 
 def test_another_image_by_class(runs, data) -> None:

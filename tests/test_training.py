@@ -224,6 +224,7 @@ def test_networks_with_convolutions_in_the_place_of_attention_are_not_compiled(d
 def test_without_a_compiler_training_says_so_and_goes_on(data, tmp_path, monkeypatch):
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    torch.compiler.reset()  # what another test has compiled
     machine.compiler_works.cache_clear()
     try:
         with pytest.warns(UserWarning, match=r"not compiled \(.*compiler.*\): the same, a little slower"):
@@ -232,6 +233,15 @@ def test_without_a_compiler_training_says_so_and_goes_on(data, tmp_path, monkeyp
         machine.compiler_works.cache_clear()
     assert run.finished and run.config["environment"]["computation"].startswith("float32")
     assert "compiled" not in run.config["environment"]["computation"]
+
+
+def test_a_compiler_that_fails_without_a_word_is_named_by_its_error(monkeypatch):
+    def fails(_):
+        raise NotImplementedError
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with pytest.warns(UserWarning, match=r"not compiled \(NotImplementedError:\): the same"):
+        assert not machine.compiler_works.__wrapped__(torch.device("cpu"))
 
 
 def test_a_run_begun_compiled_does_not_say_so_where_it_cannot_be(data, tmp_path, monkeypatch):
@@ -545,6 +555,15 @@ def test_weights_are_left_out_and_nothing_else(run, data, copy):
 
 
 # Damage
+
+
+def test_weights_are_not_called_damaged_where_the_network_cannot_be_built(run, monkeypatch):
+    def fails(_):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(checkpoints, "build_model", fails)
+    with pytest.raises(RuntimeError, match="^operator torchvision"):
+        load_run(run.path)
 
 
 @pytest.mark.filterwarnings("ignore:The run folder one is left out")
@@ -868,6 +887,7 @@ def test_pruning_starts_from_a_run_and_drops_its_degenerate_heads(data, tmp_path
     whole = train(full, replace(recipe, {"prune": False}), data, tmp_path / "whole", start=first)
     assert whole.model.heads_per_layer == (3, 3) and (whole.right_at_start == right(model, data)).all()
     assert whole.config["hash"] != run.config["hash"] and first.right_at_start is None
+    assert results.before_pruning(whole, [whole, first])[0] is None, "it was not pruned"
 
 
 def test_a_hybrid_goes_on_from_a_run_whose_first_layers_were_swapped(data, tmp_path, monkeypatch):

@@ -249,6 +249,20 @@ def test_of_recorded_runs_the_longest_stands_in(recorded, monkeypatch):
     assert recorded.run("quadratic") is kept[1]
 
 
+def test_a_recorded_run_stands_in_only_where_it_goes_on_from_the_same_start(recorded, no_data, monkeypatch):
+    model, recipe = recorded.configs("quadratic", None)
+    first, second = (SimpleNamespace(preset="quadratic", config={"hash": digits}) for digits in ("first", "second"))
+    going_on = replace(recipe, {"start_from": "quadratic", "prune": False})
+    kept = [
+        SimpleNamespace(preset="quadratic", model=model, train=trained, config=config)
+        for trained, config in ((recipe, {}), (going_on, {"start": "first"}))
+    ]
+    monkeypatch.setattr(workspace, "find_runs", lambda folder, wanted: [run for run in kept if wanted(run)])
+    assert recorded.run("quadratic") is kept[0] and recorded.run("quadratic", start=first) is kept[1]
+    with pytest.raises(MissingData, match="is not among the recorded runs"):
+        recorded.run("quadratic", start=second)
+
+
 def test_the_train_command_trains_what_it_is_asked_for(tmp_path, monkeypatch, capsys):
     asked = {}
 

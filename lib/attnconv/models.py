@@ -105,10 +105,11 @@ class AttentionNet(nn.Module):
         return self.embed(patches.permute(0, 2, 3, 1))
 
     def layer_inputs(self, images: Tensor) -> list[Tensor]:
-        """What each attention layer sees, first to last: each (B, H / s, W / s, hidden)."""
+        """What each attention layer sees in evaluation mode, first to last: each (B, H / s, W / s, hidden)."""
         inputs = [self.pixels(images)]
-        for block in self.blocks[:-1]:
-            inputs.append(block(inputs[-1]))
+        with evaluating(self):
+            for block in self.blocks[:-1]:
+                inputs.append(block(inputs[-1]))
         return inputs
 
     def forward(self, images: Tensor) -> Tensor:

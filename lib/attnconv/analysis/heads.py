@@ -21,7 +21,7 @@ from attnconv.attention import ContentAttention, PositionalAttention, QuadraticA
 from attnconv.attention.layers import evenly_on_a_disc
 from attnconv.attention.mixing import scores
 from attnconv.config import ModelConfig, replace
-from attnconv.models import Attention, AttentionNet, Convolution, evaluating
+from attnconv.models import Attention, AttentionNet, Convolution
 from attnconv.training.data import Dataset, normalize
 
 Query = tuple[int, int]
@@ -156,11 +156,9 @@ def network_geometry(model: nn.Module, data: Dataset) -> dict[str, NDArray]:
     """The `geometry` of a network's heads, without dropout; with content over `GEOMETRY_IMAGES`. Empty for a ResNet."""
     if not isinstance(model, AttentionNet):
         return {}
-    features = None
-    if model.config.kind == "learned_content":
-        with evaluating(model):
-            features = model.layer_inputs(normalize(data.test_images[:GEOMETRY_IMAGES], data.mean, data.std))
-    return geometry(model.attention_layers, *model.config.grid, features)
+    content = model.config.kind == "learned_content"
+    images = normalize(data.test_images[:GEOMETRY_IMAGES], data.mean, data.std)
+    return geometry(model.attention_layers, *model.config.grid, model.layer_inputs(images) if content else None)
 
 
 def degenerate(layer: QuadraticAttention) -> NDArray:
@@ -209,11 +207,12 @@ def pruned(network: AttentionNet) -> AttentionNet:
 
 
 def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArray:
-    """The taps of a k x k kernel that have a head: (..., k, k) bool, rows then columns, shifts from -(k // 2) on.
+    """The taps of a k x k kernel that have a head: (..., k, k) bool, rows then columns; of an odd k from -(k // 2) on.
 
     Lemma 1 wants a bijection between heads and taps; section 4 finds such grids in early layers. A head covers the
     whole shift nearest to its ``centre`` (..., h, 2), in pixels, if its ``mass`` (..., h) there exceeds `TAP_MASS`. An
-    even k x k kernel has the query at one of its four middle taps: at the one with which most taps are covered.
+    even k x k kernel has the query at one of its four middle taps: at the one with which most taps are covered, which
+    is not told: count its cells, do not draw them.
     """
     reach, starts = kernel_size // 2, 2 - kernel_size % 2  # of an even kernel the first row has two choices
     steps, shift = np.arange(-reach, reach + 1), np.rint(np.asarray(centre, dtype=float))
@@ -335,8 +334,7 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
     content = model.config.kind == "learned_content"
     device = next(model.parameters()).device
     x = normalize(data.test_images[: AVERAGED if content else 0].to(device), data.mean, data.std)
-    with evaluating(model):
-        inputs = model.layer_inputs(x) if content else [x] * len(layers)  # without content nobody looks at them
+    inputs = model.layer_inputs(x) if content else [x] * len(layers)  # without content nobody looks at them
     images = [image for image in SINGLE_IMAGES if image < len(x)]
 
     middle = height // 2, width // 2  # and three off it: figures 7 to 10 move the query

@@ -181,7 +181,7 @@ def before_pruning(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str,
 
     They stand at the places that they had there, with NaN at heads that were dropped.
     """
-    start = next((one for one in runs if one.config["hash"] == run.config.get("start")), None)
+    start = next((one for one in runs if run.config.get("kept") and one.config["hash"] == run.config["start"]), None)
     heads = {name: values[-1] for name, values in run.heads.items()}
     if start is not None:
         for name, values in heads.items():
@@ -189,6 +189,11 @@ def before_pruning(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str,
             for placed, kept, own in zip(heads[name], run.config["kept"], values, strict=True):
                 placed[kept] = own[: len(kept)]
     return start, heads
+
+
+def error_as(run: Run, side: int = 3) -> np.ndarray:
+    """Relative error of each layer as a convolution of that side, before training and after: (2, layers)."""
+    return run.swaps["error"][:, :, run.swaps["sizes"].tolist().index(side)]
 
 
 def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:

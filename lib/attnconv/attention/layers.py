@@ -27,7 +27,7 @@ class PositionalAttention(nn.Module):
 
     Args (of the subclasses too):
         channels, out_channels: C of the input, D of the output.
-        heads: h; each averages all C channels and owns a value matrix C x D, a block of rows of ``value``.
+        heads: h; each averages all C channels and owns a value matrix C x D: C columns of ``value.weight``, transposed.
         mixing: ``dense`` builds P (h, H, W, H, W); ``separable`` mixes along columns and rows, where the encoding
             factors (an error where it does not); ``auto`` takes the fastest equal form, in memory linear in pixels.
         dropout: on the probabilities, one mask shared by the batch as in the paper. P then no longer factors.

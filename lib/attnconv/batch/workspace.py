@@ -92,7 +92,7 @@ class Workspace:
         model, recipe = self.configs(name, seed, **changes)
         recipe = replace(recipe, {"start_from": start.preset, "prune": False}) if start else recipe
         if self.profile.recorded and not fresh and (self.folder / "strip.npz").is_file():
-            if kept := self._kept(name, model, recipe, kept_in, changed=any(changes.values())):
+            if kept := self._kept(name, model, recipe, kept_in, start, changed=bool(start or any(changes.values()))):
                 return kept
         if self.strip:
             missing = f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / kept_in}"
@@ -105,12 +105,15 @@ class Workspace:
         folder = self.folder / kept_in / f"{name}-seed{recipe.seed}-{digits}"
         return train(model, recipe, self.data, folder, preset=name, start=start)
 
-    def _kept(self, name: str, model: ModelConfig, recipe: TrainConfig, kept_in: str, *, changed: bool) -> Run | None:
+    def _kept(
+        self, name: str, model: ModelConfig, recipe: TrainConfig, kept_in: str, start: Run | None, *, changed: bool
+    ) -> Run | None:
         """The recorded run of these configurations. Unless they were ``changed``, one of another recipe will do."""
         free = {"heads": 1} if recipe.start_from else {}  # pruning leaves each run its own
 
         def exact(run: Run) -> bool:
-            return run.train == recipe and replace(run.model, free) == replace(model, free)
+            same = not start or run.config.get("start") == start.config["hash"]
+            return same and run.train == recipe and replace(run.model, free) == replace(model, free)
 
         def alike(run: Run) -> bool:
             return (run.preset, run.train.seed) == (name, recipe.seed) and (exact(run) or not changed)

@@ -25,12 +25,12 @@ def script(name: str, there: set[str] | None = None) -> str:
     if name in there:
         return ""
     there.add(name)
-    return _IMPORT.sub(lambda found: script(found[1], there), (FRONT / name).read_text())
+    return _IMPORT.sub(lambda found: script(found[1], there), (FRONT / name).read_text("utf-8"))
 
 
 def style(name: str) -> str:
     """A style sheet of front/ after the colours that all share."""
-    return (FRONT / "theme.css").read_text() + (FRONT / name).read_text()
+    return (FRONT / "theme.css").read_text("utf-8") + (FRONT / name).read_text("utf-8")
 
 
 def page(title: str, name: str, data: str, picture: bytes, worker: str = "", head: str = "") -> str:
@@ -43,7 +43,7 @@ def page(title: str, name: str, data: str, picture: bytes, worker: str = "", hea
     work = re.sub("^export ", "", work, flags=re.MULTILINE)
     parts = dict(name=name, title=html.escape(title), style=style(f"{name}.css"), code=code, worker=work, data=data)
     png = base64.b64encode(of_256_colours(picture)).decode()
-    return string.Template((FRONT / "page.html").read_text()).substitute(parts, head=head, picture=png)
+    return string.Template((FRONT / "page.html").read_text("utf-8")).substitute(parts, head=head, picture=png)
 
 
 _CHILD, _LIVES = ".jp-OutputArea-child", ":has(.attnconv-explorer, .attnconv-playground, .attnconv-knobs)"

@@ -51,10 +51,13 @@ def pool_of(images: Any, side: Side, mean: Any = None, std: Any = None) -> Pool:
         if side.classes not in (0, len(images.classes)):
             known = len(images.classes)
             raise ExplorerError(f"The images are of {known} classes, but the model tells {side.classes} apart.")
+        if about.get("name", images.name) == images.name or tuple(about.get("classes", ())) == images.classes:
+            labels = images.test_labels.cpu().numpy()  # else they are of other classes than the model's
         about = images.about() | about
-        name, labels, images = "test image", images.test_labels.cpu().numpy(), images.test_images
+        name, images = "test image", images.test_images
     usual = STATISTICS["cifar10" if side.image_channels == 3 else "fashion-mnist-sample"]
-    mean, std = (tuple(g or about.get(n, u)) for g, n, u in zip((mean, std), ("mean", "std"), usual, strict=True))
+    each = zip((mean, std), ("mean", "std"), usual, strict=True)
+    mean, std = (tuple(map(float, about.get(n, u) if given is None else given)) for given, n, u in each)
     if {len(mean), len(std)} != {side.image_channels}:
         needed = f"a number for each of the {side.image_channels} channels"
         raise ExplorerError(f"mean = {mean} and std = {std} must have {needed}.")

@@ -108,7 +108,8 @@ class Side:
             seen: list[dict[str, Any]] = [dict(probabilities=answer) for answer in self._probabilities(images)]
             if maps and self.content:
                 for one, image in zip(seen, images.split(1), strict=True):
-                    parts = [layer.score_parts(x) for layer, x in zip(self.layers, self._inputs(image), strict=True)]
+                    each = zip(self.layers, self.model.layer_inputs(image), strict=True)
+                    parts = [layer.score_parts(x) for layer, x in each]
                     one["maps"] = [_scores(content[0], position[0], bits) for content, position in parts]
         return seen
 
@@ -120,7 +121,7 @@ class Side:
         """
         sums: list[dict[str, Any]] = [dict(full=0, position=0, content=0) for _ in self.layers]
         for some in images.split(4):  # few at a time: a batch of paper size would fill the memory
-            for total, layer, x in zip(sums, self.layers, self._inputs(some), strict=True):
+            for total, layer, x in zip(sums, self.layers, self.model.layer_inputs(some), strict=True):
                 content, position = (part.flatten(-2) for part in layer.score_parts(x))  # (B, h, H, W, N)
                 for name, logits in dict(full=content + position, position=position, content=content).items():
                     total[name] = total[name] + logits.softmax(-1).sum(0) / len(images)
@@ -168,7 +169,7 @@ class Side:
     @torch.no_grad()
     def maps(self, query: tuple[int, int], image: Tensor) -> NDArray:
         """P of every layer at a query of the grid: (L, h, H, W), NaN where a layer has fewer heads."""
-        inputs = self._inputs(image) if self.content else [None] * len(self.layers)
+        inputs = self.model.layer_inputs(image) if self.content else [None] * len(self.layers)
         each = zip(self.layers, inputs, strict=True)
         found = [heads.query_maps(_plain(layer), query, *self.grid, x) for layer, x in each]
         return padded([p[0] if self.content else p for p in found]).numpy()
@@ -177,10 +178,6 @@ class Side:
         if not self.classes:
             return [[]] * len(images)
         return predict(self.model, images).float().softmax(-1).tolist()
-
-    def _inputs(self, images: Tensor) -> list[Tensor]:
-        with evaluating(self.model):
-            return self.model.layer_inputs(images)
 
 
 def side_of(subject: Any, size: tuple[int, int] | None = None) -> Side:

@@ -254,11 +254,14 @@ class Explorer(assets.Widget):
 
 
 def _beside(run: Run) -> dict[str, Run]:
-    """This run and those beside it that take the same images and have heads in every layer."""
+    """This run and those beside it that take the same images, have heads in every layer, and still have weights."""
     takes = attrgetter("image_size", "image_channels", "classes")
-    beside = [one for one in find_runs(run.path.parent) if takes(one.model) == takes(run.model)]
-    fit = [one for one in beside if one.model.kind != "resnet" and not any(one.model.kernel_per_layer)]
-    return {one.path.name: one for one in fit} | {run.path.name: run}
+
+    def fits(one: Run) -> bool:
+        attention = one.model.kind != "resnet" and not any(one.model.kernel_per_layer)
+        return attention and takes(one.model) == takes(run.model) and not one.without_weights
+
+    return {one.path.name: one for one in find_runs(run.path.parent, fits)} | {run.path.name: run}
 
 
 explore = Explorer  # as one says it in a notebook

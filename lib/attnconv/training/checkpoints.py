@@ -43,7 +43,7 @@ def load_run(run_dir: str | Path, device: torch.device | None = None) -> tuple[N
     if not run.finished:
         why = "its model.safetensors is damaged" if weights.exists() else "it has no model.safetensors"
         raise RunError(f"{run.path} is not finished: {why}, {len(run.metrics)} epochs of {run.train.epochs}. Train it.")
+    model = build_model(run.model)
     with reading(weights):
-        model = build_model(run.model)
         safetensors.torch.load_model(model, weights)
     return model.to(device or best_device()).eval(), run

@@ -343,7 +343,8 @@ def train(
         model_config: its image size, channels and classes are taken from ``data``.
         run_dir: one that holds a run of another configuration or data is refused, never overwritten.
         preset: a name for tables and figures.
-        start: the finished run whose weights come first (see `_started`), where ``start_from`` asks for one.
+        start: the finished run whose weights come first, where ``start_from`` asks for one. The network is then that
+            run's: of ``model_config`` only ``kernels`` and ``spread_start`` count (see `_started`).
 
     Raises:
         DataError: there are no more images than ``validation`` asks for.

@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import functools
-import importlib.metadata
 import os
 import platform
 import signal
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from attnconv import __version__
 from attnconv.attention.precision import Computation
 from attnconv.config import ConfigError, errors_as
 from attnconv.training.runs import said
@@ -44,7 +44,7 @@ def compiler_works(device: torch.device) -> bool:
     try:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
     except Exception as error:  # of dozens of kinds, for what is missing
-        why = str(error).strip().splitlines()[0][:150]
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:150]
         remedy = "Install g++ and Python's headers."
         warnings.warn(f"Training is not compiled ({why}): the same, a little slower. {remedy}", stacklevel=2)
         return False
@@ -61,7 +61,7 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
         started=datetime.now().astimezone().isoformat(timespec="seconds"),
         command=" ".join(["attnconv", *sys.argv[1:]]) if by_command else None,
         commit=(tracked and said("git", "rev-parse", "HEAD")) or os.environ.get("ATTNCONV_COMMIT"),
-        attnconv=importlib.metadata.version("attnconv"),
+        attnconv=__version__,
         torch=torch.__version__,
         python=platform.python_version(),
         device=gpu or f"{os.cpu_count()} CPU cores, {platform.machine()}",

@@ -73,8 +73,9 @@ class Muon(torch.optim.Optimizer):
             if weight.grad is None:
                 continue
             gradient = weight.grad.flatten(1)
-            average = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(gradient))
-            average.lerp_(gradient, 1 - momentum)
+            if not (state := self.state[weight]):
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
             update = orthogonal(gradient.lerp(average, momentum), torch.bfloat16 if self.bfloat16 else torch.float32)
             rows, columns = gradient.shape
             weight.mul_(1 - lr * group["weight_decay"])
