@@ -268,7 +268,7 @@ def test_gaussian_heads_are_drawn_where_they_are():
     assert len(others) == 2 * 7, "nothing of the head that is no Gaussian; of the strip only the half"
     assert max(strip.get_width(), strip.get_height()) > 4 * low, "open at both ends"
     solid, dotted = [p for p in axes[1].patches if isinstance(p, Ellipse)][:2]
-    for ellipse, share, name in ((solid, 0.5, "50% of the Gaussian"), (dotted, 0.9, "90%")):
+    for ellipse, share, name in ((solid, 0.5, "50% of the Gaussian"), (dotted, 0.9, "90%, where it fits")):
         outline = ellipse.get_path().transformed(ellipse.get_patch_transform())
         away = outline.vertices[:-1:3, ::-1] - CENTRES[1, 0]  # between these are control points
         scores = np.einsum("ni,ij,nj->n", away, PRECISION[1, 0], away)
@@ -289,7 +289,7 @@ def test_flat_heads_look_flat_and_of_sixteen_only_the_half_is_drawn():
     assert "50% circle larger than the panel" in legend(figure)
     sixteen = figures.gaussian_heads(np.zeros((1, 16, 2)), np.tile(np.eye(2), (1, 16, 1, 1)), grid=GRID)
     assert len([p for p in sixteen.axes[0].patches if isinstance(p, Ellipse)]) == 16
-    assert {"90%", "50% circle larger than the panel"}.isdisjoint(legend(sixteen))
+    assert {"90%, where it fits", "50% circle larger than the panel"}.isdisjoint(legend(sixteen))
 
 
 def test_coincident_heads_stand_side_by_side():
@@ -329,6 +329,15 @@ def test_axes_end_where_shifts_end():
     assert panels(figures.gaussian_heads(far, half_width=2, grid=grid))[0].get_xlim() == (-2, 2)
 
 
+def test_where_panels_have_other_scales_each_says_how_much_it_shows():
+    taps = np.ones((3, 3, 3), bool)
+    figure = figures.gaussian_heads(CENTRES, half_width=[2.5, 5, math.inf], grid=(16, 16), covered=taps)
+    scales = ("±2.5 px", "±5 px", "whole image")
+    assert [ax.get_title() for ax in panels(figure)] == [
+        f"Layer {layer}: 9 of 9 taps ({scale})" for layer, scale in enumerate(scales, 1)
+    ]
+
+
 def test_epochs_stand_in_rows_that_are_named_once():
     steps = HISTORY[[0, 4]].reshape(-1, HEADS, 2)
     figure = figures.gaussian_heads(steps, half_width=[2, 2, math.inf], grid=(16, 16), rows=["Epoch 0", "Epoch 4"])
@@ -357,7 +366,7 @@ def test_paths_dropped_heads_and_covered_taps():
     covered[0, 0, 2] = covered[0, 1, 1] = True
     figure = figures.gaussian_heads(CENTRES, grid=GRID, paths=HISTORY, dropped=dropped, covered=covered)
     axes = panels(figure)
-    ways = np.stack([line.get_xydata() for line in labelled(axes[2].lines, "before training")])
+    ways = np.stack([line.get_xydata() for line in labelled(axes[2].lines, "start and path")])
     np.testing.assert_allclose(ways, HISTORY[:, 2].swapaxes(0, 1)[..., ::-1])
     ghosts = [labelled(ax.collections, "dropped")[0].get_offsets().compressed().tolist() for ax in axes]
     assert ghosts == [[], [-1, 2], []]
@@ -365,7 +374,7 @@ def test_paths_dropped_heads_and_covered_taps():
     assert taps == [[(0.5, -1.5), (-0.5, -0.5)], [], []]  # up and right of the query, and the query
     assert [ax.get_title() for ax in axes] == [f"Layer {n}: {c} of 9 taps" for n, c in ((1, 2), (2, 0), (3, 0))]
     tint = to_hex(labelled(axes[0].patches, "tap covered")[0].get_facecolor())
-    assert {"before training", "dropped"} <= set(legend(figure)) and colours(figure)["tap covered"] == tint
+    assert {"start and path", "dropped"} <= set(legend(figure)) and colours(figure)["tap covered"] == tint
     with pytest.raises(ValueError, match="given for paths"):
         figures.gaussian_heads(CENTRES, paths=CENTRES, grid=GRID)
 
@@ -769,6 +778,10 @@ def test_a_line_a_start_over_numbers_of_images_with_bars_from_worst_to_best():
     assert axis_names(figure) == [("Training images", "Taps"), ("Training images", "")]
     marked = [ax.lines[-1].get_ydata() for ax in panels(figures.by_images(table, "Taps", level=4))]
     assert [list(height) for height in marked] == [[4, 4]] * len(panels(figure))
+    order = [*table["start"].unique(), *(f"another {n}" for n in range(9))]  # of which the table has none
+    again = [line.get_xdata() for line, *_ in panels(figures.by_images(table, "Taps", order=order))[0].containers]
+    first = [line.get_xdata() for line, *_ in panels(figure)[0].containers]
+    np.testing.assert_array_equal(again, first)
     free = figures.by_images(table.assign(value=table["value"] - 5))
     assert min(ax.get_ylim()[0] for ax in panels(free)) < -4, "without a name panels have axes of their own"
 

@@ -70,7 +70,7 @@ def test_a_run_is_trained_once(work, run):
 def test_a_figure_or_an_animation_is_saved_with_its_note(work, run):
     figure = plt.figure(figsize=(1, 1))
     plt.close(figure)
-    work.save_figure(figure, "01-still", "Nothing.", run)
+    work.save_figure(figure, "01-still", "Nothing.", run, run)  # drawn twice, named once
     work.save_figure([figure, figure], "01-moving", "Nothing moves.")
     files = sorted(file.name for file in (work.folder / "figures").iterdir())
     assert files == ["01-moving.gif", "01-moving.json", "01-still.json", "01-still.pdf", "01-still.png"]

@@ -157,7 +157,8 @@ class Workspace:
                     save_animation(figure, file, frames_per_second)
                 else:
                     save(figure, file)
-        note = {"caption": caption, "runs": [run.path.name for run in runs], "place": next(_described)}
+        names = list(dict.fromkeys(run.path.name for run in runs))  # a run may be drawn twice
+        note = {"caption": caption, "runs": names, "place": next(_described)}
         write(self.results / "figures" / f"{name}.json", json.dumps(note) + "\n")
 
     def save_table(self, frame: pd.DataFrame, name: str) -> None:

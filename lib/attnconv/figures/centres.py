@@ -24,7 +24,7 @@ _MARGIN = 0.45
 _SIZE = 22
 """Area of a head's mark, in square points."""
 _COVERED, _OUTSIDE = "#CFE3F5", "0.88"
-_HALF, _MOST, _FLAT = "50% of the Gaussian", "90%", "50% circle larger than the panel"
+_HALF, _MOST, _FLAT = "50% of the Gaussian", "90%, where it fits", "50% circle larger than the panel"
 _ENTRIES: dict[str, Look] = {
     "query pixel": {"marker": "s", "color": "black", "markerfacecolor": "none", "markeredgewidth": 1.3},
     "kernel": {"marker": "s", "color": "0.5", "markerfacecolor": "none", "markeredgewidth": 0.8, "markersize": 7},
@@ -32,7 +32,7 @@ _ENTRIES: dict[str, Look] = {
     _MOST: {"linestyle": DOTTED, "linewidth": 0.9},
     _FLAT: {"marker": "o", "markerfacecolor": "white", "markeredgewidth": 1.1},
     "beyond the panel": {"marker": ">"},
-    "before training": {"marker": "o", "linestyle": "-", "alpha": 0.4, "markersize": 3.5},
+    "start and path": {"marker": "o", "linestyle": "-", "alpha": 0.4, "markersize": 3.5},
     "dropped": {"marker": "x", "color": "black"},
     "tap covered": {"marker": "s", "color": _COVERED, "markersize": 6},
     "outside the image": {"marker": "s", "color": _OUTSIDE, "markersize": 6},
@@ -101,7 +101,7 @@ def _add_legends(figure: Figure, heads: int) -> None:
     plain: Look = {"linestyle": "none", "markersize": 4.5, "color": "0.4"}
     drawn = {name for ax in figure.axes for one in ax.get_children() for name in (one.get_label(), one.get_gid())}
     kinds = [Line2D([], [], label=name, **plain | look) for name, look in _ENTRIES.items() if name in drawn]
-    title = "Head" if len(figure.axes) == 1 else "Head (marks hold\nwithin a layer only)"
+    title = "Head" if len(figure.axes) == 1 else "Head (marks hold within\na network's layer only)"
     for handles, heading, side in ((by_head, title, "left"), (kinds, None, "right")):
         look: Look = {"loc": f"outside lower {side}", "alignment": "left", "columnspacing": 0.8, "labelspacing": 0.3}
         figure.legend(handles=handles, ncols=math.ceil(len(handles) / rows), title=heading, **look)
@@ -195,6 +195,10 @@ def gaussian_heads(
     titles = titles or [f"Layer {layer + 1}" for layer in range(len(centres) // (len(rows) or 1))]
     if covered is not None and not rows:
         titles = [f"{t}: {c.sum()} of {c.size} taps" for t, c in zip(titles, covered, strict=True)]
+    shown = np.broadcast_to(half_width, len(titles)).astype(float).tolist()
+    if len(set(shown)) > 1 and not rows:  # panels are compared, so each names its scale
+        scales = ["whole image" if math.isinf(width) else f"±{width:g} px" for width in shown]
+        titles = [f"{title} ({scale})" for title, scale in zip(titles, scales, strict=True)]
     if precision is None:
         precision = np.full((*centres.shape, 2), np.nan)
     shares = {_HALF: 0.5, _MOST: 0.9} if centres.shape[1] <= 10 else {_HALF: 0.5}
@@ -217,7 +221,7 @@ def _draw_paths(ax: Axes, paths: NDArray) -> None:
     """The way of each head (steps, h, 2), and a dot where it begins."""
     for head, colour in enumerate(head_colours(paths.shape[1])):
         row, column = paths[:, head].T
-        ax.plot(column, row, color=colour, linewidth=0.9, alpha=0.5, zorder=2.5, label="before training")
+        ax.plot(column, row, color=colour, linewidth=0.9, alpha=0.5, zorder=2.5, label="start and path")
         ax.plot(column[:1], row[:1], head_marker(head), color=colour, markersize=2.8, alpha=0.5, zorder=2.6)
 
 

@@ -78,7 +78,8 @@ def by_images(table: pd.DataFrame, ylabel: str = "", order: Sequence[str] = (), 
     ``level``, the constant alone.
     """
     titles, starts = list(table["panel"].unique()), list(order) or list(table["start"].unique())
-    beside = (1.05 if len(titles) < 3 else 1.12) ** (table["start"].map(starts.index) - (len(starts) - 1) / 2)
+    there = [start for start in starts if start in set(table["start"])]  # of an order that names more
+    beside = (1.05 if len(titles) < 3 else 1.12) ** (table["start"].map(there.index) - (len(there) - 1) / 2)
     table = table.assign(beside=table["images"] * beside)
     figure, axes = style.panels(titles, 2.2, "Training images", ylabel, DOUBLE)
     for ax, title in zip(axes, titles, strict=True):

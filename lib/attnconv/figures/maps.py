@@ -234,7 +234,7 @@ def sum_of_heads(maps: ArrayLike, weights: Sequence[float], parts: ArrayLike) ->
         _draw(page, maps[head], square, (side, side), probability, f"Head {head + 1}", centre)
         _draw(page, parts[head], middle, (width, height), signed, times)
         _draw(page, sums[head], bottom, (width, height), signed, "")
-    _bar(figure, signed, "Value (white: zero)")
+    _bar(figure, signed, "Value, lower two rows (white: zero); first row: black is one")
     return figure
 
 
