@@ -1,7 +1,6 @@
 // The explorer's arithmetic, with node's own runner: node --test tests/explorer.test.mjs
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { gzipSync } from "node:zlib";
 import { drawHeads, headAt, spots } from "../lib/attnconv/explorer/front/centres.js";
 import { kindText, nearestPlaces } from "../lib/attnconv/explorer/front/layer.js";
 import { Model, covarianceOf, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/attnconv/explorer/front/heads.js";
@@ -32,7 +31,7 @@ test("a packed tree is unpacked", () => {
   const tree = unpack(file.buffer);
   assert.deepEqual([...tree.a], [7, 8]);
   assert.deepEqual(tree.b, [1, null]);
-  assert.ok(gzipSync(file).length > 0);
+  for (const end of [30, 46]) assert.throws(() => unpack(file.buffer.slice(0, end)), RangeError); // cut off
 });
 
 test("a softmax sums to 1 and survives large logits", () => {
@@ -208,7 +207,7 @@ test("a link holds the view; a damaged one changes nothing", () => {
   const state = { query: [1, 2], layer: 3, head: 4, view: "centres", edits: { "3.4": { centre: [0.5, -1], off: true } }, notice: "x" };
   const { notice, ...kept } = state, back = fromLink(`#${inLink(state)}`);
   assert.deepEqual(back, kept);
-  assert.equal(notice, "x");
+  assert.ok(notice && !inLink(state).includes("notice"));
   for (const hash of ["", "#", "#%", "#%7B", "#7", "#null"]) assert.deepEqual(fromLink(hash), {});
   assert.deepEqual(fromLink(`#${encodeURIComponent('{"query":7,"layer":"2","edits":null,"other":1,"image":5,"head":1}')}`), { head: 1 });
   const odd = [{ layer: -1 }, { head: 0.5 }, { query: [] }, { query: [1, "2"] }, { query: [0, -1] }, { epochs: [-1, null] }];

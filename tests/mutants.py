@@ -7,7 +7,7 @@ lines, is
     @ file: what is wrong           (the file from the repository's root)
     - the text as it is             (one line or several; it stands in the file exactly once)
     + what takes its place
-    > test_file.py::test_name       (those that must see it, from tests/; one in a line)
+    > test_file.py::test_name       (each of those must see it, from tests/; one in a line)
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def tried(mutants: list[Mutant], root: Path, at_once: int) -> Iterator[tuple[Mut
             sound = file.read_text("utf-8")
             try:
                 file.write_text(sound.replace(mutant.before, mutant.after), "utf-8")
-                return "seen" if fails(mutant.tests, tree) else "NOT SEEN"
+                return "seen" if all(fails((test,), tree) for test in mutant.tests) else "NOT SEEN"
             finally:
                 file.write_text(sound, "utf-8")
                 trees.put(tree)

@@ -178,6 +178,11 @@ def test_choices_that_cannot_be_are_refused(kind, options, cause):
         make(kind, **options)
 
 
+def test_a_full_covariance_has_no_probabilities_along_one_axis():
+    with pytest.raises(ValueError, match="does not factor into rows x columns; use probabilities"):
+        make("full").axis_probabilities(4, 0)
+
+
 @pytest.mark.parametrize("heads", [1, 9, 16])
 def test_a_start_on_a_disc_has_the_standard_deviation_and_no_two_heads_alike(heads):
     torch.manual_seed(3)

@@ -158,10 +158,23 @@ def test_a_grid_needs_heads_on_pixels_of_their_own():
     one = GRIDS
     pairs = np.repeat(nine()[:4], [3, 2, 2, 2], axis=0)  # four pixels for nine heads
     assert verdicts.grid(run_of(gaussian_heads([pairs] * 6), swaps=one))[0] is False
+    plus = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
+    five, four = np.repeat(plus, [1, 2, 2, 2, 2], axis=0), np.repeat(plus[1:], [3, 2, 2, 2], axis=0)
+    found, _, where = verdicts.grid(run_of(gaussian_heads([five] * 6, start=[nine(3)] * 6), swaps=one))
+    assert found is True and where == "in layer 1, 2, 3, 4, 5, 6 of 6"
+    assert verdicts.grid(run_of(gaussian_heads([four] * 6, start=[nine(3)] * 6), swaps=one))[0] is False
     soft = gaussian_heads([nine()] * 6)
     soft["mass"] = 0.45 * soft["mass"]
     found, evidence, _ = verdicts.grid(run_of(soft, swaps=one))
     assert found is False and "(if sharp were over 40%, 9, 9, 9, 9, 9, 9; over 60%, 0, 0, 0, 0, 0, 0)" in evidence[0]
+
+
+def test_a_convolution_of_nine_by_nine_is_not_small():
+    one = swaps([[80, 30, 30, 30, 0]] * 6, np.full((6, 5), 0.9), np.full((6, 5), 0.3))
+    run = run_of(gaussian_heads([nine()] * 6, start=[nine(3)] * 6), swaps=one | {"sizes": np.array([1, 3, 5, 7, 9])})
+    found, evidence, _ = verdicts.grid(run)
+    assert found is False and not any("9 × 9" in line for line in evidence)
+    assert verdicts.learns_convolution([run])[0] is False and verdicts.free_start(run)[0] is False
 
 
 def test_a_larger_grid_is_shown_as_a_small_kernel_too():
@@ -233,6 +246,8 @@ def test_deeper_heads_look_farther():
 
     assert found(near, near, near, near, far, far)[0] is True
     assert found(near, near, near, near, near, far)[0] is None  # one layer of four
+    for step, holds in ((1.64, False), (1.75, True)):  # 0.9 pixels farther, and 1.06
+        assert found(near, near, near, near, nine(step), nine(step))[0] is holds
     assert found(near, far, near, near, far, far)[0] is False
     verdict, evidence, _ = found(near, near, near, near, far, far, start=[near, near, far, far, near, near])
     assert verdict is None and "2 of 4; before training 2" in evidence[1]  # the start had as many
@@ -481,6 +496,20 @@ def test_accuracies_are_compared(name):
     # A longer training may be the reason: what both had after as many epochs must say the same.
     assert check([trained(0.9, 20, halfway=0.7)], [trained(0.8, 10)])[0] is None
     assert check([trained(0.9, 20, halfway=0.88)], [trained(0.8, 10)])[0] is True
+
+
+@pytest.mark.parametrize("beyond", [-0.006, 0.006])
+def test_a_model_may_lie_behind_by_its_margin_and_no_more(beyond):
+    def behind(points, **more):
+        return trained(0.9 - points / 100 - beyond, **more)
+
+    holds = beyond < 0
+    assert verdicts.matches_resnet([behind(2)], [trained(0.9)])[0] is holds
+    assert hybrid([behind(1)], [trained(0.9)])[0] is holds
+    assert verdicts.pruned(behind(1, epochs=3, heads=7), trained(0.95), trained(0.9, epochs=3))[0] is holds
+    for check in (verdicts.quadratic_ahead, verdicts.content_lower):
+        assert check([behind(0)], [trained(0.9)])[0] is holds
+    assert verdicts.hybrid([trained(0.9)], [trained(0.8)], [])[0] is None  # what both go on from is not there
 
 
 def test_a_close_verdict_says_which_spread_would_undo_it():

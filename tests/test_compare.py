@@ -173,6 +173,21 @@ def test_the_record_is_not_drawn_with_images_that_not_everyone_has(toys: Toys, t
         reproduce("toy", notebooks=toys.notebooks, record=True)
 
 
+def test_what_is_trained_again_has_a_folder_of_its_own_beside_which_there_is_no_record(
+    toys: Toys, beside, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(runner, "OUTPUTS", tmp_path)
+    toys.profile("recorded: true\nruns: [quadratic]\n")
+    toys.add("02_a")
+    write(tmp_path / "toy" / "strip.npz", "images")
+    assert reproduce("toy", notebooks=toys.notebooks, dry=True) == 0
+    said = capsys.readouterr().out
+    assert f"output: {tmp_path / 'reproduced' / 'toy'}\n" in said and f"The record {tmp_path / 'toy'} is read" in said
+    assert reproduce("toy", notebooks=toys.notebooks, dry=True, retrain=True) == 0
+    said = capsys.readouterr().out
+    assert f"output: {tmp_path / 'toy-retrained'}\n" in said and "The record" not in said
+
+
 CELL = """
 from attnconv.batch.workspace import open_workspace
 from attnconv.training.runs import writing

@@ -148,6 +148,11 @@ def test_profile_errors_name_the_file(tmp_path, name, content, message):
     assert "\n" not in str(refused.value) and "://" not in str(refused.value)
 
 
+def test_where_there_are_no_profiles_the_remedy_is_a_clone(tmp_path):
+    with pytest.raises(ConfigError, match="'quick' in .*nowhere. Profiles there: none. They come with a clone"):
+        load_profile(tmp_path / "nowhere" / "quick.yaml")
+
+
 @pytest.mark.parametrize("file", sorted(PROFILES.glob("*.yaml")), ids=lambda file: file.stem)
 def test_shipped_profiles_are_sound_and_their_study_is_of_short_runs_of_a_narrow_model(file):
     profile = load_profile(file)
@@ -228,5 +233,5 @@ def test_a_change_without_a_value_or_a_known_name_is_refused(word):
 
 
 def test_no_torch_is_imported():
-    code = "import sys, attnconv.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, attnconv.config, attnconv.training.runs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

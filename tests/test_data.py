@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -473,7 +474,7 @@ def test_no_network(root, monkeypatch):
     assert socket.getdefaulttimeout() is None
 
 
-def test_cifar10_is_downloaded_once_and_again_where_it_is_damaged(tmp_path, root, cifar, monkeypatch):
+def test_cifar10_is_downloaded_once_and_again_where_it_is_damaged(tmp_path, root, cifar, monkeypatch, capsys):
     file = archive(tmp_path / "cifar-10-python.tar.gz", cifar, monkeypatch)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
     monkeypatch.setattr(handler.func, "log_message", lambda *_: None)
@@ -490,6 +491,11 @@ def test_cifar10_is_downloaded_once_and_again_where_it_is_damaged(tmp_path, root
         with ThreadPoolExecutor() as pool:
             with held(root, wait=False):  # another notebook downloads
                 second = pool.submit(load_data, "cifar10")
+                said, until = "", time.monotonic() + 60  # a busy machine may take as long as it needs
+                while "waiting for it" not in said and time.monotonic() < until and not second.done():
+                    time.sleep(0.01)
+                    said += capsys.readouterr().err
+                assert "waiting for it" in said
                 with pytest.raises(TimeoutError):
                     second.result(timeout=0.3)
             assert_holds(second.result(timeout=60), cifar)

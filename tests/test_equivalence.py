@@ -295,6 +295,8 @@ def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(kind
 def test_a_quadratic_layer_is_read_where_it_has_all_shifts_of_the_paper():
     layer = quadratic(spread=0.15)  # so wide that the grid's size shows
     conv, _ = attention_to_conv(layer, 3)
+    zeros, _ = attention_to_conv(layer, 3, padding_mode="zeros")  # as one likes it beyond the border
+    assert zeros.padding_mode == "zeros" and torch.equal(zeros.weight, conv.weight)
     p = layer.probabilities(33, 33)[:, 16, 16, 15:18, 15:18]
     torch.testing.assert_close(conv.weight, torch.einsum("hij,hcd->dcij", p, weights_of(layer)))
 
@@ -388,6 +390,7 @@ def test_refusals_of_the_way_back_name_their_cause():
         ((quadratic(), "3"), "kernel_size = '3' must be a whole number"),
         ((quadratic(), (3, 3)), "kernel_size = .* must be a whole number"),
         ((learned, 7), "7x7 kernel .* 6x6 grid .*max_size = 6"),
+        ((quadratic(), 7, (5, 5)), "7x7 kernel .* 5x5 grid .*a larger size"),
     ]:
         with pytest.raises(ValueError, match=cause):
             attention_to_conv(*arguments)

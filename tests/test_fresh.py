@@ -199,6 +199,8 @@ def test_python_and_every_locked_package_count(monkeypatch) -> None:
     asked = []
     monkeypatch.setattr(fresh.importlib.metadata, "version", lambda name: asked.append(name) or version(name))
     assert fresh.installed.__wrapped__() == before and {"torch", "matplotlib"} < {*asked}
+    lines = (fresh.REPOSITORY / "requirements.lock").read_text("utf-8").splitlines()
+    assert asked == [line.partition("==")[0] for line in lines if not line.startswith("#")]
     monkeypatch.setattr(fresh.importlib.metadata, "version", lambda n: "9.9" if n == "torch" else version(n))
     assert fresh.installed.__wrapped__() != before
 
@@ -210,6 +212,12 @@ def test_a_notebook_counts_by_its_cells_and_needs_alone(toys: Toys, record) -> N
     notebook.metadata["kernelspec"] = {"name": "other", "display_name": "Other"}
     nbformat.write(notebook, path)
     assert record() == set()
+    needs = dict(notebook.metadata["attnconv"])
+    for more, tags, jobs in (({"reads": ["study/none/*"]}, [], {"04"}), ({}, ["solution"], {"04"}), ({}, [], set())):
+        notebook.metadata["attnconv"] = needs | more
+        notebook.cells[-1].metadata["tags"] = tags
+        nbformat.write(notebook, path)
+        assert record() == jobs
     notebook.cells[-1].source += "  # changed"
     nbformat.write(notebook, path)
     assert record() == {"04"}

@@ -216,7 +216,7 @@ def test_knobs_in_a_real_jupyterlab(browser, lab, cells, shown, mark: None) -> N
             knob.locator("select").select_option(value)
         page.wait_for_function("([img, src]) => img.src !== src", arg=[picture.element_handle(), before])
         text = knob.locator(".widget-readout" if key else "select").evaluate("one => one.value || one.textContent")
-        assert text in (f"{value}", f"{value:.2f}" if isinstance(value, float) else "")
+        assert text in (f"{value}", f"{value:.2f}" if isinstance(value, float) else f"{value}")
         widget.knobs[name].value = value
         assert (seen(picture) == pixels(widget.image.value)).all(), number
         widget.knobs[name].value = start

@@ -74,6 +74,28 @@ def test_the_form_for_gpus_equals_the_dense_definition(kind, monkeypatch):
     assert_equal_to_dense(make(kind, mixing="separable").double(), torch.randn(3, 5, 7, 5).double(), 1e-12)
 
 
+class Elsewhere(torch.Tensor):
+    """Numbers of a CPU that say they are on a GPU, so that its form is taken."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda")
+
+
+@pytest.mark.parametrize(("key_size", "channels"), [(4, 5), (16, 3), (2, 30)])
+def test_content_in_the_form_for_gpus_equals_that_for_cpus(key_size, channels, monkeypatch):
+    """PyTorch's kernel wants one width for all, a multiple of 8; queries or pixels may be the wider ones."""
+    layer = ContentAttention(channels, 4, 3, max_size=8, key_size=key_size).double()
+    x = torch.randn(2, 5, 7, channels, dtype=torch.float64)
+    with torch.no_grad():
+        q, k = layer._queries_and_keys(x)
+        others = k, *layer.position_logits(q), x
+        expected = mixing.attend_content(q, *others)
+        monkeypatch.setattr(mixing, "_attend_to_all", lambda *_: pytest.fail("this is the form for CPUs"))
+        found = mixing.attend_content(q.as_subclass(Elsewhere), *others)
+    torch.testing.assert_close(torch.from_numpy(found.numpy()), expected)
+
+
 @pytest.mark.parametrize(("kind", "form"), [*FORMS[::2], ("isotropic", "dense")])
 def test_no_heads_and_no_images(kind, form):
     layer, x = make(kind, heads=0, mixing=form), torch.randn(2, 9, 9, 5)

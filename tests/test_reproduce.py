@@ -157,6 +157,21 @@ def test_other_errors_that_speak_of_memory_are_raised(monkeypatch) -> None:
         cli.main(["train", "quadratic"])
 
 
+def test_a_command_that_is_stopped_says_how_to_go_on(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(cli, "_train", lambda **options: (_ for _ in ()).throw(KeyboardInterrupt()))
+    assert cli.main(["train", "quadratic"]) == 130
+    assert "run the same command again" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_ends_the_command_without_a_word() -> None:
+    code = "import sys; from attnconv.batch import cli; cli._train = lambda **options: print('x' * 10**6); "
+    code += "sys.exit(cli.main(['train', 'quadratic']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(60)) == (b"", 141)
+    process.stderr.close()
+
+
 def test_changes_go_to_the_configuration_that_has_them() -> None:
     assert cli.changes(["heads=16", "lr=0.1", "augment=false"]) == ({"heads": 16}, {"lr": 0.1, "augment": False})
 

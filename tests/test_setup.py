@@ -149,6 +149,15 @@ def test_every_benchmark_is_part_of_make_bench() -> None:
         assert f"benchmarks/{file.name}" in said
 
 
+def test_every_mistake_of_the_list_can_still_be_made() -> None:
+    """Whether its tests see it, `make mutants` says; that takes hours."""
+    from mutants import LIST, read
+
+    listed = read(LIST.read_text("utf-8"))
+    assert len(listed) > 300
+    assert [(one.file, one.what, fault) for one in listed if (fault := one.fault(ROOT))] == []
+
+
 @pytest.mark.parametrize("user", [0, 1000])
 def test_jupyterlab_starts_for_root_too(user: int, tmp_path) -> None:
     (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")

@@ -239,7 +239,7 @@ def test_what_is_not_recorded_is_refused_without_the_data(recorded, no_data):
             recorded.run(name, **options)
 
 
-def test_of_recorded_runs_the_longest_stands_in(recorded, monkeypatch):
+def test_of_recorded_runs_the_longest_stands_in(recorded, no_data, monkeypatch):
     model, recipe = recorded.configs("quadratic", None)
     kept = [
         SimpleNamespace(preset="quadratic", model=model, train=replace(recipe, {"epochs": n, "seed": s}))
