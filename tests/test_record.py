@@ -66,6 +66,7 @@ def test_it_is_small_and_names_no_folder_of_a_machine():
     files = [file for file in files if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 75e6
     texts = [file.read_text() for file in files if file.suffix in (".ipynb", ".json", ".jsonl", ".html", ".md")]
+    texts = [re.sub("[A-Za-z0-9+/]{500,}", "", text) for text in texts]  # without pictures, whose letters are chance
     assert not any(place in text for text in texts for place in ("/home/", "/root/", "/tmp/"))
 
 
