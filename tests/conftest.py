@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import nbformat
@@ -119,6 +121,17 @@ def damaged(content: bytes, draw) -> bytes:
         place = inside[name] if draw(st.integers(0, 3)) else None
     inside[name] = draw(st.sampled_from([None, 5, -1.5, "x", [], {}, True, [[1]]]))
     return json.dumps(value).encode()
+
+
+def assert_waits(job: Future, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says that it waits for another process, in its own time, and does."""
+    said, until = "", time.monotonic() + 60
+    while "waiting for it" not in said and time.monotonic() < until and not job.done():
+        time.sleep(0.01)
+        said += capsys.readouterr().err
+    assert "waiting for it" in said
+    with pytest.raises(TimeoutError):
+        job.result(timeout=0.3)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from torchvision.transforms.v2 import functional as tv
 from attnconv.training import data
 from attnconv.training.data import CIFAR10_CLASSES, SPLITS, DataError, MissingData, content_key, find_data, load_data
 from attnconv.training.runs import held
+from conftest import assert_waits
 
 # Writers: each puts four arrays on disk, named as in `data.ARRAYS`, and gives the path of what it wrote ------------
 
@@ -491,13 +491,7 @@ def test_cifar10_is_downloaded_once_and_again_where_it_is_damaged(tmp_path, root
         with ThreadPoolExecutor() as pool:
             with held(root, wait=False):  # another notebook downloads
                 second = pool.submit(load_data, "cifar10")
-                said, until = "", time.monotonic() + 60  # a busy machine may take as long as it needs
-                while "waiting for it" not in said and time.monotonic() < until and not second.done():
-                    time.sleep(0.01)
-                    said += capsys.readouterr().err
-                assert "waiting for it" in said
-                with pytest.raises(TimeoutError):
-                    second.result(timeout=0.3)
+                assert_waits(second, capsys)
             assert_holds(second.result(timeout=60), cifar)
         server.shutdown()
     assert_holds(load_data("cifar10"), cifar)  # not fetched again

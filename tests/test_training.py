@@ -54,7 +54,7 @@ from attnconv.training.data import DataError, augment, epoch_plan, load_data, no
 from attnconv.training.machine import Team
 from attnconv.training.optimizers import encoding_parameters, orthogonal, position_parameters
 from attnconv.training.runs import Run, RunError, find_runs, held, identity, writing
-from conftest import damaged
+from conftest import assert_waits, damaged
 
 MODEL = ModelConfig(downsampling=4, layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=8)
 """With dropout, as the defaults have it: its masks must be the same after resuming."""
@@ -441,13 +441,7 @@ def test_a_second_training_waits_and_finds_the_run_finished(run, data, tmp_path,
             with pytest.raises(RunError, match="Another process is at work in"), held(tmp_path, wait=False):
                 pass
             second = pool.submit(train, MODEL, RECIPE, data, tmp_path, preset="quadratic")
-            said, until = "", time.monotonic() + 60  # a busy machine may take as long as it needs
-            while "waiting for it" not in said and time.monotonic() < until and not second.done():
-                time.sleep(0.01)
-                said += capsys.readouterr().err
-            assert "waiting for it" in said
-            with pytest.raises(TimeoutError):
-                second.result(timeout=0.3)
+            assert_waits(second, capsys)
             shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
         assert second.result(timeout=60).metrics == run.metrics
 
