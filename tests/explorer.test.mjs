@@ -2,11 +2,12 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { drawHeads, headAt, spots } from "../lib/attnconv/explorer/front/centres.js";
-import { kindText, nearestPlaces } from "../lib/attnconv/explorer/front/layer.js";
+import { LayerCard, kindText, nearestPlaces } from "../lib/attnconv/explorer/front/layer.js";
 import { Model, covarianceOf, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/attnconv/explorer/front/heads.js";
 import { brightness, drawField, percent, ramp, shiftText } from "../lib/attnconv/explorer/front/draw.js";
 import { fromHalf, unshuffled } from "../lib/attnconv/explorer/front/network.js";
-import { fromLink, inLink, pageHost, widgetHost } from "../lib/attnconv/explorer/front/hosts.js";
+import { fromLink, inLink, pageHost, widgetHost, workerOf } from "../lib/attnconv/explorer/front/hosts.js";
+import { Explorer } from "../lib/attnconv/explorer/front/explorer.js";
 import { clamp, softmax } from "../lib/attnconv/explorer/front/maths.js";
 
 const float32 = (values, shape) => ({ dtype: "float32", shape, data: new Uint8Array(new Float32Array(values).buffer) });
@@ -126,9 +127,30 @@ test("an even kernel lies where most of its taps are covered; the usual place is
   assert.deepEqual(place([[0, 0], [2, 2], [2, 2], [2, 2]]), [2, 1, 0, 0]);
 });
 
+test("what changes no head of a layer is no step of undo", () => {
+  const steps = [], view = { state: { layer: 0, edits: {} }, models: [{ heads: [1] }], setEdits() {} };
+  const change = (off) => Explorer.prototype.editLayer.call({ ...view, remember: (key) => steps.push(key) }, ([edit]) => { edit.off = off; });
+  change(false);
+  assert.deepEqual(steps, []);
+  change(true);
+  assert.deepEqual(steps, [null]);
+});
+
 test("heads go to the nearest free places", () => {
   assert.deepEqual(nearestPlaces([[0, 0], [0, 0.1], [5, 5]], [[0, 0], [0, 1]]), [[0, 0], [1, 1]]);
   assert.deepEqual(nearestPlaces([[0, 0]], [[0, 1], [0, 0]]), [[0, 1]]); // one place each
+});
+
+test("with Shift, an arrow key moves a head to the next whole shift", () => {
+  const moved = (centre, key) => {
+    const edit = {}, card = { canDrag: () => true, explorer: { edit: (change) => change(edit, { centre }) } };
+    LayerCard.prototype.key.call(card, { key, shiftKey: true, preventDefault() {} });
+    return edit.centre.map((c) => c + 0);
+  };
+  assert.deepEqual(moved([0.6, 0], "ArrowDown"), [1, 0]);
+  assert.deepEqual(moved([0.4, 0], "ArrowUp"), [0, 0]);
+  assert.deepEqual(moved([0, -1], "ArrowLeft"), [0, -2]);
+  assert.deepEqual(moved([0, 0.9999], "ArrowRight"), [0, 2]);
 });
 
 test("dots that coincide stand apart, and far ones are at the edge", () => {
@@ -350,6 +372,14 @@ test("a kernel that has gone is named at once, and asked for nothing until it an
   assert.deepEqual(calls, {});
 });
 
+test("a question takes its image along, not all that the page was read from", async () => {
+  const data = new Uint8Array(new ArrayBuffer(1000), 500, 3), asked = [];
+  const image = { label: null, title: "a", pixels: { shape: [1, 1, 3], data } };
+  const ask = async (_, message) => { asked.push(message.image.values); return {}; };
+  await pageHost({ image, gallery: [] }, ask, nowhere).send({ kind: "heads", edits: [] });
+  assert.deepEqual([asked[0].length, asked[0].buffer.byteLength], [3, 3]);
+});
+
 test("half precision: normal, subnormal and negative numbers", () => {
   const codes = [0x3c00, 0xc000, 0x3555, 0x0001, 0x8000, 0x7bff];
   assert.deepEqual([...fromHalf(Uint8Array.from(codes, (code) => code >> 8), Uint8Array.from(codes, (code) => code & 255))], [1, -2, 1365 / 4096, 2 ** -24, -0, 65504]);
@@ -391,6 +421,15 @@ test("while the page computes, its last prediction of changed heads stays", asyn
   answer({ probabilities: [0.3] });
   await second;
   assert.deepEqual([host.edited.probabilities, host.edited.heads[0].head], [[0.3], 1]);
+});
+
+test("a worker that cannot start says so to every question", async () => {
+  let made;
+  globalThis.Worker = class { constructor() { made = this; } postMessage() {} };
+  const ask = workerOf(""), first = ask("start", {});
+  made.onerror({ message: "" });
+  for (const answer of [first, ask("heads", {})]) await assert.rejects(answer, /cannot start a worker/);
+  delete globalThis.Worker;
 });
 
 test("right answers are counted on several images, not on one", () => {

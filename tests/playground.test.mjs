@@ -135,7 +135,14 @@ test("the equation says what is different", () => {
   const off = (n) => headsOnTaps(3).map(({ tap, centre }) => [tap, centre[0] + (tap < n ? 0.5 : 0), centre[1], 1].join(":")).join("_");
   assert.match(words(`heads=${off(4)}`), /So does another\./);
   assert.match(words(`heads=${off(5)}`), /So do 2 others\./);
+  const at = (places) => headsOnTaps(3).map(({ tap, centre }) => [tap, ...(places[tap] || centre), 1].join(":")).join("_");
+  assert.match(words(`heads=${at({ 1: [-1, 1] })}`), /with the same kernel/); // its weight is 0
+  assert.doesNotMatch(words(`heads=${at({ 1: [-1, 1] })}`), /Each head gives all/);
+  assert.match(words(`heads=${at({ 3: [0, 1] })}`), /with another kernel/);
+  const exchanged = decode(`kernel=blur&heads=${at({ 0: [-1, 1], 2: [-1, -1] })}`, PICTURES);
+  assert.ok(new Sums().update(exchanged, random(6, 9)).apart < 1e-12 && equation(exchanged).equal);
   assert.equal(equation(decode("padding=0", PICTURES)).equal, false);
+  for (const [alpha, equal] of [[16, false], [25, false], [40, true]]) assert.equal(equation(decode(`alpha=${alpha}`, PICTURES)).equal, equal);
   const alone = decode("kernel=identity&padding=0", PICTURES);
   assert.ok(new Sums().update(alone, random(6, 9)).apart < 1e-12);
   assert.equal(equation(alone).equal, true);

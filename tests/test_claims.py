@@ -335,8 +335,8 @@ def test_symmetry_is_left_right_and_the_control_up_down():
     sides = (maps_at([[[2, -6]] * 9] * 6) + maps_at([[[2, 6]] * 9] * 6)) / 2  # two lobes, left and right, below
     reach = {"reach": np.stack([np.full((6, 9), 5.0), np.full((6, 9), 7.0)])}
     found, evidence, _ = verdicts.symmetric(run_of(reach, attention(sides)))
-    assert found is True and "left-right 1.00, up-down -0.07" in evidence[1]
-    assert "mirror image: 54; two highest rows: 0" in evidence[2] and "p = 0.016" in evidence[3]
+    assert found is True and "left-right 1.00, up-down -0.07" in evidence[2]
+    assert "mirror image: 54; two highest rows: 0" in evidence[0] and "p = 0.016" in evidence[3]
     assert verdicts.symmetric(run_of(reach, attention(sides.swapaxes(2, 3))))[0] is False
     assert verdicts.symmetric(run_of(reach, attention(sides[:4])))[0] is None  # four layers may agree by chance
     assert verdicts.symmetric(run_of({"reach": reach["reach"][::-1]}, attention(sides)))[0] is None  # none looks far
@@ -346,7 +346,7 @@ def test_symmetry_is_left_right_and_the_control_up_down():
     assert verdicts.symmetric(run_of(reach, attention(maps_at([nine()] * 6))))[0] is False  # all are local
     uneven = (maps_at([[[2, -6]] * 9] * 6) + maps_at([[[2, 3]] * 9] * 6)) / 2
     found, evidence, _ = verdicts.symmetric(run_of(reach, attention(uneven)))
-    assert found is not True and "mirror image: 0; two highest rows: 0" in evidence[2]
+    assert found is not True and "mirror image: 0; two highest rows: 0" in evidence[0]
     even = np.full((6, 9, *GRID), 1 / 256)  # flat: its own mirror image, and no pattern
     assert mirrored(even.sum(2)).max() == 0
     turned = sides.copy()
@@ -398,8 +398,8 @@ def test_heads_that_do_not_follow_the_query_use_content(more, holds):
     content[:, 4:] += more
     by_content = np.stack([1 - content, 0 * content, content])
     found, evidence, _ = verdicts.content_use(run_of(attention=seen | dict(shares=by_content)))
-    assert found is holds and "heads that follow the query: 4, 4, 4, 4, 4, 4 in layers 1 to 6" in evidence[4]
-    assert "over all layers: of heads that follow the query 55%, of others " in evidence[3]
+    assert found is holds and "heads that follow the query: 4, 4, 4, 4, 4, 4 in layers 1 to 6" in evidence[0]
+    assert "over all layers: of heads that follow the query 55%, of others " in evidence[4]
     by_query = np.stack([1 - content, content, 0 * content])  # content that only says where to look counts as well
     assert verdicts.content_use(run_of(attention=seen | dict(shares=by_query)))[0] is holds
     followers = followed(np.broadcast_to(nine(), (3, 6, 9, 2)))
@@ -407,7 +407,7 @@ def test_heads_that_do_not_follow_the_query_use_content(more, holds):
     assert found is None  # there are no others
     by_content[:, 0, 8] = np.nan  # layer 1 has a head fewer than the others
     found, evidence, _ = verdicts.content_use(run_of(attention=seen | dict(shares=by_content)))
-    assert found is holds and "—" not in evidence[2]
+    assert found is holds and "—" not in evidence[3]
     both = [run_of(attention=seen | dict(shares=shares), seed=seed) for seed, shares in enumerate([by_query] * 2)]
     found, evidence, where = verdicts.content_use(*both)
     assert found is holds and where == "" and evidence[-1].startswith("seed 1 ")
@@ -713,4 +713,4 @@ def test_heads_that_look_left_and_right_on_a_flat_image_are_not_local():
     maps[..., 2, 6] = maps[..., 2, 26] = 0.5  # ten pixels left and right of the query
     reach = {"reach": np.stack([np.full((6, 9), 5.0), np.full((6, 9), 7.0)])}
     run = run_of(reach, {"mean": maps[None], "queries": np.array([[2, 16]])})
-    assert "9, 9, 9, 9, 9, 9 in layers" in verdicts.symmetric(run)[1][0]
+    assert "9, 9, 9, 9, 9, 9 in layers" in verdicts.symmetric(run)[1][1]

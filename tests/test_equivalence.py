@@ -390,6 +390,7 @@ def test_refusals_of_the_way_back_name_their_cause():
         ((quadratic(), "3"), "kernel_size = '3' must be a whole number"),
         ((quadratic(), (3, 3)), "kernel_size = .* must be a whole number"),
         ((learned, 7), "7x7 kernel .* 6x6 grid .*max_size = 6"),
+        ((learned, 5, (4, 4)), "5x5 kernel .* 4x4 grid .*a larger size"),
         ((quadratic(), 7, (5, 5)), "7x7 kernel .* 5x5 grid .*a larger size"),
     ]:
         with pytest.raises(ValueError, match=cause):

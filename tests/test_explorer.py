@@ -30,7 +30,7 @@ from attnconv.config import ModelConfig, TrainConfig
 from attnconv.equivalence import attention_to_conv, convert, swap
 from attnconv.explorer import ExplorerError, edited, explore, quantize, widget
 from attnconv.explorer.arrays import as_text, rounded
-from attnconv.explorer.images import fitting, pool_of
+from attnconv.explorer.images import _own_data, fitting, pool_of
 from attnconv.explorer.sides import side_of
 from attnconv.models import build_model, predict
 from attnconv.training import train
@@ -436,6 +436,17 @@ def test_labels_of_the_sample_are_not_those_of_other_data() -> None:
         run = types.SimpleNamespace(config=dict(data=dict(name=name, classes=list("abcdefghij"))))
         pool = pool_of(None, dataclasses.replace(side, run=run))
         assert pool.labels.any() == known and len(pool.images) == 1000
+
+
+def test_nothing_is_downloaded_to_be_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an unpacking was cut off, pictures of the sample are shown."""
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    for name in ("data_batch_1", "test_batch"):
+        (tmp_path / "cifar-10-batches-py" / name).write_bytes(b"half")
+    monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path))
+    monkeypatch.setattr("attnconv.training.data._download", lambda: pytest.fail("it was downloaded"))
+    side = types.SimpleNamespace(image_size=(32, 32), image_channels=3, classes=10)
+    assert torch.equal(_own_data(side, "cifar10"), load_data("embedded").test_images)
 
 
 def test_labels_of_images_that_are_handed_over_are_of_the_classes_that_the_model_knows(data) -> None:

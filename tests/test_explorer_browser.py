@@ -241,7 +241,7 @@ def themes_are_switched(seen: Seen) -> None:
         assert [one.shape for one in now] == [one.shape for one in light]
         assert changed(light[0], now[0]) == changed(light[1], now[1]) == dark
         assert (behind != back) == dark
-        assert (now[1][:20, :20].mean() < 80) == dark and seen.state()["notice"] == ""
+        assert (now[1][:20, :20].mean() < 80) == dark and seen.get("x.notice.hidden")
 
 
 def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
@@ -542,9 +542,30 @@ def test_two_models_of_unlike_kinds_share_the_scale_of_centres(runs, show, tmp_p
     # Of the reader's own picture the page knows only what the first says.
     answers = "x.panels.map((panel) => panel.predictions.textContent.includes('%'))"
     assert seen.get(answers) == [True, True]
+    seen.press("Show one layer")
     seen.root.locator("input[type=file]").set_input_files(files(tmp_path)[0])
     seen.wait("x.caption.textContent === 'good.png'")
     assert seen.get(answers) == [True, False] and not seen.get("x.panels[1].predictions.textContent")
+    badges = [seen.root.locator(".ax-panel").nth(i).locator(".ax-badges button:visible") for i in (0, 1)]
+    assert badges[0].count() > 0 and badges[1].count() == 0  # nor are there words on maps of the picture before
+
+
+def test_a_phone_says_whose_prediction_it_keeps_in_sight(runs, show, tmp_path):
+    explorer = explore(runs["quadratic"])
+    explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(15_000_000))
+    seen = show(explorer.export_html(tmp_path / "page.html"), **PHONE)
+    says = seen.root.locator(".ax-says")
+    assert says.inner_text().startswith("Prediction: ")
+    seen.slide("centre row", 2)
+    assert says.inner_text().startswith("Prediction of the unchanged model: ")
+
+
+def test_what_is_said_of_a_button_follows_what_it_does(grid, show):
+    seen = show(grid[1])
+    seen.root.get_by_role("button", name="Show all layers").focus()
+    seen.page.keyboard.press("Enter")
+    seen.idle()
+    assert seen.root.locator(".ax-tip:visible").inner_text() == "One layer, large"
 
 
 def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):

@@ -119,6 +119,8 @@ def test_sharpness_has_a_slider_and_a_curve(seen: Seen) -> None:
     assert "softmax" in seen.words() and (curve != seen.pixels(".pg-curve")).any()
     assert "1 − 1/S(α)²" in seen.root.locator(".pg-card-sharp .pg-note").text_content()
     seen.wait("x.measured?.points.length === 15")
+    seen.root.locator("input[type=range]").press("End")
+    assert seen.state()["alpha"] == 50 and seen.told() == "largest: 0"
 
 
 def test_without_zeros_the_border_appears(seen: Seen) -> None:

@@ -760,7 +760,7 @@ def test_an_epoch_has_the_images_and_masks_of_its_seed(augmented, data, tmp_path
         plan = epoch_plan(100, seed=RECIPE.seed, epoch=epoch, augment=augmented)
         images = data.train_images[plan.order]
         if augmented:
-            images = augment(images, plan.rows, plan.columns, plan.flips)
+            images = augment(images, *plan.crops)
         torch.testing.assert_close(torch.cat(batches), normalize(images, data.mean, data.std))
     assert len(seen) == 10 and masks[0] != masks[5], "every epoch drops other values"
 

@@ -154,6 +154,8 @@ def test_a_lead_is_undecided_within_its_noise():
     assert results.ahead(runs(0.952), runs(0.94), margin=0)[0] is None
     assert results.ahead(runs(0.97), runs(0.9401, 0.94, 0.9399))[0] is True
     assert results.ahead(runs(0.97), runs(0.96, 0.94, 0.92))[0] is None
+    # Two seeds, .71 points apart from their mean, for both sides: one degree of freedom, not two.
+    assert results.ahead(runs(1.0), runs(0.945, 0.955))[0] is None
 
 
 def test_the_spread_over_seeds_that_would_undo_a_verdict():

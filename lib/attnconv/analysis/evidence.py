@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnconv.analysis.heads import kernel_cells, shift_maps
-from attnconv.config import TrainConfig
 from attnconv.training.runs import Run
 
 VERDICTS = {True: "holds", False: "does not hold", None: "is undecided"}
@@ -217,12 +216,6 @@ def as_convolution(layer: int, side: int, before: float, after: float) -> str:
     return f"layer {layer + 1} as {side} × {side}: relative error {after:.2f}, before training {before:.2f}"
 
 
-def before_after_put_back(errors: NDArray) -> str:
-    """Four relative errors in words: before training, after it, and with either thing that changed put back."""
-    when = ("before training", "after", "with centres put back", "with sharpness put back")
-    return ", ".join(f"{error:.2f} {name}" for error, name in zip(errors, when, strict=True))
-
-
 def numbered(layers: NDArray) -> str:
     return listed(np.flatnonzero(layers) + 1, "d") or "none"
 
@@ -233,10 +226,6 @@ def different_rates(one: Run, other: Run) -> list[str]:
     if all(run.model.kind.startswith("learned") for run in (one, other)):
         rates["learning rates of the encoding"] = [run.train.encoding_lr or run.train.rest_lr for run in (one, other)]
     return [f"{words} {first:g} and {second:g}" for words, (first, second) in rates.items() if first != second]
-
-
-def learning_rates(recipe: TrainConfig) -> str:
-    return f"{recipe.lr:g} of the weights, {recipe.encoding_lr or recipe.rest_lr:g} of the encoding"
 
 
 def significance(p: float) -> str:

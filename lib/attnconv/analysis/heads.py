@@ -7,7 +7,6 @@ numpy arrays; a head that is not there (layers with fewer heads are padded) is N
 one query, then layers, the heads of a layer together, what content changes, and all that is kept of a trained network.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -175,34 +174,29 @@ def degenerate(layer: QuadraticAttention) -> NDArray:
     return ~finite | (largest > 1000 * smallest) | (largest < 1e-5)
 
 
-def prune(layer: QuadraticAttention) -> QuadraticAttention:
-    """A copy of the layer without its `degenerate` heads; the heads that stay contribute exactly what they did.
+def prune(layer: QuadraticAttention) -> list[int]:
+    """Drop a layer's `degenerate` heads; the heads that stay contribute exactly what they did. Gives their numbers.
 
     MHSA is a sum over heads (section 1): head h adds its average of the pixels times the columns [h C, (h + 1) C) of
     ``value.weight``, so dropping its centre, spread and columns removes that part and nothing else. The bias stays.
     """
     keep = torch.from_numpy(~degenerate(layer)).to(layer.centres.device)
-    pruned = copy.deepcopy(layer)
-    pruned.heads = int(keep.sum())
-    pruned.centres = nn.Parameter(layer.centres.detach()[keep], layer.centres.requires_grad)
-    pruned.spreads = nn.Parameter(layer.spreads.detach()[keep], layer.spreads.requires_grad)
     blocks = layer.value.weight.unflatten(1, (layer.heads, layer.channels))[:, keep]  # (D, h, C)
-    pruned.value.weight = nn.Parameter(blocks.detach().flatten(1), layer.value.weight.requires_grad)
-    pruned.value.in_features = pruned.heads * layer.channels
-    return pruned
+    layer.heads = int(keep.sum())
+    layer.centres = nn.Parameter(layer.centres.detach()[keep], layer.centres.requires_grad)
+    layer.spreads = nn.Parameter(layer.spreads.detach()[keep], layer.spreads.requires_grad)
+    layer.value.weight = nn.Parameter(blocks.detach().flatten(1), layer.value.weight.requires_grad)
+    layer.value.in_features = layer.heads * layer.channels
+    return keep.nonzero().flatten().tolist()
 
 
 def pruned(network: AttentionNet) -> AttentionNet:
     """The network itself, with every layer pruned. Its ``kept`` has the numbers of the heads that stay, by layer."""
-    kept: list[list[int]] = []
-    for block in network.blocks:
-        layer = block.attention
-        if isinstance(layer, QuadraticAttention):
-            kept.append(np.flatnonzero(~degenerate(layer)).tolist())
-            block.attention = prune(layer)
-        else:
-            kept.append(list(range(layer.heads)))
-    network.kept, network.config = kept, replace(network.config, {"heads": tuple(map(len, kept))})
+    network.kept = [
+        prune(layer) if isinstance(layer, QuadraticAttention) else list(range(layer.heads))
+        for layer in network.attention_layers
+    ]
+    network.config = replace(network.config, {"heads": tuple(map(len, network.kept))})
     return network
 
 

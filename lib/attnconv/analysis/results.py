@@ -144,6 +144,8 @@ def ahead(
     spreads = [own or lone for own in several]
     each = [(spread / len(side), free) for side, (spread, free) in zip(seeds, spreads, strict=True)]
     of_seeds, doubt = sum(spread for spread, _ in each), sum(spread**2 / free for spread, free in each)
+    if None in several and lone in several:  # one estimate serves both sides, and so does its error
+        doubt = of_seeds**2 / lone[1]
     total = error**2 + of_seeds
     freedom = total**2 / doubt if doubt else math.inf  # Welch and Satterthwaite
     lead = a - b + margin

@@ -86,8 +86,9 @@ def grid(run: Run) -> Placed:
     there, back = small.fine & (own > 4), errors[2, np.arange(len(own)), small.smallest]
     made = there & (own > snapped) & small.nearer(evidence.NEARER)
     made &= back >= (small.before + small.after) / 2  # half of the gain is lost
+    four = "{:.2f} before training, {:.2f} after, {:.2f} with centres put back, {:.2f} with sharpness put back"
     words = (
-        f"layer {n + 1} as {sizes[k]} × {sizes[k]}: {evidence.before_after_put_back(errors[:, n, k])}"
+        f"layer {n + 1} as {sizes[k]} × {sizes[k]}: {four.format(*errors[:, n, k])}"
         for n in np.flatnonzero(there)
         for k in np.flatnonzero((sizes == 3) | (sizes == small.sides[n]))
     )
@@ -252,10 +253,12 @@ def symmetric(run: Run) -> Verdict:
     signs = np.array(list(itertools.product((1, -1), repeat=len(more))))
     p, p_less = (float((sign * signs @ more >= sign * more.sum() - 1e-12).mean()) for sign in (1, -1))
     lines = [
+        f"left-right more than up-down: {significance(p)}; heads whose two highest columns are each other's mirror "
+        f"image: {pairs[0]}; two highest rows: {pairs[1]}; "
+        f"heads that reach farther than any did before training: {far.sum()}, {significance(p_far)}",
         f"heads that are not local: {by_layer(wide.sum(1), 'd')}",
         f"correlation of their profiles with the mirror image, mean: left-right {across[wide].mean():.2f}, "
         f"up-down {upright[wide].mean():.2f}",
-        f"heads whose two highest columns are each other's mirror image: {pairs[0]}; two highest rows: {pairs[1]}",
         f"left-right less up-down: {listed(more, '.2f')} in layers {numbered(wide.any(1))}; "
         f"as much by chance {significance(p)} (the least that so many layers allow: {2.0 ** -len(more):.2g})",
         f"heads that reach farther than any did before training, {np.nanmax(reach_before):.1f} pixels: "
@@ -300,16 +303,17 @@ def content_use(run: Run) -> Verdict:
         ]
     mixed = kept.any(1) & ~kept.all(1) & np.isfinite(decided).all(1)  # not where a layer has fewer heads than others
     if not mixed.any():
-        return None, [*lines, "no layer has both heads that follow the query and others"]
+        return None, ["no layer has both heads that follow the query and others", *lines]
     follow, random = kept[mixed], np.random.default_rng(0)
     shuffled = np.stack([follow, *(random.permuted(follow, axis=1) for _ in range(DRAWS))])  # (1 + DRAWS, L, h)
     theirs, others = evidence.by_kind(decided[mixed], shuffled)
     more = others - theirs
     p, p_less = (float((sign * more >= sign * more[0] - 1e-12).mean()) for sign in (1, -1))
     alone = np.diff(evidence.by_kind(content[mixed], shuffled), axis=0)[0]
-    lines += [
+    lines = [
         f"heads that follow the query: {by_layer(kept.sum(1), 'd')}; where both kinds are, what content decides of "
         f"theirs {theirs[0]:.0%}, of the others' {others[0]:.0%}; {significance(p)}",
+        *lines,
         "a second look, which does not decide: of a comparison of contents alone "
         + significance(float((alone >= alone[0] - 1e-12).mean())),
     ]
@@ -376,7 +380,7 @@ def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Placed:
     gap, seeds = losses[0] - losses[1], min(map(len, ends))
     noise = results.loss_noise(content, learned)
     recipes = content[0].train, learned[0].train
-    rates = [evidence.learning_rates(recipe) for recipe in recipes]
+    rates = [f"{one.lr:g} of the weights, {one.encoding_lr or one.rest_lr:g} of the encoding" for one in recipes]
     lines = [
         f"training loss at the end {losses[0]:.3f} with content, {losses[1]:.3f} without; noise "
         f"{noise:.3f}{'' if seeds > 1 else ', as short runs spread'}; seeds: {len(content)} and {len(learned)}",

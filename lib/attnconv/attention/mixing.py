@@ -141,11 +141,11 @@ def _by_chunks(x: Tensor, row: Tensor | None, column: Tensor, value: nn.Linear, 
     Only the input is stored for the backward pass: to make averages again costs less than to read them back.
     """
     heads, head = len(column), x[0].numel() * dtype.itemsize  # bytes of one head's averages of an image
-    size, images = _evenly(heads, CHUNK // head), _evenly(len(x), CHUNK // (heads * head))
-    values = value.weight.unflatten(1, (heads, -1)).permute(1, 2, 0).contiguous().split(size)  # W^h: (h, C, D)
-    rows: Sequence[Tensor | None] = [None] * len(values) if row is None else row.split(size)
-    groups = list(zip(rows, column.split(size), values, strict=True))
-    parts = ((_made_again(_heads_together, some, *group, dtype) for group in groups) for some in x.split(images))
+    splits, chunks = -(-heads // max(1, CHUNK // head)), -(-len(x) // max(1, CHUNK // (heads * head)))  # equal parts
+    values = value.weight.unflatten(1, (heads, -1)).permute(1, 2, 0).contiguous().chunk(splits)  # W^h: (h, C, D)
+    rows: Sequence[Tensor | None] = [None] * len(values) if row is None else row.chunk(splits)
+    groups = list(zip(rows, column.chunk(splits), values, strict=True))
+    parts = ((_made_again(_heads_together, some, *group, dtype) for group in groups) for some in x.chunk(chunks))
     out = torch.cat([functools.reduce(torch.add, of_heads) for of_heads in parts])
     return out if value.bias is None else out + value.bias.to(dtype)
 
@@ -169,11 +169,6 @@ def _heads_together(x: Tensor, row: Tensor | None, column: Tensor, values: Tenso
     column = column.to(dtype).transpose(0, 1).flatten(1)  # (W, h W)
     out = torch.bmm(column.expand(height, -1, -1), v)  # (H, W, b D)
     return out.view(height, width, images, -1).permute(2, 0, 1, 3)
-
-
-def _evenly(total: int, most: int) -> int:
-    """The size of equal parts of a total, none larger than ``most``, nor smaller than 1."""
-    return math.ceil(total / math.ceil(total / max(1, most)))
 
 
 # Where P is too large to be made whole, or to be stored.

@@ -33,8 +33,7 @@ def file_hash(file: Path) -> str | None:
     """A hash of a file's content; None where there is no such file, or none that is regular."""
     with contextlib.suppress(OSError, ValueError):  # too long a name, a loop of links, a zero byte in a manifest's name
         if file.is_file():
-            with file.open("rb") as stream:
-                return hashlib.file_digest(stream, "sha256").hexdigest()
+            return hashlib.sha256(file.read_bytes()).hexdigest()
     return None
 
 

@@ -99,6 +99,7 @@
     draw()
   }
   dots.forEach((dot, head) => {
+    dot.addEventListener("touchstart", (event) => event.preventDefault(), { passive: false }) // elsewhere it scrolls
     dot.addEventListener("pointerdown", (event) => dot.setPointerCapture(event.pointerId))
     dot.addEventListener("pointermove", (event) => {
       if (!dot.hasPointerCapture(event.pointerId)) return

@@ -68,7 +68,8 @@ def attention_to_conv(
         p, first = _central_probabilities(layer, height, width)
         i, j = (tap_shifts(kernel, dilation) - first).T  # where the taps are
         if min(i.min(), j.min()) < 0 or i.max() >= p.shape[1] or j.max() >= p.shape[2]:
-            remedy = f"max_size = {layer.max_size}" if isinstance(layer, LearnedAttention) else "a larger size"
+            learned = isinstance(layer, LearnedAttention) and size is None  # then the grid is as large as it can be
+            remedy = f"max_size = {layer.max_size}" if learned else "a larger size"
             needs = f"shifts that the central query of a {height}x{width} grid does not have ({remedy})"
             raise ValueError(f"A {kernel[0]}x{kernel[1]} kernel needs {needs}.")
         weight = layer.value.weight.unflatten(1, (layer.heads, layer.channels // conv.groups))  # (D, h, C/groups)

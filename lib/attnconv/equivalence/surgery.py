@@ -44,9 +44,6 @@ class TapAttention(QuadraticAttention):
     give (h, Q, H') or (h, R, W'). The constructor takes the parameters of ``conv`` over; `conv_to_attention` does not.
     """
 
-    weight: Tensor
-    bias: Tensor | None
-
     def __init__(self, conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA):
         weight, bias = conv.weight, conv.bias
         exact = torch.promote_types(weight.dtype, torch.float32)

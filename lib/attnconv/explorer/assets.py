@@ -47,11 +47,10 @@ def page(title: str, name: str, data: str, picture: bytes, worker: str = "", hea
 
 
 _CHILD, _LIVES = ".jp-OutputArea-child", ":has(.attnconv-explorer, .attnconv-playground, .attnconv-knobs)"
-_KEPT = (
+_KEPT = (  # in JupyterLab a widget that lives hides the picture after it; one that does not is hidden itself
     f"<style>{_CHILD}{_LIVES} + {_CHILD}:has(> * .attnconv-last), "
     f"{_CHILD}:has(+ {_CHILD} .attnconv-last):not({_LIVES}) {{ display: none }}</style>"
 )
-"""In JupyterLab: a widget that lives hides the picture after it, and one that does not is hidden itself."""
 
 
 class Pictured(ipywidgets.DOMWidget):

@@ -133,8 +133,8 @@ def _own_data(side: Side, name: str | None) -> Dataset | Tensor:
     """
     if name == "cifar10":
         with contextlib.suppress(DataError):
-            if find_data(name):
-                return load_data(name)
+            if found := find_data(name):
+                return load_data(found.path)
     sample = load_data("embedded")
     form = sample.image_size, sample.image_channels, len(sample.classes)
     fits = name == sample.name if name else form == (side.image_size, side.image_channels, side.classes)

@@ -20,13 +20,12 @@ from attnconv import figures
 from attnconv.equivalence import conv_to_attention
 from attnconv.explorer import assets
 
-PICTURES = (
+PICTURES = (  # files of front/ to choose from: name, title, source, and the query's row and column at first
     ("hopper", "Grace Hopper", "Rear Admiral Grace Hopper. US Navy, public domain.", [38, 20]),
     ("boot", "Ankle boot", "From Fashion-MNIST. Zalando SE, MIT licence.", [14, 14]),
     ("shapes", "Shapes", "Drawn by a formula.", [32, 20]),
     ("pixel", "One bright pixel", "Its output is the kernel, turned by half a turn.", [7, 6]),
 )
-"""Files of front/ to choose from: name, title, where the picture is from, and the query's row and column at first."""
 
 
 def pictures() -> list[dict[str, Any]]:

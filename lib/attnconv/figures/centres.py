@@ -1,7 +1,4 @@
-"""Where heads look, as points and Gaussians over shifts: figures 3 and 4 of the paper, and heads as a kernel's taps.
-
-Shifts count rows, then columns, from the query pixel, whose frame is black; rows point down as in an image.
-"""
+"""Where heads look, as points and Gaussians over shifts: figures 3 and 4 of the paper, and heads as a kernel's taps."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,13 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from attnconv.figures import style
 from attnconv.figures.style import DOTTED, DOUBLE, SINGLE, Look, array, head_colours, head_marker, styled
 
-_MARGIN = 0.45
-"""Pixels shown beyond the shifts that exist: room for the image's frame, and none for a tick."""
-_SIZE = 22
-"""Area of a head's mark, in square points."""
+_MARGIN = 0.45  # pixels shown beyond the shifts that exist: room for the image's frame, and none for a tick
 _COVERED, _OUTSIDE = "#CFE3F5", "0.88"
 _HALF, _MOST, _FLAT = "50% of the Gaussian", "90%, where it fits", "50% circle larger than the panel"
-_ENTRIES: dict[str, Look] = {
+_ENTRIES: dict[str, Look] = {  # of the legend; what is drawn bears the name, as its label or its group (gid)
     "query pixel": {"marker": "s", "color": "black", "markerfacecolor": "none", "markeredgewidth": 1.3},
     "kernel": {"marker": "s", "color": "0.5", "markerfacecolor": "none", "markeredgewidth": 0.8, "markersize": 7},
     _HALF: {"linestyle": "-", "linewidth": 0.9},
@@ -37,7 +31,6 @@ _ENTRIES: dict[str, Look] = {
     "tap covered": {"marker": "s", "color": _COVERED, "markersize": 6},
     "outside the image": {"marker": "s", "color": _OUTSIDE, "markersize": 6},
 }
-"""How the legend shows each kind of mark. What is drawn bears the kind's name, as its label or its group (gid)."""
 
 
 def _image(grid: tuple[int, int]) -> NDArray:
@@ -127,7 +120,7 @@ def _ellipse(precision: NDArray, share: float) -> tuple[NDArray, float]:
 
 
 def _draw_heads(
-    ax: Axes, centres: NDArray, precision: NDArray, view: NDArray, shares: Mapping[str, float], size: float = _SIZE
+    ax: Axes, centres: NDArray, precision: NDArray, view: NDArray, shares: Mapping[str, float], size: float
 ) -> None:
     """Heads (h, 2): a mark at each centre, or an arrow at the panel's edge, and an ellipse for each share of the mass.
 
@@ -205,7 +198,7 @@ def gaussian_heads(
     ways = None if paths is None else array(paths, "paths (steps, panels, heads, 2)")
     figure, axes, views = _shift_panels(titles, half_width, grid, rows)
     for panel, (ax, view, of_layer) in enumerate(zip(axes, views, centres, strict=True)):
-        _draw_heads(ax, of_layer, precision[panel], view, shares, _SIZE * (0.5 if rows else 1))
+        _draw_heads(ax, of_layer, precision[panel], view, shares, 11 if rows else 22)  # square points of a mark
         if ways is not None:
             _draw_paths(ax, ways[:, panel])
         if dropped is not None:

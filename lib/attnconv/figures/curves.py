@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from attnconv.figures import style
 from attnconv.figures.style import DASHED, DOTTED, DOUBLE, PALETTE, Look, array, legend_below, styled
 
-Curves = Mapping[str, tuple[Sequence[float] | NDArray, ArrayLike]]
-"""``{name: (x (n,), y (n,))}``."""
+Curves = Mapping[str, tuple[Sequence[float] | NDArray, ArrayLike]]  # {name: (x (n,), y (n,))}
 _MARKS = "osD^vPX<>"
 
 
@@ -226,7 +225,7 @@ def cost_growth(curves: Curves, bounds: Curves | None = None, label: str = "Time
     bound (sides (G,), costs (G,)) is dotted, its name at its end, in the colour of the curve named before its comma.
     """
     figure, (ax,) = style.panels([""], 2.6, "Side of the grid (pixels)", label, DOUBLE)
-    colours = dict(zip(curves, cycle(PALETTE), strict=False)) | style.FORMS
+    colours = dict(zip(curves, cycle(PALETTE), strict=False)) | {"rows × columns": PALETTE[2]}  # in each such figure
     for (name, (sides, costs)), mark in zip(curves.items(), cycle(_MARKS), strict=False):
         middle, low, high = np.broadcast_to(np.reshape(costs, (len(sides), -1)), (len(sides), 3)).T
         _bars(ax, sides, (middle, low, high), name, color=colours[name], marker=mark, markersize=4)

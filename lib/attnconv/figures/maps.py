@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from attnconv.figures import style
 from attnconv.figures.style import DOUBLE, SINGLE, Look, array, new_figure, styled
 
-_ABOVE, _FOOT, _GAP = 0.17, 0.6, 0.05
-"""Inches above each row of maps, for a name, at the foot of the figure, for a colour bar, and between maps."""
+_ABOVE, _FOOT, _GAP = 0.17, 0.6, 0.05  # inches above rows of maps (names), at the foot (a colour bar), between maps
 
 
 def _grid(

@@ -19,19 +19,14 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from seaborn import color_palette
 
-SINGLE, DOUBLE = 3.5, 7.0
-"""Widths of one and of two columns of a journal, in inches."""
-Look = dict[str, Any]
-"""How something is drawn, in Matplotlib's words."""
+SINGLE, DOUBLE = 3.5, 7.0  # widths of one and of two columns of a journal, in inches
+Look = dict[str, Any]  # how something is drawn, in Matplotlib's words
 
-MAP_COLOURS = LinearSegmentedColormap.from_list("maps", ["white", *color_palette("mako_r", 12)])
-"""From white (no attention) to black."""
-SIGNED_COLOURS = LinearSegmentedColormap.from_list(
+MAP_COLOURS = LinearSegmentedColormap.from_list("maps", ["white", *color_palette("mako_r", 12)])  # white: no attention
+SIGNED_COLOURS = LinearSegmentedColormap.from_list(  # blue below zero, white at zero, red above
     "signed", ["#053061", "#2166ac", "#6baed6", "white", "#f4906a", "#b2182b", "#67001f"]
 )
-"""Blue below zero, white at zero, red above."""
-QUERY_COLOUR = "#D55E00"
-"""The frame of the query pixel on maps and images; over plain grids of shifts its frame is black."""
+QUERY_COLOUR = "#D55E00"  # the query pixel's frame on maps and images; over plain grids of shifts it is black
 DASHED, DOTTED = (0, (4, 2)), (0, (1, 1.6))
 
 PALETTE = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#8C613C", "#56B4E9", "#FBAFE4", "#949494", "#ECE133")
@@ -51,10 +46,7 @@ MODELS = {
     "SA quadratic, trained on": "#8C613C",
     "SA quadratic, first layers swapped, trained on": "#332288",
 }
-FORMS = {"rows × columns": PALETTE[2]}
-"""Ways to compute attention that stand in several figures."""
-_OTHER_MODELS = ("#999933", "#949494", "#FBAFE4", "#ECE133")
-"""For models of other titles: none looks like one above."""
+_OTHER_MODELS = ("#999933", "#949494", "#FBAFE4", "#ECE133")  # for other titles: none looks like one above
 
 
 def head_colours(heads: int) -> list[str]:

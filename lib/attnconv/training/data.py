@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,14 +137,12 @@ def _generator(*parts: object) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(_digest(*parts)[:4], "little"))
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(NamedTuple):
     """The order of one epoch's n images; with augmentation also the crop and flip of image ``order[i]``, at i."""
 
     order: Tensor  # int64 (n,), a permutation
-    rows: Tensor | None = None  # int64 (n,): where the crop starts in the padded image, 0 to 8; 4 is the middle
-    columns: Tensor | None = None
-    flips: Tensor | None = None  # bool (n,): mirrored left-right
+    # Row and column where the crop starts in the padded image, int64 (n,), 0 to 8; whether it is mirrored, bool (n,).
+    crops: tuple[Tensor, ...] = ()
 
 
 def epoch_plan(n: int, *, seed: int, epoch: int, augment: bool, device: torch.device | str = "cpu") -> Plan:
@@ -155,7 +154,7 @@ def epoch_plan(n: int, *, seed: int, epoch: int, augment: bool, device: torch.de
         return Plan(order.to(device))
     rows, columns = torch.randint(0, 2 * PAD + 1, (2, n), generator=generator)
     flips = torch.rand(n, generator=generator) < 0.5
-    return Plan(order.to(device), rows.to(device), columns.to(device), flips.to(device))
+    return Plan(order.to(device), tuple(part.to(device) for part in (rows, columns, flips)))
 
 
 def augment(images: Tensor, rows: Tensor, columns: Tensor, flips: Tensor) -> Tensor:
@@ -187,8 +186,8 @@ def batches(
         part = slice(first, first + batch_size)
         which = part if plan is None else plan.order[part]
         x, y = images[which], labels[which]
-        if plan and plan.rows is not None and plan.columns is not None and plan.flips is not None:
-            x = augment(x, plan.rows[part], plan.columns[part], plan.flips[part])
+        if plan and plan.crops:
+            x = augment(x, *(each[part] for each in plan.crops))
         yield normalize(x, *statistics), y
 
 
@@ -224,18 +223,14 @@ def find_data(source: str | Path = "embedded") -> Source | None:
             if path.suffix == ".npz" and path.is_file():
                 return Source(path.stem, EMBEDDED if name == "embedded" else NPZ, path, (path,))
             for form, *patterns in LAYOUTS:
-                files = [sorted(f for f in path.glob(p) if f.is_file() and not _hidden(f, path)) for p in patterns]
+                # Nothing hidden: `glob` leaves out what begins with a dot.
+                files = [sorted(filter(Path.is_file, map(path.joinpath, glob(p, root_dir=path)))) for p in patterns]
                 if all(files):
                     return Source(name if name in named else path.name, form, path, *map(tuple, files))
     if name == "cifar10":
         return None
     remedy = "'git checkout data' restores it in a clone of the repository" if name == "embedded" else FORMS
     raise DataError(f"There is no data set that can be read at {places[0]}. {remedy}.")
-
-
-def _hidden(file: Path, folder: Path) -> bool:
-    """Whether a file, or a folder on the way to it, has a name that begins with a dot."""
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def data_folder() -> Path:

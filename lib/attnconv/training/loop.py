@@ -61,6 +61,7 @@ class Trainer:
     def __init__(self, model: nn.Module, config: TrainConfig, data: Dataset, folder: Path, team: machine.Team):
         self.model, self.config, self.folder, self.team = model, config, folder, team
         self.checkpoint = folder / "checkpoint" / "state.pt"
+        self.remedy = f"The same command resumes from the last good checkpoint, {self.checkpoint}, where there is one."
         self.device = next(model.parameters()).device
         self.optimizers = build_optimizers(model, config)
         apart = own_rates(model, config)
@@ -91,10 +92,6 @@ class Trainer:
         self.saved = time.monotonic()  # when a checkpoint was last written
 
     @property
-    def groups(self) -> list[dict]:
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
-
-    @property
     def lr(self) -> float:
         """What the recipe's ``lr`` is at the last step: with Muon the rate of the matrices."""
         return self.optimizers[-1].param_groups[0]["lr"]
@@ -104,8 +101,9 @@ class Trainer:
         # The learning rate is a function of the step alone, so that a resumed run needs no scheduler's state.
         steps = self.config.epochs * self.epoch_steps
         factor = lr_factor(self.epoch * self.epoch_steps + self.step, steps, self.config.warmup)
-        for group in self.groups:
-            group["lr"] = factor * group["peak_lr"]
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = factor * group["peak_lr"]
 
         # Forward: matrix products in bfloat16 where that is chosen, the loss always in float32.
         images = len(y)
@@ -298,10 +296,6 @@ class Trainer:
         """Add what every head does now to the history."""
         for name, value in heads.network_geometry(self.model, self.data).items():
             self.geometry.setdefault(name, []).append(value)
-
-    @property
-    def remedy(self) -> str:
-        return f"The same command resumes from the last good checkpoint, {self.checkpoint}, where there is one."
 
     def refuse_non_finite(self, loss: float | None = None) -> None:
         """Stop a run that diverged, before its state reaches a checkpoint. Without a ``loss``: by the epoch's sum."""

@@ -9,14 +9,12 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
-from attnconv.attention import QuadraticAttention
 from attnconv.config import TrainConfig
 
 
 def position_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Centres and spreads of all quadratic layers."""
-    layers = [m for m in model.modules() if isinstance(m, QuadraticAttention)]
-    return [parameter for layer in layers for parameter in (layer.centres, layer.spreads)]
+    return [parameter for name, parameter in model.named_parameters() if name.endswith(("centres", "spreads"))]
 
 
 def encoding_parameters(model: nn.Module) -> list[nn.Parameter]:

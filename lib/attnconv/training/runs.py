@@ -233,8 +233,7 @@ def _checked(content: bytes) -> _Config:
 
 @lru_cache
 def _sha256(file: Path, size: int, changed: int) -> str:
-    with open(file, "rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def find_runs(folder: str | Path, wanted: Callable[[Run], bool] = lambda run: True) -> list[Run]:

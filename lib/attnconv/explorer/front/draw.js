@@ -1,7 +1,7 @@
 // How the explorer draws: colours, brightness, numbers as text, the grid of whole shifts.
 
 import { clamp } from "./maths.js";
-import { canvasOf, rgb } from "./page.js";
+import { canvasOf, gradient } from "./page.js";
 
 export const QUERY = "#D55E00"; // as in the library's figures
 
@@ -13,14 +13,9 @@ const MAKO = [
 
 /** 256 colours, packed r, g, b; from light to dark on a light page, from dark to light on a dark one. */
 export function ramp(dark) {
-  const stops = ["#f4faf6", ...MAKO.slice(0, -1).reverse()].map(rgb);
+  const stops = ["#f4faf6", ...MAKO.slice(0, -1).reverse()];
   if (dark) stops.reverse();
-  const out = new Uint8ClampedArray(768);
-  for (let i = 0; i < 256; i++) {
-    const place = (i / 255) * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);
-    for (let c = 0; c < 3; c++) out[3 * i + c] = stops[low][c] + (place - low) * (stops[low + 1][c] - stops[low][c]);
-  }
-  return out;
+  return gradient(stops, 256);
 }
 
 /** Brightness 0..255 of every value. Probabilities: a power of them, against the largest. Logits: the top 12 of their

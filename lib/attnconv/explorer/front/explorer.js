@@ -25,6 +25,7 @@ import {
   linkBack,
   pixelRatio,
   readPicture,
+  widgetOf,
 } from "./page.js";
 import { IMAGE_SIDE, Panel, WORD } from "./panel.js";
 import { pictureOf } from "./save.js";
@@ -68,7 +69,6 @@ export class Explorer extends Live {
       compare: null,
       epochs: [null, null],
       edits: {},
-      notice: "",
       ...(host.state || {}),
     };
     this.film = new Film(this);
@@ -519,7 +519,6 @@ export class Explorer extends Live {
   }
 
   complain(text) {
-    this.state.notice = text;
     this.notice.textContent = text;
     this.notice.hidden = !text;
   }
@@ -550,11 +549,11 @@ export class Explorer extends Live {
     const own = Array.from({ length: model.heads[layer] }, (_, head) => ({ ...state.edits[`${layer}.${head}`] }));
     const before = JSON.stringify(own);
     change(own);
+    for (const edit of own) if (!edit.off) delete edit.off;
     if (JSON.stringify(own) === before) return; // nothing to undo
     this.remember(null);
     const edits = Object.fromEntries(Object.entries(state.edits).filter(([place]) => !place.startsWith(`${layer}.`)));
     own.forEach((edit, head) => {
-      if (!edit.off) delete edit.off;
       if (Object.keys(edit).length) edits[`${layer}.${head}`] = edit;
     });
     this.setEdits(edits);
@@ -868,6 +867,7 @@ export class Explorer extends Live {
       if (model.path) panel.epoch.set(epoch, { max: last });
     }
     this.first.draw();
+    this.tips.follow();
     tell(this.lock, `query: row ${state.query[0]}, column ${state.query[1]}${state.locked ? " (held)" : ""}`);
     this.root.classList.toggle("ax-locked", state.locked);
     const lists = [[this.layer, state.layer], [this.head, state.head]];
@@ -964,7 +964,7 @@ export async function openPage(page) {
   linkBack(page);
   const place = page.getElementById("explorer"), text = page.getElementById("data").textContent;
   if (!globalThis.DecompressionStream) {
-    place.textContent = "This browser is too old for this page: it needs Chrome 80, Firefox 113, Safari 16.4 or newer.";
+    place.textContent = "This browser is too old for this page: it needs Chrome 98, Firefox 113, Safari 16.4 or newer.";
     return null;
   }
   const unzip = (letters) => new Blob([fromText(letters)]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -977,18 +977,9 @@ export async function openPage(page) {
   const source = page.getElementById("worker");
   const many = weights && source ? Math.min(2, navigator.hardwareConcurrency || 1) : 0;
   const workers = Array.from({ length: many }, () => workerOf(source.textContent)).filter(Boolean);
-  for (const ask of workers) ask("start", { side: data.sides[0], mean: data.choices.mean, std: data.choices.std });
+  const start = { side: data.sides[0], mean: data.choices.mean, std: data.choices.std };
+  for (const ask of workers) ask("start", start).catch(() => {}); // the first question hears of it
   return new Explorer(place, pageHost(data, workers[0], window, workers.slice(1)));
 }
 
-export default {
-  render({ model, el }) {
-    const host = widgetHost(model), root = element("div");
-    el.append(root);
-    const explorer = new Explorer(root, host);
-    return () => {
-      host.close();
-      explorer.remove();
-    };
-  },
-};
+export default widgetOf(Explorer, widgetHost);

@@ -47,7 +47,8 @@ export class Film {
   /** Say on a button what it does next. */
   tell(play, sign = "▶") {
     const title = sign === "▶" ? (still() ? "Next epoch" : "Play the training") : "Stop";
-    Object.assign(play, { textContent: sign, title });
+    play.textContent = sign;
+    play.dataset.tip = title;
     play.setAttribute("aria-label", title);
   }
 }

@@ -26,7 +26,7 @@ export class FirstScreen {
   draw() {
     const { explorer, all, more, controls } = this, { state } = explorer;
     all.textContent = state.all ? "Show one layer" : "Show all layers";
-    all.title = state.all ? "One layer, large" : "All heads of all layers at once";
+    all.dataset.tip = state.all ? "One layer, large" : "All heads of all layers at once";
     more.hidden = state.all;
     controls.hidden = !state.all && !this.opened;
     more.setAttribute("aria-expanded", String(!controls.hidden));
@@ -66,7 +66,8 @@ export class FirstScreen {
     const best = now.indexOf(Math.max(...now)), was = before.indexOf(Math.max(...before));
     const [is, then] = [[now, best], [before, was]].map(([p, c]) => `${choices.classes[c]} ${percent(p[c])}`);
     const right = image.label === null ? "" : best === image.label ? " ✓" : " ✗";
-    const text = `Prediction: ${is}${right}${is === then ? "" : ` (before: ${then})`}`;
+    const of = explorer.panels[0].stale ? " of the unchanged model" : "";
+    const text = `Prediction${of}: ${is}${right}${is === then ? "" : ` (before: ${then})`}`;
     if (says.textContent !== text) says.textContent = text;
   }
 }

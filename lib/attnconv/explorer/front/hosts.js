@@ -72,7 +72,7 @@ export function widgetHost(model) {
 
 /** Questions to a Web Worker made of `source`, each answered by a promise. Null where there can be none. */
 export function workerOf(source) {
-  let worker, last = 0;
+  let worker, last = 0, broken = null;
   const waiting = new Map();
   try {
     worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
@@ -86,11 +86,12 @@ export function workerOf(source) {
     else done(answer);
   };
   worker.onerror = (event) => {
-    for (const { failed } of waiting.values())
-      failed(new Error(event.message || "This browser cannot start a worker."));
+    broken = new Error(event.message || "This browser cannot start a worker.");
+    for (const { failed } of waiting.values()) failed(broken);
     waiting.clear();
   };
   return (kind, message) => new Promise((done, failed) => {
+    if (broken) return failed(broken);
     waiting.set(++last, { done, failed });
     worker.postMessage({ ...message, kind, id: last });
   });
@@ -152,7 +153,8 @@ export function pageHost(data, ask = null, place = window, helpers = []) {
   const known = data.edited || {}; // heads as they were changed in Jupyter, if so
   const address = inAddress(place);
   let told = () => {}, serial = 0;
-  const pixels = ({ shape: [height, width, channels], data: values }) => ({ height, width, channels, values });
+  // A copy goes to the worker: with a view, all of the buffer that it looks at would, which is the whole page's.
+  const pixels = ({ shape: [height, width, channels], data }) => ({ height, width, channels, values: data.slice() });
   const shown = () => ({ ...pixels(host.image.pixels), serial });
   const key = (layer, head) => (head === undefined ? `${layer}` : `${layer}.${head}`);
   const edits = (list) => Object.fromEntries(list.map(({ layer, head, ...edit }) => [key(layer, head), edit]));

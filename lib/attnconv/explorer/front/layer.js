@@ -3,7 +3,7 @@
 import { drawHeads, headAt } from "./centres.js";
 import { drawField, percent, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
-import { clamp, tapShifts } from "./maths.js";
+import { clamp, largest, tapShifts } from "./maths.js";
 import { ARROWS, button, canvasOf, div, element, luminance, pixelRatio } from "./page.js";
 import { tell } from "./tips.js";
 import { GLOSSARY } from "./words.js";
@@ -52,7 +52,7 @@ export class LayerCard {
     const { explorer } = this;
     this.title = element("h4");
     this.line = element("span", { className: "ax-line" });
-    this.rings = element("span");
+    this.rings = element("span", { title: GLOSSARY.rings });
     this.field = button("", () => explorer.set({ whole: !explorer.state.whole }));
     this.centres = element("canvas", { className: "ax-centres", tabIndex: 0, role: "application" });
     this.kernel = element("canvas", { className: "ax-kernel", role: "img" });
@@ -233,7 +233,11 @@ export class LayerCard {
     event.preventDefault();
     this.explorer.edit((edit, { centre }) => {
       edit.centre = centre.map((c, i) =>
-        !step[i] ? c : event.shiftKey ? Math.round(c) + step[i] : Math.round(10 * (c + 0.1 * step[i])) / 10,
+        !step[i]
+          ? c
+          : event.shiftKey
+            ? step[i] * (Math.floor(step[i] * c + 0.005) + 1)
+            : Math.round(10 * (c + 0.1 * step[i])) / 10,
       );
     });
   }
@@ -251,9 +255,9 @@ export class LayerCard {
   }
 
   harden() {
-    const { gaussian } = this.panel.model;
+    const { panel: { model }, layer } = this;
     this.explorer.editLayer((edits) => edits.forEach((edit, head) => {
-      if (gaussian.call(this.panel.model, this.layer, head).sigma > SHARP) edit.sigma = SHARP;
+      if (model.gaussian(layer, head).sigma > SHARP) edit.sigma = SHARP;
     }));
   }
 
@@ -273,12 +277,11 @@ export class LayerCard {
     this.tellSwap();
     const rings = model.encoding === "quadratic" ? "hold 50% and 90%" : "are their spread";
     tell(this.rings, `where the heads look, around the query; rings ${rings} `);
-    this.rings.title ||= this.rings.dataset.tip ? "" : GLOSSARY.rings;
     // Where the heads of positional models look from the middle does not depend on the query: hovering changes nothing.
     this.field.hidden = panel.near > CLOSE * panel.range;
     this.range = state.whole || this.field.hidden ? panel.range : panel.near;
     this.field.textContent = state.whole ? "Zoom to the query" : "Show the whole field";
-    this.field.title = state.whole
+    this.field.dataset.tip = state.whole
       ? "The shifts around the query, large"
       : "Also the heads that look far away, where they are";
     const { lit, seen, serialOfImage, host: { edited } } = explorer, tap = this.hovered ? this.hovered.join() : "";
@@ -336,7 +339,7 @@ export class LayerCard {
     this.size = own || this.size;
     if (!sizes.includes(this.size)) this.size = sizes.includes(read.size) ? read.size : sizes.at(-1) < 3 ? 1 : 3;
     if (!panel.index) tell(this.kernelText, `the ${this.size} × ${this.size} kernel they make: norm of each tap`);
-    if (this.sizes.length !== sizes.length)
+    if (this.sizes.lastChild?.value !== String(sizes.at(-1)))
       this.sizes.replaceChildren(
         ...sizes.map((size) => element("option", { value: size, textContent: `${size} × ${size}` })),
       );
@@ -435,7 +438,8 @@ export class LayerCard {
     const off = seen ? this.offText(seen, size) : "";
     if (this.off.textContent !== off) this.off.textContent = off;
     this.responseBox.classList.toggle("ax-stale", !seen); // the former pictures stay until the new ones are there
-    const outputs = seen ? seen.outputs : [[], []], all = outputs.flat(), range = [Math.min(...all), Math.max(...all)];
+    const outputs = seen ? seen.outputs : [[], []], all = outputs.flat();
+    const range = [all.reduce((low, value) => Math.min(low, value), Infinity), largest(all)]; // norms have no sign
     this.responses.forEach(({ words, canvas }, i) => {
       const shape = looked?.head?.shape || model.grid;
       if (seen || !canvas.style.width) drawField(canvas, outputs[i], shape, SMALL, range, explorer.colours);

@@ -153,6 +153,16 @@ export function canvasOf(canvas, wide, tall) {
 /** Red, green, blue of "#rrggbb". */
 export const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
+/** So many colours from the first to the last of some "#rrggbb", packed r, g, b. */
+export function gradient(colours, many) {
+  const stops = colours.map(rgb), out = new Uint8ClampedArray(3 * many);
+  for (let i = 0; i < many; i++) {
+    const place = (i / (many - 1)) * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);
+    for (let c = 0; c < 3; c++) out[3 * i + c] = stops[low][c] + (place - low) * (stops[low + 1][c] - stops[low][c]);
+  }
+  return out;
+}
+
 /** Lightness 0..1 of a colour [r, g, b]. */
 export const luminance = (c) => (0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2]) / 255;
 
@@ -239,6 +249,19 @@ export class Live {
     this.root.replaceChildren();
   }
 }
+
+/** A kind of view as anywidget takes it. */
+export const widgetOf = (View, hostOf) => ({
+  render({ model, el }) {
+    const host = hostOf(model), root = element("div");
+    el.append(root);
+    const view = new View(root, host);
+    return () => {
+      host.close();
+      view.remove();
+    };
+  },
+});
 
 /** Call `act` whenever the theme of JupyterLab or of the system changes; returns a function that ends it. */
 export function onTheme(act) {

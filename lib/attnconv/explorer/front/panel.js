@@ -452,7 +452,7 @@ export class Panel {
       pen.fillRect(x, 0, 1, 10);
     }
     const text = logits
-      ? "each head's largest logit at the right, 12 less at the left"
+      ? "each head's largest logit at the right; at the left its smallest, or 12 less than the largest if that is more"
       : `attention from 0 to ${state.shared ? percent(this.largest) : "each head's largest"}; ` +
         `${this.box.one ? "a sixteenth" : "a quarter"} of that is in the middle`;
     tell(this.barText, text);
@@ -743,6 +743,7 @@ export class Panel {
         }),
       );
     const stale = !this.explorer.host.predicts && !after && Object.keys(this.model.edits).length > 0;
+    this.stale = stale;
     this.predictions.replaceChildren(
       ...order.map((c) => {
         const bar = element("span", { className: "ax-bar" }, element("i"), after ? element("b") : null);
@@ -780,7 +781,8 @@ export class Panel {
 
   draw() {
     const waits = this.waits();
-    this.detail.style.visibility = this.card.root.style.visibility = waits ? "hidden" : "";
+    for (const part of [this.words, this.barBox, this.card.root, this.detail]) // they are of what was drawn before
+      part.style.visibility = waits ? "hidden" : "";
     this.drawGrid(waits);
     if (waits) return;
     this.root.classList.toggle("ax-past", this.model.epoch !== null); // what only the trained model has keeps its place

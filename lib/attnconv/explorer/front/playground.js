@@ -26,13 +26,14 @@ import {
   chooser,
   div,
   element,
+  gradient,
   inAddress,
   keepKeysAndDrops,
   linkBack,
   readPicture,
-  rgb,
   still,
   uniqueId,
+  widgetOf,
 } from "./page.js";
 
 // --- state ----------------------------------------------------------------------------------------------------------
@@ -181,6 +182,16 @@ export const complete = ({ heads, kernel, size }) => {
 
 const near = (a, b) => Math.abs(a[0] - b[0]) < 1e-6 && Math.abs(a[1] - b[1]) < 1e-6;
 
+/** Whether heads that look at one pixel each make the kernel together: also where equal ones have changed places. */
+const makes = ({ heads, kernel, size }) => {
+  const left = new Map(tapShifts(size).map((shift, tap) => [shift.join(), kernel[tap]]));
+  headWeights(heads, kernel).forEach((weight, head) => {
+    const { on, centre } = heads[head], at = centre.map((c) => +c.toFixed(6)).join();
+    if (on) left.set(at, (left.get(at) || 0) - weight);
+  });
+  return largest([...left.values()]) <= 1e-12 * largest(kernel);
+};
+
 // --- words ----------------------------------------------------------------------------------------------------------
 
 /** A number as one writes it: three digits, a true minus sign, powers of ten where it is tiny. */
@@ -218,7 +229,7 @@ const CONVOLUTION =
 
 /** The equation of a state as HTML, and sentences about what makes it differ from the convolution. */
 export function equation(state) {
-  const { heads, kernel, size, alpha, padding } = state, shifts = tapShifts(size), sharp = missedMass(alpha) < 1e-6;
+  const { heads, kernel, size, alpha, padding } = state, shifts = tapShifts(size), sharp = missedMass(alpha) < NONE;
   const numbered = heads.map((head, index) => ({ ...head, number: index + 1, tapShift: shifts[head.tap] }));
   const removed = numbered.filter(({ on }) => !on);
   const moved = numbered.filter(({ on, centre, tapShift }) => on && !near(centre, tapShift));
@@ -234,11 +245,11 @@ export function equation(state) {
       "<i>X<sub>k</sub></i> <i>W</i><sup><i>h</i></sup>";
   // Heads that look away from q, or blur, need the zeros around the picture: without them its border differs.
   const away = ({ tap, centre, on }) => on && kernel[tap] && (!sharp || centre.some(Boolean));
-  const border = !padding && heads.some(away), equal = complete(state) && sharp && !border;
+  const border = !padding && heads.some(away), made = makes(state), equal = made && sharp && !border;
   const words = [];
   if (equal && !padding)
     words.push("All that has a weight looks at <i>q</i> itself: no zeros are needed around the picture.");
-  if (equal && padding && !shared.length)
+  if (equal && padding && !shared.length && !moved.length)
     words.push(
       "Each head gives all its attention to <i>k</i> = <i>q</i> + Δ<sub>h</sub>, and <i>W</i><sup><i>h</i></sup> is " +
         "the kernel's number there. So both sums have the same terms. This is Theorem 1.",
@@ -259,7 +270,8 @@ export function equation(state) {
   if (moved.length && sharp)
     words.push(
       whole
-        ? "All heads look at whole shifts: their sum is a convolution still, with another kernel."
+        ? "All heads look at whole shifts: their sum is a convolution still, with " +
+          `${made ? "the same" : "another"} kernel.`
         : "Between two pixels, a head divides its attention.",
     );
   if (removed.length) {
@@ -328,14 +340,7 @@ const SIGNED = {
 };
 
 /** 257 colours, packed r, g, b: from below zero over the page's own white or black to above. */
-export function signedRamp(dark) {
-  const stops = SIGNED[Boolean(dark)].map(rgb), out = new Uint8ClampedArray(3 * 257);
-  for (let i = 0; i <= 256; i++) {
-    const place = (i / 256) * 4, low = Math.min(3, Math.floor(place));
-    for (let c = 0; c < 3; c++) out[3 * i + c] = stops[low][c] + (place - low) * (stops[low + 1][c] - stops[low][c]);
-  }
-  return out;
-}
+export const signedRamp = (dark) => gradient(SIGNED[Boolean(dark)], 257);
 
 /** How a kernel's outputs are drawn: weights that sum to something make a picture, in grey; others are signed. */
 export function scaleOf(kernel, convolved) {
@@ -360,6 +365,7 @@ function paint(canvas, values, { height, width }, { grey, range }, ramp) {
 // --- the page -------------------------------------------------------------------------------------------------------
 
 const OWN_SIDE = 64; // pixels of an uploaded picture
+const NONE = 1e-12; // missed attention, or a difference as a share of the most there can be, that counts as none
 const SNAP = 0.12; // cells within which a dragged head falls onto a whole shift
 const FLIGHT = 900; // ms that heads take to their taps
 
@@ -459,7 +465,7 @@ export class Playground extends Live {
       type: "range",
       id: `${id}-alpha`,
       min: low,
-      max: high,
+      max: high + 0.01, // the last of whole steps lies beyond, and is cut
       step: 0.01,
       oninput: () => this.set({ alpha: clamp(Math.exp(this.alpha.value), ...ALPHAS) }),
     });
@@ -947,14 +953,14 @@ export class Playground extends Live {
     paint(shown.difference.canvas, sums.difference, picture, { grey: false, range: scale.range }, ramp);
     const bar = scale.grey
       ? `grey: 0 to ${written(scale.range)}`
-      : `blue −${scale.range.toPrecision(3)}, red +${scale.range.toPrecision(3)}`;
+      : `blue −${written(scale.range)}, red +${written(scale.range)}`;
     shown.convolved.scale.textContent = shown.total.scale.textContent = bar;
     shown.picture.scale.textContent = `${height} × ${width} pixels`;
     const on = state.heads.filter((head) => head.on).length;
     shown.total.caption.textContent = on === 1 ? "One head" : `Sum of ${on} heads`;
-    const same = sums.apart < 1e-9;
+    const same = sums.apart <= NONE * bound(state, picture);
     this.apart.textContent = same ? "largest: 0" : `largest: ${written(sums.apart)}`;
-    this.apart.title = same ? `${sums.apart.toExponential(1)}, which is rounding` : String(sums.apart);
+    this.apart.title = same ? `${sums.apart.toExponential(1)}, as little as rounding` : String(sums.apart);
     this.root.classList.toggle("pg-same", same);
     const [row, column] = state.query, [before, after] = padsOf(state.size);
     const place = (mark, top, left, tall, wide) =>
@@ -1343,14 +1349,4 @@ export function openPage(page) {
   );
 }
 
-export default {
-  render({ model, el }) {
-    const host = widgetHost(model), root = element("div");
-    el.append(root);
-    const playground = new Playground(root, host);
-    return () => {
-      host.close();
-      playground.remove();
-    };
-  },
-};
+export default widgetOf(Playground, widgetHost);

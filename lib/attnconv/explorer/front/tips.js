@@ -83,6 +83,11 @@ export class Tips {
     box.style.top = `${(below ? bottom + 6 : top - box.offsetHeight - 6) - own.top}px`;
   }
 
+  /** What is said of a thing may have changed while its box is open. */
+  follow() {
+    if (this.at && this.box.textContent !== this.at.dataset.tip) this.box.textContent = this.at.dataset.tip;
+  }
+
   hide() {
     this.at?.removeAttribute("aria-describedby");
     this.at = null;
