@@ -232,6 +232,11 @@ def test_a_change_without_a_value_or_a_known_name_is_refused(word):
         changes([word])
 
 
+def test_a_change_whose_value_is_no_yaml_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"^--set kernels=\[3: not valid YAML: "):
+        changes(["epochs=3", "kernels=[3"])
+
+
 def test_no_torch_is_imported():
     code = "import sys, attnconv.config, attnconv.training.runs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -61,7 +61,10 @@ def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         name, equals, value = word.partition("=")
         if not (equals and value.strip()) or name not in known:
             raise ConfigError(f"--set {word}: not NAME=VALUE with a known name. Names: {', '.join(sorted(known))}.")
-        (model if name in ModelConfig.model_fields else train)[name] = read_yaml(value)
+        try:
+            (model if name in ModelConfig.model_fields else train)[name] = read_yaml(value)
+        except ConfigError as error:
+            raise ConfigError(f"--set {word}: {error}") from None
     return model, train
 
 
