@@ -336,7 +336,7 @@ def test_symmetry_is_left_right_and_the_control_up_down():
     reach = {"reach": np.stack([np.full((6, 9), 5.0), np.full((6, 9), 7.0)])}
     found, evidence, _ = verdicts.symmetric(run_of(reach, attention(sides)))
     assert found is True and "left-right 1.00, up-down -0.07" in evidence[2]
-    assert "mirror image: 54; two highest rows: 0" in evidence[0] and "p = 0.016" in evidence[3]
+    assert "mirror image: 54; two highest rows: 0" in evidence[0] and "p = 0.016" in evidence[0]
     assert verdicts.symmetric(run_of(reach, attention(sides.swapaxes(2, 3))))[0] is False
     assert verdicts.symmetric(run_of(reach, attention(sides[:4])))[0] is None  # four layers may agree by chance
     assert verdicts.symmetric(run_of({"reach": reach["reach"][::-1]}, attention(sides)))[0] is None  # none looks far

@@ -1,5 +1,6 @@
 """What verdicts are decided by: numbers of finished runs, and words for them."""
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import wraps
@@ -194,6 +195,13 @@ def mirrored(profile: NDArray) -> NDArray:
     height = height - height.mean(-1, keepdims=True)
     square = (height**2).sum(-1)
     return (height * height[..., ::-1]).sum(-1) / np.where(square > 1e-12, square, np.inf)
+
+
+def by_signs(differences: NDArray) -> tuple[float, float]:
+    """How often differences (n,), their signs drawn anew, sum to as much as these do; and how often to as little."""
+    sums = np.array(list(itertools.product((1, -1), repeat=len(differences)))) @ differences
+    as_much, as_little = (float((sign * sums >= sign * differences.sum() - 1e-12).mean()) for sign in (1, -1))
+    return as_much, as_little
 
 
 def by_kind(values: NDArray, who: NDArray) -> NDArray:
