@@ -107,6 +107,16 @@ class Shown:
         self.page.mouse.up()
 
 
+def finger(page: playwright.Page, places: list[tuple[float, float]], then: Callable[[], object]) -> None:
+    """Put a finger on the first of some places in the window, move it over the others, and lift it; ``then`` each."""
+    session = page.context.new_cdp_session(page)
+    for number, place in enumerate([*places, None]):
+        kind = "touchEnd" if place is None else "touchMove" if number else "touchStart"
+        points = [] if place is None else [dict(x=place[0], y=place[1])]
+        session.send("Input.dispatchTouchEvent", dict(type=kind, touchPoints=points))
+        then()
+
+
 def as_widget(browser: playwright.Browser, name: str, traits: str, views: int = 1) -> playwright.Page:
     """A page that does with a front end what anywidget does: a ``model`` with traits, and views of it in #view0 ...
 

@@ -26,7 +26,7 @@ from attnconv.models import build_model, predict
 from attnconv.training.checkpoints import load_run
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
-from browser import PHONE, SETTLED, Shown, as_widget, needs_browser, run_all
+from browser import PHONE, SETTLED, Shown, as_widget, finger, needs_browser, run_all
 
 pytestmark = needs_browser
 
@@ -1148,17 +1148,16 @@ def test_a_finger_drags_a_head(grid, show):
     """Past others, with its layer as a convolution; the page stays where it is, and the prediction in sight."""
     seen, tall = show(grid[1], **PHONE), PHONE["viewport"]["height"]
     seen.studied()
-    session = seen.page.context.new_cdp_session(seen.page)
+
+    def says_in_sight() -> None:
+        seen.idle()
+        box = says.bounding_box()
+        assert 0 <= box["y"] and box["y"] + box["height"] <= tall
 
     def drag(*places: tuple[float, float]) -> None:
         """Put a finger on head 9, move it to these places from there, and lift it."""
         x, y = seen.head(8)
-        for kind, place in (("touchStart", (0, 0)), *(("touchMove", place) for place in places), ("touchEnd", None)):
-            points = [dict(x=x + place[0], y=y + place[1])] if place else []
-            session.send("Input.dispatchTouchEvent", dict(type=kind, touchPoints=points))
-            seen.idle()
-            box = says.bounding_box()
-            assert 0 <= box["y"] and box["y"] + box["height"] <= tall
+        finger(seen.page, [(x, y), *((x + right, y + down) for right, down in places)], says_in_sight)
         seen.studied()
 
     says = seen.root.locator(".ax-says")

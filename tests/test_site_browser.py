@@ -17,7 +17,7 @@ from PIL import Image
 from attnconv.analysis.claims import PAPER_CLAIMS, Claims
 from attnconv.batch.pages import export_html, write_page
 from attnconv.training.runs import find_runs
-from browser import PHONE, SETTLED, needs_browser, playwright
+from browser import PHONE, SETTLED, finger, needs_browser, playwright
 
 pytestmark = needs_browser
 RECORD = Path(__file__).parents[1] / "outputs" / "evening"
@@ -184,20 +184,15 @@ def test_the_film_runs_once_from_the_start_to_the_end_and_heads_can_be_dragged(p
 def test_a_finger_drags_a_head_of_the_film_and_elsewhere_it_scrolls(browser: playwright.Browser, site: Path) -> None:
     page = browser.new_page(**PHONE, reduced_motion="reduce", offline=True)
     page.goto(site.as_uri())
-    session = page.context.new_cdp_session(page)
 
-    def drag(x: float, y: float, away: tuple[float, float]) -> None:
-        for step in range(12):
-            part = [dict(x=x + step / 10 * away[0], y=y + step / 10 * away[1])] if step < 11 else []
-            kind = "touchStart" if step == 0 else "touchMove" if part else "touchEnd"
-            session.send("Input.dispatchTouchEvent", dict(type=kind, touchPoints=part))
-            page.evaluate(SETTLED)
+    def drag_up(x: float, y: float, pixels: int) -> None:
+        finger(page, [(x, y - up) for up in range(0, pixels + 1, pixels // 10)], lambda: page.evaluate(SETTLED))
 
     before, dot = page.evaluate(DOTS), page.locator(".film .dot circle").last.bounding_box()
-    drag(dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2, (0, -60))
+    drag_up(dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2, 60)
     assert page.evaluate(DOTS) != before and page.evaluate("scrollY") == 0
     picture = page.locator(".film svg").bounding_box()
-    drag(picture["x"] + 8, picture["y"] + picture["height"] - 8, (0, -150))
+    drag_up(picture["x"] + 8, picture["y"] + picture["height"] - 8, 150)
     page.wait_for_function("scrollY > 50")
     page.close()
 

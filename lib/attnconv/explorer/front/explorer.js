@@ -637,6 +637,11 @@ export class Explorer extends Live {
     this.ask({ kind: "examine", layer, head, size: panel.card.size, edits: this.editList(), key });
   }
 
+  /** Whether this page cannot say what a model predicts, since heads of it were changed: it lacks the weights. */
+  untold(model) {
+    return !this.host.predicts && Object.keys(model.edits).length > 0;
+  }
+
   /** What the model says now, the chosen changes included. */
   saysNow() {
     const { image, edited } = this.host;

@@ -66,7 +66,7 @@ export class FirstScreen {
     const best = now.indexOf(Math.max(...now)), was = before.indexOf(Math.max(...before));
     const [is, then] = [[now, best], [before, was]].map(([p, c]) => `${choices.classes[c]} ${percent(p[c])}`);
     const right = image.label === null ? "" : best === image.label ? " ✓" : " ✗";
-    const of = explorer.panels[0].stale ? " of the unchanged model" : "";
+    const of = now === before && explorer.untold(model) ? " of the unchanged model" : "";
     const text = `Prediction${of}: ${is}${right}${is === then ? "" : ` (before: ${then})`}`;
     if (says.textContent !== text) says.textContent = text;
   }

@@ -742,8 +742,6 @@ export class Panel {
           textContent: "Of earlier epochs only the heads are recorded, not the weights: no prediction.",
         }),
       );
-    const stale = !this.explorer.host.predicts && !after && Object.keys(this.model.edits).length > 0;
-    this.stale = stale;
     this.predictions.replaceChildren(
       ...order.map((c) => {
         const bar = element("span", { className: "ax-bar" }, element("i"), after ? element("b") : null);
@@ -762,7 +760,7 @@ export class Panel {
           element("span", { textContent: change }),
         );
       }),
-      ...(stale
+      ...(!after && this.explorer.untold(this.model)
         ? [
             element("p", {
               className: "ax-note",
