@@ -143,9 +143,9 @@ def test_a_lead_is_undecided_within_its_noise():
     holds, evidence = results.ahead(runs(0.91, 0.92, 0.93), runs(0.905, 0.905, 0.905))
     assert holds is None and "standard error of the difference 0.7" in evidence
     assert results.ahead(runs(0.91, 0.92, 0.93), runs(0.88, 0.88, 0.88))[0] is True
-    # One seed is taken to spread by 0.7 points, each side (0.45 from ten epochs on), or as the other does: more, if so.
-    assert results.ahead(runs(0.955, epochs=10), runs(0.94, epochs=10))[0] is True
-    assert results.ahead(runs(0.955, epochs=10), runs(0.94, epochs=9))[0] is None
+    # One seed is taken to spread by 0.7 points, each side (0.45 from 20 epochs on), or as the other does: more, if so.
+    assert results.ahead(runs(0.955, epochs=20), runs(0.94, epochs=20))[0] is True
+    assert results.ahead(runs(0.955, epochs=20), runs(0.94, epochs=19))[0] is None
     holds, evidence = results.ahead(runs(0.955), runs(0.95), margin=2)
     assert (
         holds is True
@@ -160,7 +160,7 @@ def test_a_lead_is_undecided_within_its_noise():
 
 def test_the_spread_over_seeds_that_would_undo_a_verdict():
     """1.96 errors must be 1.5 points: 0.765, of which the images' are 0.41 and 0.46 each side's of one seed."""
-    one, other = runs(0.91, epochs=10), runs(0.895, epochs=10)
+    one, other = runs(0.91, epochs=20), runs(0.895, epochs=20)
 
     def limit(*given):
         return float(results.rests_on(True, *given).removeprefix("if seeds spread by less than ").split()[0])

@@ -16,6 +16,7 @@ from attnconv.config import ConfigError
 from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
 from attnconv.models import AttentionNet, Convolution
 from attnconv.training.data import Dataset, normalize
+from attnconv.training.machine import progress_bar
 from attnconv.training.runs import Run
 
 SIZES, SHUFFLED, FITTED = (1, 3, 5, 7, 9), (3,), (3, 5)
@@ -77,7 +78,8 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
     tried = {"alone": after, **networks}
     right: dict[str, np.ndarray] = {"whole": np.zeros(len(labels), bool)}
     right |= {name: np.zeros((len(layers), len(some), len(labels)), bool) for name, some in tried.items()}
-    with computing(choose(device), device):
+    with computing(choose(device), device), progress_bar(len(labels), 0, drawn=True, leave=False) as bar:
+        bar.set_description("Convolutions in the layers' place")  # up to an hour with content, on two cores
         for start in range(0, len(labels), BATCH):
             part = slice(start, start + BATCH)
             x, y = normalize(data.test_images[part].to(device), data.mean, data.std), labels[part]
@@ -91,6 +93,7 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
                         right[name][i, n, part] = up_to = _right(trained, i + 1, so_far, y)
                         if name == "up_to":
                             right["alone"][i, n, part] = _right(trained, i + 1, block(inputs[i]), y) if i else up_to
+            bar.update(len(y))
     sides = {"sizes": sizes, "fitted_sizes": fits, "shuffled_sizes": SHUFFLED, "images": len(labels)}
     return (
         {name: np.array(value) for name, value in sides.items()}

@@ -69,11 +69,11 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
     )
 
 
-def progress_bar(total: int, done: int, drawn: bool) -> tqdm:
+def progress_bar(total: int, done: int, drawn: bool, leave: bool = True) -> tqdm:
     """A bar that counts images. A log gets few redrawings of it, and none with ATTNCONV_QUIET=1."""
     quiet = not drawn or os.environ.get("ATTNCONV_QUIET") == "1"
     often = sys.stderr.isatty() or "ipykernel" in sys.modules
-    look = dict(disable=quiet, unit=" images", dynamic_ncols=True, mininterval=0.1 if often else 30)
+    look = dict(disable=quiet, unit=" images", leave=leave, dynamic_ncols=True, mininterval=0.1 if often else 30)
     return tqdm(total=total, initial=min(done, total), **look)
 
 
