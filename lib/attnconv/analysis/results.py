@@ -150,9 +150,11 @@ def ahead(
     total = error**2 + of_seeds
     freedom = total**2 / doubt if doubt else math.inf  # Welch and Satterthwaite
     lead = a - b + margin
-    holds = None if abs(lead) <= surely(freedom) * math.sqrt(total) else lead > 0
+    by_chance = surely(freedom) * math.sqrt(total)
+    holds = None if abs(lead) <= by_chance else lead > 0
     parts = f"{how} {error:.1f}" + (f"; seeds {math.sqrt(of_seeds):.1f}" if of_seeds else "")
-    return holds, f"{a:.1f}% against {b:.1f}%, standard error of the difference {math.sqrt(total):.1f} ({parts})"
+    words = f"{a:.1f}% against {b:.1f}%, standard error of the difference {math.sqrt(total):.1f} ({parts}), "
+    return holds, f"{words}by chance up to {by_chance:.1f}"
 
 
 def rests_on(holds: bool | None, better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> str:
