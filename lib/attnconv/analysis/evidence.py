@@ -200,8 +200,12 @@ def mirrored(profile: NDArray) -> NDArray:
 def by_signs(differences: NDArray) -> tuple[float, float]:
     """How often differences (n,), their signs drawn anew, sum to as much as these do; and how often to as little."""
     sums = np.array(list(itertools.product((1, -1), repeat=len(differences)))) @ differences
-    as_much, as_little = (float((sign * sums >= sign * differences.sum() - 1e-12).mean()) for sign in (1, -1))
-    return as_much, as_little
+    return by_chance(sums, differences.sum())
+
+
+def by_chance(drawn: NDArray, found: float) -> tuple[float, float]:
+    """How often what chance drew (n,) is as much as what was found; and how often as little."""
+    return float((drawn >= found - 1e-12).mean()), float((drawn <= found + 1e-12).mean())
 
 
 def by_kind(values: NDArray, who: NDArray) -> NDArray:

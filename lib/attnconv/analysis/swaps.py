@@ -78,7 +78,7 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
     tried = {"alone": after, **networks}
     right: dict[str, np.ndarray] = {"whole": np.zeros(len(labels), bool)}
     right |= {name: np.zeros((len(layers), len(some), len(labels)), bool) for name, some in tried.items()}
-    with computing(choose(device), device), progress_bar(len(labels), 0, drawn=True, leave=False) as bar:
+    with computing(choose(device), device), progress_bar(len(labels), leave=False) as bar:
         bar.set_description("Convolutions in the layers' place")  # up to an hour with content, on two cores
         for start in range(0, len(labels), BATCH):
             part = slice(start, start + BATCH)

@@ -304,14 +304,14 @@ def content_use(run: Run) -> Verdict:
     shuffled = np.stack([follow, *(random.permuted(follow, axis=1) for _ in range(DRAWS))])  # (1 + DRAWS, L, h)
     theirs, others = evidence.by_kind(decided[mixed], shuffled)
     more = others - theirs
-    p, p_less = (float((sign * more >= sign * more[0] - 1e-12).mean()) for sign in (1, -1))
+    p, p_less = evidence.by_chance(more, more[0])
     alone = np.diff(evidence.by_kind(content[mixed], shuffled), axis=0)[0]
     lines = [
         f"heads that follow the query: {by_layer(kept.sum(1), 'd')}; where both kinds are, what content decides of "
         f"theirs {theirs[0]:.0%}, of the others' {others[0]:.0%}; {significance(p)}",
         *lines,
         "a second look, which does not decide: of a comparison of contents alone "
-        + significance(float((alone >= alone[0] - 1e-12).mean())),
+        + significance(evidence.by_chance(alone, alone[0])[0]),
     ]
     return (True if p < LEVEL else False if p_less < LEVEL else None), lines
 

@@ -69,7 +69,7 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
     )
 
 
-def progress_bar(total: int, done: int, drawn: bool, leave: bool = True) -> tqdm:
+def progress_bar(total: int, done: int = 0, drawn: bool = True, leave: bool = True) -> tqdm:
     """A bar that counts images. A log gets few redrawings of it, and none with ATTNCONV_QUIET=1."""
     quiet = not drawn or os.environ.get("ATTNCONV_QUIET") == "1"
     often = sys.stderr.isatty() or "ipykernel" in sys.modules
