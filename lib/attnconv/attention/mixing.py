@@ -36,6 +36,7 @@ SMALL_GRID = 64  # up to so many pixels P over all of them is one product that i
 SMALL_GRID_CUDA = 256  # the same on a GPU, whose matrix units large products fill: docs/costs.md
 CHUNK = 2**22  # bytes that the averages of all heads take for the images of one chunk: they stay in the cache
 BLOCK = 2**23  # entries of P that exist at a time where it is not made whole: 32 MiB in float32
+FUSED = 256  # numbers of a key, or of a value, up to which PyTorch's fused kernel on a GPU is the fast one
 STORED = 2**26  # entries of the P of images (content) that are stored for the backward pass: 256 MiB in float32
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # kinds of devices; to ask torch itself breaks the graph in torch 2.11
 
@@ -205,13 +206,11 @@ def attend_content(q: Tensor, k: Tensor, rows: Tensor, columns: Tensor, x: Tenso
     where = torch.cat([row[:, None].expand(-1, width, -1), column.expand(height, -1, -1)], dim=-1)  # (H, W, H + W)
     q = torch.cat([q, rows.to(q.dtype), columns.to(q.dtype)], dim=-1).flatten(2, 3)  # (B, h, N, K + H + W)
     k = torch.cat([k, where.expand(batch, heads, -1, -1, -1)], dim=-1).flatten(2, 3)
-    x = x.flatten(1, 2).to(q.dtype)
-    if q.device.type == "cpu":
+    x, wanted = x.flatten(1, 2).to(q.dtype), 8 * math.ceil(max(q.shape[-1], channels) / 8)
+    if q.device.type == "cpu" or wanted > FUSED:
         mixed = _attend_to_all(q * scale, k, x, dropout)
-    else:
-        # Zeros change nothing, and the fused kernels want one size for all, a multiple of 8.
+    else:  # zeros change nothing, and the fused kernels want one size for all, a multiple of 8
         x = x[:, None].expand(-1, heads, -1, -1)
-        wanted = 8 * math.ceil(max(q.shape[-1], channels) / 8)
         q, k, x = (F.pad(t, (0, wanted - t.shape[-1])) for t in (q, k, x))
         mixed = F.scaled_dot_product_attention(q, k, x, dropout_p=dropout, scale=scale)[..., :channels].transpose(1, 2)
     return mixed.reshape(batch, height, width, heads * channels)
