@@ -281,6 +281,19 @@ def test_small_grids_take_one_product(device, side, form, monkeypatch):
     assert (taken, y.shape, y.device.type) == ([form], (2, side, side, 5), device)
 
 
+@pytest.mark.parametrize(
+    ("device", "key_size", "channels", "fused"),
+    [("cpu", 8, 4, 0), ("cuda", 248, 4, 1), ("cuda", 250, 4, 0), ("cuda", 8, 256, 1), ("cuda", 8, 257, 0)],
+)
+def test_long_keys_take_products(device, key_size, channels, fused, monkeypatch):
+    """With content a GPU's fused kernel is taken up to 256 numbers: key, rows (4) and columns (4), or channels."""
+    taken, real = [], mixing.F.scaled_dot_product_attention
+    monkeypatch.setattr(mixing.F, "scaled_dot_product_attention", lambda *a, **o: taken.append(1) or real(*a, **o))
+    with FakeTensorMode(), torch.device(device):
+        y = ContentAttention(channels, 5, 3, max_size=4, key_size=key_size)(torch.randn(2, 4, 4, channels))
+    assert (len(taken), y.shape, y.device.type) == (fused, (2, 4, 4, 5), device)
+
+
 # Cost
 
 

@@ -15,7 +15,8 @@
                                                 memory is linear in pixels.
   P of images (content)    CPU                  `attend_content`: one product, or beyond STORED one for a few images at
                                                 a time, made again in the backward pass.
-                           GPU                  PyTorch's fused attention kernel.
+                           GPU                  PyTorch's fused attention kernel; one product where keys or values have
+                                                more than FUSED numbers, as the paper's have.
 
 `make bench` measures them. Shape letters are those of `attnconv.attention`; b are the images of one chunk.
 """
