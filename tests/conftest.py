@@ -19,6 +19,7 @@ from attnconv.config import load_profile
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core, each with one thread
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # toys say and give the same on all machines (CONTRIBUTING.md)
 
 LONG = """test_notebooks test_training test_record test_reproduce test_explorer_browser test_knobs test_compare
     test_playground_browser test_site_browser test_lab_browser test_equivalence test_explorer test_figures

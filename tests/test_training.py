@@ -213,7 +213,10 @@ def test_on_a_gpu_too_nothing_is_compiled_without_a_compiler(works, monkeypatch)
         with pytest.warns(UserWarning, match="Training is not compiled"):
             assert not machine.compiler_works.__wrapped__(gpu)
     monkeypatch.setattr(machine, "compiler_works", lambda device: works and device == gpu)
-    assert [machine.to_be_compiled(gpu, half, asked, 1) for asked in (None, True, False)] == [works, works, False]
+    for images, by_rule in ((99_999, False), (100_000, works)):  # a shorter one ends before it is compiled
+        choices = [machine.to_be_compiled(gpu, half, asked, images) for asked in (None, True, False)]
+        assert choices == [by_rule, works, False]
+    assert machine.to_be_compiled(gpu, Computation(), None, 100_000) == works
 
 
 def test_networks_with_convolutions_in_the_place_of_attention_are_not_compiled(data, tmp_path, monkeypatch):
