@@ -61,6 +61,14 @@ def test_a_notebook_of_a_part_that_the_study_lacks_is_left_out_and_not_waited_fo
     assert [(name, job.needs) for name, job in planned(toys).items()] == [("11_few", ()), ("12_sum", ("11_few",))]
 
 
+def test_a_long_notebook_has_its_turn_earlier_but_after_what_it_needs(toys: Toys) -> None:
+    for name, about in {"02_a": {}, "03_b": {}, "10_c": {}, "11_long": {"after": "02"}}.items():
+        toys.add(name, **about)
+    assert list(planned(toys)) == ["02_a", "11_long", "03_b", "10_c"]
+    toys.add("11_long", after="02", needs=["10"])
+    assert list(planned(toys)) == ["02_a", "03_b", "10_c", "11_long"]
+
+
 def test_only_picks_notebooks_or_single_runs_and_brings_what_they_need(toys: Toys) -> None:
     toys.add("02_theory")
     toys.add("03_train", parameters=PER_RUN, per_run=True)

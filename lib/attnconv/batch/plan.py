@@ -8,6 +8,7 @@ A notebook's metadata says what the runner must know, all of it optional:
     "attnconv": {"reads": ["tables/*.json"]}      it reads what other notebooks made
     "attnconv": {"alone": true}                   it measures time: nothing else runs beside it
     "attnconv": {"part": "few"}                   it is left out where the profile's study has no such part
+    "attnconv": {"after": "09"}                   its turn is right after that one's: it takes too long to be last
 """
 
 import contextlib
@@ -35,6 +36,7 @@ class Notebook(Config):
     per_run: bool = False
     alone: bool = False
     part: Literal["", "few"] = ""
+    after: str = ""
     needs: Words = ()
     reads: Words = ()
 
@@ -87,7 +89,7 @@ def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any])
     """Every job of a profile, each after those that it needs, else in the order of notebooks and of the profile's runs.
     `ConfigError` where notebooks need each other in a circle."""
     jobs: dict[str, Job] = {}
-    for notebook in notebooks:
+    for notebook in sorted(notebooks, key=lambda one: one.after or one.number):
         if notebook.part and not getattr(profile.study, notebook.part):
             continue
         for run in itertools.product(profile.runs, profile.seeds) if notebook.per_run else [None]:
