@@ -58,6 +58,14 @@ def build_attention(config: ModelConfig, heads: int) -> Attention:
     return layer
 
 
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` in the type of its parameters, whatever type autocast gave its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        # In bfloat16 PyTorch's kernel for CPUs adds up its parameters' gradients in bfloat16, up to 110% off.
+        return super().forward(x.to(self.weight.dtype))
+
+
 class Block(nn.Module):
     """One layer: attention, then a perceptron of two linear maps; each with dropout, a residual and LayerNorm after."""
 
@@ -68,9 +76,9 @@ class Block(nn.Module):
         hidden = config.hidden
         self.attention = Convolution(hidden, hidden, kernel) if kernel else build_attention(config, heads)
         self.output = nn.Linear(hidden, hidden)
-        self.norm1 = nn.LayerNorm(hidden, eps=1e-12)
+        self.norm1 = LayerNorm(hidden, eps=1e-12)
         self.mlp = nn.Sequential(nn.Linear(hidden, config.mlp), nn.GELU(), nn.Linear(config.mlp, hidden))
-        self.norm2 = nn.LayerNorm(hidden, eps=1e-12)
+        self.norm2 = LayerNorm(hidden, eps=1e-12)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
