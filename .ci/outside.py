@@ -41,8 +41,8 @@ with tempfile.TemporaryDirectory() as temporary:
     swapped = swap(network, {1: 3})
     assert swapped(torch.randn(2, 3, 8, 8)).shape == (2, 2)
 
-# All files of the package came along; .ci/wheel names those of the repository.
-here = Path(attnconv.__file__).parent
+# All files of both packages came along; .ci/wheel names those of the repository.
+here = Path(attnconv.__file__).parents[1]
 lost = [name for name in sys.argv[1:] if not (here / name).is_file()]
 assert sys.argv[1:] and not lost, f"not in the wheel: {lost}"
 

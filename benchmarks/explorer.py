@@ -21,10 +21,10 @@ from pathlib import Path
 
 import torch
 
-from attnconv.batch.workspace import open_workspace
 from attnconv.config import ModelConfig
-from attnconv.explorer import explore
 from attnconv.models import build_model
+from companion.explorer import explore
+from companion.workspace import open_workspace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import chromium, jupyterlab, notebook_of, playwright, run_all  # noqa: E402
@@ -33,7 +33,7 @@ from test_explorer_browser import Seen  # noqa: E402
 PREPARE = """\
 import numpy as np
 from attnconv.config import ModelConfig
-from attnconv.explorer import explore
+from companion.explorer import explore
 from attnconv.models import build_model
 model = build_model(ModelConfig(kind={kind!r}, hidden=96, mlp=192, key_size=16))
 data = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)"""

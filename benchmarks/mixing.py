@@ -56,7 +56,7 @@ def main() -> None:
 
     import pandas as pd  # here, as each process that measures memory imports this file
 
-    from attnconv import figures
+    from companion import figures
 
     table = pd.DataFrame(rows)
     options.output.mkdir(parents=True, exist_ok=True)

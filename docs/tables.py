@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 from tabulate import tabulate
 
-from attnconv.analysis.claims import board
-from attnconv.analysis.results import PAPER_TABLE, REPRODUCTION_2021
+from companion.claims import board
+from companion.results import PAPER_TABLE, REPRODUCTION_2021
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = {"evening": ROOT / "outputs" / "evening", "quick": ROOT / "docs" / "quick"}

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnconv.batch.workspace import REPOSITORY
-from attnconv.explorer.assets import script, style
+from companion.explorer.assets import script, style
+from companion.workspace import REPOSITORY
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -14,8 +14,8 @@ import nbformat
 import pytest
 from hypothesis import strategies as st
 
-from attnconv.batch.plan import plan, read_notebook
-from attnconv.config import load_profile
+from companion.plan import plan, read_notebook
+from companion.profile import load_profile
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core, each with one thread

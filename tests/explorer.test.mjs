@@ -1,14 +1,14 @@
 // The explorer's arithmetic, with node's own runner: node --test tests/explorer.test.mjs
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { drawHeads, headAt, spots } from "../lib/attnconv/explorer/front/centres.js";
-import { LayerCard, kindText, nearestPlaces } from "../lib/attnconv/explorer/front/layer.js";
-import { Model, covarianceOf, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/attnconv/explorer/front/heads.js";
-import { brightness, drawField, percent, ramp, shiftText } from "../lib/attnconv/explorer/front/draw.js";
-import { fromHalf, unshuffled } from "../lib/attnconv/explorer/front/network.js";
-import { fromLink, inLink, pageHost, widgetHost, workerOf } from "../lib/attnconv/explorer/front/hosts.js";
-import { Explorer } from "../lib/attnconv/explorer/front/explorer.js";
-import { clamp, softmax } from "../lib/attnconv/explorer/front/maths.js";
+import { drawHeads, headAt, spots } from "../lib/companion/explorer/front/centres.js";
+import { LayerCard, kindText, nearestPlaces } from "../lib/companion/explorer/front/layer.js";
+import { Model, covarianceOf, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/companion/explorer/front/heads.js";
+import { brightness, drawField, percent, ramp, shiftText } from "../lib/companion/explorer/front/draw.js";
+import { fromHalf, unshuffled } from "../lib/companion/explorer/front/network.js";
+import { fromLink, inLink, pageHost, widgetHost, workerOf } from "../lib/companion/explorer/front/hosts.js";
+import { Explorer } from "../lib/companion/explorer/front/explorer.js";
+import { clamp, softmax } from "../lib/companion/explorer/front/maths.js";
 
 const float32 = (values, shape) => ({ dtype: "float32", shape, data: new Uint8Array(new Float32Array(values).buffer) });
 const near = (a, b, tolerance = 1e-5) => assert.ok(Math.abs(a - b) <= tolerance, `${a} is not ${b}`);

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from attnconv.explorer import pack
-from attnconv.explorer.assets import FRONT
+from companion.explorer import pack
+from companion.explorer.assets import FRONT
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the front end's arithmetic is not tested")

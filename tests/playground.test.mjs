@@ -1,8 +1,8 @@
 // The playground's arithmetic and its states, with node's own runner: node --test tests/playground.test.mjs
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { axisProbabilities, convolve, headWeights, largest, look, missedMass, padsOf, presetKernel, tapShifts } from "../lib/attnconv/explorer/front/maths.js";
-import { ALPHAS, Sums, bound, complete, decode, encode, equation, headsOnTaps, scaleOf, written } from "../lib/attnconv/explorer/front/playground.js";
+import { axisProbabilities, convolve, headWeights, largest, look, missedMass, padsOf, presetKernel, tapShifts } from "../lib/companion/explorer/front/maths.js";
+import { ALPHAS, Sums, bound, complete, decode, encode, equation, headsOnTaps, scaleOf, written } from "../lib/companion/explorer/front/playground.js";
 
 const PICTURES = [{ name: "a", height: 6, width: 9, query: [2, 3] }, { name: "b", height: 4, width: 4 }];
 const random = (height, width) => ({ height, width, pixels: Float64Array.from({ length: height * width }, (_, i) => Math.abs(Math.sin(12.9898 * i + 4)) % 1) });

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnconv.analysis import heads, verdicts
-from attnconv.analysis.claims import PAPER_CLAIMS, SENTENCES, Claim, Claims, board, read_claims, recorded
-from attnconv.analysis.evidence import gaussians, mirrored
+from attnconv import heads
 from attnconv.attention import QuadraticAttention
 from attnconv.config import ModelConfig, TrainConfig
 from attnconv.training.runs import find_runs
+from companion import verdicts
+from companion.claims import PAPER_CLAIMS, SENTENCES, Claim, Claims, board, read_claims, recorded
+from companion.evidence import gaussians, mirrored
 
 ROOT = Path(__file__).parents[1]
 GRID, QUERY = (16, 16), (8, 8)

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-import attnconv.batch.run as runner
-from attnconv.analysis.claims import Claims
-from attnconv.batch import workspace
-from attnconv.batch.compare import alike, compare, statements
-from attnconv.batch.fresh import changed, inputs
-from attnconv.batch.run import reproduce
-from attnconv.batch.workspace import open_workspace
-from attnconv.config import ConfigError, load_profile
+import companion.reproduce as runner
+from attnconv.config import ConfigError
+from companion import workspace
+from companion.claims import Claims
+from companion.compare import alike, compare, statements
+from companion.fresh import changed, inputs
+from companion.profile import load_profile
+from companion.reproduce import reproduce
+from companion.workspace import open_workspace
 from conftest import Toys, planned, put_run, write
 
 ROOT = Path(__file__).parents[1]
@@ -189,7 +190,7 @@ def test_what_is_trained_again_has_a_folder_of_its_own_beside_which_there_is_no_
 
 
 CELL = """
-from attnconv.batch.workspace import open_workspace
+from companion.workspace import open_workspace
 from attnconv.training.runs import writing
 
 work = open_workspace(profile, data=data, output=output)
@@ -202,7 +203,7 @@ claims.record("grid", True, ["8 of 9 taps"], "a run")
 
 COMMANDS = """
 import contextlib, io, json, sys
-from attnconv.batch.cli import main
+from companion.cli import main
 
 for line in sys.stdin:
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):

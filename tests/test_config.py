@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnconv import config
-from attnconv.batch.cli import changes
-from attnconv.config import PRESETS, ConfigError, ModelConfig, Profile, TrainConfig, load_profile, replace
+from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig, replace
+from companion.cli import changes
+from companion.profile import Profile, load_profile
 
 HASHES = ["2c8a4dcd", "59d39810", "fc5d6398", "c1c646a7", "709f33c3", "19291d10", "1f63b4c3"]
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"

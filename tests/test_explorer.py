@@ -24,18 +24,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from attnconv.analysis import heads
+from attnconv import heads
 from attnconv.attention import QuadraticAttention
 from attnconv.config import ModelConfig, TrainConfig
 from attnconv.equivalence import attention_to_conv, convert, swap
-from attnconv.explorer import ExplorerError, edited, explore, quantize, widget
-from attnconv.explorer.arrays import as_text, rounded
-from attnconv.explorer.images import _own_data, fitting, pool_of
-from attnconv.explorer.sides import side_of
 from attnconv.models import build_model, predict
 from attnconv.training import train
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run, identity
+from companion.explorer import ExplorerError, edited, explore, quantize, widget
+from companion.explorer.arrays import as_text, rounded
+from companion.explorer.images import _own_data, fitting, pool_of
+from companion.explorer.sides import side_of
 from node import in_node, needs_node, run_tests
 
 SMALL = dict(image_size=(28, 28), image_channels=1, downsampling=4, layers=2, heads=3, hidden=8, mlp=8, dropout=0.0)

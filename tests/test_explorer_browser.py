@@ -17,16 +17,16 @@ import pytest
 import torch
 from PIL import Image
 
-from attnconv.analysis.swaps import measure_swaps
-from attnconv.batch.workspace import REPOSITORY, open_workspace
 from attnconv.config import ModelConfig
 from attnconv.equivalence import swap
-from attnconv.explorer import Explorer, edited, explore, pack
 from attnconv.models import build_model, predict
 from attnconv.training.checkpoints import load_run
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
 from browser import PHONE, SETTLED, Shown, as_widget, finger, needs_browser, run_all
+from companion.explorer import Explorer, edited, explore, pack
+from companion.swaps import measure_swaps
+from companion.workspace import REPOSITORY, open_workspace
 
 pytestmark = needs_browser
 

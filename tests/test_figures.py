@@ -23,10 +23,10 @@ from matplotlib.quiver import Quiver
 from matplotlib.text import Text
 from PIL import Image
 
-from attnconv import figures
 from attnconv.config import PRESETS
 from attnconv.equivalence import tap_shifts
-from attnconv.figures import style
+from companion import figures
+from companion.figures import style
 
 LAYERS, HEADS, GRID = 3, 9, (17, 17)
 RNG = np.random.default_rng(0)
@@ -226,7 +226,7 @@ def test_scales_run_from_white_to_black_and_from_blue_to_red():
 
 def test_files_are_the_same_each_time_need_no_torch_and_embed_fonts(tmp_path):
     code = (
-        "import sys, numpy as np; from attnconv import figures;"
+        "import sys, numpy as np; from companion import figures;"
         "figure = figures.gaussian_heads(np.zeros((1, 2, 2)), np.ones((1, 2, 2, 2)), grid=(7, 7));"
         "figures.save(figure, sys.argv[1]); figures.save(figure, sys.argv[2]); sys.exit('torch' in sys.modules)"
     )

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import attnconv.batch.run as runner
-from attnconv.batch import cli, fresh
-from attnconv.batch.run import reproduce
-from attnconv.config import load_profile
+import companion.reproduce as runner
+from companion import cli, fresh
+from companion.profile import load_profile
+from companion.reproduce import reproduce
 from conftest import PER_RUN, Toys, damaged, planned, put_run, write
 
 
@@ -27,9 +27,9 @@ from conftest import PER_RUN, Toys, damaged, planned, put_run, write
 def library(tmp_path: Path, monkeypatch) -> Path:
     """Files to change, which the runner takes for those of the library."""
     write(tmp_path / "lib" / "attnconv" / "models.py", "1")
-    write(tmp_path / "lib" / "attnconv" / "explorer" / "front" / "explorer.js", "2")
+    write(tmp_path / "lib" / "companion" / "explorer" / "front" / "explorer.js", "2")
     write(tmp_path / "requirements.lock", "torch==1")
-    monkeypatch.setattr(fresh, "LIBRARY", tmp_path / "lib" / "attnconv")
+    monkeypatch.setattr(fresh, "LIBRARY", tmp_path / "lib")
     monkeypatch.setattr(fresh, "REPOSITORY", tmp_path)
     return tmp_path
 
@@ -152,12 +152,15 @@ def test_any_damage_to_the_manifest_is_a_repeat_and_never_an_error(toys: Toys, r
     damage()
 
 
-@pytest.mark.parametrize("file", ["models.py", "explorer/front/explorer.js", "new.css"])
-def test_every_file_of_the_library_counts(record, library: Path, file: str) -> None:
-    with (library / "lib" / "attnconv" / file).open("a") as stream:
+@pytest.mark.parametrize(
+    ("package", "file"),
+    [("attnconv", "models.py"), ("companion", "explorer/front/explorer.js"), ("companion", "new.css")],
+)
+def test_every_file_of_the_library_counts(record, library: Path, package: str, file: str) -> None:
+    with (library / "lib" / package / file).open("a") as stream:
         stream.write("more")
     assert record() == ALL
-    (library / "lib" / "attnconv" / file).unlink()
+    (library / "lib" / package / file).unlink()
     assert record() == (set() if file == "new.css" else ALL)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.special import entr
 
-from attnconv.analysis import heads
+from attnconv import heads
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 from attnconv.config import ModelConfig, for_images, replace
 from attnconv.models import build_attention, build_model

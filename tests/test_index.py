@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from attnconv.analysis.claims import PAPER_CLAIMS, Claims
-from attnconv.batch import pages
-from attnconv.batch.pages import export_html, write_page
+from companion import pages
+from companion.claims import PAPER_CLAIMS, Claims
+from companion.pages import export_html, write_page
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnconv import figures
-from attnconv.analysis import heads
-from attnconv.batch.workspace import REPOSITORY
-from attnconv.explorer import Knobs
+from attnconv import heads
 from browser import needs_browser, notebook_of, playwright, run_all
+from companion import figures
+from companion.explorer import Knobs
+from companion.workspace import REPOSITORY
 
 FEWER = "factors = {'layers': factors['layers']}"
 """In place of all factors of notebook 10, whose runs take longer."""

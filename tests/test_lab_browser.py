@@ -6,7 +6,7 @@ from browser import needs_browser, notebook_of, playwright, run_all
 
 pytestmark = needs_browser
 CODE = """from attnconv.config import ModelConfig
-from attnconv.explorer import Playground, explore
+from companion.explorer import Playground, explore
 from attnconv.models import build_model
 sizes = dict(hidden=8, mlp=8, layers=1, heads=4, image_size=(28, 28), image_channels=1, downsampling=4)
 explore(build_model(ModelConfig(**sizes)))"""

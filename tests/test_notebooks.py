@@ -9,10 +9,10 @@ import nbformat
 import numpy as np
 import pytest
 
-from attnconv.batch.run import reproduce
-from attnconv.batch.workspace import open_workspace
-from attnconv.config import load_profile
 from attnconv.training.runs import find_runs
+from companion.profile import load_profile
+from companion.reproduce import reproduce
+from companion.workspace import open_workspace
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from attnconv import figures
 from attnconv.attention import QuadraticAttention
 from attnconv.equivalence import conv_to_attention, tap_shifts
-from attnconv.explorer import Knobs, Playground, assets
+from companion import figures
+from companion.explorer import Knobs, Playground, assets
 from node import in_node, needs_node, run_tests
 
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from attnconv.batch.pages import write_page
 from attnconv.config import ModelConfig
-from attnconv.explorer import Playground, explore
-from attnconv.explorer.assets import script
 from attnconv.models import build_model
 from browser import SETTLED, Shown, as_widget, needs_browser, opened, playwright
+from companion.explorer import Playground, explore
+from companion.explorer.assets import script
+from companion.pages import write_page
 
 pytestmark = needs_browser
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from attnconv.config import load_profile
 from attnconv.training.runs import find_runs
+from companion.profile import load_profile
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "outputs" / "evening"

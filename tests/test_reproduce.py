@@ -13,13 +13,14 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import attnconv.batch.run as runner
-from attnconv.batch import cli, workspace
-from attnconv.batch.plan import named, plan, read_notebook, select
-from attnconv.batch.run import reproduce
-from attnconv.config import PRESETS, ConfigError, Profile
+import companion.reproduce as runner
+from attnconv.config import PRESETS, ConfigError
 from attnconv.training.data import DataError
 from attnconv.training.runs import RunError, held
+from companion import cli, workspace
+from companion.plan import named, plan, read_notebook, select
+from companion.profile import Profile
+from companion.reproduce import reproduce
 from conftest import PER_RUN, Toys, planned, put_run, result, write
 
 
@@ -172,7 +173,7 @@ def test_a_command_that_is_stopped_says_how_to_go_on(monkeypatch, capsys) -> Non
 
 
 def test_a_reader_that_goes_away_ends_the_command_without_a_word() -> None:
-    code = "import sys; from attnconv.batch import cli; cli._train = lambda **options: print('x' * 10**6); "
+    code = "import sys; from companion import cli; cli._train = lambda **options: print('x' * 10**6); "
     code += "sys.exit(cli.main(['train', 'quadratic']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
@@ -299,7 +300,7 @@ def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: 
     sleep = "import subprocess, time; helper = subprocess.Popen(['sleep', '60'])\n" + result("figures/02-a.png", "new")
     toys.add("02_long", sleep, "open('PIDS', 'w').write(f'{os.getpid()} {helper.pid} '); time.sleep(60)")
     call = f"reproduce('toy', notebooks=Path({str(toys.notebooks)!r}), output={str(toys.output)!r})"
-    code = f"import sys; from pathlib import Path; from attnconv.batch.run import reproduce; sys.exit({call})"
+    code = f"import sys; from pathlib import Path; from companion.reproduce import reproduce; sys.exit({call})"
     runner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pids = toys.notebooks / "PIDS"
     until = time.time() + 60

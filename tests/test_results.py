@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnconv.analysis import results
-from attnconv.batch.workspace import Workspace
-from attnconv.config import PRESETS, ModelConfig, Profile, replace
+from attnconv.config import PRESETS, ModelConfig, replace
 from attnconv.cost import cost
 from attnconv.training.runs import Run, find_runs, identity
+from companion import results
+from companion.profile import Profile
+from companion.workspace import Workspace
 
 
 def run(preset: str, accuracy: float, data: str = "cifar10", form: str = "", seconds: float = 60, **changes) -> Run:

@@ -13,7 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from attnconv import __version__
-from attnconv.batch import cli
+from companion import cli
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -125,7 +125,7 @@ def test_only_is_words_to_which_neither_the_shell_nor_the_command_gives_a_meanin
     *others, only = arguments("reproduce", ONLY=words)
     assert others == ["attnconv", "reproduce", "--profile", "quick"] and only == f"--only={words}"
     asked = {}
-    monkeypatch.setattr("attnconv.batch.run.reproduce", lambda **options: asked.update(options) or 0)
+    monkeypatch.setattr("companion.reproduce.reproduce", lambda **options: asked.update(options) or 0)
     assert cli.main(["reproduce", only]) == 0
     assert asked["only"] == words.split() and not asked["force"]
 
@@ -173,7 +173,7 @@ def test_a_missing_python_is_said_with_a_remedy(tmp_path) -> None:
 
 def test_a_missing_package_is_said_with_a_remedy(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "papermill", None)
-    monkeypatch.delitem(sys.modules, "attnconv.batch.run", raising=False)
+    monkeypatch.delitem(sys.modules, "companion.reproduce", raising=False)
     assert cli.main(["reproduce"]) == 2
     error = capsys.readouterr().err
     assert "papermill" in error and "make clean" in error and error.count("\n") == 1
@@ -182,5 +182,5 @@ def test_a_missing_package_is_said_with_a_remedy(monkeypatch, capsys) -> None:
 def test_a_training_needs_nothing_that_only_notebooks_need() -> None:
     """`attnconv train` imports the workspace where pandas, Matplotlib and Jupyter may not be installed."""
     extra = ("pandas", "scipy", "matplotlib", "seaborn", "nbformat", "papermill", "IPython")
-    code = f"import sys; sys.modules |= dict.fromkeys({extra}); import attnconv.batch.workspace"
+    code = f"import sys; sys.modules |= dict.fromkeys({extra}); import companion.workspace"
     subprocess.run([sys.executable, "-c", code], check=True)

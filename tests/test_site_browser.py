@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from attnconv.analysis.claims import PAPER_CLAIMS, Claims
-from attnconv.batch.pages import export_html, write_page
 from attnconv.training.runs import find_runs
 from browser import PHONE, SETTLED, finger, needs_browser, playwright
+from companion.claims import PAPER_CLAIMS, Claims
+from companion.pages import export_html, write_page
 
 pytestmark = needs_browser
 RECORD = Path(__file__).parents[1] / "outputs" / "evening"

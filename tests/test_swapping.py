@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from attnconv.analysis import swaps
-from attnconv.analysis.heads import geometry
-from attnconv.batch.workspace import REPOSITORY, open_workspace
 from attnconv.config import ConfigError, ModelConfig, replace
 from attnconv.cost import attention_flops, cost
 from attnconv.equivalence import attention_to_conv, convert, swap, unswap
 from attnconv.equivalence.swapping import RIDGE, relative_errors
+from attnconv.heads import geometry
 from attnconv.models import Convolution, build_model, evaluate
 from attnconv.training import load_run
 from attnconv.training.data import load_data, normalize
+from companion import swaps
+from companion.workspace import REPOSITORY, open_workspace
 
 MODEL = ModelConfig(
     image_size=(16, 12), layers=3, heads=9, hidden=6, mlp=8, key_size=4, spread_start=2.5, centre_std=0.6

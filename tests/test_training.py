@@ -30,11 +30,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import DistStoreError
 
-from attnconv.analysis import heads, results, swaps
+from attnconv import heads
 from attnconv.attention.precision import Computation
-from attnconv.batch.cli import explained, main
-from attnconv.batch.workspace import PROFILES
-from attnconv.config import ConfigError, ModelConfig, TrainConfig, load_profile, replace
+from attnconv.config import ConfigError, ModelConfig, TrainConfig, replace
 from attnconv.equivalence import swap
 from attnconv.models import build_model
 from attnconv.training import (
@@ -54,6 +52,10 @@ from attnconv.training.data import DataError, augment, epoch_plan, load_data, no
 from attnconv.training.machine import Team
 from attnconv.training.optimizers import encoding_parameters, orthogonal, position_parameters
 from attnconv.training.runs import Run, RunError, find_runs, held, identity, writing
+from companion import results, swaps
+from companion.cli import explained, main
+from companion.profile import load_profile
+from companion.workspace import PROFILES
 from conftest import assert_waits, damaged
 
 MODEL = ModelConfig(downsampling=4, layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=8)
@@ -372,8 +374,8 @@ def test_the_line_of_an_epoch_says_what_its_steps_gave(data, tmp_path, monkeypat
 
 
 FORKS = multiprocessing.get_context("forkserver")
-PRELOADED = ["pytest", "hypothesis.strategies", "torch._dynamo", "attnconv.batch.plan", "attnconv.training.loop"]
-PRELOADED += ["unittest.mock", "attnconv.analysis.results", "attnconv.batch.cli", "attnconv.batch.workspace"]
+PRELOADED = ["pytest", "hypothesis.strategies", "torch._dynamo", "companion.plan", "attnconv.training.loop"]
+PRELOADED += ["unittest.mock", "companion.results", "companion.cli", "companion.workspace"]
 FORKS.set_forkserver_preload(PRELOADED)
 """So a process of `start` need not import them."""
 

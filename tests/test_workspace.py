@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from attnconv.analysis import results
-from attnconv.analysis.heads import measure_attention, translation_consistency
-from attnconv.batch import cli, workspace
-from attnconv.batch.workspace import REPOSITORY, open_workspace, output_folder
-from attnconv.config import Profile, replace
+from attnconv.config import replace
+from attnconv.heads import measure_attention, translation_consistency
 from attnconv.training import data, load_run, loop
 from attnconv.training.data import ARRAYS, DataError, MissingData, normalize
 from attnconv.training.runs import find_runs, identity
+from companion import cli, results, workspace
+from companion.profile import Profile
+from companion.workspace import REPOSITORY, open_workspace, output_folder
 from test_data import parquet, some
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from attnconv.batch.cli import main
+from companion.cli import main
 
 sys.exit(main())

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from attnconv.analysis import heads
+from attnconv import heads
 from attnconv.attention.precision import Computation, choose, computing
 from attnconv.config import ModelConfig, TrainConfig, for_images
 from attnconv.equivalence.swapping import READ_ON, swap, unswap

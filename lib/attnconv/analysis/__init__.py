@@ -1,1 +1,0 @@
-"""What trained networks do: heads in numbers, layers swapped, tables of results, and claims with their verdicts."""

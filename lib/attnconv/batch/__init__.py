@@ -1,1 +1,0 @@
-"""All notebooks from one command: what there is to do (`plan`), what is up to date (`fresh`), running it (`run`)."""

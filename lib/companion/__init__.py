@@ -1,0 +1,1 @@
+"""What makes this repository a companion: the batch run, claims, figures and the explorer, on top of `attnconv`."""
