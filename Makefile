@@ -64,6 +64,7 @@ lint: $(READY)
 	$(RUN) ruff check
 	$(RUN) ruff format --check
 	$(RUN) mypy
+	$(VENV)/bin/python tests/budget.py
 
 # No quotes around ONLY: the runner takes several words, and nothing in one means anything else to it.
 mutants: $(READY)

@@ -19,7 +19,9 @@ from attnconv.training.data import load_data
 
 assert Path(attnconv.__file__).is_relative_to(sys.prefix), attnconv.__file__
 for package in ("matplotlib", "pandas", "papermill", "jupyterlab", "IPython"):
-    assert importlib.util.find_spec(package) is None, f"{package} is installed, and was not asked for"
+    assert importlib.util.find_spec(package) is None, (
+        f"{package} is installed, and was not asked for"
+    )
 
 # README: convert a network, swap a layer.
 cnn = torchvision.models.resnet18().eval()
@@ -32,10 +34,14 @@ with tempfile.TemporaryDirectory() as temporary:
         for label, name in enumerate(("dark", "light")):
             (folder / "images" / split / name).mkdir(parents=True)
             for i in range(number):
-                pixels = np.random.default_rng(i).integers(0, 128, (8, 8, 3), np.uint8) + np.uint8(128 * label)
+                pixels = np.random.default_rng(i).integers(0, 128, (8, 8, 3), np.uint8) + np.uint8(
+                    128 * label
+                )
                 Image.fromarray(pixels).save(folder / "images" / split / name / f"{i}.png")
     data = load_data(folder / "images")
-    small = ModelConfig(image_size=(8, 8), classes=2, layers=2, heads=4, hidden=16, mlp=16, key_size=8)
+    small = ModelConfig(
+        image_size=(8, 8), classes=2, layers=2, heads=4, hidden=16, mlp=16, key_size=8
+    )
     train(small, TrainConfig(epochs=1, batch_size=8), data, folder / "run")
     network, _ = load_run(folder / "run")
     swapped = swap(network, {1: 3})
@@ -48,8 +54,16 @@ assert sys.argv[1:] and not lost, f"not in the wheel: {lost}"
 
 # The command: what it cannot do here it says in a line.
 command = Path(sys.executable).with_name("attnconv")
-assert attnconv.__version__ in subprocess.run([command, "--version"], capture_output=True, text=True).stdout
-for words, hint in (["reproduce"], "[notebooks]"), (["train", "quadratic"], "clone of the repository"):
+assert (
+    attnconv.__version__
+    in subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+)
+for words, hint in (
+    (["reproduce"], "[notebooks]"),
+    (["train", "quadratic"], "clone of the repository"),
+):
     done = subprocess.run([command, *words], capture_output=True, text=True)
-    assert done.returncode == 2 and hint in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert done.returncode == 2 and hint in done.stderr and done.stderr.count("\n") == 1, (
+        done.stderr
+    )
 print(f"The wheel of attnconv {attnconv.__version__} works outside the repository.")

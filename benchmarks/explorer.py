@@ -1,14 +1,15 @@
-"""The head explorer in a browser: hover and drag to repaint, changed head to new prediction, opening in JupyterLab.
+"""The head explorer in a browser: hover and drag to repaint, changed head to new prediction,
+opening in JupyterLab.
 
     python benchmarks/explorer.py [--hovers 200] [--questions 20]
 
-Needs Debian's chromium and Playwright's Python package. All is timed for networks of the evening's size (6 layers of 9
-heads, 96 channels, 16 x 16 pixels), untrained. Hovering and dragging: from the pointer's event (and from the start of
-drawing) to the end of drawing. The first number includes the browser's own wait: it holds pointer events back until the
-display's next frame. The page then draws in the event itself, so that the frame already shows it. A new image and a
-changed head: from the question in the page to the frame after the answer, which Python gives in JupyterLab and a worker
-in the exported page.
-"""
+Needs Debian's chromium and Playwright's Python package. All is timed for networks of the evening's
+size (6 layers of 9 heads, 96 channels, 16 x 16 pixels), untrained. Hovering and dragging: from the
+pointer's event (and from the start of drawing) to the end of drawing. The first number includes the
+browser's own wait: it holds pointer events back until the display's next frame. The page then draws
+in the event itself, so that the frame already shows it. A new image and a
+changed head: from the question in the page to the frame after the answer, which Python gives in
+JupyterLab and a worker in the exported page."""
 
 import argparse
 import math
@@ -53,7 +54,9 @@ def median(seen: Seen) -> str:
     timings = seen.root.evaluate("root => root.attnconv.timings")
     event = [t["event"] for t in timings if t["event"] is not None]
     script = statistics.median(t["script"] for t in timings)
-    return f"median {statistics.median(event):.1f} ms of {len(event)} (drawing alone {script:.1f} ms)"
+    return (
+        f"median {statistics.median(event):.1f} ms of {len(event)} (drawing alone {script:.1f} ms)"
+    )
 
 
 def hovering(browser: playwright.Browser, kind: str, folder: Path, hovers: int) -> None:
@@ -61,7 +64,9 @@ def hovering(browser: playwright.Browser, kind: str, folder: Path, hovers: int) 
     torch.manual_seed(0)
     config = ModelConfig(kind=kind, hidden=96, mlp=192, key_size=16)
     page = browser.new_page(viewport=dict(width=1280, height=900))
-    file = explore(build_model(config), images=open_workspace("evening").data).export_html(folder / f"{kind}.html")
+    file = explore(build_model(config), images=open_workspace("evening").data).export_html(
+        folder / f"{kind}.html"
+    )
     page.goto(file.as_uri())
     seen = Seen(page)
     seen.root.evaluate("root => { root.attnconv.timings.length = 0; }")
@@ -72,13 +77,17 @@ def hovering(browser: playwright.Browser, kind: str, folder: Path, hovers: int) 
     if kind == "quadratic":
         dragging(seen, hovers)
     times = [seen.root.evaluate(ANSWER, "head") for _ in range(5)]
-    print(f"changed head to new prediction in the page, {kind}: median {statistics.median(times):.0f} ms")
+    print(
+        f"changed head to new prediction in the page, {kind}: median {statistics.median(times):.0f} ms"
+    )
     seen.choose_head(2)
     begin = time.perf_counter()
     seen.root.evaluate("root => root.attnconv.edit((edit) => { edit.off = true; })")
     seen.studied()
     images = seen.get("x.rightWith({}).of")
-    print(f"changed head to right answers of {images} images, {kind}: {time.perf_counter() - begin:.1f} s")
+    print(
+        f"changed head to right answers of {images} images, {kind}: {time.perf_counter() - begin:.1f} s"
+    )
     page.close()
 
 
@@ -107,7 +116,9 @@ def questions(browser: playwright.Browser, kind: str, lab: Callable, repeats: in
     print(f"opening in JupyterLab, {kind}: {opened - begins:.1f} s after the model is loaded")
     for ask, words in (("image", "new image"), ("head", "changed head")):
         times = [seen.root.evaluate(ANSWER, ask) for _ in range(repeats)]
-        print(f"{words} to new prediction in JupyterLab, {kind}: median {statistics.median(times):.0f} ms")
+        print(
+            f"{words} to new prediction in JupyterLab, {kind}: median {statistics.median(times):.0f} ms"
+        )
     page.close()
 
 

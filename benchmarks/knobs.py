@@ -1,4 +1,5 @@
-"""The figures with knobs of notebooks 02, 04, 05 and 10, in JupyterLab: from a key on a knob to the new picture.
+"""The figures with knobs of notebooks 02, 04, 05 and 10, in JupyterLab: from a key on a knob to the
+new picture.
 
     python benchmarks/knobs.py [--profile evening] [--data PATH] [--keys 10]
 
@@ -25,7 +26,9 @@ LISTEN = """root => {
 }"""
 
 
-def turned(page: playwright.Page, root: playwright.Locator, knob: playwright.Locator, keys: int) -> list[float]:
+def turned(
+    page: playwright.Page, root: playwright.Locator, knob: playwright.Locator, keys: int
+) -> list[float]:
     """Milliseconds of each turn of a knob, from one end of it."""
     if (options := knob.locator("select")).count():
         turns = [
@@ -52,7 +55,11 @@ def main() -> None:
     parser.add_argument("--data", default="")
     parser.add_argument("--keys", type=int, default=10)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, chromium() as browser, jupyterlab(Path(name), Path(name)) as lab:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        chromium() as browser,
+        jupyterlab(Path(name), Path(name)) as lab,
+    ):
         for number in CELLS:
             code = code_of(number, arguments.profile, arguments.data)
             page = browser.new_page(viewport=dict(width=1400, height=1400))

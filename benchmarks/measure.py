@@ -1,8 +1,8 @@
-"""What a layer truly costs on this machine: time in turns, peak memory in a process of its own, and a lower bound.
+"""What a layer truly costs on this machine: time in turns, peak memory in a process of its own, and
+a lower bound.
 
-A layer can be no faster than its matrix products at the machine's best rate. Timings are taken in turns, so that a busy
-machine slows all alike.
-"""
+A layer can be no faster than its matrix products at the machine's best rate. Timings are taken in
+turns, so that a busy machine slows all alike."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from attnconv.models import build_model
 from attnconv.training import build_optimizers
 
 FORMS = ("separable", "dense", "full covariance", "content", "conv 3x3", "value projection")
-"""What can be measured: attention in four forms, and what a convolution and the value projection alone cost."""
+"""What can be measured: attention in four forms, and what a convolution and the value projection
+alone cost.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ class Case:
 
     def call(self) -> Callable[[], object]:
         """A function that does it once."""
-        layer, inputs = self._layer(), self.channels * (self.heads if self.form == "value projection" else 1)
+        layer, inputs = (
+            self._layer(),
+            self.channels * (self.heads if self.form == "value projection" else 1),
+        )
         x = torch.randn(self.batch, self.side, self.side, inputs)
         x = x.permute(0, 3, 1, 2) if self.form == "conv 3x3" else x
         computation = choose(x.device, "bfloat16" if self.bfloat16 else "float32")
@@ -61,7 +66,9 @@ class Case:
             with torch.set_grad_enabled(self.training), computing(computation, x.device):
                 with computation.autocast(x.device):
                     out = layer(leaf)
-                return self.training and torch.autograd.grad(out, [leaf, *layer.parameters()], torch.ones_like(out))
+                return self.training and torch.autograd.grad(
+                    out, [leaf, *layer.parameters()], torch.ones_like(out)
+                )
 
         return once
 
@@ -70,7 +77,9 @@ class Case:
         if self.form == "content":
             return ContentAttention(*sizes, max_size=self.side, key_size=16)
         if self.form == "conv 3x3":
-            return nn.Conv2d(self.channels, self.channels, 3, padding=1).to(memory_format=torch.channels_last)
+            return nn.Conv2d(self.channels, self.channels, 3, padding=1).to(
+                memory_format=torch.channels_last
+            )
         if self.form == "value projection":
             return nn.Linear(self.heads * self.channels, self.channels)
         if self.form == "full covariance":
@@ -79,10 +88,17 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Of the matrix products, with nothing computed twice: those of the definition in this form."""
+        """Of the matrix products, with nothing computed twice: those of the definition in this
+        form.
+        """
         pixels, c, h = self.side**2, self.channels, self.heads
         values = 2 * pixels * h * c * c
-        mixing = {"separable": 2 * self.side, "dense": pixels, "full covariance": pixels, "content": pixels}
+        mixing = {
+            "separable": 2 * self.side,
+            "dense": pixels,
+            "full covariance": pixels,
+            "content": pixels,
+        }
         total = values + 2 * pixels * h * c * mixing.get(self.form, 0)
         if self.form == "content":
             total += 2 * pixels * h * 16 * (2 * c + pixels + self.side)  # q and k, q . k, q . r
@@ -91,8 +107,12 @@ class Case:
         return self.batch * total * (3 if self.training else 1)
 
 
-def in_turns(calls: Mapping[str, Callable[[], object]], repeats: int, budget: float = 60.0) -> dict[str, list[float]]:
-    """Seconds of every call in every round, after one to warm up. Beyond ``budget`` seconds, three rounds will do."""
+def in_turns(
+    calls: Mapping[str, Callable[[], object]], repeats: int, budget: float = 60.0
+) -> dict[str, list[float]]:
+    """Seconds of every call in every round, after one to warm up. Beyond ``budget`` seconds,
+    three rounds will do.
+    """
     for call in calls.values():
         call()
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -108,14 +128,23 @@ def in_turns(calls: Mapping[str, Callable[[], object]], repeats: int, budget: fl
 
 
 def matrix_rate(bfloat16: bool = False) -> float:
-    """FLOP/s of this project's typical product at the best that the CPU reaches, by either library."""
+    """FLOP/s of this project's typical product at the best that the CPU reaches, by either
+    library.
+    """
     rows, inner, columns = 4096, 576, 64
     kind, best = torch.bfloat16 if bfloat16 else torch.float32, math.inf
-    names = {"x": torch.randn(rows, inner, dtype=kind), "weight": torch.randn(columns, inner, dtype=kind)}
-    timer = Timer("torch.nn.functional.linear(x, weight)", globals=names, num_threads=torch.get_num_threads())
+    names = {
+        "x": torch.randn(rows, inner, dtype=kind),
+        "weight": torch.randn(columns, inner, dtype=kind),
+    }
+    timer = Timer(
+        "torch.nn.functional.linear(x, weight)", globals=names, num_threads=torch.get_num_threads()
+    )
     for onednn in (False, True):
         with computing(Computation(onednn=onednn), torch.device("cpu")):
-            best = min(best, *timer.blocked_autorange(min_run_time=0.3).times)  # other work can only make it slower
+            best = min(
+                best, *timer.blocked_autorange(min_run_time=0.3).times
+            )  # other work can only make it slower
     return 2 * rows * inner * columns / best
 
 
@@ -143,11 +172,14 @@ def highest_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def training_step(model: ModelConfig, recipe: TrainConfig, plain: bool = False) -> Callable[[], float]:
-    """A function that takes steps on random images (forward, backward, clipping, optimizer) and times the last.
+def training_step(
+    model: ModelConfig, recipe: TrainConfig, plain: bool = False
+) -> Callable[[], float]:
+    """A function that takes steps on random images (forward, backward, clipping, optimizer) and
+    times the last.
 
-    ``plain``: by the plain operations in PyTorch's default float32, the base that speeds are held against.
-    """
+    ``plain``: by the plain operations in PyTorch's default float32, the base that speeds are held
+    against."""
     network = build_model(model)
     optimizers = build_optimizers(network, recipe)
     images = torch.randn(recipe.batch_size, model.image_channels, *model.image_size)
@@ -156,7 +188,9 @@ def training_step(model: ModelConfig, recipe: TrainConfig, plain: bool = False) 
     computation = Computation() if plain else choose(device, recipe.precision)
     for layer in network.modules():
         if plain and isinstance(layer, PositionalAttention):
-            layer.value.register_forward_hook(lambda *_: None)  # values that are hooked take the plain operations
+            layer.value.register_forward_hook(
+                lambda *_: None
+            )  # values that are hooked take the plain operations
 
     def step() -> None:
         network.zero_grad()
@@ -180,5 +214,7 @@ def training_step(model: ModelConfig, recipe: TrainConfig, plain: bool = False) 
 
 
 def step_flops(model: ModelConfig, batch: int) -> int:
-    """Of a training step's matrix products, with nothing computed twice: three times the forward pass."""
+    """Of a training step's matrix products, with nothing computed twice: three times the forward
+    pass.
+    """
     return 3 * batch * cost(model).separable

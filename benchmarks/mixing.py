@@ -1,4 +1,5 @@
-"""Attention layers against grid size, heads and width: time in turns with its spread, peak memory, a lower bound.
+"""Attention layers against grid size, heads and width: time in turns with its spread, peak memory,
+a lower bound.
 
     make bench      (or: python benchmarks/mixing.py [--output DIR] [--repeats 7] [--sides 8 16 32] [--threads 2])
 
@@ -18,10 +19,15 @@ TIMES = ["ms", "fastest_ms", "slowest_ms"]
 
 
 def cases(sides: list[int], channels: int, batch: int) -> list[list[Case]]:
-    """Groups of cases that take turns: one for each side, then for each number of heads and each width at 16x16."""
+    """Groups of cases that take turns: one for each side, then for each number of heads and each
+    width at 16x16.
+    """
     fit = [[f for f in FORMS if side <= LARGEST.get(f, side)] for side in sides]
     groups = [
-        [Case(form, side, channels, batch=batch if side <= 64 else 1, training=training) for form in forms]
+        [
+            Case(form, side, channels, batch=batch if side <= 64 else 1, training=training)
+            for form in forms
+        ]
         for side, forms in zip(sides, fit, strict=True)
         for training in (False, True)
     ]
@@ -32,7 +38,9 @@ def cases(sides: list[int], channels: int, batch: int) -> list[list[Case]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=Path(__file__).resolve().parents[1] / "outputs" / "bench")
+    parser.add_argument(
+        "--output", type=Path, default=Path(__file__).resolve().parents[1] / "outputs" / "bench"
+    )
     parser.add_argument("--sides", type=int, nargs="+", default=[8, 16, 32, 48, 64, 128, 256])
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--batch", type=int, default=4)
@@ -49,10 +57,19 @@ def main() -> None:
         times = in_turns({case.form: case.call() for case in group}, options.repeats, budget=8)
         for case in group:
             spread = np.quantile(times[case.form], [0.5, 0, 1]) * 1e3
-            row = vars(case) | dict(zip(TIMES, spread, strict=True)) | {"products_ms": 1e3 * case.flops / rate}
+            row = (
+                vars(case)
+                | dict(zip(TIMES, spread, strict=True))
+                | {"products_ms": 1e3 * case.flops / rate}
+            )
             row["peak_mib"] = peak_memory(case) / 2**20 if case.training else None
             rows.append(row)
-            print("  ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
+            print(
+                "  ".join(
+                    f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()
+                ),
+                flush=True,
+            )
 
     import pandas as pd  # here, as each process that measures memory imports this file
 
@@ -63,13 +80,26 @@ def main() -> None:
     table.to_csv(options.output / "mixing.csv", index=False)
     table.to_markdown(options.output / "mixing.md", index=False, floatfmt=".3g")
 
-    trained = table[table["training"] & (table["heads"] == 9) & (table["channels"] == options.channels)]
-    image = trained[[*TIMES, "products_ms"]].div(trained["batch"], axis=0).assign(form=trained["form"])
-    of_form = {form: image[image["form"] == form].set_index(trained["side"][image["form"] == form]) for form in FORMS}
+    trained = table[
+        table["training"] & (table["heads"] == 9) & (table["channels"] == options.channels)
+    ]
+    image = (
+        trained[[*TIMES, "products_ms"]].div(trained["batch"], axis=0).assign(form=trained["form"])
+    )
+    of_form = {
+        form: image[image["form"] == form].set_index(trained["side"][image["form"] == form])
+        for form in FORMS
+    }
     curves = {form: (own.index, own[TIMES]) for form, own in of_form.items()}
-    bound = {"separable, its products alone": (of_form["separable"].index, of_form["separable"]["products_ms"])}
+    bound = {
+        "separable, its products alone": (
+            of_form["separable"].index,
+            of_form["separable"]["products_ms"],
+        )
+    }
     figures.save(
-        figures.cost_growth(curves, bound, "Forward + backward, one image (ms)"), options.output / "mixing.png"
+        figures.cost_growth(curves, bound, "Forward + backward, one image (ms)"),
+        options.output / "mixing.png",
     )
 
 

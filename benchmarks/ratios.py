@@ -1,5 +1,6 @@
-"""The ratios that matter, from calls in turns in one process: what the CPU's fast ways and separability save, and how
-near a training step is to its matrix products at the best rate that this CPU reaches for them.
+"""The ratios that matter, from calls in turns in one process: what the CPU's fast ways and
+separability save, and how near a training step is to its matrix products at the best rate that this
+CPU reaches for them.
 
 make bench      (or: python benchmarks/ratios.py [steps | layers | memory])
 """
@@ -30,20 +31,33 @@ MODELS = {
 def steps(rounds: int = 5, batch: int = 100) -> None:
     """Training steps against the plain operations in PyTorch's default float32."""
     rates = {"float32": matrix_rate(), "bfloat16": matrix_rate(bfloat16=True)}
-    print("Best rate of a 4096 x 576 x 64 product, GFLOP/s:", {k: round(v / 1e9) for k, v in rates.items()})
-    print("Training step, batch 100, 6 layers: ms an image; over plain float32 (quartiles); step over its products")
+    print(
+        "Best rate of a 4096 x 576 x 64 product, GFLOP/s:",
+        {k: round(v / 1e9) for k, v in rates.items()},
+    )
+    print(
+        "Training step, batch 100, 6 layers: ms an image; over plain float32 (quartiles); step over its products"
+    )
     for title, changes in MODELS.items():
         model = ModelConfig(**dict(mlp=2 * changes["hidden"], dropout=0.0) | changes)
-        recipes = {name: TrainConfig(optimizer="adamw", lr=1e-3, clip=5.0, precision=name) for name in rates}
+        recipes = {
+            name: TrainConfig(optimizer="adamw", lr=1e-3, clip=5.0, precision=name)
+            for name in rates
+        }
         ways = {"plain": training_step(model, recipes["float32"], plain=True)}
         ways |= {name: training_step(model, recipe) for name, recipe in recipes.items()}
         seconds = {name: [] for name in ways}
         for _ in range(rounds):
             for name, way in ways.items():
                 seconds[name].append(way())
-        print(f"  {title:36}plain float32 {1e3 * statistics.median(seconds['plain']) / batch:6.2f}", flush=True)
+        print(
+            f"  {title:36}plain float32 {1e3 * statistics.median(seconds['plain']) / batch:6.2f}",
+            flush=True,
+        )
         for name, rate in rates.items():
-            low, middle, high = np.quantile(np.divide(seconds["plain"], seconds[name]), [0.25, 0.5, 0.75])
+            low, middle, high = np.quantile(
+                np.divide(seconds["plain"], seconds[name]), [0.25, 0.5, 0.75]
+            )
             floor = step_flops(model, batch) / rate
             time = statistics.median(seconds[name])
             print(
@@ -63,8 +77,16 @@ def layers() -> None:
     """One layer: the dense form against the separable one, in the same precision."""
     print("One layer of 9 heads, forward + backward: time of dense over time of separable")
     for bfloat16 in (False, True):
-        for side, channels, batch, repeats in ((16, 128, 8, 21), (32, 128, 8, 7), (48, 128, 4, 5), (64, 64, 1, 5)):
-            calls = [Case(form, side, channels, 9, batch, bfloat16=bfloat16).call() for form in ("dense", "separable")]
+        for side, channels, batch, repeats in (
+            (16, 128, 8, 21),
+            (32, 128, 8, 7),
+            (48, 128, 4, 5),
+            (64, 64, 1, 5),
+        ):
+            calls = [
+                Case(form, side, channels, 9, batch, bfloat16=bfloat16).call()
+                for form in ("dense", "separable")
+            ]
             name = "bfloat16" if bfloat16 else "float32"
             words = f"  {side} x {side}, hidden {channels}, {name}"
             print(f"{words:34}{ratio(*calls, repeats)}", flush=True)
@@ -73,10 +95,18 @@ def layers() -> None:
 def memory() -> None:
     """What forward and backward add to a fresh process."""
     for side, channels, batch in ((16, 128, 8), (32, 128, 8), (48, 128, 4), (64, 64, 1)):
-        both = [peak_memory(Case(form, side, channels, 9, batch)) / 2**20 for form in ("separable", "dense")]
-        print(f"  {side} x {side}, hidden {channels}: {both[0]:.0f} MiB separable, {both[1]:.0f} MiB dense", flush=True)
+        both = [
+            peak_memory(Case(form, side, channels, 9, batch)) / 2**20
+            for form in ("separable", "dense")
+        ]
+        print(
+            f"  {side} x {side}, hidden {channels}: {both[0]:.0f} MiB separable, {both[1]:.0f} MiB dense",
+            flush=True,
+        )
     used, dense = peak_memory(Case("separable", 256, 64, 9)) / 2**30, 9 * 256**4 * 4 / 2**30
-    print(f"256 x 256, hidden 64, forward + backward: {used:.2f} GiB; P of the dense form: {dense:.0f} GiB")
+    print(
+        f"256 x 256, hidden 64, forward + backward: {used:.2f} GiB; P of the dense form: {dense:.0f} GiB"
+    )
 
 
 if __name__ == "__main__":

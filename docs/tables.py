@@ -1,4 +1,6 @@
-"""Draw the tables of README and docs from the committed records: ``.venv/bin/python docs/tables.py``."""
+"""Draw the tables of README and docs from the committed records: ``.venv/bin/python
+docs/tables.py``.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,31 @@ RECORDS = {"evening": ROOT / "outputs" / "evening", "quick": ROOT / "docs" / "qu
 
 
 def verdicts(folders: Mapping[str, Path]) -> str:
-    """Each claim of the paper with the verdict in each folder, as Markdown; a dash for what is not there."""
+    """Each claim of the paper with the verdict in each folder, as Markdown; a dash for what is
+    not there.
+    """
     table = board(folders)
     pairs = zip(table["The paper says"], table.pop("Notebook"), strict=True)
     table["The paper says"] = [f"[{text}](../{_source(number)})" for text, number in pairs]
-    return tabulate(table.to_numpy().tolist(), list(table.columns), tablefmt="pipe", disable_numparse=True)
+    return tabulate(
+        table.to_numpy().tolist(), list(table.columns), tablefmt="pipe", disable_numparse=True
+    )
 
 
 def accuracies(folders: Mapping[str, Path]) -> str:
-    """Test accuracy of each model as Markdown, the paper's and each folder's, ± over seeds, with epochs."""
-    ours = {name: _accuracies(folder / "tables" / "06-table1.csv") for name, folder in folders.items()}
+    """Test accuracy of each model as Markdown, the paper's and each folder's, ± over seeds, with
+    epochs.
+    """
+    ours = {
+        name: _accuracies(folder / "tables" / "06-table1.csv") for name, folder in folders.items()
+    }
     titles = dict.fromkeys([*PAPER_TABLE, *itertools.chain(*ours.values())])
-    head = ["Test accuracy (%)", "Paper", "2021", *(title for name in folders for title in (name, "epochs"))]
+    head = [
+        "Test accuracy (%)",
+        "Paper",
+        "2021",
+        *(title for name in folders for title in (name, "epochs")),
+    ]
     rows = [
         [title, PAPER_TABLE.get(title, "—"), REPRODUCTION_2021.get(title, "—")]
         + [cell for found in ours.values() for cell in found.get(title, ("—", "—"))]
@@ -41,7 +56,10 @@ def accuracies(folders: Mapping[str, Path]) -> str:
 
 
 def _source(number: str) -> str:
-    return next(f"outputs/evening/notebooks/{file.name}" for file in (ROOT / "notebooks").glob(f"{number}_*.ipynb"))
+    return next(
+        f"outputs/evening/notebooks/{file.name}"
+        for file in (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    )
 
 
 def _accuracies(file: Path) -> dict[str, tuple[str, str]]:
@@ -56,13 +74,17 @@ def _accuracies(file: Path) -> dict[str, tuple[str, str]]:
 
 
 def drawn(text: str, folders: Mapping[str, Path] = RECORDS) -> str:
-    """A page with its tables drawn anew: each stands between ``<!-- verdicts: evening, quick -->`` and ``<!-- -->``."""
+    """A page with its tables drawn anew: each stands between ``<!-- verdicts: evening, quick
+    -->`` and ``<!-- -->``.
+    """
 
     def table(match: re.Match[str]) -> str:
         draw = {"verdicts": verdicts, "accuracies": accuracies}[match[2]]
         return f"{match[1]}\n\n{draw({name: folders[name] for name in match[3].split(', ')})}\n\n<!-- -->"
 
-    return re.sub(r"(<!-- (verdicts|accuracies): ([\w, ]+) -->).*?<!-- -->", table, text, flags=re.DOTALL)
+    return re.sub(
+        r"(<!-- (verdicts|accuracies): ([\w, ]+) -->).*?<!-- -->", table, text, flags=re.DOTALL
+    )
 
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")

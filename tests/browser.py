@@ -24,13 +24,21 @@ from PIL import Image
 from companion.explorer.assets import script, style
 from companion.workspace import REPOSITORY
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
+)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 needs_browser = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"
+    ),
 ]
-KERNEL = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}}
+KERNEL = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+}
 PHONE = dict(viewport=dict(width=390, height=700), has_touch=True, is_mobile=True)
 SETTLED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
@@ -44,21 +52,27 @@ def chromium() -> Iterator[playwright.Browser]:
 
 
 def opened(browser: playwright.Browser, file: Path, link: str = "", **options) -> playwright.Page:
-    """A page of a file alone, with the network off. ``page.errors``: those of its scripts, and what it asked for."""
+    """A page of a file alone, with the network off. ``page.errors``: those of its scripts, and
+    what it asked for.
+    """
     options = dict(viewport=dict(width=1280, height=900), reduced_motion="reduce") | options
     page = browser.new_page(offline=True, **options)
     page.errors = []
-    page.on("request", lambda request: request.url.startswith("http") and page.errors.append(request.url))
+    page.on(
+        "request",
+        lambda request: request.url.startswith("http") and page.errors.append(request.url),
+    )
     page.on("pageerror", lambda error: page.errors.append(str(error)))
     page.goto(f"{file.as_uri()}#{link}" if link else file.as_uri())
     return page
 
 
 class Shown:
-    """What a page shows in the element ``.attnconv-<name>``, whose object (``x``) is its property ``attnconv``.
+    """What a page shows in the element ``.attnconv-<name>``, whose object (``x``) is its property
+    ``attnconv``.
 
-    A subclass has the ``name``, the ``prefix`` of its classes in CSS, and ``rests``: what of ``x`` is true at rest.
-    """
+    A subclass has the ``name``, the ``prefix`` of its classes in CSS, and ``rests``: what of ``x``
+    is true at rest."""
 
     def __init__(self, page: playwright.Page):
         self.page, self.root = page, page.locator(f".attnconv-{self.name}").first
@@ -78,7 +92,9 @@ class Shown:
         self.page.wait_for_function(f"(() => {{ {find}; return {condition}; }})()", timeout=timeout)
 
     def idle(self, condition: str = "true") -> None:
-        """Wait until an expression about ``x`` is true, nothing is awaited any more, and all is drawn."""
+        """Wait until an expression about ``x`` is true, nothing is awaited any more, and all is
+        drawn.
+        """
         self.wait(f"{self.rests} && ({condition})")
         self.page.evaluate(SETTLED)
 
@@ -107,8 +123,12 @@ class Shown:
         self.page.mouse.up()
 
 
-def finger(page: playwright.Page, places: list[tuple[float, float]], then: Callable[[], object]) -> None:
-    """Put a finger on the first of some places in the window, move it over the others, and lift it; ``then`` each."""
+def finger(
+    page: playwright.Page, places: list[tuple[float, float]], then: Callable[[], object]
+) -> None:
+    """Put a finger on the first of some places in the window, move it over the others, and lift
+    it; ``then`` each.
+    """
     session = page.context.new_cdp_session(page)
     for number, place in enumerate([*places, None]):
         kind = "touchEnd" if place is None else "touchMove" if number else "touchStart"
@@ -117,8 +137,11 @@ def finger(page: playwright.Page, places: list[tuple[float, float]], then: Calla
         then()
 
 
-def as_widget(browser: playwright.Browser, name: str, traits: str, views: int = 1) -> playwright.Page:
-    """A page that does with a front end what anywidget does: a ``model`` with traits, and views of it in #view0 ...
+def as_widget(
+    browser: playwright.Browser, name: str, traits: str, views: int = 1
+) -> playwright.Page:
+    """A page that does with a front end what anywidget does: a ``model`` with traits, and views of
+    it in #view0 ...
 
     ``traits``: JSON, or what `pack` wrote in base64. On the page, ``ends`` remove the views.
     """
@@ -153,7 +176,9 @@ def as_widget(browser: playwright.Browser, name: str, traits: str, views: int = 
 
 def notebook_of(*code: str) -> nbformat.NotebookNode:
     """A notebook with these cells, for which JupyterLab asks for no kernel."""
-    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in code], metadata=KERNEL)
+    return nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(one) for one in code], metadata=KERNEL
+    )
 
 
 @contextlib.contextmanager
@@ -166,21 +191,54 @@ def jupyterlab(folder: Path, own: Path) -> Iterator[Callable[[str, nbformat.Note
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     token = secrets.token_hex(16)
-    places = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTERLAB_SETTINGS_DIR": "settings"}
-    places |= {"JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython", "JUPYTER_DATA_DIR": "data"}
+    places = {
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+    }
+    places |= {
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+        "IPYTHONDIR": "ipython",
+        "JUPYTER_DATA_DIR": "data",
+    }
     environment = os.environ | {name: str(own / place) for name, place in places.items()}
-    environment |= {"ATTNCONV_QUIET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "lib")}
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
-    command += [f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={folder}", "--ServerApp.port_retries=0"]
+    environment |= {
+        "ATTNCONV_QUIET": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(REPOSITORY / "lib"),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+    ]
+    command += [
+        f"--IdentityProvider.token={token}",
+        f"--ServerApp.root_dir={folder}",
+        "--ServerApp.port_retries=0",
+    ]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     for name, settings in (
-        ("apputils-extension/notification", {"fetchNews": "false", "checkForUpdates": False}),  # no question in the way
-        ("notebook-extension/tracker", {"windowingMode": "none"}),  # cells out of sight stay in the page
+        (
+            "apputils-extension/notification",
+            {"fetchNews": "false", "checkForUpdates": False},
+        ),  # no question in the way
+        (
+            "notebook-extension/tracker",
+            {"windowingMode": "none"},
+        ),  # cells out of sight stay in the page
     ):
         file = own / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(settings))
-    with open(own / "log", "w") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server:
+    with (
+        open(own / "log", "w") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server,
+    ):
         address = f"http://127.0.0.1:{port}"
         for _ in range(300):
             if server.poll() is not None:
@@ -206,6 +264,8 @@ def jupyterlab(folder: Path, own: Path) -> Iterator[Callable[[str, nbformat.Note
 def run_all(page: playwright.Page) -> None:
     """Run all cells of the notebook that JupyterLab has opened."""
     page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
-    page.get_by_text("| Idle").wait_for(timeout=60_000)  # a kernel that is not there yet would run nothing
+    page.get_by_text("| Idle").wait_for(
+        timeout=60_000
+    )  # a kernel that is not there yet would run nothing
     page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
     page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()

@@ -19,19 +19,24 @@ from companion.profile import load_profile
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core, each with one thread
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # toys say and give the same on all machines (CONTRIBUTING.md)
+os.environ.setdefault(
+    "CUDA_VISIBLE_DEVICES", ""
+)  # toys say and give the same on all machines (CONTRIBUTING.md)
 
 LONG = """test_notebooks test_training test_record test_reproduce test_explorer_browser test_knobs test_compare
     test_playground_browser test_site_browser test_lab_browser test_equivalence test_explorer test_figures
     test_swapping test_data test_fresh test_workspace""".split()
-"""Files that take longest. The first and the third keep two cores busy, those after them wait a good deal."""
+"""Files that take longest. The first and the third keep two cores busy, those after them wait a
+good deal.
+"""
 
 
 def pytest_configure() -> None:
-    """A suite started in the background may inherit that Ctrl-C and SIGHUP are ignored. What it starts must not.
+    """A suite started in the background may inherit that Ctrl-C and SIGHUP are ignored. What it
+    starts must not.
 
-    A hook, because a process that a test starts under nohup imports this file too, and is to stay as it was started.
-    """
+    A hook, because a process that a test starts under nohup imports this file too, and is to stay
+    as it was started."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -62,13 +67,24 @@ class Toys:
         (self.notebooks / "profiles" / "toy.yaml").write_text(text)
 
     def add(self, name: str, *cells: str, parameters: str = PARAMETERS, **notes: object) -> Path:
-        """Write a notebook; ``notes`` is its metadata for the runner. Every execution adds a line to LOG."""
-        first = nbformat.v4.new_code_cell(parameters, id="parameters", metadata={"tags": ["parameters"]})
-        log = (
-            "open('LOG', 'a').write(" + repr(name[:2]) + " + (f':{preset}' if 'preset' in globals() else '') + '\\n');"
+        """Write a notebook; ``notes`` is its metadata for the runner. Every execution adds a
+        line to LOG.
+        """
+        first = nbformat.v4.new_code_cell(
+            parameters, id="parameters", metadata={"tags": ["parameters"]}
         )
-        cells = [nbformat.v4.new_code_cell(source, id=f"cell-{i}") for i, source in enumerate([log, *cells])]
-        notebook = nbformat.v4.new_notebook(cells=[first, *cells], metadata={"attnconv": notes} if notes else {})
+        log = (
+            "open('LOG', 'a').write("
+            + repr(name[:2])
+            + " + (f':{preset}' if 'preset' in globals() else '') + '\\n');"
+        )
+        cells = [
+            nbformat.v4.new_code_cell(source, id=f"cell-{i}")
+            for i, source in enumerate([log, *cells])
+        ]
+        notebook = nbformat.v4.new_notebook(
+            cells=[first, *cells], metadata={"attnconv": notes} if notes else {}
+        )
         path = self.notebooks / f"{name}.ipynb"
         nbformat.write(notebook, path)
         return path
@@ -87,7 +103,9 @@ def result(name: str, text: str = "x") -> str:
 
 def planned(toys: Toys) -> dict:
     profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
-    return plan(map(read_notebook, sorted(toys.notebooks.glob("*.ipynb"))), profile, {"profile": "toy"})
+    return plan(
+        map(read_notebook, sorted(toys.notebooks.glob("*.ipynb"))), profile, {"profile": "toy"}
+    )
 
 
 def write(file: Path, content: str | bytes) -> None:
@@ -95,7 +113,14 @@ def write(file: Path, content: str | bytes) -> None:
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def put_run(toys: Toys, preset: str, seed: int = 0, name: str = "0", finished: bool = True, kind: str = "runs") -> Path:
+def put_run(
+    toys: Toys,
+    preset: str,
+    seed: int = 0,
+    name: str = "0",
+    finished: bool = True,
+    kind: str = "runs",
+) -> Path:
     folder = toys.output / kind / f"{preset}-seed{seed}-{name}"
     write(folder / "config.json", json.dumps({"preset": preset, "train": {"seed": seed}}))
     write(folder / "metrics.jsonl", "1")
@@ -107,11 +132,16 @@ def put_run(toys: Toys, preset: str, seed: int = 0, name: str = "0", finished: b
 
 def damaged(content: bytes, draw) -> bytes:
     """Cut short, one bit flipped, something added or (JSON) a value of another type."""
-    kind, at = draw(st.sampled_from(["cut", "flip", "more", "type"])), draw(st.integers(0, len(content) - 1))
+    kind, at = (
+        draw(st.sampled_from(["cut", "flip", "more", "type"])),
+        draw(st.integers(0, len(content) - 1)),
+    )
     if kind == "cut":
         return content[:at]
     if kind == "flip":
-        return content[:at] + bytes([content[at] ^ 1 << draw(st.integers(0, 7))]) + content[at + 1 :]
+        return (
+            content[:at] + bytes([content[at] ^ 1 << draw(st.integers(0, 7))]) + content[at + 1 :]
+        )
     line = content.splitlines()[0] if content.startswith(b'{"') else content  # of metrics.jsonl
     value = json.loads(line) if content.startswith(b"{") else None
     if kind == "more" or value is None:
@@ -162,7 +192,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]
 
 @pytest.fixture
 def show(browser: object, request: pytest.FixtureRequest) -> Iterator[Callable]:
-    """Open a file as `browser.opened` does: a ``Seen`` of the test's module. There must have been no errors."""
+    """Open a file as `browser.opened` does: a ``Seen`` of the test's module. There must have
+    been no errors.
+    """
     from browser import opened
 
     pages = []

@@ -1,8 +1,9 @@
-"""Whether the tests can fail: each mistake of mutants.txt is made in a copy of the tree, and its tests must see it.
+"""Whether the tests can fail: each mistake of mutants.txt is made in a copy of the tree, and its
+tests must see it.
 
-Run by hand, as ``python tests/mutants.py`` or ``make mutants``; what all tests together cost, it costs some ten times.
-It ends with status 1 where a mistake is not seen, or cannot be made any more. An entry of the list, between blank
-lines, is
+Run by hand, as ``python tests/mutants.py`` or ``make mutants``; what all tests together cost, it
+costs some ten times. It ends with status 1 where a mistake is not seen, or cannot be made any more.
+An entry of the list, between blank lines, is
 
     @ file: what is wrong           (the file from the repository's root)
     - the text as it is             (one line or several; it stands in the file exactly once)
@@ -33,7 +34,9 @@ LIST = TESTS / "mutants.txt"
 PATIENCE = 300
 """Seconds after which tests that hang count as failed."""
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "torchvision", "seaborn", "scipy.stats", "hypothesis", "papermill", "anywidget"])
+FORKS.set_forkserver_preload(
+    ["torch", "torchvision", "seaborn", "scipy.stats", "hypothesis", "papermill", "anywidget"]
+)
 """What tests import besides the library: once for all mutants."""
 
 
@@ -52,7 +55,9 @@ class Mutant:
         for test in self.tests:
             place, _, name = test.partition("::")
             file = root / "tests" / place
-            if not file.is_file() or f"def {name.partition('[')[0]}(" not in file.read_text("utf-8"):
+            if not file.is_file() or f"def {name.partition('[')[0]}(" not in file.read_text(
+                "utf-8"
+            ):
                 return f"there is no test {test}"
         if not (root / self.file).is_file():
             return "there is no such file"
@@ -63,7 +68,11 @@ class Mutant:
 def read(text: str) -> list[Mutant]:
     """The entries of a list. `ValueError` names the line of one that is none."""
     mutants, lines = [], enumerate(text.splitlines(), 1)
-    blocks = (list(block) for full, block in groupby(lines, key=lambda line: bool(line[1].strip())) if full)
+    blocks = (
+        list(block)
+        for full, block in groupby(lines, key=lambda line: bool(line[1].strip()))
+        if full
+    )
     for block in blocks:
         entry = [(number, line) for number, line in block if not line.startswith("#")]
         if not entry:
@@ -72,21 +81,40 @@ def read(text: str) -> list[Mutant]:
         for number, line in entry:
             mark, space, rest = line[:1], line[1:2], line[2:]
             if mark not in parts or space not in ("", " "):
-                raise ValueError(f"line {number}: {line!r} begins with none of '@ ', '- ', '+ ', '> ', '#'.")
+                raise ValueError(
+                    f"line {number}: {line!r} begins with none of '@ ', '- ', '+ ', '> ', '#'."
+                )
             parts[mark].append(rest)
         file, colon, what = "".join(parts["@"]).partition(": ")
-        if len(parts["@"]) != 1 or not (colon and what and all(parts.values())) or parts["-"] == parts["+"]:
+        if (
+            len(parts["@"]) != 1
+            or not (colon and what and all(parts.values()))
+            or parts["-"] == parts["+"]
+        ):
             raise ValueError(
                 f"line {entry[0][0]}: an entry has one line '@ file: what is wrong', then '- ', '+ ', which differ, "
                 "and '> '."
             )
-        mutants.append(Mutant(file, what, "\n".join(parts["-"]), "\n".join(parts["+"]), tuple(parts[">"])))
+        mutants.append(
+            Mutant(file, what, "\n".join(parts["-"]), "\n".join(parts["+"]), tuple(parts[">"]))
+        )
     return mutants
 
 
 def copy_of(root: Path, place: Path) -> Path:
-    """What git knows or would add, in another place; data and outputs, which no mutant changes, are links."""
-    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    """What git knows or would add, in another place; data and outputs, which no mutant changes,
+    are links.
+    """
+    command = [
+        "git",
+        "-C",
+        str(root),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in filter(None, names):
         if not name.startswith(("data/", "outputs/")) and (root / name).is_file():
@@ -108,7 +136,8 @@ def fails(tests: tuple[str, ...], tree: Path) -> bool:
             process.join()
             return True
         said = log.read()
-    # 0: all passed, 1: one failed, 2: one could not even be read, which is to fail; else: there is no such test
+    # 0: all passed, 1: one failed, 2: one could not even be read, which is to fail; else: there is
+    # no such test
     if process.exitcode not in (0, 1, 2):
         raise RuntimeError(f"{' '.join(tests)} cannot be run: {said[-1500:]}")
     return process.exitcode != 0
@@ -120,7 +149,9 @@ def run_tests(tests: tuple[str, ...], tree: Path, log: str) -> NoReturn:
     for stream in (1, 2):
         os.dup2(output, stream)
     os.environ |= {"PYTHONPATH": str(tree / "lib"), "PYTHONDONTWRITEBYTECODE": "1"}
-    sys.dont_write_bytecode = True  # a file that is changed twice in a second would be taken for what it was
+    sys.dont_write_bytecode = (
+        True  # a file that is changed twice in a second would be taken for what it was
+    )
     sys.path[:0] = [str(tree / "lib"), str(tree / "tests")]
     os.chdir(tree / "tests")
     import pytest
@@ -130,7 +161,10 @@ def run_tests(tests: tuple[str, ...], tree: Path, log: str) -> NoReturn:
 
 def tried(mutants: list[Mutant], root: Path, at_once: int) -> Iterator[tuple[Mutant, str]]:
     """What became of each: ``seen``, ``NOT SEEN`` or ``does not apply any more``."""
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(at_once) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as folder,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
         trees: SimpleQueue[Path] = SimpleQueue()
         for number in range(at_once):
             trees.put(copy_of(root, Path(folder, str(number))))
@@ -152,9 +186,15 @@ def tried(mutants: list[Mutant], root: Path, at_once: int) -> Iterator[tuple[Mut
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description="Make each mistake of mutants.txt in a copy; its tests must see it.")
-    options.add_argument("--only", nargs="+", default=[], metavar="WORD", help="entries with one of these words")
-    options.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at a time (default: 1)")
+    options = argparse.ArgumentParser(
+        description="Make each mistake of mutants.txt in a copy; its tests must see it."
+    )
+    options.add_argument(
+        "--only", nargs="+", default=[], metavar="WORD", help="entries with one of these words"
+    )
+    options.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="so many at a time (default: 1)"
+    )
     options.add_argument("--list", type=Path, default=LIST, help="another list")
     given = options.parse_args()
     try:
@@ -162,7 +202,11 @@ def main() -> int:
     except ValueError as error:
         print(f"{given.list}: {error}", file=sys.stderr)
         return 2
-    mutants = [one for one in mutants if not given.only or any(w in f"{one.file}: {one.what}" for w in given.only)]
+    mutants = [
+        one
+        for one in mutants
+        if not given.only or any(w in f"{one.file}: {one.what}" for w in given.only)
+    ]
     seen = 0
     for mutant, outcome in tried(mutants, ROOT, max(1, given.jobs)):
         seen += outcome == "seen"

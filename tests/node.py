@@ -15,13 +15,20 @@ from companion.explorer import pack
 from companion.explorer.assets import FRONT
 
 NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed: the front end's arithmetic is not tested")
+needs_node = pytest.mark.skipif(
+    NODE is None, reason="node is not installed: the front end's arithmetic is not tested"
+)
 
 
 def in_node(source: str, tree: Any = None) -> Any:
-    """What ``out`` is after a script that knows modules (heads, maths, network, page, play), and ``tree`` as packed."""
+    """What ``out`` is after a script that knows modules (heads, maths, network, page, play), and
+    ``tree`` as packed.
+    """
     files = dict(heads="heads", maths="maths", network="network", page="page", play="playground")
-    imports = "".join(f"import * as {n} from {json.dumps((FRONT / f'{f}.js').as_uri())};" for n, f in files.items())
+    imports = "".join(
+        f"import * as {n} from {json.dumps((FRONT / f'{f}.js').as_uri())};"
+        for n, f in files.items()
+    )
     script = f"""
         {imports}
         import {{ readFileSync }} from "node:fs";
@@ -29,12 +36,16 @@ def in_node(source: str, tree: Any = None) -> Any:
         {source}
         console.log(JSON.stringify(out, (key, value) => (ArrayBuffer.isView(value) ? [...value] : value)));"""
     given = gzip.decompress(pack(tree))
-    done = subprocess.run([NODE, "--input-type=module", "-e", script], input=given, capture_output=True)
+    done = subprocess.run(
+        [NODE, "--input-type=module", "-e", script], input=given, capture_output=True
+    )
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)
 
 
 def run_tests(name: str) -> None:
     """Run a file of node's own tests."""
-    done = subprocess.run([NODE, "--test", Path(__file__).with_name(name)], capture_output=True, text=True)
+    done = subprocess.run(
+        [NODE, "--test", Path(__file__).with_name(name)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr

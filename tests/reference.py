@@ -1,4 +1,6 @@
-"""The paper's attention, written naively from its formulas in float64: loops, no shared code with the library."""
+"""The paper's attention, written naively from its formulas in float64: loops, no shared code
+with the library.
+"""
 
 import math
 
@@ -31,7 +33,9 @@ def learned_scores(row_embedding, column_embedding, row_scores, column_scores, h
 
 
 def content_scores(x, query, key, row_embedding, column_embedding, heads):
-    """(q . k + q . r) / sqrt(K) of one image x (H, W, C); query and key are (weight, bias) of a linear map."""
+    """(q . k + q . r) / sqrt(K) of one image x (H, W, C); query and key are (weight, bias) of a
+    linear map.
+    """
     height, width, _ = x.shape
     q, k = (x @ weight.T + bias for weight, bias in (query, key))
     size = q.shape[-1] // heads
@@ -45,7 +49,9 @@ def content_scores(x, query, key, row_embedding, column_embedding, heads):
 
 
 def attention(x, scores, weight, bias):
-    """Sum over heads and keys of P X W^h + b for one image x (H, W, C); weight (D, h C) holds the heads' W^h."""
+    """Sum over heads and keys of P X W^h + b for one image x (H, W, C); weight (D, h C) holds
+    the heads' W^h.
+    """
     height, width, channels = x.shape
     out = np.empty((height, width, len(bias)))
     for i, j in np.ndindex(height, width):

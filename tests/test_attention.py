@@ -1,4 +1,6 @@
-"""Every layer against an independent float64 reference; every formulation against every other; gradients too."""
+"""Every layer against an independent float64 reference; every formulation against every other;
+gradients too.
+"""
 
 import math
 
@@ -37,7 +39,9 @@ def reference_scores(kind, layer, x):
         names = ("row_embedding", "column_embedding", "row_scores", "column_scores")
         return reference.learned_scores(*(p[name] for name in names), height, width)
     query, key = ((p[f"{name}.weight"], p[f"{name}.bias"]) for name in ("query", "key"))
-    return reference.content_scores(x, query, key, p["row_embedding"], p["column_embedding"], layer.heads)
+    return reference.content_scores(
+        x, query, key, p["row_embedding"], p["column_embedding"], layer.heads
+    )
 
 
 @pytest.mark.parametrize(("kind", "mixing"), FORMS)
@@ -56,13 +60,19 @@ def test_layer_equals_naive_float64_reference(kind, mixing, grid):
 def test_probabilities_are_softmax_of_reference_scores(kind):
     layer = make(kind).double()
     x = torch.randn(2, 3, 5, 3, dtype=torch.float64)
-    p = layer.probabilities(x) if kind == "content" else layer.probabilities(3, 5).expand(2, -1, -1, -1, -1, -1)
+    p = (
+        layer.probabilities(x)
+        if kind == "content"
+        else layer.probabilities(3, 5).expand(2, -1, -1, -1, -1, -1)
+    )
     assert p.shape == (2, 2, 3, 5, 3, 5)
     torch.testing.assert_close(p.sum((-1, -2)), torch.ones(2, 2, 3, 5, dtype=torch.float64))
     for image, maps in zip(x, p, strict=True):
         scores = reference_scores(kind, layer, image.numpy())
         for h, i, j in np.ndindex(2, 3, 5):
-            np.testing.assert_allclose(maps[h, i, j].detach().numpy(), reference.softmax(scores[h, i, j]), atol=1e-12)
+            np.testing.assert_allclose(
+                maps[h, i, j].detach().numpy(), reference.softmax(scores[h, i, j]), atol=1e-12
+            )
 
 
 @pytest.mark.parametrize(("kind", "mixing"), FORMS)
@@ -95,7 +105,9 @@ def test_long_thin_heads_cost_no_precision(spread):
         *(value.double().detach().numpy() for value in (layer.centres, layer.spreads)), 12, 12
     )
     for h, i, j in np.ndindex(4, 12, 12):
-        np.testing.assert_allclose(p[h, i, j], reference.softmax(scores[h, i, j]), atol=2e-6 * spread)
+        np.testing.assert_allclose(
+            p[h, i, j], reference.softmax(scores[h, i, j]), atol=2e-6 * spread
+        )
 
 
 @pytest.mark.parametrize("covariance", ["isotropic", "full"])
@@ -198,18 +210,24 @@ def test_a_start_on_a_disc_has_the_standard_deviation_and_no_two_heads_alike(hea
 def test_a_start_on_taps_has_head_h_exactly_on_tap_h(heads, side):
     centres = QuadraticAttention(2, 3, heads, centre_start="taps", centre_std=0.6).centres.detach()
     taps = [
-        (row, column) for row in range(-(side // 2), side // 2 + 1) for column in range(-(side // 2), side // 2 + 1)
+        (row, column)
+        for row in range(-(side // 2), side // 2 + 1)
+        for column in range(-(side // 2), side // 2 + 1)
     ]
     assert centres.tolist() == [[float(row), float(column)] for row, column in taps[:heads]]
 
 
 @pytest.mark.parametrize(("spread", "tolerance"), [(12.0, 1e-12), (4.0, 0.01)])
 def test_hard_heads_that_start_on_taps_are_a_convolution(spread, tolerance):
-    """Against torch's convolution in float64. Beyond the border a hard head sees the nearest pixel."""
+    """Against torch's convolution in float64. Beyond the border a hard head sees the nearest
+    pixel.
+    """
     torch.manual_seed(0)
     layer = QuadraticAttention(3, 4, heads=9, centre_start="taps", spread_start=spread).double()
     x = torch.randn(2, 6, 5, 3, dtype=torch.float64)
-    kernel = layer.value.weight.view(4, 3, 3, 3).permute(0, 3, 1, 2)  # (D, rows, columns, C) -> (D, C, rows, columns)
+    kernel = layer.value.weight.view(4, 3, 3, 3).permute(
+        0, 3, 1, 2
+    )  # (D, rows, columns, C) -> (D, C, rows, columns)
     padded = F.pad(x.permute(0, 3, 1, 2), (1, 1, 1, 1), mode="replicate")
     expected = F.conv2d(padded, kernel, layer.value.bias).permute(0, 2, 3, 1)
     error = (layer(x) - expected).abs().max() / expected.abs().max()
@@ -227,15 +245,22 @@ def test_content_heads_that_start_on_taps_look_as_quadratic_ones_whatever_the_pi
     quadratic = QuadraticAttention(3, 4, heads=9, centre_start="taps").double()
     torch.nn.init.constant_(quadratic.spreads, math.sqrt(2 * alpha))
     x = torch.randn(2, 7, 5, 3, dtype=torch.float64)
-    torch.testing.assert_close(layer.probabilities(x), quadratic.probabilities(7, 5).expand(2, -1, -1, -1, -1, -1))
+    torch.testing.assert_close(
+        layer.probabilities(x), quadratic.probabilities(7, 5).expand(2, -1, -1, -1, -1, -1)
+    )
     quadratic.value.load_state_dict(layer.value.state_dict())
     torch.testing.assert_close(layer(x), quadratic(x))
     layer(x).square().sum().backward()
-    for weight in (layer.query.weight, layer.row_embedding):  # content can come in, and centres can move
+    for weight in (
+        layer.query.weight,
+        layer.row_embedding,
+    ):  # content can come in, and centres can move
         assert weight.grad.abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("away", [(10_000.0, 0.3), (0.3, -10_000.0), (10_000.0, -10_000.0), (2.4, 0.3)])
+@pytest.mark.parametrize(
+    "away", [(10_000.0, 0.3), (0.3, -10_000.0), (10_000.0, -10_000.0), (2.4, 0.3)]
+)
 @pytest.mark.parametrize("covariance", ["isotropic", "full"])
 def test_centres_far_off_the_image_cost_no_precision(covariance, away):
     """A part of the scores that is a million times larger must not round the others away."""
@@ -253,7 +278,9 @@ def test_centres_far_off_the_image_cost_no_precision(covariance, away):
     for h, i, j in np.ndindex(2, 5, 6):
         np.testing.assert_allclose(found[h, i, j], reference.softmax(scores[h, i, j]), atol=1e-6)
     image = torch.randn(1, 5, 6, 3)
-    expected = reference.attention(image[0].double().numpy(), scores, p["value.weight"], p["value.bias"])
+    expected = reference.attention(
+        image[0].double().numpy(), scores, p["value.weight"], p["value.bias"]
+    )
     np.testing.assert_allclose(layer(image)[0].detach(), expected, atol=3e-6)
 
 
@@ -265,10 +292,15 @@ def test_gradients_of_far_centres_are_those_of_the_formula():
 
     def plain(centres, spreads):
         shifts = torch.stack(
-            torch.meshgrid(layer.shifts(4, 0).flatten(), layer.shifts(5, 1).flatten(), indexing="ij"), -1
+            torch.meshgrid(
+                layer.shifts(4, 0).flatten(), layer.shifts(5, 1).flatten(), indexing="ij"
+            ),
+            -1,
         )
         offsets = torch.einsum("hde,hxye->hxyd", spreads, shifts - centres[:, None, None])
-        scores = -0.5 * offsets.square().sum(-1).view(2, 4, 4, 5, 5).transpose(2, 3)  # (h, H, W, H, W)
+        scores = -0.5 * offsets.square().sum(-1).view(2, 4, 4, 5, 5).transpose(
+            2, 3
+        )  # (h, H, W, H, W)
         return scores.flatten(-2).softmax(-1).view_as(scores)
 
     weights = torch.randn(2, 4, 5, 4, 5, dtype=torch.float64)

@@ -32,6 +32,11 @@ def test_all_take_their_turn():
 
 @pytest.mark.slow
 def test_training_in_rows_and_columns_takes_less_memory_than_dense():
-    for side, share in ((16, 1.0), (32, 0.4)):  # at 16 x 16, P is small beside what each process allocates once
-        dense, separable = (peak_memory(Case(form, side, 64, batch=8)) for form in ("dense", "separable"))
+    for side, share in (
+        (16, 1.0),
+        (32, 0.4),
+    ):  # at 16 x 16, P is small beside what each process allocates once
+        dense, separable = (
+            peak_memory(Case(form, side, 64, batch=8)) for form in ("dense", "separable")
+        )
         assert separable < share * dense

@@ -1,4 +1,6 @@
-"""A reproduction beside a committed record: the record is read, never written, and what differs is named."""
+"""A reproduction beside a committed record: the record is read, never written, and what differs
+is named.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +67,19 @@ def draw(
     claims = Claims(folder / "tables" / "02-claims.json")
     claims.record("grid", holds, [f"{accuracy}%", f"{taps} taps"], "a run")
     write(folder / "tables" / "02-taps.csv", f"model,taps\nattention,{taps}\n")
-    write(folder / "figures" / "02-a.json", json.dumps({"caption": "Heads.", "runs": ["a"], "place": 1}) + "\n")
+    write(
+        folder / "figures" / "02-a.json",
+        json.dumps({"caption": "Heads.", "runs": ["a"], "place": 1}) + "\n",
+    )
     write(folder / "figures" / "02-a.png", f"a picture {ms}")
     place = "outputs/reproduced/toy" if "reproduced" in folder.parts else "outputs/toy"
     write(folder / "notebooks" / "02_a.ipynb", f"output = {place}")
     write(folder / "figures" / "03-a.png", "a picture")
     made = [file.relative_to(folder).as_posix() for file in folder.glob("*/*")]
-    return {"02_a": [name for name in made if "/02" in name], "03_a": [name for name in made if "/03" in name]}
+    return {
+        "02_a": [name for name in made if "/02" in name],
+        "03_a": [name for name in made if "/03" in name],
+    }
 
 
 def test_what_a_file_states_has_names(tmp_path: Path) -> None:
@@ -81,7 +89,11 @@ def test_what_a_file_states_has_names(tmp_path: Path) -> None:
     lines = {"grid of a run, line 1": "87.52%", "grid of a run, line 2": "8 of 9 taps"}
     claims = {"grid of a run, verdict": "holds"} | lines
     assert statements(tmp_path / "tables" / "02-claims.json") == claims
-    assert statements(tmp_path / "figures" / "02-a.json") == {"caption": '"Heads."', "runs": '["a"]', "place": "1"}
+    assert statements(tmp_path / "figures" / "02-a.json") == {
+        "caption": '"Heads."',
+        "runs": '["a"]',
+        "place": "1",
+    }
     assert statements(tmp_path / "figures" / "02-a.png") == {}
 
 
@@ -91,8 +103,16 @@ def test_what_a_file_states_has_names(tmp_path: Path) -> None:
         ({}, "files of the same bytes: 6 of 6\n", []),
         ({"ms": 9.5}, "files of the same bytes: 5 of 6; not figures/02-a.png\n", []),
         ({"accuracy": 87.53}, "captions: 7 the same, 1 but for rounding\n", []),
-        ({"accuracy": 87.54}, "differ: 1", ["grid of a run, line 1: 87.52% in the record, 87.54% here"]),
-        ({"holds": False}, "differ: 1", ["grid of a run, verdict: holds in the record, does not hold here"]),
+        (
+            {"accuracy": 87.54},
+            "differ: 1",
+            ["grid of a run, line 1: 87.52% in the record, 87.54% here"],
+        ),
+        (
+            {"holds": False},
+            "differ: 1",
+            ["grid of a run, verdict: holds in the record, does not hold here"],
+        ),
         (
             {"taps": "7 of 9"},
             "differ: 2",
@@ -125,12 +145,20 @@ def test_a_file_that_is_missing_or_new_is_named_but_not_one_of_a_notebook_that_w
     (folder / "figures" / "03-a.png").unlink()
     assert compare(record, folder, planned(toys), {"02_a": made["02_a"]}) == 0
     write(folder / "figures" / "02-b.png", "new")
-    assert compare(record, folder, planned(toys), made | {"02_a": [*made["02_a"], "figures/02-b.png"]}) == 1
+    assert (
+        compare(record, folder, planned(toys), made | {"02_a": [*made["02_a"], "figures/02-b.png"]})
+        == 1
+    )
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2:] == ["    figures/02-b.png: not in the record", "    figures/03-a.png: only in the record"]
+    assert lines[-2:] == [
+        "    figures/02-b.png: not in the record",
+        "    figures/03-a.png: only in the record",
+    ]
 
 
-def test_the_records_runs_are_links_and_what_is_measured_of_them_stays_outside_the_record(toys: Toys, beside) -> None:
+def test_the_records_runs_are_links_and_what_is_measured_of_them_stays_outside_the_record(
+    toys: Toys, beside
+) -> None:
     record, folder = beside
     toys.add("02_a", reads=["runs/*", "runs/quadratic/*"])
     run = put_run(toys, "quadratic")
@@ -138,25 +166,38 @@ def test_the_records_runs_are_links_and_what_is_measured_of_them_stays_outside_t
     write(record / "strip.npz", "images")
     [job] = planned(toys).values()
     profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
-    before, kept = inputs(job, profile, None, folder), {file: file.read_bytes() for file in record.rglob("*.*")}
-    assert before["the data"] and before[f"runs/{run.name}/model.safetensors"] and not folder.exists()
+    before, kept = (
+        inputs(job, profile, None, folder),
+        {file: file.read_bytes() for file in record.rglob("*.*")},
+    )
+    assert (
+        before["the data"] and before[f"runs/{run.name}/model.safetensors"] and not folder.exists()
+    )
 
     for _ in range(2):  # again, as the next notebook does
         assert open_workspace("smoke", output=folder).folder == folder
     assert inputs(job, profile, None, folder) == before
-    assert {file.relative_to(folder) for file in folder.rglob("*.*")} == {file.relative_to(record) for file in kept}
-    assert all(file.is_symlink() and not os.readlink(file).startswith("/") for file in folder.rglob("*.*"))
+    assert {file.relative_to(folder) for file in folder.rglob("*.*")} == {
+        file.relative_to(record) for file in kept
+    }
+    assert all(
+        file.is_symlink() and not os.readlink(file).startswith("/") for file in folder.rglob("*.*")
+    )
     assert not folder.joinpath("runs", run.name).is_symlink()
     write(folder / "runs" / run.name / "attention.npz", "measured")
     assert changed(before, inputs(job, profile, None, folder)) == []
     assert {file: file.read_bytes() for file in record.rglob("*.*")} == kept
 
-    assert open_workspace("smoke", output=record.with_name("other")).folder == record.with_name("other")
+    assert open_workspace("smoke", output=record.with_name("other")).folder == record.with_name(
+        "other"
+    )
     assert not record.with_name("other").exists()  # of no record
 
 
 def test_a_checkpoint_in_the_record_is_not_linked(toys: Toys, beside) -> None:
-    """A maintainer may be training there; a training of the same run beside it would write into it."""
+    """A maintainer may be training there; a training of the same run beside it would write into
+    it.
+    """
     record, folder = beside
     run = put_run(toys, "quadratic", finished=False)
     write(run / "checkpoint" / "state.pt", "half")
@@ -166,7 +207,9 @@ def test_a_checkpoint_in_the_record_is_not_linked(toys: Toys, beside) -> None:
     assert not (folder / "runs" / run.name / "checkpoint").exists()
 
 
-def test_the_record_is_not_drawn_with_images_that_not_everyone_has(toys: Toys, tmp_path: Path, monkeypatch) -> None:
+def test_the_record_is_not_drawn_with_images_that_not_everyone_has(
+    toys: Toys, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(runner, "OUTPUTS", tmp_path)
     toys.add("02_a")
     write(tmp_path / "toy" / "strip.npz", "images")
@@ -183,7 +226,10 @@ def test_what_is_trained_again_has_a_folder_of_its_own_beside_which_there_is_no_
     write(tmp_path / "toy" / "strip.npz", "images")
     assert reproduce("toy", notebooks=toys.notebooks, dry=True) == 0
     said = capsys.readouterr().out
-    assert f"output: {tmp_path / 'reproduced' / 'toy'}\n" in said and f"The record {tmp_path / 'toy'} is read" in said
+    assert (
+        f"output: {tmp_path / 'reproduced' / 'toy'}\n" in said
+        and f"The record {tmp_path / 'toy'} is read" in said
+    )
     assert reproduce("toy", notebooks=toys.notebooks, dry=True, retrain=True) == 0
     said = capsys.readouterr().out
     assert f"output: {tmp_path / 'toy-retrained'}\n" in said and "The record" not in said
@@ -210,17 +256,28 @@ for line in sys.stdin:
         status = main(json.loads(line))
     print(json.dumps([status, said.getvalue()]), flush=True)
 """
-"""A process that runs the command once for each line of words: to start one anew takes longer than all else here."""
+"""A process that runs the command once for each line of words: to start one anew takes longer
+than all else here.
+"""
 
 
-def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(tmp_path: Path, request) -> None:
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib"), "ATTNCONV_DATA": str(ROOT / "data")}
+def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(
+    tmp_path: Path, request
+) -> None:
+    environment = os.environ | {
+        "PYTHONPATH": str(tmp_path / "lib"),
+        "ATTNCONV_DATA": str(ROOT / "data"),
+    }
 
     def call(*command: str) -> subprocess.CompletedProcess:
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, env=environment
+        )
 
     def attnconv(*words: str) -> subprocess.CompletedProcess:
-        print(json.dumps(["reproduce", "--profile", "evening", *words]), file=runs.stdin, flush=True)
+        print(
+            json.dumps(["reproduce", "--profile", "evening", *words]), file=runs.stdin, flush=True
+        )
         status, said = json.loads(runs.stdout.readline())
         return subprocess.CompletedProcess(words, status, said, "")
 
@@ -229,35 +286,60 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(t
         return call("git", "status", "--porcelain", "--untracked-files=all").stdout
 
     toys = Toys(tmp_path)
-    shutil.copytree(ROOT / "lib", tmp_path / "lib", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copytree(ROOT / "data" / "fashion-mnist-sample", tmp_path / "data" / "fashion-mnist-sample")
+    shutil.copytree(
+        ROOT / "lib", tmp_path / "lib", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+    )
+    shutil.copytree(
+        ROOT / "data" / "fashion-mnist-sample", tmp_path / "data" / "fashion-mnist-sample"
+    )
     for name in (".gitignore", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path)
     write(toys.notebooks / "profiles" / "evening.yaml", "recorded: true\nruns: [quadratic]\n")
     path = toys.add("02_a", CELL)
     record, folder = toys.output / "evening", toys.output / "reproduced" / "evening"
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    runs = subprocess.Popen([sys.executable, "-c", COMMANDS], cwd=tmp_path, env=environment, **pipes)
+    runs = subprocess.Popen(
+        [sys.executable, "-c", COMMANDS], cwd=tmp_path, env=environment, **pipes
+    )
     request.addfinalizer(runs.communicate)  # at the end of its input it ends
 
     done = attnconv("--record")
     assert toys.executed() == ["02"], done.stdout + done.stderr
-    assert done.returncode == 0 and "Beside the record" not in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "Beside the record" not in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert (record / "notebooks" / "02_a.ipynb").is_file() and not folder.exists()
-    (record / "runs" / "a-seed0-0" / "attention.npz").rename(record / "runs" / "a-seed0-0" / "heads.npz")
+    (record / "runs" / "a-seed0-0" / "attention.npz").rename(
+        record / "runs" / "a-seed0-0" / "heads.npz"
+    )
     call("git", "init", "--quiet")
     call("git", "add", "--all")
-    call("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message", "The record")
+    call(
+        "git",
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b",
+        "commit",
+        "--quiet",
+        "--message",
+        "The record",
+    )
     assert not status()
 
     done = attnconv()
     assert done.returncode == 0 and not status(), done.stdout + done.stderr
     said = (f"output: {folder}\n", f"The record {record} is read, never written", "differ: 0")
     assert all(words in done.stdout for words in said)
-    assert {"heads.npz", "attention.npz"} == {file.name for file in (folder / "runs" / "a-seed0-0").iterdir()}
+    assert {"heads.npz", "attention.npz"} == {
+        file.name for file in (folder / "runs" / "a-seed0-0").iterdir()
+    }
     assert (folder / "index.html").is_file() and (folder / "notebooks" / "02_a.html").is_file()
 
     path.write_text(path.read_text().replace("8 of 9", "5 of 9"))
     done = attnconv()
     assert done.returncode == 1 and status() == " M notebooks/02_a.ipynb\n"
-    assert "tables/02-claims.json: grid of a run, line 1: 8 of 9 taps in the record, 5 of 9 taps here" in done.stdout
+    assert (
+        "tables/02-claims.json: grid of a run, line 1: 8 of 9 taps in the record, 5 of 9 taps here"
+        in done.stdout
+    )

@@ -24,49 +24,121 @@ Mine = partial(Profile, name="x")
 @pytest.mark.parametrize(
     ("make", "values", "message"),
     [
-        (ModelConfig, dict(kind="quadratc"), "kind = 'quadratc': Input should be 'quadratic', 'learned'"),
-        (ModelConfig, dict(heads=0), "heads.* = 0: Input should be greater than or equal to 1; .*valid tuple"),
+        (
+            ModelConfig,
+            dict(kind="quadratc"),
+            "kind = 'quadratc': Input should be 'quadratic', 'learned'",
+        ),
+        (
+            ModelConfig,
+            dict(heads=0),
+            "heads.* = 0: Input should be greater than or equal to 1; .*valid tuple",
+        ),
         (ModelConfig, dict(heads=(9, 9)), r"heads = \(9, 9\) must be 6, one a layer"),
-        (ModelConfig, dict(heads=16, centre_start="taps"), "heads = 16 must be the square of an odd number"),
-        (ModelConfig, dict(heads=[9, 9, 9, 9, 9, -1]), "heads.* = -1: Input should be greater than or equal to 0"),
+        (
+            ModelConfig,
+            dict(heads=16, centre_start="taps"),
+            "heads = 16 must be the square of an odd number",
+        ),
+        (
+            ModelConfig,
+            dict(heads=[9, 9, 9, 9, 9, -1]),
+            "heads.* = -1: Input should be greater than or equal to 0",
+        ),
         (ModelConfig, dict(kernels=[2]), r"kernels = \(2,\) must be odd"),
         (ModelConfig, dict(kernels=[3] * 7), "kernels = .* must be one per attention layer"),
-        (ModelConfig, dict(kind="resnet", kernels=[3]), "kernels = .* must be one per attention layer"),
+        (
+            ModelConfig,
+            dict(kind="resnet", kernels=[3]),
+            "kernels = .* must be one per attention layer",
+        ),
         (ModelConfig, dict(hidden=4.5), "hidden = 4.5: Input should be a valid integer"),
-        (ModelConfig, dict(hidden=10**7), "hidden = 10000000: Input should be less than or equal to 4096"),
+        (
+            ModelConfig,
+            dict(hidden=10**7),
+            "hidden = 10000000: Input should be less than or equal to 4096",
+        ),
         (ModelConfig, dict(image_size=(3, 4, 5)), r"image_size = \(3, 4, 5\): .*2 items"),
         (ModelConfig, dict(layers=True), "layers = True: Input should be a valid integer"),
         (ModelConfig, dict(dropout=1.0), "dropout = 1.0: Input should be less than 1"),
-        (ModelConfig, dict(centre_std=math.inf), "centre_std = inf: Input should be a finite number"),
-        (ModelConfig, dict(spread_start=math.nan), "spread_start = nan: Input should be a finite number"),
-        (ModelConfig, dict(kind="learned", covariance="full"), "covariance = 'full' must be isotropic"),
+        (
+            ModelConfig,
+            dict(centre_std=math.inf),
+            "centre_std = inf: Input should be a finite number",
+        ),
+        (
+            ModelConfig,
+            dict(spread_start=math.nan),
+            "spread_start = nan: Input should be a finite number",
+        ),
+        (
+            ModelConfig,
+            dict(kind="learned", covariance="full"),
+            "covariance = 'full' must be isotropic",
+        ),
         (ModelConfig, dict(kind="learned_content", key_size=5), "key_size = 5 must be even"),
         (ModelConfig, dict(kind="learned_content", hidden=5), "hidden = 5 must be even"),
         (TrainConfig, dict(lr=0.0), "lr = 0.0: Input should be greater than 0"),
-        (TrainConfig, dict(weight_decay=-1.0), "weight_decay = -1.0: Input should be greater than or equal to 0"),
+        (
+            TrainConfig,
+            dict(weight_decay=-1.0),
+            "weight_decay = -1.0: Input should be greater than or equal to 0",
+        ),
         (TrainConfig, dict(images=0), "images = 0: Input should be greater than or equal to 1"),
         (TrainConfig, dict(epochs="6"), "epochs = '6': Input should be a valid integer"),
         (TrainConfig, dict(seed=2**31), "seed = 2147483648: Input should be less than 2147483648"),
         (TrainConfig, dict(validation="x" * 1000), r"validation = 'xx.*\.\.\..*x': Input"),
         (ModelConfig, {"hiden": 3}, "hiden = 3: Extra inputs are not permitted"),
         (ModelConfig, {"a\nb": 3}, "ModelConfig.a b = 3: Extra"),
-        (TrainConfig, dict(compile="max-autotune"), "compile = 'max-autotune': Input should be a valid boolean"),
+        (
+            TrainConfig,
+            dict(compile="max-autotune"),
+            "compile = 'max-autotune': Input should be a valid boolean",
+        ),
         (Profile, {}, "Profile.name = {}: Field required"),
         (Mine, dict(model={"depth": 3}), "ModelConfig.depth = 3: Extra inputs are not permitted"),
         (Mine, dict(model=3), "Profile.model = 3: Input should be a valid dictionary"),
-        (Mine, dict(presets={"learned": {"modl": {}}}), "presets.learned.modl.* = 'modl': .* 'model' or 'train'"),
-        (Mine, dict(presets={"learnt": {}}), "no preset 'learnt'. There are resnet18, quadratic, .*hybrid"),
-        (Mine, dict(presets={"learned": {"train": 3}}), "learned.train = 3: Input should be a valid dictionary"),
+        (
+            Mine,
+            dict(presets={"learned": {"modl": {}}}),
+            "presets.learned.modl.* = 'modl': .* 'model' or 'train'",
+        ),
+        (
+            Mine,
+            dict(presets={"learnt": {}}),
+            "no preset 'learnt'. There are resnet18, quadratic, .*hybrid",
+        ),
+        (
+            Mine,
+            dict(presets={"learned": {"train": 3}}),
+            "learned.train = 3: Input should be a valid dictionary",
+        ),
         (Mine, dict(presets={3: {}}), "presets.3.* = 3: Input should be a valid string"),
         (Mine, dict(runs=()), r"runs = \(\): Tuple should have at least 1 item"),
         (Mine, dict(seeds=[0, -1]), "seeds.1 = -1: Input should be greater than or equal to 0"),
-        (Mine, dict(runs=["learned", "quadratic", "quadratic"]), "Profile.runs = .*: 'quadratic' stands twice"),
+        (
+            Mine,
+            dict(runs=["learned", "quadratic", "quadratic"]),
+            "Profile.runs = .*: 'quadratic' stands twice",
+        ),
         (Mine, dict(seeds=[0, 1, 0]), "Profile.seeds = .*: 0 stands twice"),
         (Mine, dict(study={"longer": {"seeds": [1, 1]}}), "Study.seeds = .*: 1 stands twice"),
         (Mine, dict(study={"few": {"images": [50, 50]}}), "Study.images = .*: 50 stands twice"),
-        (Mine, dict(study={"few": {"starts": {"a": {"model": {"centre_start": "grid"}}}}}), "centre_start = 'grid'"),
-        (Mine, dict(study={"few": {"content": {"model": {"key_size": 3}}}}), "key_size = 3 must be even"),
-        (Mine, dict(train={"seed": 5}), r"seed = 5 cannot be set here: a profile has seeds: \[...\]"),
+        (
+            Mine,
+            dict(study={"few": {"starts": {"a": {"model": {"centre_start": "grid"}}}}}),
+            "centre_start = 'grid'",
+        ),
+        (
+            Mine,
+            dict(study={"few": {"content": {"model": {"key_size": 3}}}}),
+            "key_size = 3 must be even",
+        ),
+        (
+            Mine,
+            dict(train={"seed": 5}),
+            r"seed = 5 cannot be set here: a profile has seeds: \[...\]",
+        ),
         (Mine, dict(presets={"learned": {"train": {"seed": 5}}}), "seed = 5 cannot be set here"),
         (Mine, dict(study={"train": {"seed": 5}}), "seed = 5 cannot be set here"),
     ],
@@ -98,8 +170,12 @@ def test_any_value_is_taken_or_refused_in_one_line(data):
     """Whatever a file may hold: what is taken comes back from JSON as it was."""
     cls = data.draw(st.sampled_from([ModelConfig, TrainConfig, Profile]))
     plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-    nested = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4)
-    values = data.draw(st.dictionaries(st.sampled_from(sorted(cls.model_fields)), nested, max_size=3))
+    nested = st.recursive(
+        plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4
+    )
+    values = data.draw(
+        st.dictionaries(st.sampled_from(sorted(cls.model_fields)), nested, max_size=3)
+    )
     try:
         made = cls(**({"name": "x", **values} if cls is Profile else values))
     except ConfigError as error:
@@ -120,19 +196,33 @@ def test_numbers_that_yaml_reads_as_text_are_understood(tmp_path, text, value):
 
 def test_the_names_of_run_folders_stay():
     """As the first version named them: recorded runs are found by these digits."""
-    assert [config.config_hash(PRESETS[name].model, PRESETS[name].train) for name in PRESETS][: len(HASHES)] == HASHES
+    assert [config.config_hash(PRESETS[name].model, PRESETS[name].train) for name in PRESETS][
+        : len(HASHES)
+    ] == HASHES
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("own", b"trian: {}\n", "own.yaml: Profile.trian = {}: Extra inputs"),
-        ("own", b"train: {epochs: %s}" % (b"9" * 5000), "own.yaml: not valid YAML: Exceeds the limit"),
+        (
+            "own",
+            b"train: {epochs: %s}" % (b"9" * 5000),
+            "own.yaml: not valid YAML: Exceeds the limit",
+        ),
         ("own", b"train: {", "own.yaml: not valid YAML: .*line 1"),
-        ("own", b"train: {epochs: 3}\ntrain: {epochs: 4}", 'own.yaml: not valid YAML: .*duplicate key "train".*line 2'),
+        (
+            "own",
+            b"train: {epochs: 3}\ntrain: {epochs: 4}",
+            'own.yaml: not valid YAML: .*duplicate key "train".*line 2',
+        ),
         ("own", b"train: {epochs: 1:30}", "own.yaml: TrainConfig.epochs = '1:30'"),
         ("own", b"recorded: !!bool x", "own.yaml: not valid YAML: 'x'"),
-        ("own", b"description: 2020-01-01", "own.yaml: Profile.description = datetime.date.*valid string"),
+        (
+            "own",
+            b"description: 2020-01-01",
+            "own.yaml: Profile.description = datetime.date.*valid string",
+        ),
         ("own", b"4: 3", "own.yaml: keywords must be strings"),
         ("own", b"- train", "own.yaml: 'list' object is not a mapping"),
         ("own", b"study: {3: 4}", "own.yaml: keywords must be strings"),
@@ -150,7 +240,9 @@ def test_profile_errors_name_the_file(tmp_path, name, content, message):
 
 
 def test_where_there_are_no_profiles_the_remedy_is_a_clone(tmp_path):
-    with pytest.raises(ConfigError, match="'quick' in .*nowhere. Profiles there: none. They come with a clone"):
+    with pytest.raises(
+        ConfigError, match="'quick' in .*nowhere. Profiles there: none. They come with a clone"
+    ):
         load_profile(tmp_path / "nowhere" / "quick.yaml")
 
 
@@ -161,7 +253,9 @@ def test_shipped_profiles_are_sound_and_their_study_is_of_short_runs_of_a_narrow
         model, train = profile.configs(name, 3)
         assert train.seed == 3 and ModelConfig(**model.model_dump(mode="json")) == model
     study, longer = profile.study, profile.study.longer or profile.study
-    model, recipe = profile.configs("quadratic", 0, study.model | longer.model, study.train | longer.train)
+    model, recipe = profile.configs(
+        "quadratic", 0, study.model | longer.model, study.train | longer.train
+    )
     assert recipe.epochs <= 4 and model.hidden <= 32 and recipe.position_lr
 
     few, paper = study.few, PRESETS["quadratic"].model
@@ -170,12 +264,21 @@ def test_shipped_profiles_are_sound_and_their_study_is_of_short_runs_of_a_narrow
     recipe = profile.configs("quadratic", 0, study.model, study.train | few.train)[1]
     assert recipe.epochs % 2 == 0, "halves of it, of a CNN and of attention"
     assert few.images == tuple(sorted(few.images)) and len(few.images) >= 2
-    starts = {name: profile.configs("quadratic", 0, study.model | arm.model)[0] for name, arm in few.starts.items()}
+    starts = {
+        name: profile.configs("quadratic", 0, study.model | arm.model)[0]
+        for name, arm in few.starts.items()
+    }
     first, disc = starts.pop("as the paper's"), starts.pop("on a disc")
     assert list(few.starts)[0] == "as the paper's", "what others are compared with"
-    assert all(getattr(first, name) == getattr(paper, name) for name in ("centre_start", "centre_std", "spread_start"))
+    assert all(
+        getattr(first, name) == getattr(paper, name)
+        for name in ("centre_start", "centre_std", "spread_start")
+    )
     if sharp := starts.pop("as the paper's, but sharp", None):
-        assert replace(sharp, {"spread_start": first.spread_start}) == first and sharp.spread_start == disc.spread_start
+        assert (
+            replace(sharp, {"spread_start": first.spread_start}) == first
+            and sharp.spread_start == disc.spread_start
+        )
     assert disc.centre_start == "disc" and {one.centre_start for one in starts.values()} == {"taps"}
     alphas = [one.spread_start**2 / 2 for one in starts.values()]
     assert [f"on taps, α = {alpha:g}" for alpha in alphas] == list(starts)
@@ -186,12 +289,37 @@ def test_shipped_profiles_are_sound_and_their_study_is_of_short_runs_of_a_narrow
     ("name", "model", "train", "message"),
     [
         ("quadratic", {"image_size": [8, 8]}, {}, "image_size.*cannot be set.*that of the images"),
-        ("quadratic", {"image_channels": 7}, {}, "image_channels = 7 cannot be set.*that of the images"),
+        (
+            "quadratic",
+            {"image_channels": 7},
+            {},
+            "image_channels = 7 cannot be set.*that of the images",
+        ),
         ("quadratic", {"classes": 5}, {}, "classes = 5 cannot be set.*that of the images"),
-        ("quadratic", {"kind": "resnet"}, {}, "kind = 'resnet' cannot be set.*another preset.*resnet18"),
-        ("quadratic_pruned", {"heads": 3}, {}, "heads cannot be changed, it is that of 'quadratic_full'"),
-        ("quadratic_full", {}, {"start_from": "quadratic_pruned"}, "start_from = 'quadratic_pruned' cannot be set"),
-        ("quadratic_pruned", {}, {"start_from": None}, "start_from = None cannot be set here: it is the preset's"),
+        (
+            "quadratic",
+            {"kind": "resnet"},
+            {},
+            "kind = 'resnet' cannot be set.*another preset.*resnet18",
+        ),
+        (
+            "quadratic_pruned",
+            {"heads": 3},
+            {},
+            "heads cannot be changed, it is that of 'quadratic_full'",
+        ),
+        (
+            "quadratic_full",
+            {},
+            {"start_from": "quadratic_pruned"},
+            "start_from = 'quadratic_pruned' cannot be set",
+        ),
+        (
+            "quadratic_pruned",
+            {},
+            {"start_from": None},
+            "start_from = None cannot be set here: it is the preset's",
+        ),
         ("quadratic", {}, {"seed": 3}, "seed = 3 cannot be set here: .*--seed"),
     ],
 )
@@ -206,7 +334,12 @@ def test_the_paper_profile_is_the_papers_recipe():
         model, train = profile.configs(name)
         assert (model, train) == (preset.model, preset.train)
     _, train = profile.configs("quadratic")
-    assert (train.optimizer, train.lr, train.momentum, train.weight_decay) == ("sgd", 0.1, 0.9, 1e-4)
+    assert (train.optimizer, train.lr, train.momentum, train.weight_decay) == (
+        "sgd",
+        0.1,
+        0.9,
+        1e-4,
+    )
     assert (train.batch_size, train.epochs, train.warmup) == (100, 300, 0.05)
 
 

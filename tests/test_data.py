@@ -1,4 +1,6 @@
-"""Data: every form is read exactly; what is wrong is refused with its place, and leaves nothing behind."""
+"""Data: every form is read exactly; what is wrong is refused with its place, and leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,20 @@ from torchvision.datasets import CIFAR10, FashionMNIST
 from torchvision.transforms.v2 import functional as tv
 
 from attnconv.training import data
-from attnconv.training.data import CIFAR10_CLASSES, SPLITS, DataError, MissingData, content_key, find_data, load_data
+from attnconv.training.data import (
+    CIFAR10_CLASSES,
+    SPLITS,
+    DataError,
+    MissingData,
+    content_key,
+    find_data,
+    load_data,
+)
 from attnconv.training.runs import held
 from conftest import assert_waits
 
-# Writers: each puts four arrays on disk, named as in `data.ARRAYS`, and gives the path of what it wrote ------------
+# Writers: each puts four arrays on disk, named as in `data.ARRAYS`, and gives the path of what it
+# wrote ------------
 
 
 def some(train=40, test=20, shape=(32, 32, 3), classes=10) -> dict[str, np.ndarray]:
@@ -67,12 +78,22 @@ def encoded(pixels: np.ndarray, form: str = "PNG", **options) -> bytes:
     return file.getvalue()
 
 
-def parquet(folder: Path, arrays: dict, *, image="img", label="label", plain=None, shards=1) -> Path:
-    """Images are arrays, or bytes as they are; ``plain``: a binary type instead of the Hub's struct."""
+def parquet(
+    folder: Path, arrays: dict, *, image="img", label="label", plain=None, shards=1
+) -> Path:
+    """Images are arrays, or bytes as they are; ``plain``: a binary type instead of the Hub's
+    struct.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
-        images = [i if isinstance(i, bytes | None) else encoded(i) for i in arrays[f"{split}_images"]]
-        column = pa.array(images, plain) if plain else pa.array([{"bytes": i, "path": "0.png"} for i in images])
+        images = [
+            i if isinstance(i, bytes | None) else encoded(i) for i in arrays[f"{split}_images"]
+        ]
+        column = (
+            pa.array(images, plain)
+            if plain
+            else pa.array([{"bytes": i, "path": "0.png"} for i in images])
+        )
         table = pa.table({image: column, label: pa.array(arrays[f"{split}_labels"])})
         for shard, rows in enumerate(np.array_split(np.arange(len(table)), shards)):
             name = f"{split}-{shard:05}-of-{shards:05}" if shards > 1 else split
@@ -100,11 +121,15 @@ def md5(file: Path) -> str:
 
 
 def batches(folder: Path, arrays: dict, monkeypatch) -> Path:
-    """The published layout, five training batches; torchvision's checksums are replaced by these files' own."""
+    """The published layout, five training batches; torchvision's checksums are replaced by these
+    files' own.
+    """
     folder.mkdir(parents=True)
     for split in SPLITS:
         files = [folder / name for name, _ in getattr(CIFAR10, f"{split}_list")]
-        parts = [np.array_split(arrays[f"{split}_{part}"], len(files)) for part in ("images", "labels")]
+        parts = [
+            np.array_split(arrays[f"{split}_{part}"], len(files)) for part in ("images", "labels")
+        ]
         for file, images, labels in zip(files, *parts, strict=True):
             rows = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
             file.write_bytes(pickle.dumps({"data": rows, "labels": labels.tolist()}))
@@ -138,7 +163,8 @@ def flip(file: Path, at: int) -> None:
     file.write_bytes(content)
 
 
-# Checks ----------------------------------------------------------------------------------------------------------
+# Checks
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +196,9 @@ def everything(folder: Path) -> list[str]:
 
 
 def refused(source: str | Path, *words: object) -> None:
-    """A `DataError` of one line with these words, and with the path that was given; nothing may have been written."""
+    """A `DataError` of one line with these words, and with the path that was given; nothing may
+    have been written.
+    """
     root = Path(os.environ["ATTNCONV_DATA"])
     before = everything(root)
     with pytest.raises(DataError) as caught:
@@ -180,7 +208,8 @@ def refused(source: str | Path, *words: object) -> None:
     assert "\n" not in str(caught.value) and everything(root) == before
 
 
-# The embedded sample ---------------------------------------------------------------------------------------------
+# The embedded sample
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +219,9 @@ def sample():
 
 def test_embedded_sample(sample, root):
     assert (sample.name, sample.form) == ("fashion-mnist-sample", "embedded sample")
-    assert sample.key == "fa086e380daed098d0cf73df9491c262ba86da6dffb89c77ea244fda824b92e4"  # names recorded runs
+    assert (
+        sample.key == "fa086e380daed098d0cf73df9491c262ba86da6dffb89c77ea244fda824b92e4"
+    )  # names recorded runs
     assert sample.classes == tuple(FashionMNIST.classes)
     assert (sample.image_size, sample.image_channels) == ((28, 28), 1)
     assert sample.train_labels.bincount().tolist() == [600] * 10
@@ -210,23 +241,32 @@ def test_damaged_or_missing_embedded_sample(tmp_path, monkeypatch):
     flip(shutil.copytree(folder, tmp_path / folder.name) / "fashion-mnist-sample.npz", 1_000_000)
     refused("embedded", tmp_path, "cannot be read", "replace it")
     shutil.rmtree(tmp_path / folder.name)
-    with pytest.raises(DataError, match="There is no data set.*fashion-mnist-sample.npz.*git checkout data"):
+    with pytest.raises(
+        DataError, match="There is no data set.*fashion-mnist-sample.npz.*git checkout data"
+    ):
         load_data("embedded")
 
 
-@pytest.mark.skipif(not Path("/usr/share/datasets/fashion-mnist").exists(), reason="needs dataset-fashion-mnist")
+@pytest.mark.skipif(
+    not Path("/usr/share/datasets/fashion-mnist").exists(), reason="needs dataset-fashion-mnist"
+)
 def test_the_sample_is_made_of_fashion_mnist(tmp_path):
     script = data.REPOSITORY_DATA / "fashion-mnist-sample" / "make_sample.py"
-    subprocess.run([sys.executable, script, "--output", tmp_path / "a.npz"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, script, "--output", tmp_path / "a.npz"], check=True, capture_output=True
+    )
     assert (tmp_path / "a.npz").read_bytes() == find_data("embedded").path.read_bytes()
 
 
-# Every form ------------------------------------------------------------------------------------------------------
+# Every form
+# ------------------------------------------------------------------------------------------------------
 
 CIFAR10_FORMS = {
     "cifar-10-batches-py": lambda p, arrays, m: batches(p / "cifar-10-batches-py", arrays, m),
     "Parquet": lambda p, arrays, m: parquet(p / "c", arrays),
-    "Parquet, the Hub's": lambda p, arrays, m: parquet(p / "c", arrays, image="image", label="labels", shards=2),
+    "Parquet, the Hub's": lambda p, arrays, m: parquet(
+        p / "c", arrays, image="image", label="labels", shards=2
+    ),
     "Parquet, large binary": lambda p, arrays, m: parquet(p / "c", arrays, plain=pa.large_binary()),
     "strip": lambda p, arrays, m: npz(p / "c.npz", arrays, classes=CIFAR10_CLASSES, form="Parquet"),
     "image folders": lambda p, arrays, m: folders(p / "c", arrays),
@@ -257,7 +297,11 @@ def test_own_images_in_folders(tmp_path):
     (folder / "train" / "empty").mkdir()
     loaded = load_data(folder)
     assert_holds(loaded, by_class(GRAY))
-    assert (loaded.name, loaded.form, loaded.classes) == ("my.gray", "image folders", ("cat", "ox", "yak"))
+    assert (loaded.name, loaded.form, loaded.classes) == (
+        "my.gray",
+        "image folders",
+        ("cat", "ox", "yak"),
+    )
     assert loaded.image_size == (8, 7)
     measured = [[f(GRAY["train_images"] / 255)] for f in (np.mean, np.std)]
     np.testing.assert_allclose((loaded.mean, loaded.std), measured)
@@ -265,17 +309,28 @@ def test_own_images_in_folders(tmp_path):
 
 def test_statistics_and_jpeg_of_other_images(tmp_path):
     arrays = some(classes=9)
-    jpeg = {f"{split}_images": [encoded(i, "JPEG", quality=95) for i in arrays[f"{split}_images"]] for split in SPLITS}
+    jpeg = {
+        f"{split}_images": [encoded(i, "JPEG", quality=95) for i in arrays[f"{split}_images"]]
+        for split in SPLITS
+    }
     folder = parquet(tmp_path / "digits", arrays | jpeg)
     for _ in range(2):  # the second time from the cache
         loaded = load_data(folder)
-        assert (loaded.name, loaded.classes, loaded.form) == ("digits", tuple("012345678"), "Parquet, JPEG images")
-        np.testing.assert_allclose(loaded.mean, arrays["train_images"].mean((0, 1, 2)) / 255, atol=0.05)
+        assert (loaded.name, loaded.classes, loaded.form) == (
+            "digits",
+            tuple("012345678"),
+            "Parquet, JPEG images",
+        )
+        np.testing.assert_allclose(
+            loaded.mean, arrays["train_images"].mean((0, 1, 2)) / 255, atol=0.05
+        )
         with Image.open(io.BytesIO(jpeg["train_images"][7])) as image:
             np.testing.assert_array_equal(loaded.train_images[7], np.asarray(image))
 
 
-@pytest.mark.parametrize(("classes", "train", "size"), [(2, 40, 32), (11, 40, 32), (10, 50, 32), (10, 40, 28)])
+@pytest.mark.parametrize(
+    ("classes", "train", "size"), [(2, 40, 32), (11, 40, 32), (10, 50, 32), (10, 40, 28)]
+)
 def test_other_images_are_not_taken_for_cifar10(tmp_path, cifar, classes, train, size):
     arrays = some(train, 20, (size, size, 3), classes=classes)
     loaded = load_data(parquet(tmp_path / "mine", arrays))
@@ -304,11 +359,19 @@ def test_gray_palette_and_alpha(tmp_path):
     palette = io.BytesIO()
     Image.fromarray(pixels).convert("P", palette=Image.Palette.ADAPTIVE).save(palette, "PNG")
     images = [pixels, palette.getvalue(), encoded(np.dstack([pixels, pixels[..., 0]]))]
-    arrays = {"train_images": images, "train_labels": [0, 1, 0], "test_images": images[:2], "test_labels": [0, 1]}
-    np.testing.assert_array_equal(load_data(parquet(tmp_path / "c", arrays)).train_images, np.stack([pixels] * 3))
+    arrays = {
+        "train_images": images,
+        "train_labels": [0, 1, 0],
+        "test_images": images[:2],
+        "test_labels": [0, 1],
+    }
+    np.testing.assert_array_equal(
+        load_data(parquet(tmp_path / "c", arrays)).train_images, np.stack([pixels] * 3)
+    )
 
 
-# Cache and key ---------------------------------------------------------------------------------------------------
+# Cache and key
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_cache_is_used_and_made_again_when_damaged(tmp_path, root, cifar, monkeypatch):
@@ -341,16 +404,30 @@ def test_key_follows_the_content(tmp_path, cifar):
     folder = folders(tmp_path / "folders", cifar)
     key = content_key(find_data(folder))
     last = sorted((folder / "train" / "airplane").iterdir())[-1]
-    last.rename(folder / "train" / "automobile" / "0.png")  # the same bytes in the same order, of another class
+    last.rename(
+        folder / "train" / "automobile" / "0.png"
+    )  # the same bytes in the same order, of another class
     assert content_key(find_data(folder)) != key
 
 
 @pytest.mark.parametrize(
     ("train", "test", "key"),
     [
-        ("train.parquet", "test.parquet", "fa069f67a1bb9f84cabd6b47351b806f83a64e5d9664a0b9f2b2abe9f20bba91"),
-        ("train/cat/1.png", "test/ox/2.png", "d960387ef4f320ccf8640cdff344b74f6e073d8217e547fb99d5b61c5075f4ec"),
-        ("data_batch_1", "test_batch", "3506d739c5fa5f2508a3c8f67a37bde7381a44294ff43341a93389485b06f004"),
+        (
+            "train.parquet",
+            "test.parquet",
+            "fa069f67a1bb9f84cabd6b47351b806f83a64e5d9664a0b9f2b2abe9f20bba91",
+        ),
+        (
+            "train/cat/1.png",
+            "test/ox/2.png",
+            "d960387ef4f320ccf8640cdff344b74f6e073d8217e547fb99d5b61c5075f4ec",
+        ),
+        (
+            "data_batch_1",
+            "test_batch",
+            "3506d739c5fa5f2508a3c8f67a37bde7381a44294ff43341a93389485b06f004",
+        ),
     ],
 )
 def test_the_keys_that_name_recorded_runs_stay(tmp_path, train, test, key):
@@ -358,7 +435,8 @@ def test_the_keys_that_name_recorded_runs_stay(tmp_path, train, test, key):
     assert content_key(find_data(spoiled(spoiled(tmp_path, train, b"a"), test, b"bc"))) == key
 
 
-# Damage ----------------------------------------------------------------------------------------------------------
+# Damage
+# ----------------------------------------------------------------------------------------------------------
 
 SUMMED = ("cifar-10-batches-py", "strip")  # every byte is under a checksum
 
@@ -376,7 +454,9 @@ def test_damage_is_refused_harmless_or_gives_another_key(tmp_path, monkeypatch, 
     def damage(file, kind, where, bit):
         content = file.read_bytes()
         at = int(where * len(content))
-        damaged = content[:at] + (bytes([content[at] ^ 1 << bit]) + content[at + 1 :]) * (kind == "flip")
+        damaged = content[:at] + (bytes([content[at] ^ 1 << bit]) + content[at + 1 :]) * (
+            kind == "flip"
+        )
         try:
             file.unlink() if kind == "delete" else file.write_bytes(damaged)
             loaded = load_data(home)
@@ -386,12 +466,16 @@ def test_damage_is_refused_harmless_or_gives_another_key(tmp_path, monkeypatch, 
         finally:
             file.write_bytes(content)
         same = all(torch.equal(getattr(loaded, name), getattr(whole, name)) for name in data.ARRAYS)
-        assert (same and loaded.classes == whole.classes) or (form not in SUMMED and loaded.key != whole.key)
+        assert (same and loaded.classes == whole.classes) or (
+            form not in SUMMED and loaded.key != whole.key
+        )
 
     damage()
 
 
-def test_cifar10_files_missing_or_of_another_checksum_are_never_unpickled(tmp_path, cifar, monkeypatch):
+def test_cifar10_files_missing_or_of_another_checksum_are_never_unpickled(
+    tmp_path, cifar, monkeypatch
+):
     class Evil:
         def __reduce__(self):
             return (Path.write_text, (tmp_path / "evil", "ran"))
@@ -404,7 +488,8 @@ def test_cifar10_files_missing_or_of_another_checksum_are_never_unpickled(tmp_pa
     refused(file.parent, "not found or corrupted")
 
 
-# Refusals --------------------------------------------------------------------------------------------------------
+# Refusals
+# --------------------------------------------------------------------------------------------------------
 
 IMAGES = SMALL["train_images"]
 IMAGE = IMAGES[0]
@@ -426,29 +511,80 @@ def test_paths_that_cannot_be(source):
         (lambda p: os.unlink(parquet(p, SMALL) / "train.parquet"), ["no data set"]),
         (lambda p: shutil.rmtree(folders(p, SMALL) / "test"), ["no data set"]),
         # Parquet: an image, a label, a table
-        (lambda p: parquet(p, with_row_7(b"no image")), ["train row 7", "cannot identify image", "remove it"]),
-        (lambda p: parquet(p, with_row_7(encoded(IMAGE, "TIFF"))), ["row 7", "cannot identify image"]),  # as of EPS
+        (
+            lambda p: parquet(p, with_row_7(b"no image")),
+            ["train row 7", "cannot identify image", "remove it"],
+        ),
+        (
+            lambda p: parquet(p, with_row_7(encoded(IMAGE, "TIFF"))),
+            ["row 7", "cannot identify image"],
+        ),  # as of EPS
         (lambda p: parquet(p, with_row_7(None)), ["train row 7", "cannot be read"]),
         (lambda p: parquet(p, with_row_7(encoded(IMAGE)[:-60])), ["train row 7", "cannot be read"]),
-        (lambda p: parquet(p, with_row_7(IMAGE[:, :6, :1])), ["row 7", "(8, 6, 1)", "(8, 7, 3)", "make all alike"]),
-        (lambda p: parquet(p, SMALL | {"test_images": IMAGES[:6, 1:]}), ["test row 0", "(7, 7, 3)", "(8, 7, 3)"]),
-        (lambda p: parquet(p, with_row_7(np.zeros((8, 7), np.uint16))), ["train row 7", "I;16", "8-bit"]),
+        (
+            lambda p: parquet(p, with_row_7(IMAGE[:, :6, :1])),
+            ["row 7", "(8, 6, 1)", "(8, 7, 3)", "make all alike"],
+        ),
+        (
+            lambda p: parquet(p, SMALL | {"test_images": IMAGES[:6, 1:]}),
+            ["test row 0", "(7, 7, 3)", "(8, 7, 3)"],
+        ),
+        (
+            lambda p: parquet(p, with_row_7(np.zeros((8, 7), np.uint16))),
+            ["train row 7", "I;16", "8-bit"],
+        ),
         (lambda p: parquet(p, with_row_7(None, "train_labels")), ["cannot be read"]),
-        (lambda p: parquet(p, with_row_7(57, "train_labels")), ["[0, 1, 2, 57] in train, [0, 1, 2] in test"]),
-        (lambda p: parquet(p, SMALL | FEWER), ["the classes are [0, 1, 2] in train, [0, 1] in test", "both the same"]),
-        (lambda p: parquet(p, SMALL, image="picture"), ["train.parquet", "picture", "img or image"]),
-        (lambda p: parquet(p, SMALL, label="target"), ["train.parquet", "target", "label or labels"]),
-        (lambda p: parquet(p, SMALL | {"test_images": [], "test_labels": []}), ["test.parquet", "and rows"]),
+        (
+            lambda p: parquet(p, with_row_7(57, "train_labels")),
+            ["[0, 1, 2, 57] in train, [0, 1, 2] in test"],
+        ),
+        (
+            lambda p: parquet(p, SMALL | FEWER),
+            ["the classes are [0, 1, 2] in train, [0, 1] in test", "both the same"],
+        ),
+        (
+            lambda p: parquet(p, SMALL, image="picture"),
+            ["train.parquet", "picture", "img or image"],
+        ),
+        (
+            lambda p: parquet(p, SMALL, label="target"),
+            ["train.parquet", "target", "label or labels"],
+        ),
+        (
+            lambda p: parquet(p, SMALL | {"test_images": [], "test_labels": []}),
+            ["test.parquet", "and rows"],
+        ),
         # Image folders
-        (lambda p: spoiled(folders(p, SMALL), "train/bird/x.png", b"0"), ["bird/x.png", "cannot identify image"]),
-        (lambda p: spoiled(folders(p, SMALL), "train/bird/x.txt", b"0"), ["bird/x.txt", "cannot be read", "remove it"]),
-        (lambda p: spoiled(folders(p, SMALL), "train/d/x.png", b"0"), ["'d'] in train", "both the same"]),
+        (
+            lambda p: spoiled(folders(p, SMALL), "train/bird/x.png", b"0"),
+            ["bird/x.png", "cannot identify image"],
+        ),
+        (
+            lambda p: spoiled(folders(p, SMALL), "train/bird/x.txt", b"0"),
+            ["bird/x.txt", "cannot be read", "remove it"],
+        ),
+        (
+            lambda p: spoiled(folders(p, SMALL), "train/d/x.png", b"0"),
+            ["'d'] in train", "both the same"],
+        ),
         # The strip of a record
         (lambda p: npz(p / "x.npz", SMALL), ["x.npz", "classes"]),
-        (lambda p: npz(p / "x.npz", SMALL, classes="a", train_labels=np.array([0, None], object)), ["x.npz", "Object"]),
-        (lambda p: npz(p / "x.npz", SMALL, classes=["a", "b"]), ["x.npz", "its labels are not", "from 0 to 1"]),
         (
-            lambda p: npz(p / "x.npz", SMALL | {"test_images": SMALL["test_images"] / 255}, classes=["a", "b", "c"]),
+            lambda p: npz(
+                p / "x.npz", SMALL, classes="a", train_labels=np.array([0, None], object)
+            ),
+            ["x.npz", "Object"],
+        ),
+        (
+            lambda p: npz(p / "x.npz", SMALL, classes=["a", "b"]),
+            ["x.npz", "its labels are not", "from 0 to 1"],
+        ),
+        (
+            lambda p: npz(
+                p / "x.npz",
+                SMALL | {"test_images": SMALL["test_images"] / 255},
+                classes=["a", "b", "c"],
+            ),
             ["x.npz", "its images are not uint8"],
         ),
     ],
@@ -460,7 +596,8 @@ def test_data_that_cannot_be_used(tmp_path, write, words):
     refused(file if file.exists() else tmp_path / "of", *words)
 
 
-# Download --------------------------------------------------------------------------------------------------------
+# Download
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_no_network(root, monkeypatch):
@@ -474,7 +611,9 @@ def test_no_network(root, monkeypatch):
     assert socket.getdefaulttimeout() is None
 
 
-def test_cifar10_is_downloaded_once_and_again_where_it_is_damaged(tmp_path, root, cifar, monkeypatch, capsys):
+def test_cifar10_is_downloaded_once_and_again_where_it_is_damaged(
+    tmp_path, root, cifar, monkeypatch, capsys
+):
     file = archive(tmp_path / "cifar-10-python.tar.gz", cifar, monkeypatch)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
     monkeypatch.setattr(handler.func, "log_message", lambda *_: None)
@@ -483,11 +622,17 @@ def test_cifar10_is_downloaded_once_and_again_where_it_is_damaged(tmp_path, root
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{file.name}")
         with monkeypatch.context() as patch:
-            patch.setattr(CIFAR10, "tgz_md5", "0" * 32)  # torchvision checks the sum of what it fetched
-            with pytest.raises(MissingData, match="The download failed.*corrupted.*cifar-10-batches-py") as failed:
+            patch.setattr(
+                CIFAR10, "tgz_md5", "0" * 32
+            )  # torchvision checks the sum of what it fetched
+            with pytest.raises(
+                MissingData, match="The download failed.*corrupted.*cifar-10-batches-py"
+            ) as failed:
                 load_data("cifar10")
             assert "\n" not in str(failed.value)
-        (root / "cifar-10-python.tar.gz").write_bytes(b"half")  # as a download leaves it that was cut off
+        (root / "cifar-10-python.tar.gz").write_bytes(
+            b"half"
+        )  # as a download leaves it that was cut off
         with ThreadPoolExecutor() as pool:
             with held(root, wait=False):  # another notebook downloads
                 second = pool.submit(load_data, "cifar10")
@@ -495,7 +640,11 @@ def test_cifar10_is_downloaded_once_and_again_where_it_is_damaged(tmp_path, root
             assert_holds(second.result(timeout=60), cifar)
         server.shutdown()
     assert_holds(load_data("cifar10"), cifar)  # not fetched again
-    assert {path.name for path in root.iterdir()} == {".lock", "cifar-10-batches-py", "cifar-10-python.tar.gz"}
+    assert {path.name for path in root.iterdir()} == {
+        ".lock",
+        "cifar-10-batches-py",
+        "cifar-10-python.tar.gz",
+    }
 
 
 def test_an_archive_in_the_data_folder_is_unpacked_and_not_downloaded(root, cifar, monkeypatch):
@@ -505,7 +654,8 @@ def test_an_archive_in_the_data_folder_is_unpacked_and_not_downloaded(root, cifa
     assert_holds(load_data("cifar10"), cifar)
 
 
-# Subsets ---------------------------------------------------------------------------------------------------------
+# Subsets
+# ---------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(1, 30))
@@ -515,7 +665,9 @@ def test_balanced_subsets_are_the_first_of_each_class_in_order(labels, n):
 
 
 def test_a_subset_has_a_key_of_its_own(sample):
-    variants = [sample.first(*n) for n in ((None, None), (100, None), (101, None), (None, 100), (None, 200))]
+    variants = [
+        sample.first(*n) for n in ((None, None), (100, None), (101, None), (None, 100), (None, 200))
+    ]
     variants += [sample.hold_out(n, seed)[0] for n, seed in ((10, 0), (10, 1), (20, 0))]
     assert len({v.key for v in variants}) == len(variants)
     kept = data.balanced(sample.train_labels, 101)
@@ -530,7 +682,9 @@ def test_a_subset_has_a_key_of_its_own(sample):
 def test_hold_out_splits_the_training_images(sample):
     small = sample.first(600, 100)
     rest, images, labels = small.hold_out(95, seed=3)
-    assert images.shape == (95, 28, 28, 1) and sorted(labels.bincount().tolist()) == [9] * 5 + [10] * 5
+    assert (
+        images.shape == (95, 28, 28, 1) and sorted(labels.bincount().tolist()) == [9] * 5 + [10] * 5
+    )
     assert rest.train_images.shape[0] == 505 and torch.equal(rest.test_images, small.test_images)
 
     def sorted_rows(*parts):
@@ -567,7 +721,8 @@ def test_few_images_are_balanced_nested_and_repeated_to_as_many_as_there_are(sam
     assert max(few[20].tolist()) > 100, "not the first ones"
 
 
-# Batches ---------------------------------------------------------------------------------------------------------
+# Batches
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_plan_is_a_function_of_seed_and_epoch():
@@ -607,7 +762,9 @@ def test_normalize_equals_torchvision():
     result = data.normalize(images, mean, std)
     expected = tv.normalize(images.permute(0, 3, 1, 2).float() / 255, mean, std)
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)
-    assert result.shape == (40, 3, 32, 32) and result.is_contiguous(memory_format=torch.channels_last)
+    assert result.shape == (40, 3, 32, 32) and result.is_contiguous(
+        memory_format=torch.channels_last
+    )
 
 
 def test_batches_follow_the_plan_from_any_step(sample):

@@ -1,4 +1,6 @@
-"""Theorem 1 both ways: against PyTorch's convolutions over all their arguments, and whole networks of every family."""
+"""Theorem 1 both ways: against PyTorch's convolutions over all their arguments, and whole
+networks of every family.
+"""
 
 import math
 import re
@@ -18,14 +20,22 @@ from torch.nn.utils import prune
 from attnconv import equivalence
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
 from attnconv.cost import PeakMemory
-from attnconv.equivalence import TapAttention, attention_to_conv, conv_to_attention, convert, missed_mass
+from attnconv.equivalence import (
+    TapAttention,
+    attention_to_conv,
+    conv_to_attention,
+    convert,
+    missed_mass,
+)
 
 MODES = ["zeros", "reflect", "replicate", "circular"]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Thousands of tiny operations: threads only wait for each other, for minutes on a machine with other work."""
+    """Thousands of tiny operations: threads only wait for each other, for minutes on a machine
+    with other work.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -34,7 +44,9 @@ def one_thread():
 
 @st.composite
 def cases(draw, dimensions=2, groups=None):
-    """A convolution in float64, and an input of any size that it takes, down to the smallest (below the kernel's)."""
+    """A convolution in float64, and an input of any size that it takes, down to the smallest
+    (below the kernel's).
+    """
 
     def per_axis(low, high):
         return tuple(draw(st.integers(low, high)) for _ in range(dimensions))
@@ -42,7 +54,9 @@ def cases(draw, dimensions=2, groups=None):
     kernel, dilation = per_axis(1, 5), per_axis(1, 3)
     groups, mode = groups or draw(st.integers(1, 3)), draw(st.sampled_from(MODES))
     channels = groups * draw(st.integers(1, 3)), groups * draw(st.integers(1, 2))
-    padding = draw(st.one_of(st.just("valid"), st.just("same"), st.integers(0, 3), st.just(per_axis(0, 6))))
+    padding = draw(
+        st.one_of(st.just("valid"), st.just("same"), st.integers(0, 3), st.just(per_axis(0, 6)))
+    )
     stride = 1 if padding == "same" else per_axis(1, 3)
     torch.manual_seed(draw(st.integers(0, 99)))
     kind = nn.Conv2d if dimensions == 2 else nn.Conv1d
@@ -52,7 +66,11 @@ def cases(draw, dimensions=2, groups=None):
     size = []
     for axis, (k, d) in enumerate(zip(kernel, dilation, strict=True)):
         reach = d * (k - 1)
-        padded = {"valid": 0, "same": reach}.get(padding) if isinstance(padding, str) else 2 * conv.padding[axis]
+        padded = (
+            {"valid": 0, "same": reach}.get(padding)
+            if isinstance(padding, str)
+            else 2 * conv.padding[axis]
+        )
         before_or_after = (padded + 1) // 2
         smallest = {"reflect": before_or_after + 1, "circular": before_or_after}.get(mode, 1)
         size.append(draw(st.integers(0, 6)) + max(1, reach + 1 - padded, smallest))
@@ -67,7 +85,9 @@ def weights_of(layer):
 @given(st.one_of(cases(), cases(dimensions=1)))
 @settings(max_examples=150, deadline=None)
 def test_every_convolution_is_attention(case):
-    """Outputs and gradients, also of the whole softmax: where positions are trained, no pixel is picked directly."""
+    """Outputs and gradients, also of the whole softmax: where positions are trained, no pixel is
+    picked directly.
+    """
     conv, x = case
     layer, x = conv_to_attention(conv), x.requires_grad_()
     expected = conv(x)
@@ -87,7 +107,9 @@ def test_every_convolution_is_attention(case):
 @given(cases(groups=1), st.sampled_from([0.3, 2.0, 104.0, 800.0]))
 @settings(max_examples=50, deadline=None)
 def test_the_output_is_what_the_probabilities_say(case, alpha):
-    """P from the full softmax over all key pixels, times the padded pixels, times the value matrices: nothing else."""
+    """P from the full softmax over all key pixels, times the padded pixels, times the value
+    matrices: nothing else.
+    """
     conv, x = case
     layer = conv_to_attention(conv, alpha)
     with torch.no_grad():
@@ -114,7 +136,9 @@ def test_the_layer_is_quadratic_attention_with_one_head_per_tap():
 
 
 def test_a_soft_head_of_a_conv1d_spills_along_its_one_row_alone():
-    _, report = attention_to_conv(conv_to_attention(nn.Conv1d(1, 1, 3, dtype=torch.float64), alpha=0.5))
+    _, report = attention_to_conv(
+        conv_to_attention(nn.Conv1d(1, 1, 3, dtype=torch.float64), alpha=0.5)
+    )
     mass = [math.exp(-0.5 * n**2) for n in range(-16, 17)]
     assert report.outside[1].item() == pytest.approx(1 - sum(mass[15:18]) / sum(mass), abs=1e-12)
 
@@ -132,7 +156,9 @@ def test_moving_a_head_changes_the_output_and_only_through_the_probabilities(mov
     layer.centres.data[4, 1] -= 1  # behind autograd's back: the version counter does not see it
     assert torch.equal(layer(x), before)
     padded = F.pad(x, (1, 2, 1, 1))
-    change = torch.einsum("bchw,dc->bdhw", padded[:, :, 1:-1, 2:-1] - x, conv.weight[:, :, 1, 1]).detach()
+    change = torch.einsum(
+        "bchw,dc->bdhw", padded[:, :, 1:-1, 2:-1] - x, conv.weight[:, :, 1, 1]
+    ).detach()
     interior = (..., slice(None), slice(0, -1))
     assert torch.allclose((after - before)[interior], change[interior], atol=1e-12)
     assert (after - before).abs().max() > 0.1
@@ -150,7 +176,9 @@ def test_inference_does_not_get_in_the_way_of_training():
 
 def test_positions_have_gradients_and_they_are_right():
     torch.manual_seed(0)
-    layer = conv_to_attention(nn.Conv2d(2, 2, 2, stride=2, padding=1, dtype=torch.float64), alpha=1.0)
+    layer = conv_to_attention(
+        nn.Conv2d(2, 2, 2, stride=2, padding=1, dtype=torch.float64), alpha=1.0
+    )
     x = torch.randn(1, 2, 4, 3, dtype=torch.float64)
 
     def output(centres, spreads):
@@ -172,7 +200,9 @@ def test_float32_is_exactly_one_hot_from_104_on():
 @given(st.floats(0.3, 30))
 @settings(max_examples=25, deadline=None)
 def test_missed_mass_has_its_closed_form(alpha):
-    """Measured at a query at least 13 pixels from each border, so that what the borders cut off is below 1e-10."""
+    """Measured at a query at least 13 pixels from each border, so that what the borders cut off
+    is below 1e-10.
+    """
     layer = conv_to_attention(nn.Conv2d(1, 1, 1, dtype=torch.float64), alpha)
     p = layer.probabilities(27, 27)[0, 13, 13]
     measured = p.sum() - p[13, 13]
@@ -182,15 +212,26 @@ def test_missed_mass_has_its_closed_form(alpha):
 
 
 def test_missed_mass_of_very_sharp_and_of_no_heads():
-    assert missed_mass(50.0) == pytest.approx(4 * math.exp(-50), rel=1e-12)  # lost in 1 - 1/S^2 as it stands
+    assert missed_mass(50.0) == pytest.approx(
+        4 * math.exp(-50), rel=1e-12
+    )  # lost in 1 - 1/S^2 as it stands
     alphas = torch.tensor([[0.5, 1.0], [2.0, 1000.0]])
-    assert missed_mass(alphas).tolist() == [[missed_mass(a) for a in row] for row in alphas.tolist()]
+    assert missed_mass(alphas).tolist() == [
+        [missed_mass(a) for a in row] for row in alphas.tolist()
+    ]
     for alpha in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="positive"):
             missed_mass(alpha)
 
 
-NETWORKS = ["resnet18", "resnext50_32x4d", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "densenet121"]
+NETWORKS = [
+    "resnet18",
+    "resnext50_32x4d",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "efficientnet_b0",
+    "densenet121",
+]
 NETWORKS += ["convnext_tiny", "vgg11_bn"]
 
 
@@ -212,7 +253,9 @@ def test_whole_networks(name):
 def test_a_converted_network_is_a_copy_that_can_be_trained_and_saved(tmp_path):
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 2, 3, padding=1)
-    network = nn.Sequential(conv, nn.BatchNorm2d(2), nn.ReLU(), conv, nn.Flatten(), nn.Linear(32, 3))
+    network = nn.Sequential(
+        conv, nn.BatchNorm2d(2), nn.ReLU(), conv, nn.Flatten(), nn.Linear(32, 3)
+    )
     state = torch.random.get_rng_state()
     converted = convert(network, alpha=4.0)
     assert torch.equal(state, torch.random.get_rng_state())
@@ -264,7 +307,9 @@ def test_a_large_kernel_is_the_whole_layer_in_the_interior(kind):
     with torch.no_grad():
         difference = layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) - conv(x)
     assert difference[:, :, 9:-9, 9:-9].abs().max() < 1e-6
-    assert difference.abs().max() > 1e-3  # at the borders attention renormalizes, zero padding does not
+    assert (
+        difference.abs().max() > 1e-3
+    )  # at the borders attention renormalizes, zero padding does not
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 3, 4])
@@ -276,7 +321,9 @@ def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(kind
     if kind == "learned":
         layer = LearnedAttention(5, 3, 4, max_size=9, dropout=0.1).double()
     elif kind == "depthwise":
-        layer = conv_to_attention(nn.Conv2d(5, 10, (rows, columns), groups=5, dtype=torch.float64), alpha=0.4)
+        layer = conv_to_attention(
+            nn.Conv2d(5, 10, (rows, columns), groups=5, dtype=torch.float64), alpha=0.4
+        )
         layer.centres.data += torch.randn_like(layer.centres)
     else:
         layer = quadratic(kind)
@@ -285,7 +332,9 @@ def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(kind
     assert conv.padding_mode == ("zeros" if kind == "depthwise" else "replicate")
     p = layer.probabilities(*size)  # (h, Q, R, H, W)
     i, j = p.shape[1] // 2, p.shape[2] // 2  # the central query
-    top, left = (i, j) if kind == "depthwise" else (i - (rows - 1) // 2, j - (columns - 1) // 2)  # the kernel's corner
+    top, left = (
+        (i, j) if kind == "depthwise" else (i - (rows - 1) // 2, j - (columns - 1) // 2)
+    )  # the kernel's corner
     near = p[:, i, j, top : top + rows, left : left + columns]
     torch.testing.assert_close(conv.weight, torch.einsum("hij,hcd->dcij", near, weights_of(layer)))
     torch.testing.assert_close(report.outside, 1 - near.sum((1, 2)))
@@ -295,7 +344,9 @@ def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(kind
 def test_a_quadratic_layer_is_read_where_it_has_all_shifts_of_the_paper():
     layer = quadratic(spread=0.15)  # so wide that the grid's size shows
     conv, _ = attention_to_conv(layer, 3)
-    zeros, _ = attention_to_conv(layer, 3, padding_mode="zeros")  # as one likes it beyond the border
+    zeros, _ = attention_to_conv(
+        layer, 3, padding_mode="zeros"
+    )  # as one likes it beyond the border
     assert zeros.padding_mode == "zeros" and torch.equal(zeros.weight, conv.weight)
     p = layer.probabilities(33, 33)[:, 16, 16, 15:18, 15:18]
     torch.testing.assert_close(conv.weight, torch.einsum("hij,hcd->dcij", p, weights_of(layer)))
@@ -313,21 +364,33 @@ def hooked(register, *hook):
 @pytest.mark.parametrize(
     ("module", "cause"),
     [
-        (nn.ConvTranspose2d(1, 1, 3), r"ConvTranspose2d is not a Conv1d or Conv2d; .*\(a transposed"),
+        (
+            nn.ConvTranspose2d(1, 1, 3),
+            r"ConvTranspose2d is not a Conv1d or Conv2d; .*\(a transposed",
+        ),
         (nn.LazyConvTranspose2d(1, 3), "a transposed convolution"),
         (nn.Conv3d(1, 1, 3), "Conv3d is not a Conv1d or Conv2d"),
         (nn.LazyConv2d(1, 3), "has hooks.*run a lazy module once"),
         (nn.Conv2d(1, 1, 3, dtype=torch.complex64), "real numbers"),
-        (hooked("register_forward_hook", lambda *_: None), "has hooks, which attention would lack: remove"),
+        (
+            hooked("register_forward_hook", lambda *_: None),
+            "has hooks, which attention would lack: remove",
+        ),
         (hooked("register_full_backward_hook", lambda *_: None), "has hooks"),
         (hooked("register_full_backward_pre_hook", lambda *_: None), "has hooks"),
         (hooked("register_forward_pre_hook", lambda *_: None), "has hooks"),
         (hooked(nn.utils.spectral_norm), "has hooks.*spectral norms by `nn.utils`"),
         (hooked(nn.utils.weight_norm), "has hooks.*weight or spectral norms"),
         (hooked(lambda conv: prune.l1_unstructured(conv, "weight", 0.5)), "has hooks.*pruning"),
-        (nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), "not a parameter.*remove_parametrizations"),
+        (
+            nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)),
+            "not a parameter.*remove_parametrizations",
+        ),
         (nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 3, 3), "bias"), "not a parameter"),
-        (type("Conv2d", (nn.Module,), {"__module__": "torch.ao.nn.quantized.modules.conv"})(), "Conv2d is not a"),
+        (
+            type("Conv2d", (nn.Module,), {"__module__": "torch.ao.nn.quantized.modules.conv"})(),
+            "Conv2d is not a",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_refused(module, cause):
@@ -354,7 +417,9 @@ def test_other_refusals_name_their_cause():
         convert(network)
     limits = [(a, torch.float32) for a in ("3", None, 0.0, -1.0, math.inf, math.nan, 1e39, 1.8e38)]
     for alpha, dtype in [*limits, (1e308, torch.float64)]:
-        said = f"{re.escape(f'alpha = {alpha!r} must be a positive number')}, and for {dtype} at most"
+        said = (
+            f"{re.escape(f'alpha = {alpha!r} must be a positive number')}, and for {dtype} at most"
+        )
         with pytest.raises(ValueError, match=said):
             conv_to_attention(nn.Conv2d(1, 1, 1, dtype=dtype), alpha)
     layer = conv_to_attention(nn.Conv2d(2, 1, (3, 5), dilation=2))
@@ -372,7 +437,9 @@ def test_modules_in_plain_containers_are_refused_unless_pytorch_sees_them_as_wel
     for held in ({"left": nn.Conv2d(2, 2, 3)}, [[nn.Conv2d(2, 2, 3)]]):
         network = nn.Sequential(nn.ReLU())
         network[0].branches = held
-        with pytest.raises(ValueError, match="^0 holds modules in a plain list or dict.*nn.ModuleDict"):
+        with pytest.raises(
+            ValueError, match="^0 holds modules in a plain list or dict.*nn.ModuleDict"
+        ):
             convert(network)
     network = nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU())
     network.backwards = [network[1], network[0]]
@@ -437,18 +504,26 @@ def test_a_pixel_that_is_not_a_number_spoils_what_sees_it_and_nothing_else():
 
 
 def test_theorem_1_as_the_paper_states_it():
-    """A plain layer of K^2 heads on the padded image is the convolution, and its scores are Lemma 2's."""
+    """A plain layer of K^2 heads on the padded image is the convolution, and its scores are
+    Lemma 2's.
+    """
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 4, 5, padding=2, dtype=torch.float64)
     x = torch.randn(2, 3, 8, 6, dtype=torch.float64)
     layer = equivalence.theorem_1(conv.weight, conv.bias)
     assert layer.heads == 25
     with torch.no_grad():
-        output = equivalence.padded_attention(layer, x.permute(0, 2, 3, 1), margin=2).permute(0, 3, 1, 2)
+        output = equivalence.padded_attention(layer, x.permute(0, 2, 3, 1), margin=2).permute(
+            0, 3, 1, 2
+        )
         assert torch.allclose(output, conv(x), atol=1e-12)
-        assert not torch.allclose(layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), conv(x))  # the border
+        assert not torch.allclose(
+            layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), conv(x)
+        )  # the border
     soft = equivalence.theorem_1(conv.weight, conv.bias, alpha=0.7)
-    shifts = torch.cartesian_prod(torch.arange(9.0), torch.arange(7.0)).double() - torch.tensor([4, 2])
+    shifts = torch.cartesian_prod(torch.arange(9.0), torch.arange(7.0)).double() - torch.tensor(
+        [4, 2]
+    )
     p = equivalence.quadratic_scores(shifts, soft.centres, 0.7).softmax(-1)
     assert torch.allclose(p, soft.probabilities(9, 7)[:, 4, 2].flatten(1), atol=1e-12)
 
@@ -493,7 +568,10 @@ class Assigns(nn.Module):
         elif self.way == "in place":
             with torch.no_grad():
                 self.conv.weight.div_(weight.norm())
-        return self.conv(x.to(self.conv.weight.dtype)) * self.conv.weight[0].numel() + self.conv.bias.sum()
+        return (
+            self.conv(x.to(self.conv.weight.dtype)) * self.conv.weight[0].numel()
+            + self.conv.bias.sum()
+        )
 
 
 @pytest.mark.parametrize("way", ["parameter", "in place", "reads"])
@@ -506,7 +584,9 @@ def test_parents_find_and_change_the_weight_as_before(way):
 
 
 def test_tied_weights_stay_tied():
-    network = nn.ModuleDict({"a": nn.Conv2d(2, 2, 3), "b": nn.Conv2d(2, 2, 3, stride=2), "c": nn.Bilinear(3, 3, 2)})
+    network = nn.ModuleDict(
+        {"a": nn.Conv2d(2, 2, 3), "b": nn.Conv2d(2, 2, 3, stride=2), "c": nn.Bilinear(3, 3, 2)}
+    )
     network["b"].weight = network["a"].weight
     network["c"].register_parameter("kernel", network["a"].weight)
     converted = convert(network)
@@ -517,7 +597,9 @@ def test_tied_weights_stay_tied():
 
 def test_the_network_that_is_converted_stays_as_it_is():
     network = nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
+        nn.Conv2d(2, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)),
     )
     before = {name: value.clone() for name, value in network.train().state_dict().items()}
     convert(network)
@@ -573,7 +655,11 @@ def test_kernels_are_read_from_half_precision(dtype):
     layer = QuadraticAttention(4, 3, 4)
     exact, _ = attention_to_conv(layer, 3)
     conv, report = attention_to_conv(layer.to(dtype), 3)
-    assert conv.weight.dtype == dtype and layer.value.weight.dtype == dtype and 0 < report.relative_error
+    assert (
+        conv.weight.dtype == dtype
+        and layer.value.weight.dtype == dtype
+        and 0 < report.relative_error
+    )
     torch.testing.assert_close(conv.weight.float(), exact.weight, atol=0.02, rtol=0.05)
     again, report = attention_to_conv(conv_to_attention(conv))
     assert torch.equal(again.weight, conv.weight) and not report.outside.any()
@@ -590,7 +676,9 @@ def test_errors_of_the_report_are_expectations_over_white_noise(kind):
     """Against the mean over many random images at the query that was read."""
     torch.manual_seed(1)
     if kind == "converted":
-        layer = conv_to_attention(nn.Conv2d(4, 6, 3, padding=1, groups=2, dtype=torch.float64), alpha=0.5)
+        layer = conv_to_attention(
+            nn.Conv2d(4, 6, 3, padding=1, groups=2, dtype=torch.float64), alpha=0.5
+        )
     else:
         layer = QuadraticAttention(4, 6, 4, kind, spread_start=0.7).double()
     conv, report = attention_to_conv(layer, None if kind == "converted" else 3, size=(11, 11))
@@ -598,7 +686,8 @@ def test_errors_of_the_report_are_expectations_over_white_noise(kind):
     with torch.no_grad():
         y = layer(x) if kind == "converted" else layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         lost, whole = (
-            (t[..., 5, 5]).square().sum(1).mean().sqrt() for t in (y - conv(x), y - conv.bias[:, None, None])
+            (t[..., 5, 5]).square().sum(1).mean().sqrt()
+            for t in (y - conv(x), y - conv.bias[:, None, None])
         )
     assert report.relative_error == pytest.approx((lost / whole).item(), rel=0.03)
 
@@ -614,7 +703,10 @@ def test_threads_share_a_converted_network():
 
         def ask(n):
             places = [(n + i) % 8 for i in range(100)]
-            return sum(not torch.allclose(layer(images[place]), right[place], atol=1e-5) for place in places)
+            return sum(
+                not torch.allclose(layer(images[place]), right[place], atol=1e-5)
+                for place in places
+            )
 
         def under_no_grad(n):
             with torch.no_grad():
@@ -645,14 +737,22 @@ def test_pixels_are_picked_where_and_only_where_the_softmax_is_one_hot(centre, a
         p = layer.probabilities(9, 9)
         one_hot = bool((p.amax((-2, -1)) == 1).all())
         assert layer._one_hot() == one_hot or (one_hot and centre == 40 and alpha == 3)
-        expected = torch.einsum("hqrkl,kl,h->qr", p, layer.pad(x)[0, 0], layer.weight.flatten()) + layer.bias
+        expected = (
+            torch.einsum("hqrkl,kl,h->qr", p, layer.pad(x)[0, 0], layer.weight.flatten())
+            + layer.bias
+        )
         torch.testing.assert_close(layer(x)[0, 0], expected, equal_nan=True)
 
 
 def test_converted_networks_work_in_other_tools():
-    """Exported, traced or without values, nobody can look whether heads are one-hot: the softmax is then computed."""
+    """Exported, traced or without values, nobody can look whether heads are one-hot: the softmax
+    is then computed.
+    """
     network = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1, groups=2)
+        nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 3, padding=1, groups=2),
     ).eval()
     x = torch.randn(2, 3, 9, 10)
     attention = convert(network)
@@ -660,7 +760,9 @@ def test_converted_networks_work_in_other_tools():
         expected = attention(x)  # its choice of pixels is kept from here on
         batch = {"input": {0: torch.export.Dim("batch", max=64)}}
         for strict in (False, True):
-            exported = torch.export.export(attention, (x,), dynamic_shapes=batch, strict=strict).module()
+            exported = torch.export.export(
+                attention, (x,), dynamic_shapes=batch, strict=strict
+            ).module()
             torch.testing.assert_close(exported(x), expected)
             torch.testing.assert_close(exported(x[:1].repeat(5, 1, 1, 1))[4], expected[0])
         torch.testing.assert_close(torch.jit.trace(attention, (x,))(x), expected)

@@ -1,4 +1,6 @@
-"""The explorer without a browser: what it sends, what it answers, what it refuses, and the front end's arithmetic."""
+"""The explorer without a browser: what it sends, what it answers, what it refuses, and the front
+end's arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,16 @@ from companion.explorer.images import _own_data, fitting, pool_of
 from companion.explorer.sides import side_of
 from node import in_node, needs_node, run_tests
 
-SMALL = dict(image_size=(28, 28), image_channels=1, downsampling=4, layers=2, heads=3, hidden=8, mlp=8, dropout=0.0)
+SMALL = dict(
+    image_size=(28, 28),
+    image_channels=1,
+    downsampling=4,
+    layers=2,
+    heads=3,
+    hidden=8,
+    mlp=8,
+    dropout=0.0,
+)
 KINDS = {
     "quadratic": dict(kind="quadratic"),
     "full": dict(kind="quadratic", covariance="full"),
@@ -67,9 +78,14 @@ def runs(data, tmp_path_factory) -> dict[str, Run]:
 
     # Another network in a finished run's folder, which takes no time to train.
     other = shutil.copytree(folder / "quadratic", folder / "resnet")
-    config, weights = ModelConfig(**SMALL | dict(kind="resnet", resnet_width=8)), other / "model.safetensors"
+    config, weights = (
+        ModelConfig(**SMALL | dict(kind="resnet", resnet_width=8)),
+        other / "model.safetensors",
+    )
     safetensors.torch.save_model(build_model(config), weights)
-    about = trained["quadratic"].config | dict(preset="resnet", model=config.model_dump(mode="json"))
+    about = trained["quadratic"].config | dict(
+        preset="resnet", model=config.model_dump(mode="json")
+    )
     about["hash"] = identity(about["model"], about["train"], about["data"]["key"])
     about["weights"] = hashlib.sha256(weights.read_bytes()).hexdigest()
     (other / "config.json").write_text(json.dumps(about))
@@ -91,24 +107,34 @@ def notice(explorer, **message) -> str:
     return sent[0]["text"]
 
 
-# --- arrays -------------------------------------------------------------------------------------------------------
+# --- arrays
+# -------------------------------------------------------------------------------------------------------
 
 
 def restored(packed: dict) -> np.ndarray:
-    arrays = {n: np.frombuffer(a["data"], a["dtype"]).reshape(a["shape"]) for n, a in packed.items()}
+    arrays = {
+        n: np.frombuffer(a["data"], a["dtype"]).reshape(a["shape"]) for n, a in packed.items()
+    }
     return arrays["low"][..., None] + arrays["step"][..., None] * arrays["codes"].astype(np.float64)
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from([8, 16]), st.floats(1e-3, 1e3), st.floats(-50, 50))
-def test_quantization_stays_within_half_a_step(seed: int, bits: int, scale: float, shift: float) -> None:
-    values = (np.random.default_rng(seed).standard_normal((3, 2, 17)) * scale + shift).astype(np.float32)
+@given(
+    st.integers(0, 2**32 - 1), st.sampled_from([8, 16]), st.floats(1e-3, 1e3), st.floats(-50, 50)
+)
+def test_quantization_stays_within_half_a_step(
+    seed: int, bits: int, scale: float, shift: float
+) -> None:
+    values = (np.random.default_rng(seed).standard_normal((3, 2, 17)) * scale + shift).astype(
+        np.float32
+    )
     values[0] = shift  # a constant row
     step = np.ptp(values.astype(np.float64), axis=-1) / (2**bits - 1)
     bound = 0.5 * step * 1.001 + 4e-7 * np.abs(values).max(-1)  # and the rounding of float32
     assert (np.abs(restored(quantize(values, bits)) - values).max(-1) <= bound).all()
 
 
-# --- the front end's arithmetic -----------------------------------------------------------------------------------
+# --- the front end's arithmetic
+# -----------------------------------------------------------------------------------
 
 
 @needs_node
@@ -125,7 +151,9 @@ def modelled(explorer, source: str):
 @needs_node
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_browser_computes_what_the_model_does(kind: str, data) -> None:
-    """Maps and numbers of explorer.js against `heads`, at a corner and inside, all layers and heads."""
+    """Maps and numbers of explorer.js against `heads`, at a corner and inside, all layers and
+    heads.
+    """
     model = model_of(kind)
     explorer = explore(model, images=data)
     parts, places = ("full", "position", "content"), ((0, 6), (3, 2))
@@ -144,16 +172,22 @@ def test_the_browser_computes_what_the_model_does(kind: str, data) -> None:
             if kind == "content":
                 with torch.no_grad():
                     content, position = layer.score_parts(x)
-                logits = {"full": content + position, "content": content, "position": position}[part][0]
+                logits = {"full": content + position, "content": content, "position": position}[
+                    part
+                ][0]
                 maps = logits[:, row, column].flatten(-2).softmax(-1).view(3, 7, 7).numpy()
             else:
                 maps = heads.query_maps(layer, (row, column), 7, 7)
             told = heads.describe(maps, (row, column))
-            expected = dict(centre=told.centre, reach=told.reach, entropy=told.entropy, mass=maps.max((1, 2)))
+            expected = dict(
+                centre=told.centre, reach=told.reach, entropy=told.entropy, mass=maps.max((1, 2))
+            )
             expected["covariance"] = told.covariance[:, [0, 0, 1], [0, 1, 1]]
             for head in range(3):
                 map_, numbers = next(answers)
-                np.testing.assert_allclose(np.reshape(map_, (7, 7)), maps[head], rtol=2e-3, atol=1e-6)
+                np.testing.assert_allclose(
+                    np.reshape(map_, (7, 7)), maps[head], rtol=2e-3, atol=1e-6
+                )
                 for name, values in expected.items():
                     np.testing.assert_allclose(numbers[name], values[head], atol=2e-3, err_msg=name)
 
@@ -172,7 +206,9 @@ def test_the_browser_reads_the_kernel_that_python_reads(kind: str, data) -> None
         np.testing.assert_allclose(read["outside"], report.outside, rtol=1e-3, atol=1e-6)
         assert read["error"] == pytest.approx(report.relative_error, rel=1e-3)
         alone = layer.value.weight.unflatten(1, (3, 8)).norm(dim=(0, 2)).detach().numpy()
-        maps = heads.query_maps(layer, (3, 3), 7, 7)[:, 3 - size // 2 : 4 + size // 2, 3 - size // 2 : 4 + size // 2]
+        maps = heads.query_maps(layer, (3, 3), 7, 7)[
+            :, 3 - size // 2 : 4 + size // 2, 3 - size // 2 : 4 + size // 2
+        ]
         np.testing.assert_allclose(read["parts"], maps.reshape(3, -1) * alone[:, None], rtol=1e-3)
 
 
@@ -225,14 +261,19 @@ EDITS = [
 
 def network_of(explorer, shown) -> dict:
     """What a page's worker needs: the model with its weights, and images."""
-    side, normal = explorer._sides[0], dict(mean=list(explorer._pool.mean), std=list(explorer._pool.std))
+    side, normal = (
+        explorer._sides[0],
+        dict(mean=list(explorer._pool.mean), std=list(explorer._pool.std)),
+    )
     weighted = side.arrays | dict(weights=side.weights)
     return dict(side=weighted, normal=normal, images=[one["pixels"].tobytes() for one in shown])
 
 
 def kept(edits: list[dict]) -> dict:
     """Changes as a page keeps them, by layer or layer and head."""
-    places = [".".join(str(edit[name]) for name in ("layer", "head") if name in edit) for edit in edits]
+    places = [
+        ".".join(str(edit[name]) for name in ("layer", "head") if name in edit) for edit in edits
+    ]
     changes = [{name: edit[name] for name in edit.keys() - {"layer", "head"}} for edit in edits]
     return dict(zip(places, changes, strict=True))
 
@@ -240,8 +281,12 @@ def kept(edits: list[dict]) -> dict:
 @needs_node
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_browser_predicts_what_python_does(kind: str, data) -> None:
-    """Predictions with and without changed heads, and what a layer and a head do, on several images; in both orders."""
-    model = model_of(kind, hidden=15, mlp=13, layers=3)  # odd: the browser sums four rows and two outputs at a time
+    """Predictions with and without changed heads, and what a layer and a head do, on several
+    images; in both orders.
+    """
+    model = model_of(
+        kind, hidden=15, mlp=13, layers=3
+    )  # odd: the browser sums four rows and two outputs at a time
     with torch.no_grad():
         model.classifier.weight *= 20  # so that something is predicted
     explorer = explore(model, images=data)
@@ -267,14 +312,22 @@ def test_the_browser_predicts_what_python_does(kind: str, data) -> None:
             (answer["seen"]["head"]["probabilities"], seen["head"]["probabilities"]),
         ):
             np.testing.assert_allclose(got, expected, atol=1e-2)
-        np.testing.assert_allclose(answer["seen"]["head"]["output"], seen["head"]["output"], rtol=0.02, atol=1e-3)
+        np.testing.assert_allclose(
+            answer["seen"]["head"]["output"], seen["head"]["output"], rtol=0.02, atol=1e-3
+        )
         assert answer["seen"]["head"]["share"] == pytest.approx(seen["head"]["share"], abs=1e-2)
         assert (answer["seen"]["kernel"] is None) == (kind == "content")
         if kind != "content":
-            assert answer["seen"]["kernel"]["error"] == pytest.approx(seen["kernel"]["error"], abs=1e-2)
+            assert answer["seen"]["kernel"]["error"] == pytest.approx(
+                seen["kernel"]["error"], abs=1e-2
+            )
             replaced = seen["kernel"]["probabilities"]
-            np.testing.assert_allclose(answer["seen"]["kernel"]["probabilities"], replaced, atol=1e-2)
-            for got, expected in zip(answer["seen"]["kernel"]["outputs"], seen["kernel"]["outputs"], strict=True):
+            np.testing.assert_allclose(
+                answer["seen"]["kernel"]["probabilities"], replaced, atol=1e-2
+            )
+            for got, expected in zip(
+                answer["seen"]["kernel"]["outputs"], seen["kernel"]["outputs"], strict=True
+            ):
                 np.testing.assert_allclose(got, expected, rtol=0.02, atol=1e-3)
 
 
@@ -294,23 +347,32 @@ def test_the_browser_predicts_past_a_layer_without_heads(kind: str, data) -> Non
         const out = net.predict({ "1.2": { off: true } });"""
     edits = [dict(layer=1, head=2, off=True)]
     (expected,) = explorer._sides[0].look(explorer._inputs([shown["pixels"]]), edits)
-    np.testing.assert_allclose(in_node(code, network_of(explorer, [shown])), expected["probabilities"], atol=1e-2)
+    np.testing.assert_allclose(
+        in_node(code, network_of(explorer, [shown])), expected["probabilities"], atol=1e-2
+    )
 
 
 @needs_node
 @pytest.mark.parametrize("kind", ["quadratic", "full", "learned"])
 def test_a_layer_is_swapped_in_the_browser_as_in_python(kind: str, data) -> None:
-    """Logits with one layer, and two, as convolutions, read from the layers with their heads as they are changed."""
+    """Logits with one layer, and two, as convolutions, read from the layers with their heads as
+    they are changed.
+    """
     model = model_of(kind, hidden=16, mlp=12, layers=3)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(parameter.half())  # as a page holds them: what is left are roundings of sums
+            parameter.copy_(
+                parameter.half()
+            )  # as a page holds them: what is left are roundings of sums
         model.classifier.weight *= 16
     explorer = explore(model, images=data)
     shown = [explorer._pool.shown(index) for index in range(3)]
     changed = [edit for edit in EDITS if kind != "learned" or edit.get("off")]
     places = [{}, {1: 3}, {1: 3, 0: 3}, {}, {1: 5}, {1: 5, 0: 3}]
-    asked_for = [changed + [dict(layer=layer, kernel=side) for layer, side in place.items()] for place in places]
+    asked_for = [
+        changed + [dict(layer=layer, kernel=side) for layer, side in place.items()]
+        for place in places
+    ]
     code = """
         const net = new network.Network(tree.side, tree.normal);
         const out = tree.images.map((values) => {
@@ -322,7 +384,9 @@ def test_a_layer_is_swapped_in_the_browser_as_in_python(kind: str, data) -> None
     expected = []
     with edited(model, changed):
         for place in places:
-            expected.append(predict(swap(model, {layer + 1: side for layer, side in place.items()}), images))
+            expected.append(
+                predict(swap(model, {layer + 1: side for layer, side in place.items()}), images)
+            )
     np.testing.assert_allclose(in_node(code, tree), torch.stack(expected, dim=1), atol=1e-3)
     for edits, logits in zip(asked_for, expected, strict=True):
         with edited(model, edits[::-1]):  # in any order
@@ -333,7 +397,8 @@ def test_a_layer_is_swapped_in_the_browser_as_in_python(kind: str, data) -> None
         assert all((a - b).abs().max() > 0.1 for a, b in itertools.combinations(some, 2))
 
 
-# --- images -------------------------------------------------------------------------------------------------------
+# --- images
+# -------------------------------------------------------------------------------------------------------
 
 
 def read(image: object, size: tuple[int, int], channels: int) -> np.ndarray:
@@ -351,7 +416,9 @@ def test_any_mode_and_size_is_read(mode: str, tmp_path) -> None:
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_pixels_that_would_be_clipped_are_refused(mode: str, tmp_path) -> None:
     Image.new(mode, (9, 9)).save(tmp_path / "a.tiff")
-    with pytest.raises(ExplorerError, match=rf"pixels of mode {mode}.* 8 bits a channel, or floats in \[0, 1\]"):
+    with pytest.raises(
+        ExplorerError, match=rf"pixels of mode {mode}.* 8 bits a channel, or floats in \[0, 1\]"
+    ):
         read(tmp_path / "a.tiff", (16, 16), 1)
 
 
@@ -387,7 +454,12 @@ def test_bad_files_are_refused_by_name(tmp_path) -> None:
     Image.effect_noise((200, 200), 60).save(tmp_path / "good.jpg")
     good = (tmp_path / "good.jpg").read_bytes()
     file = tmp_path / "cat.jpg"
-    for content in (good[: len(good) // 2], b"", b"no image", b"<svg xmlns='http://www.w3.org/2000/svg'/>"):
+    for content in (
+        good[: len(good) // 2],
+        b"",
+        b"no image",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+    ):
         file.write_bytes(content)
         with pytest.raises(ExplorerError, match=r"cat.jpg cannot be read as an image"):
             read(file, (28, 28), 1)
@@ -402,35 +474,58 @@ def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
     first = (array.permute(0, 3, 1, 2) / 255).numpy()  # channels first
     for images in (array, array.numpy(), array[0], [array[:2], array[2:]], array / 255, first):
         assert (fitting(images, (28, 28), 1)[0] == array[0].numpy()).all()
-    for shape in ((2, 32, 32, 3), (2, 3, 64, 40), (30, 50, 1), (3, 30, 50)):  # of any size, and in any order
-        for images in (np.full(shape, 77, np.uint8), torch.full(shape, 77 / 255), np.full(shape, 77 / 255)):
+    for shape in (
+        (2, 32, 32, 3),
+        (2, 3, 64, 40),
+        (30, 50, 1),
+        (3, 30, 50),
+    ):  # of any size, and in any order
+        for images in (
+            np.full(shape, 77, np.uint8),
+            torch.full(shape, 77 / 255),
+            np.full(shape, 77 / 255),
+        ):
             assert (fitting(images, (28, 28), 1) == 77).all()
-    mixed = [np.full((28, 28, 1), 77 / 255), torch.full((3, 40, 40), 77, dtype=torch.uint8), Image.new("L", (9, 9), 77)]
+    mixed = [
+        np.full((28, 28, 1), 77 / 255),
+        torch.full((3, 40, 40), 77, dtype=torch.uint8),
+        Image.new("L", (9, 9), 77),
+    ]
     assert (fitting(mixed, (28, 28), 1) == 77).all()
     for images, words in (
         (np.zeros((2, 5, 5, 5), np.uint8), "or neither"),
         (np.zeros((7, 9, 11), np.uint8), "or neither"),
         (np.zeros((1, 28, 28, 1), int), "int64 from 0 to 0; they must be uint8"),
-        (np.full((1, 28, 28, 1), -0.1), r"from -0.1 to -0.1; they must be uint8, or floats in \[0, 1\]"),
+        (
+            np.full((1, 28, 28, 1), -0.1),
+            r"from -0.1 to -0.1; they must be uint8, or floats in \[0, 1\]",
+        ),
         (np.full((1, 28, 28, 1), np.nan), r"in \[0, 1\]"),
         (np.zeros((0, 28, 28, 1), np.uint8), "are empty"),
         ([], "is empty"),
         ("no/such.png", "no/such.png cannot be read"),
         (7, "of type int: give paths, Pillow images, or arrays"),
         ({"image": array}, "of type dict"),
-        ([np.full((28, 28, 1), 2.0)], r"from 2.0 to 2.0; they must be uint8, or floats in \[0, 1\]"),
+        (
+            [np.full((28, 28, 1), 2.0)],
+            r"from 2.0 to 2.0; they must be uint8, or floats in \[0, 1\]",
+        ),
     ):
         with pytest.raises(ExplorerError, match=words) as refused:
             fitting(images, (28, 28), 1)
         assert "\n" not in str(refused.value)
     assert explore(model_of("quadratic"), images=files).image["pixels"]["shape"] == [28, 28, 1]
     colour = model_of("quadratic", image_size=(32, 32), image_channels=3)
-    explorer = explore(colour)  # no data here: pictures of the sample, which are of none of its classes
+    explorer = explore(
+        colour
+    )  # no data here: pictures of the sample, which are of none of its classes
     assert explorer.image["pixels"]["shape"] == [32, 32, 3] and explorer.image["title"] == "image 0"
 
 
 def test_labels_of_the_sample_are_not_those_of_other_data() -> None:
-    """A run on images of another set, which is not at hand, shows the sample's pictures without its classes."""
+    """A run on images of another set, which is not at hand, shows the sample's pictures without
+    its classes.
+    """
     side = side_of(model_of("quadratic"))
     for name, known in (("fashion-mnist-sample", True), ("mine", False)):
         run = types.SimpleNamespace(config=dict(data=dict(name=name, classes=list("abcdefghij"))))
@@ -444,12 +539,16 @@ def test_nothing_is_downloaded_to_be_shown(tmp_path: Path, monkeypatch: pytest.M
     for name in ("data_batch_1", "test_batch"):
         (tmp_path / "cifar-10-batches-py" / name).write_bytes(b"half")
     monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path))
-    monkeypatch.setattr("attnconv.training.data._download", lambda: pytest.fail("it was downloaded"))
+    monkeypatch.setattr(
+        "attnconv.training.data._download", lambda: pytest.fail("it was downloaded")
+    )
     side = types.SimpleNamespace(image_size=(32, 32), image_channels=3, classes=10)
     assert torch.equal(_own_data(side, "cifar10"), load_data("embedded").test_images)
 
 
-def test_labels_of_images_that_are_handed_over_are_of_the_classes_that_the_model_knows(data) -> None:
+def test_labels_of_images_that_are_handed_over_are_of_the_classes_that_the_model_knows(
+    data,
+) -> None:
     """As many classes are not yet the same: a shirt is not a truck."""
     side = side_of(model_of("quadratic"))
     for name, classes, known in (
@@ -462,7 +561,8 @@ def test_labels_of_images_that_are_handed_over_are_of_the_classes_that_the_model
         assert pool.labels.any() == known and pool.classes == tuple(classes)
 
 
-# --- what Python answers ------------------------------------------------------------------------------------------
+# --- what Python answers
+# ------------------------------------------------------------------------------------------
 
 
 def test_it_opens_on_a_clear_image_that_the_model_is_sure_of(data) -> None:
@@ -486,7 +586,9 @@ def test_what_was_counted_with_the_run_goes_along(tmp_path: Path) -> None:
     side = side_of(model_of("quadratic"))
     assert side.arrays["counted"] is None
     alone = np.array([[[1, 0, 1, 1], [0, 0, 0, 1]], [[1, 1, 1, 1], [0, 0, 1, 1]]], bool)
-    swaps = dict(sizes=np.array([1, 3]), images=np.array(4), whole=np.array([1, 1, 0, 1], bool), alone=alone)
+    swaps = dict(
+        sizes=np.array([1, 3]), images=np.array(4), whole=np.array([1, 1, 0, 1], bool), alone=alone
+    )
     counted = dataclasses.replace(side, run=types.SimpleNamespace(swaps=swaps))._counted()
     assert counted == dict(images=4, sizes=[1, 3], attention=3, alone=[[3, 1], [4, 2]])
 
@@ -495,7 +597,9 @@ def test_what_goes_with_the_images_can_be_given(data) -> None:
     """By a data set, and the statistics of arrays by themselves."""
     model, names = model_of("quadratic"), tuple(f"kind {n}" for n in range(10))
     images, labels = data.test_images[:2], torch.tensor([3, 9])
-    mine = dataclasses.replace(data, classes=names, test_images=images, test_labels=labels, mean=(0.5,), std=(0.25,))
+    mine = dataclasses.replace(
+        data, classes=names, test_images=images, test_labels=labels, mean=(0.5,), std=(0.25,)
+    )
     for about in (dict(images=mine), dict(images=images, mean=[0.5], std=[0.25])):
         explorer = explore(model, **about)
         first = explorer._index
@@ -505,7 +609,9 @@ def test_what_goes_with_the_images_can_be_given(data) -> None:
         inputs = (images[first : first + 1].permute(0, 3, 1, 2) / 255 - 0.5) / 0.25
         expected = predict(model, inputs).softmax(-1)[0]
         np.testing.assert_allclose(explorer.image["sides"][0]["probabilities"], expected, rtol=1e-4)
-    with pytest.raises(ExplorerError, match="images are of 1 classes, but the model tells 10 apart"):
+    with pytest.raises(
+        ExplorerError, match="images are of 1 classes, but the model tells 10 apart"
+    ):
         explore(model, images=dataclasses.replace(data, classes=("one",)))
     with pytest.raises(ExplorerError, match="mean = .* a number for each of the 1 channels"):
         explore(model, images=images, mean=[1, 2, 3])
@@ -529,7 +635,8 @@ def test_a_converted_network_is_explored(tmp_path) -> None:
     expected = predict(network, explorer._input).softmax(-1)[0]
     np.testing.assert_allclose(explorer.image["sides"][0]["probabilities"], expected, rtol=1e-4)
 
-    # A head that is off is a tap of 0, and all shares add up to 1; the layer's own convolution is what it came from.
+    # A head that is off is a tap of 0, and all shares add up to 1; the layer's own convolution is
+    # what it came from.
     edit = dict(layer=1, head=7, off=True)
     asked(explorer, kind="heads", edits=[edit])
     without = copy.deepcopy(cnn)
@@ -544,8 +651,14 @@ def test_a_converted_network_is_explored(tmp_path) -> None:
         assert seen["head"]["shape"] == [10, 12] and len(seen["head"]["output"]) == 120
     assert sum(shares) == pytest.approx(1, abs=1e-3) and seen["kernel"] is None
     swapped = [dict(layer=0, kernel=3)]
-    assert "only a layer of an AttentionNet" in notice(explorer, kind="heads", edits=swapped) and "swaps" not in side
-    assert "weights" not in tree_of(explorer.export_html(tmp_path / "page.html").read_text())["sides"][0]
+    assert (
+        "only a layer of an AttentionNet" in notice(explorer, kind="heads", edits=swapped)
+        and "swaps" not in side
+    )
+    assert (
+        "weights"
+        not in tree_of(explorer.export_html(tmp_path / "page.html").read_text())["sides"][0]
+    )
     assert explorer.figure().axes
 
 
@@ -560,23 +673,39 @@ def test_a_layer_that_the_network_does_not_use_is_shown_without_answers() -> Non
 
     explorer = explore(convert(Spare()), images=np.zeros((1, 9, 12, 1), np.uint8))
     assert explorer.sides[0]["heads"] == [9, 9] and explorer.choices["classes"] == []
-    seen = [asked(explorer, kind="examine", layer=n, head=1, size=3, edits=[], key="")[0][0] for n in (0, 1)]
+    seen = [
+        asked(explorer, kind="examine", layer=n, head=1, size=3, edits=[], key="")[0][0]
+        for n in (0, 1)
+    ]
     assert seen[0]["head"]["shape"] == [7, 10] and seen[1]["head"] is None
     assert explorer.page() and explorer.figure().axes
 
 
 def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
     sequences = convert(torch.nn.Sequential(torch.nn.Conv1d(2, 2, 3)))
-    parts = torch.nn.Conv2d(3, 2, 3), torch.nn.Flatten(), torch.nn.Linear(7, 2)  # for images of no size
+    parts = (
+        torch.nn.Conv2d(3, 2, 3),
+        torch.nn.Flatten(),
+        torch.nn.Linear(7, 2),
+    )  # for images of no size
     for subject, words in (
         (runs["resnet"], "ResNet18 has no attention heads"),
         (torch.nn.Linear(2, 2), "A Linear has no attention heads.*convert"),
         (torch.nn.Conv2d(3, 3, 3), "A Conv2d has no attention heads"),
-        (QuadraticAttention(3, 3, 4), "A QuadraticAttention has no attention heads to explore.*an AttentionNet"),
+        (
+            QuadraticAttention(3, 3, 4),
+            "A QuadraticAttention has no attention heads to explore.*an AttentionNet",
+        ),
         (sequences, "A Sequential has no attention heads to explore over images"),
         (swap(model_of("quadratic"), {2: 3}), "Layer 2 of this network is a convolution"),
-        (model_of("quadratic", heads=(0, 0)), "All heads of this AttentionNet are pruned: there is nothing to explore"),
-        (convert(torch.nn.Sequential(*parts)), "fails on 32 x 32 pixels with 3 channels .*Give images= of the size"),
+        (
+            model_of("quadratic", heads=(0, 0)),
+            "All heads of this AttentionNet are pruned: there is nothing to explore",
+        ),
+        (
+            convert(torch.nn.Sequential(*parts)),
+            "fails on 32 x 32 pixels with 3 channels .*Give images= of the size",
+        ),
         (7, "type int cannot be explored"),
     ):
         with pytest.raises(ExplorerError, match=words) as refused:
@@ -586,13 +715,18 @@ def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
 
 def test_a_run_brings_its_path_and_its_neighbours(runs, data) -> None:
     explorer = explore(runs["quadratic"], images=data)
-    assert [run["name"] for run in explorer.choices["runs"]] == ["quadratic", "content"]  # with heads in every layer
+    assert [run["name"] for run in explorer.choices["runs"]] == [
+        "quadratic",
+        "content",
+    ]  # with heads in every layer
     assert explorer.sides[0]["path"]["epochs"] == 3
     for name in ("centres", "precisions"):
         now = np.frombuffer(explorer.sides[0][name]["data"], np.float32)
         last = np.frombuffer(explorer.sides[0]["path"][name]["data"], np.float32).reshape(3, -1)[-1]
         np.testing.assert_allclose(last, now, rtol=1e-4)
-    assert explore(str(runs["quadratic"].path)).sides[0]["name"] == "quadratic"  # its folder, and its own data
+    assert (
+        explore(str(runs["quadratic"].path)).sides[0]["name"] == "quadratic"
+    )  # its folder, and its own data
 
 
 def test_runs_without_their_weights_are_not_offered(runs, data, tmp_path) -> None:
@@ -610,7 +744,9 @@ def test_another_image_by_class(runs, data) -> None:
     for label in (3, 3, 9, None, None, None):
         before = explorer.image["title"]
         assert asked(explorer, kind="image", **{"class": label}) == []
-        assert explorer.image["title"] != before and (label is None or explorer.image["label"] == label)
+        assert explorer.image["title"] != before and (
+            label is None or explorer.image["label"] == label
+        )
         shown = np.frombuffer(explorer.image["pixels"]["data"], np.uint8).reshape(1, 28, 28, 1)
         assert (data.test_images.numpy() == shown).all((1, 2, 3)).any()
     assert "no other image" in notice(explorer, kind="image", **{"class": 77})
@@ -634,11 +770,15 @@ def test_an_image_of_the_reader(data) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_and_its_heads_are_examined(kind: str, data) -> None:
-    """Against the definitions, computed one by one; the shares of all heads add up to 1, and all are put back."""
+    """Against the definitions, computed one by one; the shares of all heads add up to 1, and all
+    are put back.
+    """
     model = model_of(kind)
     before = copy.deepcopy(model.state_dict())
     explorer = explore(model, images=data)
-    question = dict(kind="examine", layer=1, size=3, key="k", edits=[dict(layer=0, head=1, off=True)])
+    question = dict(
+        kind="examine", layer=1, size=3, key="k", edits=[dict(layer=0, head=1, off=True)]
+    )
     with edited(model, question["edits"]), torch.no_grad():
         image = explorer._input
         x, layer = model.layer_inputs(image)[1], model.attention_layers[1]
@@ -652,7 +792,9 @@ def test_a_layer_and_its_heads_are_examined(kind: str, data) -> None:
             output = np.reshape(seen["head"]["output"], (7, 7))
             np.testing.assert_allclose(output, own[0].norm(dim=-1), rtol=1e-3, atol=1e-5)
             with edited(model, [dict(layer=1, head=head, off=True)]):
-                np.testing.assert_allclose(seen["head"]["probabilities"], predict(model, image).softmax(-1)[0], 1e-4)
+                np.testing.assert_allclose(
+                    seen["head"]["probabilities"], predict(model, image).softmax(-1)[0], 1e-4
+                )
             shares.append(seen["head"]["share"])
         assert sum(shares) == pytest.approx(1, abs=1e-4)
         assert (seen["kernel"] is None) == (kind == "content")
@@ -660,7 +802,9 @@ def test_a_layer_and_its_heads_are_examined(kind: str, data) -> None:
             conv, _ = attention_to_conv(layer, 3, size=(7, 7))
             replaced = conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
             apart = replaced - layer(x)
-            assert seen["kernel"]["error"] == pytest.approx((apart.norm() / whole.norm()).item(), rel=1e-3)
+            assert seen["kernel"]["error"] == pytest.approx(
+                (apart.norm() / whole.norm()).item(), rel=1e-3
+            )
             with layer.register_forward_hook(lambda *_: replaced):
                 told = predict(model, image).softmax(-1)[0]
             np.testing.assert_allclose(seen["kernel"]["probabilities"], told, rtol=1e-3)
@@ -668,14 +812,22 @@ def test_a_layer_and_its_heads_are_examined(kind: str, data) -> None:
                 norms = (output - layer.value.bias)[0].norm(dim=-1)
                 np.testing.assert_allclose(told, norms.flatten(), rtol=1e-3)
 
-            # The same where the convolution is in the layer's place already; a head is what it makes of that.
+            # The same where the convolution is in the layer's place already; a head is what it
+            # makes of that.
             there = question | dict(edits=[*question["edits"], dict(layer=1, kernel=3)], size=5)
             ((now, _),) = asked(explorer, **there, head=2)
             assert all(now["kernel"][name] == seen["kernel"][name] for name in ("error", "outputs"))
-            assert now["kernel"]["probabilities"] == explorer._sides[0].look(image, there["edits"])[0]["probabilities"]
+            assert (
+                now["kernel"]["probabilities"]
+                == explorer._sides[0].look(image, there["edits"])[0]["probabilities"]
+            )
             with edited(model, [dict(layer=1, head=2, off=True)]):
-                own = replaced - attention_to_conv(layer, 3, (7, 7))[0](x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-            np.testing.assert_allclose(now["head"]["output"], own[0].norm(dim=-1).flatten(), rtol=1e-3, atol=1e-5)
+                own = replaced - attention_to_conv(layer, 3, (7, 7))[0](
+                    x.permute(0, 3, 1, 2)
+                ).permute(0, 2, 3, 1)
+            np.testing.assert_allclose(
+                now["head"]["output"], own[0].norm(dim=-1).flatten(), rtol=1e-3, atol=1e-5
+            )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -687,7 +839,9 @@ def test_right_answers_are_counted(data) -> None:
     for changes in ([], edits, [dict(layer=1, kernel=3)]):
         counted = []
         for part in (0, 25):
-            ((answer, _),) = asked(explorer, kind="right", edits=changes, key="k", to=part + 25, **{"from": part})
+            ((answer, _),) = asked(
+                explorer, kind="right", edits=changes, key="k", to=part + 25, **{"from": part}
+            )
             assert (answer["key"], answer["from"]) == ("k", part) and json.dumps(answer)
             counted += answer["right"]
         with edited(model, changes):
@@ -727,7 +881,9 @@ def test_senseless_edits_are_refused_and_nothing_is_left(data) -> None:
         (dict(layer=1, kernel=9), "side 9"),
         (dict(layer=1, kernel="3"), "side '3'"),
     ):
-        assert words in notice(explorer, kind="heads", edits=[dict(layer=0, head=1, off=True), edit])
+        assert words in notice(
+            explorer, kind="heads", edits=[dict(layer=0, head=1, off=True), edit]
+        )
         assert torch.equal(answer, predict(explorer._sides[0].model, explorer._input))
     assert "not look at content" in notice(content, kind="heads", edits=[dict(layer=0, kernel=3)])
 
@@ -739,7 +895,11 @@ def test_the_average_is_that_of_the_probabilities(data) -> None:
     inputs = model.layer_inputs(explorer._inputs(list(data.test_images[:6].numpy())))
     for layer, x, sent in zip(model.attention_layers, inputs, explorer.average[0], strict=True):
         content, position = layer.score_parts(x)
-        for part, scores in {"full": content + position, "position": position, "content": content}.items():
+        for part, scores in {
+            "full": content + position,
+            "position": position,
+            "content": content,
+        }.items():
             expected = scores.flatten(-2).softmax(-1).mean(0).detach().numpy()
             close = torch.from_numpy(restored(sent[part])).softmax(-1).numpy()
             np.testing.assert_allclose(close, expected, rtol=1e-3)
@@ -753,11 +913,16 @@ def test_runs_are_chosen_and_compared(runs, data) -> None:
     asked(explorer, kind="run", name="content")
     asked(explorer, kind="compare", name=None)
     assert [side["encoding"] for side in explorer.sides] == ["content"]
-    for message in (dict(kind="compare", name="../x"), dict(kind="format the disk"), dict(kind="open")):
+    for message in (
+        dict(kind="compare", name="../x"),
+        dict(kind="format the disk"),
+        dict(kind="open"),
+    ):
         assert "Error" in notice(explorer, **message)  # a notice, not a dead kernel
 
 
-# --- elsewhere ----------------------------------------------------------------------------------------------------
+# --- elsewhere
+# ----------------------------------------------------------------------------------------------------
 
 
 def tree_of(page: str) -> dict:
@@ -775,13 +940,17 @@ def test_the_page_is_one_file_without_the_network(runs, data, tmp_path) -> None:
     explorer = explore(runs["content"], images=data)
     page = explorer.export_html(tmp_path / "deep" / "page.html").read_text()
     visible = re.sub(r"<script id='data'.*?</script>|base64,[^']*", "", page)
-    paper = "https://arxiv.org/abs/1911.03584"  # a link to follow: nothing else there is of the network
+    paper = (
+        "https://arxiv.org/abs/1911.03584"  # a link to follow: nothing else there is of the network
+    )
     assert visible.count(paper) == 1
     visible = visible.replace(paper, "")
     assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)|https?://|@import|url\(""", visible)
     assert page.count("<noscript><img") == 1 and "openPage(document)" in page
     tree = tree_of(page)
-    assert tree["average"] and len(tree["gallery"]) == 39  # all test images but the one that is shown
+    assert (
+        tree["average"] and len(tree["gallery"]) == 39
+    )  # all test images but the one that is shown
     assert explorer.page() == page  # the same bytes each time
 
 
@@ -798,19 +967,27 @@ def test_the_page_is_of_the_view_as_it_is(kind: str, runs, data) -> None:
     tree = tree_of(page.decode())
     assert tree["state"]["head"] == 2 and tree["edited"]["heads"] == edits
     asked(explorer, kind="heads", edits=edits)
-    np.testing.assert_allclose(tree["edited"]["probabilities"], explorer.edited["probabilities"], rtol=1e-5)
+    np.testing.assert_allclose(
+        tree["edited"]["probabilities"], explorer.edited["probabilities"], rtol=1e-5
+    )
     assert ("maps" in tree["edited"]) == (kind == "content")
     asked(explorer, kind="run", name="quadratic")  # another model: its heads are not changed
     assert "edited" not in tree_of(explorer.page())
 
 
 def test_the_page_leaves_out_weights_that_are_too_many(data, monkeypatch) -> None:
-    """It then shows where heads look with maps that Python computed, which are too large for many images."""
+    """It then shows where heads look with maps that Python computed, which are too large for
+    many images.
+    """
     content, quadratic = (explore(model_of(kind), images=data) for kind in ("content", "quadratic"))
     assert "maps" not in tree_of(content.page())["image"]["sides"][0]
     monkeypatch.setattr(widget, "WEIGHTS_LIMIT", 1000)
     tree = tree_of(content.page())
-    assert "weights" not in tree["sides"][0] and "maps" in tree["image"]["sides"][0] and not tree["gallery"]
+    assert (
+        "weights" not in tree["sides"][0]
+        and "maps" in tree["image"]["sides"][0]
+        and not tree["gallery"]
+    )
     tree = tree_of(quadratic.page())
     assert "weights" not in tree["sides"][0] and len(tree["gallery"]) == 39
 
@@ -820,7 +997,9 @@ def test_a_site_has_a_page_for_each_model_and_pictures_once(runs, data, tmp_path
     widgets = ipywidgets.widgets.widget._instances
     alive = {key for key, one in widgets.items() if isinstance(one, widget.Explorer)}
     pages = explorer.export_site(tmp_path)
-    assert {key for key, one in widgets.items() if isinstance(one, widget.Explorer)} == alive  # the other's is closed
+    assert {
+        key for key, one in widgets.items() if isinstance(one, widget.Explorer)
+    } == alive  # the other's is closed
     assert [page.name for page in pages] == ["explorer.html", "explorer-content.html"]
     files = {"explorer.html", "explorer-content.html", "explorer-images.js"}
     assert {file.name for file in tmp_path.iterdir()} == files
@@ -834,7 +1013,10 @@ def test_a_site_has_a_page_for_each_model_and_pictures_once(runs, data, tmp_path
         }
         assert links == [(file.name, " aria-current=page" * (file == page)) for file in pages]
         assert tree["sides"][0]["name"] == runs[name].path.name and "weights" in tree["sides"][0]
-        assert len(tree["gallery"]) > 30 and {one["pixels"] for one in tree["gallery"]} <= beside.keys()
+        assert (
+            len(tree["gallery"]) > 30
+            and {one["pixels"] for one in tree["gallery"]} <= beside.keys()
+        )
         assert isinstance(tree["image"]["pixels"], dict)  # so that the page shows something alone
     with pytest.raises(ExplorerError, match="others beside"):
         explore(model_of("quadratic"), images=data).export_site(tmp_path)
@@ -855,7 +1037,9 @@ def test_matrices_travel_in_few_bits_and_short_vectors_in_half_precision() -> No
         high, low = (np.frombuffer(part, np.uint8).astype(np.uint16) for part in rounded(sent))
         got = (high << 8 | low).view(np.float16).astype(np.float32).reshape(sent.shape)
         off = np.abs(got / sent.numpy() - 1)
-        assert 2 ** -(bits + 2) < off.max() <= 2 ** -(bits + 1) + 2**-11  # half precision rounds, too
+        assert (
+            2 ** -(bits + 2) < off.max() <= 2 ** -(bits + 1) + 2**-11
+        )  # half precision rounds, too
 
 
 def test_a_network_with_dozens_of_heads_is_one_picture() -> None:
@@ -864,7 +1048,11 @@ def test_a_network_with_dozens_of_heads_is_one_picture() -> None:
     cnn = torch.nn.Sequential(*convs)
     figure = explore(convert(cnn), images=np.zeros((1, 32, 32, 3), np.uint8)).figure()
     *maps, _ = figure.axes[0].images
-    assert len(figure.axes) == 2 and len(maps) == 49 + 9 and np.sum([m.get_array() for m in maps]) == pytest.approx(58)
+    assert (
+        len(figure.axes) == 2
+        and len(maps) == 49 + 9
+        and np.sum([m.get_array() for m in maps]) == pytest.approx(58)
+    )
     titles = [text.get_text() for text in figure.axes[0].texts if text.get_ha() == "right"]
     assert titles == ["Layer 1", "", "", "", "", "Layer 2"]
 
@@ -880,7 +1068,8 @@ def test_a_model_of_the_paper_s_size_with_content_fits_into_a_page() -> None:
 def test_examining_a_head_knows_no_dropout():
     config = ModelConfig(layers=2, hidden=8, mlp=8, image_size=(16, 16), attention_dropout=0.5)
     explorer = explore(
-        build_model(config).train(), np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8)
+        build_model(config).train(),
+        np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8),
     )
     seen = [explorer._sides[0].examine(explorer._input, [], 1, head, 3) for head in range(9)]
     assert sum(one["head"]["share"] for one in seen) == pytest.approx(1, abs=1e-5)
@@ -889,8 +1078,13 @@ def test_examining_a_head_knows_no_dropout():
 
 @pytest.mark.parametrize("kind", ["quadratic", "learned", "learned_content"])
 def test_a_layer_that_has_lost_all_its_heads_can_be_explored(kind):
-    config = ModelConfig(kind=kind, layers=2, heads=(0, 2), hidden=8, mlp=8, key_size=4, image_size=(16, 16))
-    explorer = explore(build_model(config), np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8))
+    config = ModelConfig(
+        kind=kind, layers=2, heads=(0, 2), hidden=8, mlp=8, key_size=4, image_size=(16, 16)
+    )
+    explorer = explore(
+        build_model(config),
+        np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8),
+    )
     explorer.figure()
     assert explorer.page()
 
@@ -898,5 +1092,7 @@ def test_a_layer_that_has_lost_all_its_heads_can_be_explored(kind):
 def test_the_still_picture_of_a_page_is_of_the_view(data) -> None:
     explorer = explore(model_of("quadratic"), images=data)
     before, explorer.state = explorer.page(), dict(query=[0, 0])
-    first, second = (re.search("<noscript><img.+?base64,([^']+)", page)[1] for page in (before, explorer.page()))
+    first, second = (
+        re.search("<noscript><img.+?base64,([^']+)", page)[1] for page in (before, explorer.page())
+    )
     assert first != second

@@ -1,4 +1,6 @@
-"""The explorer in a real browser: in JupyterLab on notebook 08, and as an exported file with the network off."""
+"""The explorer in a real browser: in JupyterLab on notebook 08, and as an exported file with the
+network off.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class Seen(Shown):
     name, prefix, rests = "explorer", "ax", "x.pending.size === 0 && !x.waiting"
 
     def studied(self) -> None:
-        """Wait until the host has also told what the chosen layer and head do, and counted right answers."""
+        """Wait until the host has also told what the chosen layer and head do, and counted right
+        answers.
+        """
         self.idle()
         counted = "(!Object.keys(x.state.edits).length || x.rightWith(x.state.edits)?.seen === x.rightWith({})?.of)"
         self.wait(f"x.rested && !x.pending.size && x.seen?.key === x.lookKey() && {counted}")
@@ -97,7 +101,9 @@ class Seen(Shown):
     def point(self, row: int, column: int) -> tuple[float, float]:
         height, width = self.get("x.models[0].grid")
         box = self.root.locator(".ax-image").bounding_box()
-        return box["x"] + (column + 0.5) * box["width"] / width, box["y"] + (row + 0.5) * box["height"] / height
+        return box["x"] + (column + 0.5) * box["width"] / width, box["y"] + (row + 0.5) * box[
+            "height"
+        ] / height
 
     def hover(self, row: int, column: int) -> None:
         self.root.locator(".ax-image").scroll_into_view_if_needed()
@@ -118,7 +124,9 @@ def changed(before: np.ndarray, after: np.ndarray) -> bool:
 
 
 def another(before: np.ndarray, after: np.ndarray) -> bool:
-    """Whether another map is drawn: edges of a line may be smoothed otherwise when it is drawn again."""
+    """Whether another map is drawn: edges of a line may be smoothed otherwise when it is drawn
+    again.
+    """
     return before.shape != after.shape or bool((np.abs(before.astype(int) - after) > 32).any())
 
 
@@ -158,7 +166,10 @@ def hover_and_click(seen: Seen) -> None:
     seen.choose("Head", "0")
     zoom, title = seen.pixels("zoom"), seen.root.locator(".ax-detail h4").first.text_content()
     box = seen.get("x.panels[0].box")
-    x, y = box["left"] + 2.5 * (box["wide"] + box["gap"]), box["top"] + box["down"] + box["tall"] / 2
+    x, y = (
+        box["left"] + 2.5 * (box["wide"] + box["gap"]),
+        box["top"] + box["down"] + box["tall"] / 2,
+    )
     seen.root.locator(".ax-grid").first.click(position=dict(x=x, y=y))
     seen.idle()
     assert (seen.state()["layer"], seen.state()["head"]) == (1, 2)
@@ -186,7 +197,9 @@ def keys_stay_here(seen: Seen) -> None:
         for key in keys:
             seen.page.keyboard.press(key)
         seen.idle()
-        assert control.input_value() != was and control.evaluate("node => node === document.activeElement"), keys
+        assert control.input_value() != was and control.evaluate(
+            "node => node === document.activeElement"
+        ), keys
         assert cells.count() == number and seen.page.evaluate(active) == before, keys
     assert seen.state()["head"] == value + 1
     seen.choose("Class", "")
@@ -268,9 +281,12 @@ def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
     assert "→" in seen.root.locator(".ax-predictions").first.text_content()
     seen.press("Reset head")
     seen.idle("x.host.edited.heads?.length === 0")
-    assert seen.root.locator(".ax-predictions").first.text_content() == answer and not changed(before, seen.pixels())
+    assert seen.root.locator(".ax-predictions").first.text_content() == answer and not changed(
+        before, seen.pixels()
+    )
 
-    # A head that is dragged: its layer's kernel at once, then what Python says about layer, head and test images.
+    # A head that is dragged: its layer's kernel at once, then what Python says about layer, head
+    # and test images.
     before = seen.pixels("kernel")
     seen.drag_head(2, 1, 0.5)
     assert changed(before, seen.pixels("kernel"))
@@ -297,7 +313,9 @@ def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
     choose.set_input_files(broken)
     seen.root.locator(".ax-notice", has_text="broken.jpg is not an image").wait_for()
     seen.wait("x.host.edited.heads?.length === 1")
-    assert "→" in seen.root.locator(".ax-predictions").first.text_content() and seen.state()["edits"]
+    assert (
+        "→" in seen.root.locator(".ax-predictions").first.text_content() and seen.state()["edits"]
+    )
     seen.press("Undo")
     seen.idle("x.host.edited.heads?.length === 0")
     assert not seen.state()["edits"]
@@ -330,7 +348,9 @@ def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
     averages_follow_the_models(seen)
     seen.studied()
     row = seen.root.locator(".ax-sliders .ax-row")
-    tops = [row.get_by_text(text).bounding_box()["y"] for text in ("head on", "Reset head", "Reset all")]
+    tops = [
+        row.get_by_text(text).bounding_box()["y"] for text in ("head on", "Reset head", "Reset all")
+    ]
     assert max(tops) - min(tops) < 12  # one line
 
     assert not words_out_of_sight(seen)
@@ -341,7 +361,9 @@ def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
     assert Image.open(download.value.path()).size[0] > 1000
     with page.expect_download(timeout=60_000) as download:
         # At once after a change, before the state was saved.
-        seen.root.evaluate("({ attnconv: x }) => { x.set({ shared: !x.state.shared }); x.exportPage(); }")
+        seen.root.evaluate(
+            "({ attnconv: x }) => { x.set({ shared: !x.state.shared }); x.exportPage(); }"
+        )
     file, shared = tmp_path / "explorer.html", seen.state()["shared"]
     download.value.save_as(file)
     page.close()
@@ -355,7 +377,12 @@ def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
 def test_an_exported_content_model(pages, show):
     seen = show(pages["learned_content"])
     hover_and_click(seen)
-    choices = [("Score", "content"), ("Score", "position"), ("Brightness", "own"), ("Over", "average")]
+    choices = [
+        ("Score", "content"),
+        ("Score", "position"),
+        ("Brightness", "own"),
+        ("Over", "average"),
+    ]
     for field, value in (*choices, ("Values", "logits"), ("Show", "centres")):
         before = seen.pixels()
         seen.choose(field, value)
@@ -363,11 +390,15 @@ def test_an_exported_content_model(pages, show):
     seen.studied()
     assert "no convolution" in seen.root.locator(".ax-swap").inner_text()
     assert seen.root.get_by_label("this layer as a convolution").is_disabled()
-    assert seen.get("(x.panels[0].headTitle.textContent = '', x.picturePage().width)") > 500  # before it was drawn
+    assert (
+        seen.get("(x.panels[0].headTitle.textContent = '', x.picturePage().width)") > 500
+    )  # before it was drawn
 
 
 def test_a_page_that_is_hidden_for_a_moment_is_laid_out_after_it(pages, show):
-    """JupyterLab hides it while themes change; no observer tells when it comes back within a frame."""
+    """JupyterLab hides it while themes change; no observer tells when it comes back within a
+    frame.
+    """
     seen = show(pages["quadratic"])
     seen.studied()  # nothing else is on its way that would draw it
     seen.root.evaluate("""root => {
@@ -384,17 +415,29 @@ def test_touch_moves_the_query_and_the_page_is_labelled(pages, show):
     page.touchscreen.tap(*seen.point(5, 1))
     seen.idle()
     assert seen.state()["query"] == [5, 1] and seen.state()["locked"]
-    image, grid = (seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("image", "grid"))
+    image, grid = (
+        seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("image", "grid")
+    )
     assert changed(before, seen.pixels())
-    assert image["y"] > 0 and image["y"] + image["height"] < grid["y"] < grid["y"] + grid["height"] < 700
+    assert (
+        image["y"] > 0
+        and image["y"] + image["height"] < grid["y"] < grid["y"] + grid["height"] < 700
+    )
     assert seen.root.locator(".ax-controls").is_hidden()
     seen.press("Options")
-    assert seen.root.locator(".ax-controls").bounding_box()["y"] < seen.root.locator(".ax-image").bounding_box()["y"]
+    assert (
+        seen.root.locator(".ax-controls").bounding_box()["y"]
+        < seen.root.locator(".ax-image").bounding_box()["y"]
+    )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
     page.set_viewport_size(dict(width=700, height=700))
     seen.idle()
-    image, grid = (seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("image", "grid"))
-    assert image["x"] + image["width"] < grid["x"] and grid["y"] + grid["height"] < 700 + 60  # of the options
+    image, grid = (
+        seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("image", "grid")
+    )
+    assert (
+        image["x"] + image["width"] < grid["x"] and grid["y"] + grid["height"] < 700 + 60
+    )  # of the options
     assert seen.root.locator(".ax-controls").bounding_box()["y"] < image["y"]
     page.set_viewport_size(PHONE["viewport"])
     seen.idle()
@@ -403,7 +446,9 @@ def test_touch_moves_the_query_and_the_page_is_labelled(pages, show):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
     page.wait_for_timeout(400)
     assert "row 5, column 1" in seen.root.locator(".ax-image").get_attribute("aria-label")
-    for control in seen.root.locator("select:visible, input:visible, canvas:visible, button:visible").all():
+    for control in seen.root.locator(
+        "select:visible, input:visible, canvas:visible, button:visible"
+    ).all():
         # The text of a list is that of its options: no name.
         named = "n => n.getAttribute('aria-label') || n.labels?.length || (!n.options && n.textContent.trim())"
         assert control.evaluate(named), control
@@ -415,9 +460,7 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
     name = "parameter_centre" if kind == "quadratic" else "centre"
     heads = runs[kind].heads[name]  # (epochs, layers, heads, 2)
     path = heads[:, 0, 0]
-    tops = (
-        "[...x.root.querySelectorAll('.ax-detail, .ax-layer, .ax-glossary')].map((n) => n.getBoundingClientRect().top)"
-    )
+    tops = "[...x.root.querySelectorAll('.ax-detail, .ax-layer, .ax-glossary')].map((n) => n.getBoundingClientRect().top)"
     seen.studied()
     places = seen.get(tops)
     frames = seen.root.evaluate("""async ({ attnconv: x }) => {
@@ -437,7 +480,8 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
     np.testing.assert_allclose(centres, expected, atol=1e-4)
     assert all(length == np.floor(epoch) + (2 if epoch % 1 else 1) for epoch, *_, length in frames)
 
-    # It stops at an epoch, and nothing has moved but the heads; where motion is not wanted, it goes on by one epoch.
+    # It stops at an epoch, and nothing has moved but the heads; where motion is not wanted, it goes
+    # on by one epoch.
     seen.root.evaluate("({ attnconv: x }) => x.film.play(0)")
     seen.wait("x.models[0].epoch % 1 > 0")
     seen.root.evaluate("({ attnconv: x }) => x.film.stop()")
@@ -464,19 +508,30 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
         told.append(("matrices only at the end" in card.inner_text(), kernel.is_visible()))
         assert epoch == last or len(seen.get("x.panels[0].trails(0)[0]")) == int(epoch) + 1
     assert changed(drawn[0], drawn[1]) and changed(drawn[1], drawn[2])
-    assert told == [(False, replayed), (True, False), (True, False)]  # a kernel needs the trained model's matrices
+    assert told == [
+        (False, replayed),
+        (True, False),
+        (True, False),
+    ]  # a kernel needs the trained model's matrices
     centres = [shape["centre"] for shape in seen.get("x.panels[0].shapes(0)")]
     np.testing.assert_allclose(centres, heads[0, 0], atol=1e-5)
     assert seen.root.locator(".ax-zoom").first.is_visible() == replayed
-    assert seen.get("x.panels[0].box.wide") > 100 or replayed  # plots have the room that maps would not take
-    assert "would be" not in card.inner_text() and seen.get("x.panels[0].card.pictures().flat().length") == 1
+    assert (
+        seen.get("x.panels[0].box.wide") > 100 or replayed
+    )  # plots have the room that maps would not take
+    assert (
+        "would be" not in card.inner_text()
+        and seen.get("x.panels[0].card.pictures().flat().length") == 1
+    )
     if not replayed:  # what is said is of that epoch, too
         box = seen.root.locator(".ax-grid").bounding_box()
         for down in (12, 40):  # where a word would be, and below it
             seen.page.mouse.move(box["x"] + 12, box["y"] + down)
             seen.idle()
             assert seen.root.locator(".ax-tip:visible").count() == 0
-        assert re.fullmatch(r"Layer 1, head 1: centre \(.*\)", seen.root.locator(".ax-hint").inner_text())
+        assert re.fullmatch(
+            r"Layer 1, head 1: centre \(.*\)", seen.root.locator(".ax-hint").inner_text()
+        )
         assert re.fullmatch(r"measured centre \(.*\)", seen.get("x.panels[0].told"))
         seen.root.get_by_role("button", name="Head 2", exact=True).press("Enter")
         seen.idle()
@@ -499,7 +554,9 @@ def playing_stops_when_another_plays_or_the_models_change(seen: Seen) -> None:
     assert seen.state()["epochs"][0] is None and buttons.first.inner_text() == "▶"
     buttons.first.click()
     seen.wait("x.models[0].epoch > 1")
-    seen.page.evaluate("location.hash = encodeURIComponent(JSON.stringify({ epochs: [0, null] }))")  # a link
+    seen.page.evaluate(
+        "location.hash = encodeURIComponent(JSON.stringify({ epochs: [0, null] }))"
+    )  # a link
     seen.wait("x.film.index === null")
     assert seen.state()["epochs"][0] == 0
 
@@ -507,12 +564,18 @@ def playing_stops_when_another_plays_or_the_models_change(seen: Seen) -> None:
 def test_two_models_of_unlike_kinds_share_the_scale_of_centres(runs, show, tmp_path):
     explorer = explore(runs["quadratic"])
     explorer._receive(None, dict(kind="compare", name=runs["learned_content"].path.name))
-    explorer.sides = [explorer.sides[0], explorer.sides[1] | dict(heads=[2] * len(explorer.sides[1]["heads"]))]
+    explorer.sides = [
+        explorer.sides[0],
+        explorer.sides[1] | dict(heads=[2] * len(explorer.sides[1]["heads"])),
+    ]
     explorer.state = dict(all=True, view="centres", layer=0, head=3)
     seen = show(explorer.export_html(tmp_path / "page.html"), viewport=dict(width=900, height=900))
     seen.studied()
     names = [grid.get_attribute("aria-label") for grid in seen.root.locator(".ax-grid").all()]
-    assert all("all" in name and "lists Layer and Head" in name for name in names) and names[0] != names[1]
+    assert (
+        all("all" in name and "lists Layer and Head" in name for name in names)
+        and names[0] != names[1]
+    )
     seen.press("Show one layer")
     seen.studied()
     assert "lists" not in seen.root.locator(".ax-grid").first.get_attribute("aria-label")
@@ -520,22 +583,37 @@ def test_two_models_of_unlike_kinds_share_the_scale_of_centres(runs, show, tmp_p
     ranges = seen.get("x.panels.map((panel) => panel.range)")
     assert ranges[0] == ranges[1] > 0
     left, right = (seen.root.locator(".ax-panel").nth(i).bounding_box() for i in (0, 1))
-    assert left["y"] == right["y"] and left["x"] + left["width"] < right["x"]  # side by side also in this window
+    assert (
+        left["y"] == right["y"] and left["x"] + left["width"] < right["x"]
+    )  # side by side also in this window
     for canvas in seen.root.locator(".ax-panel:first-child canvas:visible").all():
         assert canvas.bounding_box()["x"] + canvas.bounding_box()["width"] <= right["x"]
 
     # The second has two heads only.
-    title, zoom = seen.root.locator(".ax-detail h4").filter(has_text="Layer"), seen.root.locator(".ax-zoom")
-    assert title.all_inner_texts() == ["Layer 1, head 4", "Layer 1, head 4: this model has no such head"]
+    title, zoom = (
+        seen.root.locator(".ax-detail h4").filter(has_text="Layer"),
+        seen.root.locator(".ax-zoom"),
+    )
+    assert title.all_inner_texts() == [
+        "Layer 1, head 4",
+        "Layer 1, head 4: this model has no such head",
+    ]
     assert zoom.nth(0).is_visible() and not zoom.nth(1).is_visible()
     seen.field("Head").select_option(label="2")
     seen.idle()
     assert title.all_inner_texts() == ["Layer 1, head 2"] * 2 and zoom.nth(1).is_visible()
 
-    # The page holds these two models: another epoch of the first can take the second's place, and it can come back.
+    # The page holds these two models: another epoch of the first can take the second's place, and
+    # it can come back.
     options = seen.field("Compare with").locator("option:not([hidden])")
-    assert [option.get_attribute("value") for option in options.all()] == ["epoch", runs["learned_content"].path.name]
-    for name, kinds in (("epoch", [False, False]), (runs["learned_content"].path.name, [False, True])):
+    assert [option.get_attribute("value") for option in options.all()] == [
+        "epoch",
+        runs["learned_content"].path.name,
+    ]
+    for name, kinds in (
+        ("epoch", [False, False]),
+        (runs["learned_content"].path.name, [False, True]),
+    ):
         seen.choose("Compare with", name)
         assert seen.get("x.models.map((model) => Boolean(model.content))") == kinds
 
@@ -545,9 +623,15 @@ def test_two_models_of_unlike_kinds_share_the_scale_of_centres(runs, show, tmp_p
     seen.press("Show one layer")
     seen.root.locator("input[type=file]").set_input_files(files(tmp_path)[0])
     seen.wait("x.caption.textContent === 'good.png'")
-    assert seen.get(answers) == [True, False] and not seen.get("x.panels[1].predictions.textContent")
-    badges = [seen.root.locator(".ax-panel").nth(i).locator(".ax-badges button:visible") for i in (0, 1)]
-    assert badges[0].count() > 0 and badges[1].count() == 0  # nor are there words on maps of the picture before
+    assert seen.get(answers) == [True, False] and not seen.get(
+        "x.panels[1].predictions.textContent"
+    )
+    badges = [
+        seen.root.locator(".ax-panel").nth(i).locator(".ax-badges button:visible") for i in (0, 1)
+    ]
+    assert (
+        badges[0].count() > 0 and badges[1].count() == 0
+    )  # nor are there words on maps of the picture before
 
 
 def test_a_phone_says_whose_prediction_it_keeps_in_sight(runs, show, tmp_path):
@@ -569,7 +653,9 @@ def test_what_is_said_of_a_button_follows_what_it_does(grid, show):
 
 
 def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
-    """It knows the prediction of the changed heads it was exported with, and of no others; so does its picture."""
+    """It knows the prediction of the changed heads it was exported with, and of no others; so
+    does its picture.
+    """
     explorer = explore(runs["quadratic"])
     explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(15_000_000))
     edits = {"1.2": dict(centre=[3, -1.5], sigma=0.5), "0.0": dict(off=True)}
@@ -578,7 +664,8 @@ def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
     answer = seen.root.locator(".ax-predictions").first
     assert "→" in answer.inner_text() and "needs Python" not in answer.inner_text()
 
-    # The picture is composed of canvases that are drawn for it, with twice the screen's pixels; and of all parts.
+    # The picture is composed of canvases that are drawn for it, with twice the screen's pixels; and
+    # of all parts.
     sizes = """root => {
         const sizes = [], { drawImage } = CanvasRenderingContext2D.prototype;
         CanvasRenderingContext2D.prototype.drawImage = function (canvas, ...more) {
@@ -592,7 +679,9 @@ def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
     seen.idle()
     shown = seen.pixels()
     sources, wide = seen.root.evaluate(sizes)
-    assert len(sources) >= 7 and all(abs(pixels - 2 * width) <= 1 for pixels, width in sources), sources
+    assert len(sources) >= 7 and all(abs(pixels - 2 * width) <= 1 for pixels, width in sources), (
+        sources
+    )
     assert wide > 1400 and not changed(shown, seen.pixels())  # the page is as it was
     picture = "root => root.attnconv.picturePage().toDataURL()"
     clearing = """(root, [part, clear]) => {
@@ -602,7 +691,15 @@ def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
         delete panel.draw;
         return picture;
     }"""
-    for part in ("zoom", "track", "centres", "kernel", "numbers dd", "class > :last-child", "detail h4"):
+    for part in (
+        "zoom",
+        "track",
+        "centres",
+        "kernel",
+        "numbers dd",
+        "class > :last-child",
+        "detail h4",
+    ):
         before = seen.root.evaluate(picture)
         clear = "node => node.getContext ? node.getContext('2d').clearRect(0, 0, 999, 999) : node.textContent = '?'"
         assert seen.root.evaluate(clearing, [part, clear]) != before, part
@@ -626,11 +723,17 @@ def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
     # Numbers of any width stay in their column.
     draw = "root => root.attnconv.panels[0].drawPrediction([...Array(10)].map(() => 1e-6), Array(10).fill(2e-4), 0)"
     seen.root.evaluate(draw)
-    bar, number, box = (seen.root.locator(f".ax-{n}").first for n in ("bar", "class > :last-child", "predictions"))
+    bar, number, box = (
+        seen.root.locator(f".ax-{n}").first for n in ("bar", "class > :last-child", "predictions")
+    )
     text = "const r = document.createRange(); r.selectNodeContents(node); return r.getBoundingClientRect().toJSON()"
     number = number.evaluate(f"node => {{ {text}; }}")
     bar, box = (one.evaluate("node => node.getBoundingClientRect().toJSON()") for one in (bar, box))
-    assert bar["width"] > 20 and bar["right"] < number["left"] and number["right"] <= box["right"] + 0.5
+    assert (
+        bar["width"] > 20
+        and bar["right"] < number["left"]
+        and number["right"] <= box["right"] + 0.5
+    )
 
 
 GRID = torch.cartesian_prod(torch.arange(-1.0, 2), torch.arange(-1.0, 2))
@@ -640,7 +743,9 @@ GRID = torch.cartesian_prod(torch.arange(-1.0, 2), torch.arange(-1.0, 2))
 def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Explorer, Path]:
     """A model whose first layer is a 3 x 3 kernel but for a head, and its page."""
     torch.manual_seed(0)
-    config = ModelConfig(image_size=(28, 28), image_channels=1, downsampling=4, layers=2, heads=9, hidden=12, mlp=8)
+    config = ModelConfig(
+        image_size=(28, 28), image_channels=1, downsampling=4, layers=2, heads=9, hidden=12, mlp=8
+    )
     model = build_model(config).eval()
     with torch.no_grad():
         for layer in model.attention_layers:
@@ -673,26 +778,39 @@ def test_a_layer_is_a_kernel(grid, show):
     expected = explorer._sides[0].examine(explorer._input, [], 0, 0, 3)
     assert seen.get("x.seen.kernel.error") == pytest.approx(expected["kernel"]["error"], abs=1e-2)
     reading, swapped = card.locator(".ax-reading"), card.locator(".ax-swap")
-    assert "its output is <0.01% off" in swapped.inner_text()  # its heads are taps, at the borders too
+    assert (
+        "its output is <0.01% off" in swapped.inner_text()
+    )  # its heads are taps, at the borders too
     assert seen.get("x.seen.head.share") == pytest.approx(expected["head"]["share"], abs=1e-2)
     assert "white noise" in reading.inner_text()
     share = seen.root.locator(".ax-does p").first
-    assert "share of the layer's output" in share.inner_text() and np.ptp(seen.pixels("output")) > 50
+    assert (
+        "share of the layer's output" in share.inner_text() and np.ptp(seen.pixels("output")) > 50
+    )
 
     # Each tap of the kernel has the colour of its norm, at its place.
-    norms, ramp = np.array(seen.get("x.panels[0].card.around.norms")), seen.get("Array.from(x.colours.ramp)")
+    norms, ramp = (
+        np.array(seen.get("x.panels[0].card.around.norms")),
+        seen.get("Array.from(x.colours.ramp)"),
+    )
     drawn, window = seen.pixels("kernel"), round(len(norms) ** 0.5)
     assert len({*norms.round(3)}) > 3
     for tap, norm in enumerate(norms):
         row, column = (int((place + 0.2) * len(drawn) / window) for place in divmod(tap, window))
         level = 3 * round(255 * norm / norms.max())
-        np.testing.assert_allclose(drawn[row, column], ramp[level : level + 3], atol=4, err_msg=str(tap))
+        np.testing.assert_allclose(
+            drawn[row, column], ramp[level : level + 3], atol=4, err_msg=str(tap)
+        )
 
     # A tap under the pointer names its heads; another size is another kernel.
     box = card.locator(".ax-kernel").bounding_box()
     seen.page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.5 * box["height"])
     seen.idle()
-    assert "Tap (+0, −1)" in card.inner_text() and "head 4 (" in card.inner_text() and "head 5 (" in card.inner_text()
+    assert (
+        "Tap (+0, −1)" in card.inner_text()
+        and "head 4 (" in card.inner_text()
+        and "head 5 (" in card.inner_text()
+    )
     before, text = seen.pixels("kernel"), reading.inner_text()
     card.get_by_label("Size of the kernel").select_option("1")
     seen.idle()
@@ -703,7 +821,9 @@ def test_a_layer_is_a_kernel(grid, show):
     seen.page.mouse.move(box["x"] + 2, box["y"] + 2)
     seen.idle()
     assert "Tap (−" in card.inner_text()
-    card.get_by_label("Size of the kernel").select_option("1")  # by keys: the pointer rests where no tap is now
+    card.get_by_label("Size of the kernel").select_option(
+        "1"
+    )  # by keys: the pointer rests where no tap is now
     seen.idle()
     assert "Numbers: each tap's norm" in card.inner_text()
 
@@ -715,16 +835,22 @@ def near(pixels: np.ndarray, colour: tuple[int, int, int]) -> tuple[float, float
 
 
 def test_sliders_maps_and_bars_show_what_they_say(show, tmp_path):
-    """Heads that look at one pixel each, on a grid that is no square: each thing is where the numbers say."""
+    """Heads that look at one pixel each, on a grid that is no square: each thing is where the
+    numbers say.
+    """
     torch.manual_seed(0)
-    config = ModelConfig(image_size=(28, 40), image_channels=3, downsampling=4, layers=2, heads=3, hidden=6, mlp=8)
+    config = ModelConfig(
+        image_size=(28, 40), image_channels=3, downsampling=4, layers=2, heads=3, hidden=6, mlp=8
+    )
     model, query, vermilion = build_model(config).eval(), (3, 5), (0xD5, 0x5E, 0)
     shifts = torch.tensor([[[1, -4], [2, 3], [-1, 1]], [[1, 2], [-1, -3], [0, 3]]])
     with torch.no_grad():
         for layer, centres in zip(model.attention_layers, shifts, strict=True):
             layer.centres.copy_(centres)
             layer.spreads.fill_(12)
-    image = np.kron(np.random.default_rng(0).integers(0, 256, (7, 10, 3)), np.ones((4, 4, 1))).astype(np.uint8)
+    image = np.kron(
+        np.random.default_rng(0).integers(0, 256, (7, 10, 3)), np.ones((4, 4, 1))
+    ).astype(np.uint8)
     seen = show(explore(model, images=image[None]).export_html(tmp_path / "page.html"))
     seen.all_layers()
     seen.root.evaluate("root => root.attnconv.set({ smooth: false })")
@@ -742,10 +868,17 @@ def test_sliders_maps_and_bars_show_what_they_say(show, tmp_path):
         x, y = box["left"] + head * (box["wide"] + box["gap"]), box["top"] + layer * box["down"]
         tile = pixels[int(y) : int(y) + box["tall"] - 8, int(x) : int(x) + box["wide"]]
         height, width = box["tall"] / 7, box["wide"] / 10
-        assert near(tile, vermilion) == pytest.approx([(query[0] + 0.5) * height, (query[1] + 0.5) * width], abs=1.5)
-        cells = [[tile[int((i + 0.5) * height), int((j + 0.5) * width)].sum() for j in range(10)] for i in range(1, 6)]
+        assert near(tile, vermilion) == pytest.approx(
+            [(query[0] + 0.5) * height, (query[1] + 0.5) * width], abs=1.5
+        )
+        cells = [
+            [tile[int((i + 0.5) * height), int((j + 0.5) * width)].sum() for j in range(10)]
+            for i in range(1, 6)
+        ]
         darkest = np.unravel_index(np.argmin(cells), (5, 10))
-        assert (darkest[0] + 1 - query[0], darkest[1] - query[1]) == tuple(shifts[layer, head].tolist()), (layer, head)
+        assert (darkest[0] + 1 - query[0], darkest[1] - query[1]) == tuple(
+            shifts[layer, head].tolist()
+        ), (layer, head)
 
     bar, ramp = (
         seen.canvas(seen.root.locator(".ax-scale").first)[0],
@@ -755,7 +888,9 @@ def test_sliders_maps_and_bars_show_what_they_say(show, tmp_path):
     assert bar[0].sum() > 600 > 100 > bar[-1].sum(), "no attention is light, all of it dark"
 
     for layer, head in ((0, 1), (1, 0)):
-        seen.root.evaluate("(root, [layer, head]) => root.attnconv.set({ layer, head })", [layer, head])
+        seen.root.evaluate(
+            "(root, [layer, head]) => root.attnconv.set({ layer, head })", [layer, head]
+        )
         seen.idle()
         zoom = seen.pixels("zoom")
         spot = np.reshape(seen.get("[...x.colours.spot]"), (-1, 3))
@@ -767,7 +902,10 @@ def test_sliders_maps_and_bars_show_what_they_say(show, tmp_path):
             at = zoom[int((row + 0.15) * cell), int((column + 0.15) * cell)]
             np.testing.assert_allclose(at, mixed, atol=15, err_msg=f"{layer} {head} {shift}")
 
-    shares = [float(text.strip("%")) for text in seen.root.locator(".ax-class > :last-child").all_inner_texts()]
+    shares = [
+        float(text.strip("%"))
+        for text in seen.root.locator(".ax-class > :last-child").all_inner_texts()
+    ]
     assert len(shares) == 10 and shares == sorted(shares, reverse=True)
 
     for axis, name in enumerate(("centre row", "centre column")):
@@ -781,11 +919,15 @@ def test_sliders_maps_and_bars_show_what_they_say(show, tmp_path):
         x.panels[0].drawPrediction(before, after, null);
     }""")
     shown = seen.root.locator(".ax-predictions").inner_text()
-    assert "class 0" in shown and "class 11" in shown and seen.root.locator(".ax-class").count() == 10
+    assert (
+        "class 0" in shown and "class 11" in shown and seen.root.locator(".ax-class").count() == 10
+    )
 
 
 def test_a_layer_as_a_convolution(grid, show, tmp_path):
-    """Prediction, right answers and pictures are those of Python's `swap`; undone, reset, kept in a link."""
+    """Prediction, right answers and pictures are those of Python's `swap`; undone, reset, kept
+    in a link.
+    """
     model, pixels = copy.deepcopy(grid[0]._sides[0].model), grid[0]._pool.images
     images = grid[0]._inputs(pixels)
     with torch.no_grad():
@@ -795,7 +937,9 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
     labels[::4] = 0  # and is right about most of them
     explorer = explore(
         model,
-        images=dataclasses.replace(load_data("embedded"), test_images=torch.from_numpy(pixels), test_labels=labels),
+        images=dataclasses.replace(
+            load_data("embedded"), test_images=torch.from_numpy(pixels), test_labels=labels
+        ),
     )
     file, shown = explorer.export_html(tmp_path / "page.html"), explorer._input
     seen = show(file)
@@ -805,8 +949,13 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
     seen.studied()
     answer, card = seen.root.locator(".ax-predictions").inner_text(), seen.root.locator(".ax-swap")
     heads = changed_heads(seen.state())
-    switch, sizes = card.get_by_role("checkbox", name="this layer as a convolution"), card.get_by_role("combobox")
-    assert not switch.is_checked() and sizes.locator("option").all_inner_texts() == [f"{n} × {n}" for n in (1, 3, 5, 7)]
+    switch, sizes = (
+        card.get_by_role("checkbox", name="this layer as a convolution"),
+        card.get_by_role("combobox"),
+    )
+    assert not switch.is_checked() and sizes.locator("option").all_inner_texts() == [
+        f"{n} × {n}" for n in (1, 3, 5, 7)
+    ]
     switch.press("Space")
     for size in (5, 3):
         sizes.select_option(str(size))
@@ -815,15 +964,25 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
         assert changed_heads(seen.state()) == [dict(layer=1, kernel=size), *heads]
         with edited(model, heads):
             swapped = swap(model, {2: size})
-            right, attention = ((predict(n, images).argmax(-1) == labels).sum() for n in (swapped, model))
+            right, attention = (
+                (predict(n, images).argmax(-1) == labels).sum() for n in (swapped, model)
+            )
             x = model.layer_inputs(shown)[1]
             pair = model.attention_layers[1](x), swapped.attention_layers[1](x)
-            outputs = torch.stack([(one - model.attention_layers[1].value.bias)[0].norm(dim=-1) for one in pair])
-        assert seen.get("x.saysNow()") == pytest.approx(predict(swapped, shown).softmax(-1)[0].numpy(), abs=1e-2)
+            outputs = torch.stack(
+                [(one - model.attention_layers[1].value.bias)[0].norm(dim=-1) for one in pair]
+            )
+        assert seen.get("x.saysNow()") == pytest.approx(
+            predict(swapped, shown).softmax(-1)[0].numpy(), abs=1e-2
+        )
         told = f"As a {size} × {size} convolution in this place: {right} of 20 test images right; with attention"
         assert f"{told} {attention}." in card.inner_text() and right != attention
-        np.testing.assert_allclose(seen.get("x.seen.kernel.outputs"), outputs.flatten(1).detach(), rtol=0.02, atol=1e-2)
-        off = ((pair[1] - pair[0]).norm() / (pair[0] - model.attention_layers[1].value.bias).norm()).item()
+        np.testing.assert_allclose(
+            seen.get("x.seen.kernel.outputs"), outputs.flatten(1).detach(), rtol=0.02, atol=1e-2
+        )
+        off = (
+            (pair[1] - pair[0]).norm() / (pair[0] - model.attention_layers[1].value.bias).norm()
+        ).item()
         assert seen.get("x.seen.kernel.error") == pytest.approx(off, abs=1e-2)
 
     # Both pictures have one scale: the same number, the same colour.
@@ -831,22 +990,33 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
     side = pictures[0].shape[0]
     cells = [round((cell + 0.5) * side / 7) for cell in range(7)]
     found = np.array([picture[np.ix_(cells, cells)].reshape(-1, 3) for picture in pictures])
-    ramp, told = np.array(seen.get("[...x.colours.ramp]")).reshape(256, 3), np.array(seen.get("x.seen.kernel.outputs"))
+    ramp, told = (
+        np.array(seen.get("[...x.colours.ramp]")).reshape(256, 3),
+        np.array(seen.get("x.seen.kernel.outputs")),
+    )
     level = np.rint(255 * (told - told.min()) / np.ptp(told)).astype(int)
     assert abs(found - ramp[level]).max() <= 2
     assert "now a 3 × 3 convolution" in seen.root.locator(".ax-layer h4").inner_text()
     names = seen.root.locator(".ax-tabs button")
-    assert [names.nth(i).get_attribute("aria-label") for i in (0, 1)] == ["Layer 1", "Layer 2, now a 3 × 3 convolution"]
+    assert [names.nth(i).get_attribute("aria-label") for i in (0, 1)] == [
+        "Layer 1",
+        "Layer 2, now a 3 × 3 convolution",
+    ]
 
     assert seen.get("x.panels[0].card.pictures().flat().length") == 4  # in a saved picture, too
 
     # In a link, and on another image; step by step back.
     other = show(file, seen.page.evaluate("location.hash.slice(1)"))
     other.studied()
-    assert other.state()["edits"] == seen.state()["edits"] and other.get("x.saysNow()") == seen.get("x.saysNow()")
+    assert other.state()["edits"] == seen.state()["edits"] and other.get("x.saysNow()") == seen.get(
+        "x.saysNow()"
+    )
     assert other.root.locator(".ax-swap").get_by_role("checkbox").is_checked()
     other.wait("x.rightBoth().seen === 20")
-    assert other.root.locator(".ax-counted").inner_text() == seen.root.locator(".ax-counted").inner_text()
+    assert (
+        other.root.locator(".ax-counted").inner_text()
+        == seen.root.locator(".ax-counted").inner_text()
+    )
     other.press("Random image")
     other.studied()
     assert other.get("x.saysNow()") == pytest.approx(python_says(explorer, other), abs=1e-2)
@@ -866,7 +1036,9 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
 
 
 SCREENS = dict(
-    small=dict(width=1280, height=720), large=dict(width=1400, height=900), phone=dict(width=390, height=844)
+    small=dict(width=1280, height=720),
+    large=dict(width=1400, height=900),
+    phone=dict(width=390, height=844),
 )
 
 
@@ -879,27 +1051,36 @@ def test_the_first_screen_asks_and_shows_one_layer(grid, show, name):
     for theme in ("light", "dark"):
         seen.page.emulate_media(color_scheme=theme)
         seen.idle(f"x.colours.dark === {str(theme == 'dark').lower()} && !x.frame")
-        assert seen.root.get_by_role("heading", level=1).inner_text() == "Where does each head look?"
+        assert (
+            seen.root.get_by_role("heading", level=1).inner_text() == "Where does each head look?"
+        )
         if name == "phone":
             assert seen.root.locator(".ax-says").inner_text().startswith("Prediction: ")
         for part in parts:
-            box = seen.root.locator("[role=heading]" if part == "heading" else f".ax-{part}").first.bounding_box()
+            box = seen.root.locator(
+                "[role=heading]" if part == "heading" else f".ax-{part}"
+            ).first.bounding_box()
             assert box["y"] >= 0 and box["y"] + box["height"] <= tall, (part, box)
         assert seen.page.evaluate("scrollY") == 0
         assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
         assert seen.root.locator(".ax-badges button").count() == 9
         assert seen.root.locator(".ax-controls").is_hidden() and seen.field("Layer").is_hidden()
 
-        # The maps are drawn over the image: brightest where a head looks, one pixel above and left of the query.
+        # The maps are drawn over the image: brightest where a head looks, one pixel above and left
+        # of the query.
         box, (row, column) = seen.get("x.panels[0].box"), seen.state()["query"]
         picture, cell = seen.pixels() @ [0.299, 0.587, 0.114], box["wide"] / 7
-        rows, columns = ([round(box[at] + (n + 0.2) * cell) for n in range(7)] for at in ("top", "left"))
+        rows, columns = (
+            [round(box[at] + (n + 0.2) * cell) for n in range(7)] for at in ("top", "left")
+        )
         light = picture[np.ix_(rows[1:], columns)]
         assert np.unravel_index(np.argmax(light), (6, 7)) == (row - 2, column - 1)
 
     # One layer after another; then all.
     seen.layer(2)
-    assert seen.state()["layer"] == 1 and "Layer 2" in seen.root.locator(".ax-layer h4").inner_text()
+    assert (
+        seen.state()["layer"] == 1 and "Layer 2" in seen.root.locator(".ax-layer h4").inner_text()
+    )
     one = seen.pixels().shape
     seen.choose_head(3)
     assert seen.state()["head"] == 2
@@ -911,23 +1092,43 @@ def test_the_first_screen_asks_and_shows_one_layer(grid, show, name):
     seen.press("Options")
     assert seen.field("Brightness").is_hidden()
     seen.press("Show all layers")
-    assert seen.pixels().shape != one and seen.field("Layer").is_visible() and seen.field("Show").is_visible()
+    assert (
+        seen.pixels().shape != one
+        and seen.field("Layer").is_visible()
+        and seen.field("Show").is_visible()
+    )
     seen.studied()
-    other = show(grid[1], seen.page.evaluate("location.hash.slice(1)"), viewport=SCREENS[name], **phone)
-    assert [other.state()[name] for name in ("all", "smooth", "layer", "head")] == [True, False, 1, 2]
+    other = show(
+        grid[1], seen.page.evaluate("location.hash.slice(1)"), viewport=SCREENS[name], **phone
+    )
+    assert [other.state()[name] for name in ("all", "smooth", "layer", "head")] == [
+        True,
+        False,
+        1,
+        2,
+    ]
     assert other.root.get_by_role("button", name="Show one layer").is_visible()
 
 
-@pytest.mark.parametrize("screen", [PHONE, dict(viewport=dict(width=1280, height=720))], ids=["phone", "desktop"])
+@pytest.mark.parametrize(
+    "screen", [PHONE, dict(viewport=dict(width=1280, height=720))], ids=["phone", "desktop"]
+)
 def test_words_explain_themselves_and_stay_in_sight(pages, show, screen):
-    """Under the pointer, on a tap, and where the keyboard is; in the tour; and when another head is chosen."""
+    """Under the pointer, on a tap, and where the keyboard is; in the tour; and when another head
+    is chosen.
+    """
     seen = show(pages["quadratic"], **screen)
     assert not words_out_of_sight(seen)
     the_page_does_not_jump_when_another_head_is_chosen(seen)
     seen, tip = show(pages["quadratic"], **screen), ".ax-tip:visible"
     seen.studied()
     ask = (lambda node: node.tap()) if screen is PHONE else (lambda node: node.hover())
-    for word, meaning in (("SA", "Self-attention"), ("seed", "random"), ("query", "pixel"), ("kernel", "norm")):
+    for word, meaning in (
+        ("SA", "Self-attention"),
+        ("seed", "random"),
+        ("query", "pixel"),
+        ("kernel", "norm"),
+    ):
         node = seen.root.locator(".ax-word", has_text=re.compile(f"^{word}$")).first
         ask(node)
         assert meaning in seen.root.locator(tip).inner_text(), word
@@ -961,7 +1162,9 @@ def the_page_does_not_jump_when_another_head_is_chosen(seen: Seen) -> None:
 
 
 def test_a_swap_tells_what_was_counted_with_the_run(runs, show, tmp_path):
-    """Of all test images, where a run has it; with another change besides, those of the page are counted."""
+    """Of all test images, where a run has it; with another change besides, those of the page are
+    counted.
+    """
     folder = shutil.copytree(runs["quadratic"].path, tmp_path / runs["quadratic"].path.name)
     model, data = load_run(folder)[0], load_data("embedded").first(10, 40)
     counts = measure_swaps(model, model, data)
@@ -969,7 +1172,10 @@ def test_a_swap_tells_what_was_counted_with_the_run(runs, show, tmp_path):
     right = np.unpackbits(counts["alone"], axis=-1, count=40).sum(-1)
     whole = np.unpackbits(counts["whole"], count=40).sum()
     seen = show(explore(folder, images=data).export_html(tmp_path / "page.html"))
-    switch, sizes = seen.root.get_by_label("this layer as a convolution"), seen.root.get_by_label("Size of the kernel")
+    switch, sizes = (
+        seen.root.get_by_label("this layer as a convolution"),
+        seen.root.get_by_label("Size of the kernel"),
+    )
     seen.layer(2)
     sizes.select_option("1")
     switch.check()
@@ -984,9 +1190,13 @@ def test_a_swap_tells_what_was_counted_with_the_run(runs, show, tmp_path):
 
 
 def test_it_opens_on_the_best_kernel_near_the_query(show, tmp_path):
-    """The other layers' heads are far apart; one of the kernel's is so far away that an arrow points to it."""
+    """The other layers' heads are far apart; one of the kernel's is so far away that an arrow
+    points to it.
+    """
     torch.manual_seed(0)
-    config = ModelConfig(image_size=(28, 28), image_channels=1, downsampling=2, layers=3, heads=9, hidden=8, mlp=8)
+    config = ModelConfig(
+        image_size=(28, 28), image_channels=1, downsampling=2, layers=3, heads=9, hidden=8, mlp=8
+    )
     model = build_model(config).eval()
     with torch.no_grad():
         for layer, apart in zip(model.attention_layers, (3, 1, 5), strict=True):
@@ -1011,7 +1221,9 @@ def test_it_opens_on_the_best_kernel_near_the_query(show, tmp_path):
     seen.layer(3)
     assert card.get_by_role("button", name="Show the whole field").is_hidden()
     wide = seen.pixels().shape[1]
-    seen.page.evaluate("Object.defineProperty(window, 'devicePixelRatio', { value: 2, configurable: true })")
+    seen.page.evaluate(
+        "Object.defineProperty(window, 'devicePixelRatio', { value: 2, configurable: true })"
+    )
     seen.hover(1, 1)
     assert seen.pixels().shape[1] == 2 * wide
 
@@ -1083,7 +1295,9 @@ def test_heads_are_dragged(grid, show):
     assert "8 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
     seen.press("Solo")
     edits = seen.state()["edits"]
-    assert [edits.get(f"1.{head}", {}).get("off", False) for head in range(9)] == [head != 4 for head in range(9)]
+    assert [edits.get(f"1.{head}", {}).get("off", False) for head in range(9)] == [
+        head != 4 for head in range(9)
+    ]
     seen.press("Solo")
 
     # The page predicts what Python does, also on another image; the changes stay.
@@ -1097,7 +1311,9 @@ def test_heads_are_dragged(grid, show):
     images = explorer._inputs(explorer._pool.images[explorer._labelled])
     labels = explorer._pool.labels[explorer._labelled]
     for counted, changes in zip(right, ([], changed_heads(seen.state())), strict=True):
-        said = np.argmax([one["probabilities"] for one in explorer._sides[0].look(images, changes)], axis=-1)
+        said = np.argmax(
+            [one["probabilities"] for one in explorer._sides[0].look(images, changes)], axis=-1
+        )
         assert counted["of"] == 20 and counted["right"] == (said == labels).sum()
     assert "On 20 test images" in seen.root.locator(".ax-answer").inner_text()
 
@@ -1127,7 +1343,9 @@ def test_an_image_of_the_reader(grid, show, tmp_path):
         assert other.state()["edits"] == seen.state()["edits"]
         notice = other.root.locator(".ax-notice:visible")
         box = notice.bounding_box()
-        assert "picture of its author's own" in notice.inner_text() and box["y"] + box["height"] < 700
+        assert (
+            "picture of its author's own" in notice.inner_text() and box["y"] + box["height"] < 700
+        )
     other.press("Random image")
     assert notice.count() == 0
     widest = seen.root.evaluate("""({ attnconv: x }) => {
@@ -1145,7 +1363,9 @@ def test_an_image_of_the_reader(grid, show, tmp_path):
 
 
 def test_a_finger_drags_a_head(grid, show):
-    """Past others, with its layer as a convolution; the page stays where it is, and the prediction in sight."""
+    """Past others, with its layer as a convolution; the page stays where it is, and the
+    prediction in sight.
+    """
     seen, tall = show(grid[1], **PHONE), PHONE["viewport"]["height"]
     seen.studied()
 
@@ -1157,14 +1377,20 @@ def test_a_finger_drags_a_head(grid, show):
     def drag(*places: tuple[float, float]) -> None:
         """Put a finger on head 9, move it to these places from there, and lift it."""
         x, y = seen.head(8)
-        finger(seen.page, [(x, y), *((x + right, y + down) for right, down in places)], says_in_sight)
+        finger(
+            seen.page, [(x, y), *((x + right, y + down) for right, down in places)], says_in_sight
+        )
         seen.studied()
 
     says = seen.root.locator(".ax-says")
     before = says.inner_text()
     drag(*[(-20 * step, -20 * step) for step in range(1, 6)])
     best = seen.get("x.host.choices.classes")[int(np.argmax(seen.get("x.saysNow()")))]
-    assert says.inner_text() != before and best in says.inner_text() and "before: " in says.inner_text()
+    assert (
+        says.inner_text() != before
+        and best in says.inner_text()
+        and "before: " in says.inner_text()
+    )
     seen.page.evaluate("scrollTo(0, 600)")
     assert says.bounding_box()["y"] < tall
 
@@ -1172,10 +1398,15 @@ def test_a_finger_drags_a_head(grid, show):
     seen.root.get_by_label("this layer as a convolution").check()
     seen.studied()
     seen.head(8)
-    cell, start = seen.get("x.panels[0].card.plot.side / (2 * x.panels[0].card.range)"), seen.page.evaluate("scrollY")
+    cell, start = (
+        seen.get("x.panels[0].card.plot.side / (2 * x.panels[0].card.range)"),
+        seen.page.evaluate("scrollY"),
+    )
     assert cell > 22  # heads on neighbouring shifts are a finger apart
     drag((20, 10), (40, 40))
-    assert seen.state()["edits"]["0.8"]["centre"] == pytest.approx([1 + 40 / cell, 1 + 40 / cell], abs=0.2)
+    assert seen.state()["edits"]["0.8"]["centre"] == pytest.approx(
+        [1 + 40 / cell, 1 + 40 / cell], abs=0.2
+    )
     assert seen.page.evaluate("scrollY") == start
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
 
@@ -1200,21 +1431,29 @@ def test_the_tour_and_the_words(grid, show):
     for _ in range(5):
         told.append(seen.root.locator(".ax-tour p").inner_text())
         lit.append(seen.root.locator(".ax-lit").get_attribute("class"))
-        seen.root.locator(".ax-tour button:visible", has_text="Done" if len(told) == 5 else "Next").click()
+        seen.root.locator(
+            ".ax-tour button:visible", has_text="Done" if len(told) == 5 else "Next"
+        ).click()
         seen.idle()
     assert [text[:2] for text in told] == [f"{n}." for n in range(1, 6)] and len(set(lit)) == 5
     assert "kernel" in told[2] and seen.root.locator(".ax-lit").count() == 0
     assert seen.page.evaluate(focused) == "Take the tour"
     seen.root.get_by_text("What the words mean").click()
     words = seen.root.locator(".ax-glossary dt").all_inner_texts()
-    assert {"query", "tap", "kernel", "share"} <= set(words) and seen.root.locator(".ax-glossary").is_visible()
-    assert seen.root.locator(".ax-glossary a").get_attribute("href") == "https://arxiv.org/abs/1911.03584"
+    assert {"query", "tap", "kernel", "share"} <= set(words) and seen.root.locator(
+        ".ax-glossary"
+    ).is_visible()
+    assert (
+        seen.root.locator(".ax-glossary a").get_attribute("href")
+        == "https://arxiv.org/abs/1911.03584"
+    )
     names = seen.root.locator(".ax-numbers dt")
     assert set(names.all_inner_texts()) <= set(words)  # every number is explained
     names.filter(has_text="entropy").click()
     assert "How undecided" in seen.root.locator(".ax-hint").inner_text()
 
-    # The words on the tiles: one for each head, with a sentence of its own; in the view of all layers, too.
+    # The words on the tiles: one for each head, with a sentence of its own; in the view of all
+    # layers, too.
     seen = show(grid[1])
     tip = seen.root.locator(".ax-tip:visible")
     for head, words in ((1, "more than half"), (5, "same shift as head 4")):
@@ -1232,7 +1471,9 @@ def test_the_tour_and_the_words(grid, show):
 
 
 def words_out_of_sight(seen: Seen) -> list[str]:
-    """Steps of the tour whose words are not in the window, or hide the beginning of what they speak of."""
+    """Steps of the tour whose words are not in the window, or hide the beginning of what they
+    speak of.
+    """
     wrong, tall = [], seen.page.viewport_size["height"]
     shown = """node => {
         const { left, top, bottom } = node.getBoundingClientRect();
@@ -1244,19 +1485,26 @@ def words_out_of_sight(seen: Seen) -> list[str]:
         box, place = words.bounding_box(), lit.bounding_box()
         if not (words.evaluate(shown) and box["y"] + box["height"] <= place["y"] <= tall - 40):
             wrong.append(f"step {step}: words {box}, lit {place}")
-        seen.root.locator(".ax-tour button:visible", has_text="Done" if step == 5 else "Next").click()
+        seen.root.locator(
+            ".ax-tour button:visible", has_text="Done" if step == 5 else "Next"
+        ).click()
         seen.idle()
     return wrong
 
 
 def copied(seen: Seen) -> tuple[str, str]:
-    """The view's link, after its #, and what is said about it, beside the button and in the window."""
+    """The view's link, after its #, and what is said about it, beside the button and in the
+    window.
+    """
     button = seen.root.get_by_role("button", name="Copy link")
     button.click()
     told = seen.root.locator(".ax-tools [role=status]")
     seen.page.wait_for_function("node => node.textContent", arg=told.element_handle())
     box, near = told.bounding_box(), button.bounding_box()
-    assert near["y"] <= box["y"] < near["y"] + 60 and box["y"] + box["height"] <= seen.page.viewport_size["height"]
+    assert (
+        near["y"] <= box["y"] < near["y"] + 60
+        and box["y"] + box["height"] <= seen.page.viewport_size["height"]
+    )
     return seen.page.evaluate("location.hash.slice(1)"), told.inner_text()
 
 
@@ -1279,13 +1527,22 @@ def test_a_link_holds_the_view(pages, show):
     assert told in ("Copied.", "The address bar has the link.")
     other = show(file, link)
     other.studied()
-    caption, titles = other.root.locator(".ax-caption").inner_text(), other.root.locator("h3").all_inner_texts()
+    caption, titles = (
+        other.root.locator(".ax-caption").inner_text(),
+        other.root.locator("h3").all_inner_texts(),
+    )
     assert caption == seen.root.locator(".ax-caption").inner_text() != first
     assert len(titles) == 2 and "after epoch 1" in titles[1]
     state, there = seen.state(), other.state()
     sizes = other.root.get_by_label("Size of the kernel").first
     assert sizes.input_value() == "5" and other.get("x.panels[0].card.inside.size") == 5
-    assert [there[n] for n in ("query", "locked", "layer", "head", "edits")] == [[2, 5], True, 1, 3, state["edits"]]
+    assert [there[n] for n in ("query", "locked", "layer", "head", "edits")] == [
+        [2, 5],
+        True,
+        1,
+        3,
+        state["edits"],
+    ]
     assert list(there["edits"]) == ["1.3"] and other.get("x.saysNow()") == seen.get("x.saysNow()")
     for name, panel in (("image", 0), ("grid", 0), ("grid", 1)):
         assert not changed(seen.pixels(name, panel), other.pixels(name, panel))
@@ -1311,7 +1568,9 @@ def test_what_a_link_changes_can_be_undone(grid, show):
     seen.slide("centre row", 2)
     own = seen.state()["edits"]
     assert own
-    seen.page.evaluate("location.hash = encodeURIComponent(JSON.stringify({ edits: { '0.5': { off: true } } }))")
+    seen.page.evaluate(
+        "location.hash = encodeURIComponent(JSON.stringify({ edits: { '0.5': { off: true } } }))"
+    )
     seen.wait("x.state.edits['0.5']")
     assert list(seen.state()["edits"]) == ["0.5"]
     seen.idle()
@@ -1321,7 +1580,9 @@ def test_what_a_link_changes_can_be_undone(grid, show):
 
 
 def test_a_count_goes_on_after_an_undo(grid, show):
-    """What is said of the chosen head is counted to its end, also where the change it was begun for was undone."""
+    """What is said of the chosen head is counted to its end, also where the change it was begun
+    for was undone.
+    """
     seen = show(grid[1])
     seen.studied()
     seen.root.evaluate("""async ({ attnconv: x }) => {
@@ -1338,7 +1599,9 @@ def test_a_count_goes_on_after_an_undo(grid, show):
 
 
 def test_python_sets_the_view_and_reads_it(browser, grid):
-    """What anywidget does with the front end: a model with traits, whose state changes on either side."""
+    """What anywidget does with the front end: a model with traits, whose state changes on either
+    side.
+    """
     explorer = grid[0]
     tree = gzip.decompress(pack({name: getattr(explorer, name) for name in TRAITS}))
     page = as_widget(browser, "explorer", base64.b64encode(tree).decode())
@@ -1346,7 +1609,12 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
     page.evaluate(
         "model.set('state', { ...model.get('state'), layer: 1, head: 5, all: true, view: 'centres', query: [0, 6] })"
     )
-    assert [seen.state()[name] for name in ("layer", "head", "view", "query")] == [1, 5, "centres", [0, 6]]
+    assert [seen.state()[name] for name in ("layer", "head", "view", "query")] == [
+        1,
+        5,
+        "centres",
+        [0, 6],
+    ]
     seen.field("Head").select_option(label="2")
     page.wait_for_function("model.traits.state.head === 1")
     assert page.evaluate("model.traits.state.layer") == 1
@@ -1365,10 +1633,13 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
     assert asked == 1
 
     # A model that was chosen in vain is not named as the one that is shown.
-    seen.get("(x.run.append(new Option('Another', 'another')), (x.run.value = 'another'), x.told('notice', 'No.'))")
+    seen.get(
+        "(x.run.append(new Option('Another', 'another')), (x.run.value = 'another'), x.told('notice', 'No.'))"
+    )
     seen.wait("x.run.value === x.models[0].name")
 
-    # Another model comes in one update, of which the view's state is told first: nothing is left of the former one's.
+    # Another model comes in one update, of which the view's state is told first: nothing is left of
+    # the former one's.
     seen.get("x.strip.set('{}', [true]), x.edit((edit) => { edit.off = true; }), x.settle()")
     assert seen.state()["edits"] and seen.get("[x.past.length, x.strip.size]") == [1, 1]
     page.evaluate(
@@ -1411,7 +1682,9 @@ def test_two_views_of_one_widget_each_keep_their_answer(browser, grid):
 
 
 def test_an_epoch_is_news_to_python(browser, runs):
-    """What was saved does not change with the view: else nothing would be new in what is saved next."""
+    """What was saved does not change with the view: else nothing would be new in what is saved
+    next.
+    """
     explorer = explore(runs["quadratic"])
     tree = gzip.decompress(pack({name: getattr(explorer, name) for name in TRAITS}))
     page = as_widget(browser, "explorer", base64.b64encode(tree).decode())
@@ -1470,7 +1743,9 @@ def test_the_tour_says_what_can_be_done(pages, show):
 
 
 def test_changes_that_come_with_the_state_are_predicted(browser, grid):
-    tree = {name: getattr(grid[0], name) for name in TRAITS} | dict(state=dict(edits={"0.0": dict(off=True)}))
+    tree = {name: getattr(grid[0], name) for name in TRAITS} | dict(
+        state=dict(edits={"0.0": dict(off=True)})
+    )
     page = as_widget(browser, "explorer", base64.b64encode(gzip.decompress(pack(tree))).decode())
     asked = page.evaluate("asked.filter(({ kind }) => kind === 'heads')")
     assert [one["edits"] for one in asked] == [[dict(layer=0, head=0, off=True)]]
@@ -1499,7 +1774,9 @@ def test_the_keyboard_keeps_its_place(grid, show):
 def test_a_head_that_only_the_second_model_has_stays_as_it_is(show, tmp_path):
     torch.manual_seed(0)
     shape = dict(image_size=(28, 28), image_channels=1, downsampling=4, layers=1, hidden=6, mlp=8)
-    explorer, other = (explore(build_model(ModelConfig(heads=heads, **shape)).eval()) for heads in (2, 4))
+    explorer, other = (
+        explore(build_model(ModelConfig(heads=heads, **shape)).eval()) for heads in (2, 4)
+    )
     explorer._set_sides([explorer._sides[0], other._sides[0]])
     explorer.state = dict(layer=0, head=3)
     seen = show(explorer.export_html(tmp_path / "page.html"))
@@ -1539,7 +1816,9 @@ def test_a_layer_without_heads_is_chosen_without_one(show, tmp_path):
     seen.root.locator(".ax-grid").click(position=place)
     seen.idle()
     assert [seen.state()[name] for name in ("layer", "head")] == [1, 0]
-    assert seen.get("x.panels[0].doesBox.hidden")  # nothing is left of what was said of another head
+    assert seen.get(
+        "x.panels[0].doesBox.hidden"
+    )  # nothing is left of what was said of another head
     for number, options in ((1, 2), (2, 1)):
         seen.choose("Layer", str(number))  # as the reader sees it
         assert seen.state()["layer"] == number - 1 and seen.get("x.head.length") == options
@@ -1547,7 +1826,15 @@ def test_a_layer_without_heads_is_chosen_without_one(show, tmp_path):
 
 def test_it_opens_on_a_layer_that_has_heads(show, tmp_path):
     torch.manual_seed(0)
-    shape = dict(kind="learned", image_size=(28, 28), image_channels=1, downsampling=4, layers=2, hidden=6, mlp=8)
+    shape = dict(
+        kind="learned",
+        image_size=(28, 28),
+        image_channels=1,
+        downsampling=4,
+        layers=2,
+        hidden=6,
+        mlp=8,
+    )
     explorer = explore(build_model(ModelConfig(heads=(0, 2), **shape)).eval())
     assert show(explorer.export_html(tmp_path / "page.html")).state()["layer"] == 1
 

@@ -1,4 +1,6 @@
-"""What is up to date in a batch run on toy notebooks: what is done again after a change, and what is not."""
+"""What is up to date in a batch run on toy notebooks: what is done again after a change, and
+what is not.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ def to_do(batch: runner.Batch) -> set[str]:
 
 def short(names: Iterable[str]) -> set[str]:
     """As in ALL."""
-    return {re.sub(r"_[a-z]+(-([a-z]+)-seed0)?", lambda m: f":{m[2]}" if m[2] else "", name) for name in names}
+    return {
+        re.sub(r"_[a-z]+(-([a-z]+)-seed0)?", lambda m: f":{m[2]}" if m[2] else "", name)
+        for name in names
+    }
 
 
 ALL = {"00", "01", "03:quadratic", "03:learned", "04", "06", "08", "09", "10"}
@@ -68,8 +73,12 @@ PROFILE = "runs: [quadratic, learned]\nseeds: [0]\ntrain: {lr: 0.1}\n"
 
 @pytest.fixture
 def record(toys: Toys, library: Path, monkeypatch):
-    """A folder in which everything is up to date, and what would be done again: a function without arguments."""
-    monkeypatch.setattr(runner, "said", functools.cache(runner.said))  # git and others are asked once
+    """A folder in which everything is up to date, and what would be done again: a function
+    without arguments.
+    """
+    monkeypatch.setattr(
+        runner, "said", functools.cache(runner.said)
+    )  # git and others are asked once
     toys.profile(PROFILE)
     toys.add("00_front", needs=["04"], reads=["tables/*.csv"])
     toys.add("01_theory")
@@ -94,7 +103,11 @@ def record(toys: Toys, library: Path, monkeypatch):
         for file in made:
             write(toys.output / file, name)
         made += [file for file, jobs in MADE_OR_READ.items() if jobs - {"00"} == short([name])]
-        made = {file: fresh.file_hash(toys.output / file) for file in made if not file.startswith("study/")}
+        made = {
+            file: fresh.file_hash(toys.output / file)
+            for file in made
+            if not file.startswith("study/")
+        }
         entry = {"status": "done", "made_from": first.inputs(job), "made": made}
         first.manifest["notebooks"][name] = entry
     write(toys.output / "manifest.json", json.dumps(first.manifest))
@@ -107,7 +120,9 @@ def test_any_damage_to_an_output_repeats_what_made_or_reads_it(toys: Toys, recor
     batch = a_batch(toys)
     users: dict[str, set[str]] = {}
     for job, entry in batch.manifest["notebooks"].items():
-        read = [name for name in entry["made_from"] if name.startswith(("runs/", "study/", "tables/"))]
+        read = [
+            name for name in entry["made_from"] if name.startswith(("runs/", "study/", "tables/"))
+        ]
         for name in [*entry["made"], *read]:
             users.setdefault(name, set()).update(short([job]))
     assert {name: users[name] for name in MADE_OR_READ} == MADE_OR_READ
@@ -126,7 +141,8 @@ def test_any_damage_to_an_output_repeats_what_made_or_reads_it(toys: Toys, recor
             file.write_bytes(content)
         again = to_do(batch)
         file.write_bytes(before)  # a new time changes nothing for the next example
-        # A run whose config.json no longer says of which model it is counts for everyone who reads runs.
+        # A run whose config.json no longer says of which model it is counts for everyone who reads
+        # runs.
         assert users[name] <= again and (again == users[name] or name.endswith("config.json"))
 
     damage()
@@ -145,16 +161,25 @@ def test_any_damage_to_the_manifest_is_a_repeat_and_never_an_error(toys: Toys, r
         batch.manifest["data"] |= {"sha256": whole["01_theory"]["made_from"]["the data"]}
         for name, job in jobs.items():
             repeated = batch.reason(job, batch.inputs(job))
-            assert repeated or batch.manifest["notebooks"][name]["made_from"] == whole[name]["made_from"]
+            assert (
+                repeated
+                or batch.manifest["notebooks"][name]["made_from"] == whole[name]["made_from"]
+            )
         batch._save()  # and the next run can read it
-        assert json.loads(file.read_bytes())["notebooks"].keys() == batch.manifest["notebooks"].keys()
+        assert (
+            json.loads(file.read_bytes())["notebooks"].keys() == batch.manifest["notebooks"].keys()
+        )
 
     damage()
 
 
 @pytest.mark.parametrize(
     ("package", "file"),
-    [("attnconv", "models.py"), ("companion", "explorer/front/explorer.js"), ("companion", "new.css")],
+    [
+        ("attnconv", "models.py"),
+        ("companion", "explorer/front/explorer.js"),
+        ("companion", "new.css"),
+    ],
 )
 def test_every_file_of_the_library_counts(record, library: Path, package: str, file: str) -> None:
     with (library / "lib" / package / file).open("a") as stream:
@@ -168,7 +193,9 @@ def test_every_file_of_the_library_counts(record, library: Path, package: str, f
     ("old", "new", "jobs"),
     [("runs:", "description: other words\nruns:", set()), ("lr: 0.1", "lr: 0.2", ALL)],
 )
-def test_the_profile_counts_but_for_its_description(toys: Toys, record, old: str, new: str, jobs: set[str]) -> None:
+def test_the_profile_counts_but_for_its_description(
+    toys: Toys, record, old: str, new: str, jobs: set[str]
+) -> None:
     toys.profile(PROFILE.replace(old, new))
     assert record() == jobs
 
@@ -189,7 +216,9 @@ def test_parameters_count_but_for_where_data_and_output_are(toys: Toys, record) 
     before = batch.inputs(job)
 
     def changed(**parameters: object) -> list[str]:
-        return fresh.changed(before, batch.inputs(dataclasses.replace(job, parameters=job.parameters | parameters)))
+        return fresh.changed(
+            before, batch.inputs(dataclasses.replace(job, parameters=job.parameters | parameters))
+        )
 
     assert changed(seed=1) == ["its parameters"] and changed(data="x", output="/y") == []
 
@@ -200,11 +229,15 @@ def test_python_and_every_locked_package_count(monkeypatch) -> None:
         patch.setattr(fresh.platform, "python_version", lambda: "3.99")
         assert fresh.installed.__wrapped__() != before
     asked = []
-    monkeypatch.setattr(fresh.importlib.metadata, "version", lambda name: asked.append(name) or version(name))
+    monkeypatch.setattr(
+        fresh.importlib.metadata, "version", lambda name: asked.append(name) or version(name)
+    )
     assert fresh.installed.__wrapped__() == before and {"torch", "matplotlib"} < {*asked}
     lines = (fresh.REPOSITORY / "requirements.lock").read_text("utf-8").splitlines()
     assert asked == [line.partition("==")[0] for line in lines if not line.startswith("#")]
-    monkeypatch.setattr(fresh.importlib.metadata, "version", lambda n: "9.9" if n == "torch" else version(n))
+    monkeypatch.setattr(
+        fresh.importlib.metadata, "version", lambda n: "9.9" if n == "torch" else version(n)
+    )
     assert fresh.installed.__wrapped__() != before
 
 
@@ -216,7 +249,11 @@ def test_a_notebook_counts_by_its_cells_and_needs_alone(toys: Toys, record) -> N
     nbformat.write(notebook, path)
     assert record() == set()
     needs = dict(notebook.metadata["attnconv"])
-    for more, tags, jobs in (({"reads": ["study/none/*"]}, [], {"04"}), ({}, ["solution"], {"04"}), ({}, [], set())):
+    for more, tags, jobs in (
+        ({"reads": ["study/none/*"]}, [], {"04"}),
+        ({}, ["solution"], {"04"}),
+        ({}, [], set()),
+    ):
         notebook.metadata["attnconv"] = needs | more
         notebook.cells[-1].metadata["tags"] = tags
         nbformat.write(notebook, path)
@@ -265,10 +302,14 @@ def test_short_runs_are_inputs_of_who_reads_them_but_for_one_that_joins(toys: To
     assert record() == {"10"}
 
 
-def test_a_dry_run_says_what_would_be_done_and_why_and_writes_nothing(toys: Toys, record, capsys, monkeypatch) -> None:
+def test_a_dry_run_says_what_would_be_done_and_why_and_writes_nothing(
+    toys: Toys, record, capsys, monkeypatch
+) -> None:
     def said(**options) -> str:
         before = {file: file.stat().st_mtime_ns for file in toys.output.parent.rglob("*")}
-        assert reproduce("toy", notebooks=toys.notebooks, output=toys.output, dry=True, **options) == 0
+        assert (
+            reproduce("toy", notebooks=toys.notebooks, output=toys.output, dry=True, **options) == 0
+        )
         assert {file: file.stat().st_mtime_ns for file in toys.output.parent.rglob("*")} == before
         return capsys.readouterr().out
 
@@ -276,19 +317,29 @@ def test_a_dry_run_says_what_would_be_done_and_why_and_writes_nothing(toys: Toys
     monkeypatch.setattr(runner, "gpus", list)
     out = said()
     assert out.count("up to date") == len(ALL) and out.endswith("0 to do. Nothing was run.\n")
-    assert [line.split()[1] for line in out.splitlines() if line.startswith("Missing: ")] == ["C++", "GPU."]
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("Missing: ")] == [
+        "C++",
+        "GPU.",
+    ]
     (toys.output / "tables" / "04-a.csv").write_text("damaged")
     (toys.output / "figures" / "03-curve-learned-seed0.png").write_text("damaged")
     out = said()
     assert "to do       04 heads   (changed: tables/04-a.csv)" in out
-    assert "to do       06 all   (if it changes with 03 train, learned, seed 0)" in out and "4 to do" in out
-    assert "2 to do" in said(only=["06"]) and "01 theory   (forced)" in said(only=["01"], force=True)
+    assert (
+        "to do       06 all   (if it changes with 03 train, learned, seed 0)" in out
+        and "4 to do" in out
+    )
+    assert "2 to do" in said(only=["06"]) and "01 theory   (forced)" in said(
+        only=["01"], force=True
+    )
     toys.add("06_all", "1", needs=["03"])
     toys.add("11_front", needs=["04"])
     assert "06 all   (changed: the notebook)" in said() and "11 front   (not done yet)" in said()
 
 
-def test_a_dry_run_without_the_data_set_says_so(toys: Toys, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_dry_run_without_the_data_set_says_so(
+    toys: Toys, tmp_path: Path, capsys, monkeypatch
+) -> None:
     toys.add("02_theory")
     monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path / "no data"))
     options = dict(notebooks=toys.notebooks, output=toys.output, data="cifar10", dry=True)
@@ -299,7 +350,14 @@ def test_a_dry_run_without_the_data_set_says_so(toys: Toys, tmp_path: Path, caps
 
 
 def test_a_damaged_manifest_means_that_nothing_is_done(toys: Toys, record) -> None:
-    for text in ("{", "[]", '{"notebooks": 3}', '{"notebooks": {"01_theory": 3}}', "\x00", "[" * 100_000):
+    for text in (
+        "{",
+        "[]",
+        '{"notebooks": 3}',
+        '{"notebooks": {"01_theory": 3}}',
+        "\x00",
+        "[" * 100_000,
+    ):
         (toys.output / "manifest.json").write_text(text)
         assert record() == ALL
     (toys.output / "manifest.json").unlink()
@@ -308,7 +366,9 @@ def test_a_damaged_manifest_means_that_nothing_is_done(toys: Toys, record) -> No
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_cannot_be_written_is_said_in_one_line(toys: Toys, record, number, monkeypatch, capsys) -> None:
+def test_a_disk_that_cannot_be_written_is_said_in_one_line(
+    toys: Toys, record, number, monkeypatch, capsys
+) -> None:
     def fail(path: Path, content: str) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -316,4 +376,6 @@ def test_a_disk_that_cannot_be_written_is_said_in_one_line(toys: Toys, record, n
     monkeypatch.setattr(runner, "reproduce", functools.partial(reproduce, notebooks=toys.notebooks))
     assert cli.main(["reproduce", "--profile", "toy", "--output", str(toys.output)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("attnconv: ") and error.count("\n") == 1 and os.strerror(number) in error
+    assert (
+        error.startswith("attnconv: ") and error.count("\n") == 1 and os.strerror(number) in error
+    )

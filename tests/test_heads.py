@@ -1,4 +1,6 @@
-"""Heads whose answer is known: planted shifts, uniform heads, row heads, H != W, one head, padded heads."""
+"""Heads whose answer is known: planted shifts, uniform heads, row heads, H != W, one head,
+padded heads.
+"""
 
 import copy
 import math
@@ -35,7 +37,9 @@ def planted_probabilities(*shifts):
 
 
 def quadratic(centres, spreads, channels=3, out_channels=4):
-    """A quadratic layer with these parameters; its covariance is full if the spreads are matrices."""
+    """A quadratic layer with these parameters; its covariance is full if the spreads are
+    matrices.
+    """
     covariance = "full" if np.ndim(spreads) == 3 else "isotropic"
     layer = QuadraticAttention(channels, out_channels, len(spreads), covariance)
     with torch.no_grad():
@@ -49,7 +53,8 @@ def _seed():
     torch.manual_seed(0)
 
 
-# --- describe -----------------------------------------------------------------------------------------------------
+# --- describe
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_a_description_is_what_its_words_say():
@@ -60,7 +65,9 @@ def test_a_description_is_what_its_words_say():
     shifts = np.stack(np.indices((H, W)), -1).reshape(-1, 2) - QUERY
     for head, p in enumerate(maps.reshape(len(maps), -1)):
         np.testing.assert_allclose(d.centre[head], np.average(shifts, axis=0, weights=p))
-        np.testing.assert_allclose(d.covariance[head], np.cov(shifts.T, aweights=p, ddof=0), atol=1e-12)
+        np.testing.assert_allclose(
+            d.covariance[head], np.cov(shifts.T, aweights=p, ddof=0), atol=1e-12
+        )
         np.testing.assert_allclose(d.entropy[head], entr(p).sum())
         np.testing.assert_allclose(d.reach[head], np.average(np.hypot(*shifts.T), weights=p))
         assert d.mass[head] == p[np.abs(shifts - np.rint(d.centre[head])).sum(1).argmin()]
@@ -86,11 +93,16 @@ def test_shift_maps_and_their_border():
     window = heads.shift_maps(maps, QUERY, 2)
     np.testing.assert_array_equal(window, maps[:, 1:6, 3:8])
     corner = heads.shift_maps(maps, (0, W - 1), 3)
-    assert corner.shape == (2, 7, 7) and np.isnan(corner[:, :3]).all() and np.isnan(corner[:, :, 4:]).all()
+    assert (
+        corner.shape == (2, 7, 7)
+        and np.isnan(corner[:, :3]).all()
+        and np.isnan(corner[:, :, 4:]).all()
+    )
     np.testing.assert_array_equal(corner[:, 3:, :4], maps[:, :4, -4:])
 
 
-# --- layers -------------------------------------------------------------------------------------------------------
+# --- layers
+# -------------------------------------------------------------------------------------------------------
 
 
 def layers():
@@ -128,7 +140,9 @@ def test_geometry_of_layers_of_all_kinds():
         d = heads.describe(maps.mean(0) if layer is kinds[-1] else maps, middle)
         for name in ("centre", "covariance", "mass", "entropy", "reach"):
             assert g[name].dtype == np.float32
-            np.testing.assert_allclose(g[name][index, : layer.heads], getattr(d, name), atol=2e-5, err_msg=name)
+            np.testing.assert_allclose(
+                g[name][index, : layer.heads], getattr(d, name), atol=2e-5, err_msg=name
+            )
             assert np.isnan(g[name][index, layer.heads :]).all()
     np.testing.assert_array_equal(g["parameter_centre"][0, :2], kinds[0].centres.detach())
     np.testing.assert_array_equal(g["precision"][1, :3], kinds[1].precision().detach())
@@ -143,27 +157,38 @@ def test_geometry_leaves_the_layers_as_they_were():
     assert torch.equal(before, torch.get_rng_state()) and content.training
     assert all(torch.equal(v, state[k]) for k, v in content.state_dict().items())
     assert all(p.grad is None for p in content.parameters())
-    np.testing.assert_array_equal(first["centre"], second["centre"])  # no dropout in what is described
+    np.testing.assert_array_equal(
+        first["centre"], second["centre"]
+    )  # no dropout in what is described
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        np.testing.assert_array_equal(first["centre"], heads.geometry([content], H, W, [x])["centre"])
+        np.testing.assert_array_equal(
+            first["centre"], heads.geometry([content], H, W, [x])["centre"]
+        )
 
 
 def test_a_network_is_measured_without_dropout():
-    config = ModelConfig(layers=2, heads=2, hidden=8, mlp=8, key_size=4, kind="learned_content", dropout=0.5)
+    config = ModelConfig(
+        layers=2, heads=2, hidden=8, mlp=8, key_size=4, kind="learned_content", dropout=0.5
+    )
     data = load_data("embedded").first(10, 20)
     model = build_model(for_images(config, data.image_size, data.image_channels, 10)).train()
     first, second = (heads.network_geometry(model, data) for _ in range(2))
     np.testing.assert_array_equal(first["centre"], second["centre"])
 
 
-# --- degenerate heads ---------------------------------------------------------------------------------------------
+# --- degenerate heads
+# ---------------------------------------------------------------------------------------------
 
 
 def test_degenerate_by_the_rule():
-    isotropic = quadratic(np.zeros((4, 2)), [1.0, 3.1e-3, -3.2e-3, 0.0])  # spread^2: 1, 9.6e-6, 1.02e-5, 0
+    isotropic = quadratic(
+        np.zeros((4, 2)), [1.0, 3.1e-3, -3.2e-3, 0.0]
+    )  # spread^2: 1, 9.6e-6, 1.02e-5, 0
     np.testing.assert_array_equal(heads.degenerate(isotropic), [False, True, False, True])
     axes = [(1, 1), (990**0.5, 1), (1010**0.5, 1), (3e-3, 3e-3), (np.nan, 1)]
-    full = quadratic(np.zeros((6, 2)), [*map(np.diag, axes), np.ones((2, 2))])  # the last is singular
+    full = quadratic(
+        np.zeros((6, 2)), [*map(np.diag, axes), np.ones((2, 2))]
+    )  # the last is singular
     np.testing.assert_array_equal(heads.degenerate(full), [False, False, True, True, True, True])
 
 
@@ -175,8 +200,15 @@ def test_prune_keeps_the_other_heads_exactly(covariance):
     x = torch.randn(2, H, W, 3)
     pruned = copy.deepcopy(layer)
     assert heads.prune(pruned) == [1, 2, 4]
-    assert pruned.heads == 3 and pruned.value.in_features == 9 and not pruned.training and pruned.dropout == 0.1
-    torch.testing.assert_close(pruned.probabilities(H, W), layer.probabilities(H, W)[[1, 2, 4]], rtol=0, atol=0)
+    assert (
+        pruned.heads == 3
+        and pruned.value.in_features == 9
+        and not pruned.training
+        and pruned.dropout == 0.1
+    )
+    torch.testing.assert_close(
+        pruned.probabilities(H, W), layer.probabilities(H, W)[[1, 2, 4]], rtol=0, atol=0
+    )
     with torch.no_grad():  # silence the dropped heads: then nothing may change
         layer.value.weight[:, :3] = 0
         layer.value.weight[:, 9:12] = 0
@@ -196,7 +228,8 @@ def test_prune_nothing_and_everything():
     assert len(heads.degenerate(empty)) == 0
 
 
-# --- heads together -----------------------------------------------------------------------------------------------
+# --- heads together
+# -----------------------------------------------------------------------------------------------
 
 GRID = np.array([(r, c) for r in (-1, 0, 1) for c in (-1, 0, 1)], dtype=float)
 
@@ -220,19 +253,29 @@ def test_covered_taps_batched_padded_and_empty():
 
 @pytest.mark.parametrize("first", [(-2, -2), (-2, -1), (-1, -2), (-1, -1)])
 def test_an_even_kernel_is_taken_wherever_the_query_is(first):
-    grid = np.stack(np.meshgrid(*(np.arange(start, start + 4) for start in first), indexing="ij"), -1).reshape(-1, 2)
-    found = heads.kernel_cells(np.ones((2, 16)), [grid[::-1], grid + 3], 4)  # the other has one corner in place
+    grid = np.stack(
+        np.meshgrid(*(np.arange(start, start + 4) for start in first), indexing="ij"), -1
+    ).reshape(-1, 2)
+    found = heads.kernel_cells(
+        np.ones((2, 16)), [grid[::-1], grid + 3], 4
+    )  # the other has one corner in place
     assert found[0].all() and found[1].sum() < 5
 
 
-# --- moving queries, content --------------------------------------------------------------------------------------
+# --- moving queries, content
+# --------------------------------------------------------------------------------------
 
 
 def test_positional_heads_are_consistent_also_at_the_borders():
     for layer in layers():
-        np.testing.assert_allclose(heads.translation_consistency(layer.probabilities(H, W).detach()), 1, atol=1e-5)
-    # A planted shift keeps to it wherever it can; wrapped to the far side its mass leaves the common window.
-    np.testing.assert_array_equal(heads.translation_consistency(planted_probabilities((0, 0), (1, -2))), 1)
+        np.testing.assert_allclose(
+            heads.translation_consistency(layer.probabilities(H, W).detach()), 1, atol=1e-5
+        )
+    # A planted shift keeps to it wherever it can; wrapped to the far side its mass leaves the
+    # common window.
+    np.testing.assert_array_equal(
+        heads.translation_consistency(planted_probabilities((0, 0), (1, -2))), 1
+    )
 
 
 def test_a_head_that_stares_at_one_pixel_is_not_consistent():
@@ -250,18 +293,28 @@ def test_agreement_with_other_images_takes_their_map_at_the_middle():
 
 def test_score_shares_split_the_score_in_three():
     layer, x = with_content().double(), torch.randn(5, 4, 5, 3, dtype=torch.float64)
-    content, position = (part.detach().numpy() for part in layer.score_parts(x))  # (B, h, H, W, H, W)
-    fixed = layer.query(x).mean((0, 1, 2)).detach().unflatten(0, (layer.heads, -1))  # each head's mean query
-    rows, columns = (embedding.detach() for embedding in (layer.row_embedding, layer.column_embedding))
+    content, position = (
+        part.detach().numpy() for part in layer.score_parts(x)
+    )  # (B, h, H, W, H, W)
+    fixed = (
+        layer.query(x).mean((0, 1, 2)).detach().unflatten(0, (layer.heads, -1))
+    )  # each head's mean query
+    rows, columns = (
+        embedding.detach() for embedding in (layer.row_embedding, layer.column_embedding)
+    )
     same = np.empty(position.shape[1:])
     half = layer.key_size // 2
     for i, j, row, column in np.ndindex(position.shape[2:]):
         at = rows[row - i + layer.max_size - 1], columns[column - j + layer.max_size - 1]
-        same[:, i, j, row, column] = (fixed[:, :half] @ at[0] + fixed[:, half:] @ at[1]) / layer.key_size**0.5
+        same[:, i, j, row, column] = (
+            fixed[:, :half] @ at[0] + fixed[:, half:] @ at[1]
+        ) / layer.key_size**0.5
     parts = [np.broadcast_to(same, position.shape), position - same, content]
     parts = [part - part.mean((-2, -1), keepdims=True) for part in parts]
     total = sum(parts)
-    expected = [(part * total).mean((0, 2, 3, 4, 5)) / (total**2).mean((0, 2, 3, 4, 5)) for part in parts]
+    expected = [
+        (part * total).mean((0, 2, 3, 4, 5)) / (total**2).mean((0, 2, 3, 4, 5)) for part in parts
+    ]
     shares = heads.score_shares(layer, x)
     np.testing.assert_allclose(shares, expected, rtol=1e-6)
     np.testing.assert_allclose(shares.sum(0), 1)
@@ -283,12 +336,17 @@ def test_a_tap_has_its_mass_on_a_pixel_that_exists() -> None:
         layer.centres.copy_(torch.tensor([[9.0, 0.0]]))
         layer.spreads.fill_(10.0)
     edge = heads.describe(heads.query_maps(layer, (2, 3), 5, 7), (2, 3))
-    assert edge.mass.item() > 0.99 and not heads.taps(edge.mass, layer.centres.detach().numpy(), (5, 7)).any()
+    assert (
+        edge.mass.item() > 0.99
+        and not heads.taps(edge.mass, layer.centres.detach().numpy(), (5, 7)).any()
+    )
 
 
 @pytest.mark.parametrize(("kernel", "heads_a_layer"), [(3, 9), (4, 16)])
 @pytest.mark.parametrize(("start", "std"), [("disc", 0.6), ("gaussian", 0.6), ("gaussian", 2.0)])
-def test_taps_by_chance_are_those_of_fresh_layers_whose_heads_snap(kernel, heads_a_layer, start, std):
+def test_taps_by_chance_are_those_of_fresh_layers_whose_heads_snap(
+    kernel, heads_a_layer, start, std
+):
     config = ModelConfig(heads=heads_a_layer, centre_start=start, centre_std=std)
     state = torch.get_rng_state()
     counts = heads.taps_by_chance(config, kernel)
@@ -297,14 +355,22 @@ def test_taps_by_chance_are_those_of_fresh_layers_whose_heads_snap(kernel, heads
     assert (counts[:200] != heads.taps_by_chance(config, kernel, 200, seed=1)).any()
 
     small = replace(config, {"hidden": 1, "layers": 1})
-    centres = np.stack([build_attention(small, heads_a_layer).centres.detach().numpy() for _ in range(1000)])
+    centres = np.stack(
+        [build_attention(small, heads_a_layer).centres.detach().numpy() for _ in range(1000)]
+    )
     fresh = heads.kernel_cells(np.ones(centres.shape[:2]), centres, kernel).sum((1, 2))
     shares = [np.bincount(some, minlength=kernel**2 + 1) / len(some) for some in (counts, fresh)]
-    assert np.abs(np.cumsum(shares[0]) - np.cumsum(shares[1])).max() < 1.63 / 1000**0.5  # Kolmogorov-Smirnov, 1%
+    assert (
+        np.abs(np.cumsum(shares[0]) - np.cumsum(shares[1])).max() < 1.63 / 1000**0.5
+    )  # Kolmogorov-Smirnov, 1%
 
 
-@pytest.mark.parametrize(("heads_a_layer", "kernel", "covered"), [(9, 3, 9), (9, 5, 9), (25, 3, 9), (9, 2, 4)])
-def test_heads_that_start_on_taps_cover_theirs_and_chance_has_no_say(heads_a_layer, kernel, covered):
+@pytest.mark.parametrize(
+    ("heads_a_layer", "kernel", "covered"), [(9, 3, 9), (9, 5, 9), (25, 3, 9), (9, 2, 4)]
+)
+def test_heads_that_start_on_taps_cover_theirs_and_chance_has_no_say(
+    heads_a_layer, kernel, covered
+):
     config = ModelConfig(heads=heads_a_layer, centre_start="taps", layers=1, hidden=1)
     centres = build_attention(config, heads_a_layer).centres.detach().numpy()
     assert heads.kernel_cells(np.ones(heads_a_layer), centres, kernel).sum() == covered
@@ -313,7 +379,14 @@ def test_heads_that_start_on_taps_cover_theirs_and_chance_has_no_say(heads_a_lay
 
 def test_content_layers_with_different_heads_are_measured_and_the_mode_is_left_alone():
     data = load_data("embedded").first(20, 20)
-    sizes = {"hidden": 8, "mlp": 8, "key_size": 4, "image_size": (28, 28), "image_channels": 1, "downsampling": 4}
+    sizes = {
+        "hidden": 8,
+        "mlp": 8,
+        "key_size": 4,
+        "image_size": (28, 28),
+        "image_channels": 1,
+        "downsampling": 4,
+    }
     net = build_model(ModelConfig(kind="learned_content", layers=2, heads=(3, 2), **sizes)).train()
     found = heads.measure_attention(net, data)
     heads.network_geometry(net, data)

@@ -1,4 +1,6 @@
-"""The site of an output folder: self-contained, complete, safe with any text and any damage; the README's tables."""
+"""The site of an output folder: self-contained, complete, safe with any text and any damage; the
+README's tables.
+"""
 
 import json
 import os
@@ -41,7 +43,9 @@ def markdown(text):
 
 def put(output, name, *cells):
     """An executed notebook; the index is made of 00."""
-    nbformat.write(nbformat.v4.new_notebook(cells=list(cells)), output / "notebooks" / f"{name}.ipynb")
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=list(cells)), output / "notebooks" / f"{name}.ipynb"
+    )
     return output / "notebooks" / f"{name}.ipynb"
 
 
@@ -65,9 +69,16 @@ def test_the_index_is_notebook_00_then_all_files_by_notebook(output):
     put(output, "06_acc<b>&'%23-x", markdown("# Accuracy <i>versus</i> ResNet\n\nText."))
     (output / "notebooks" / ".running-06_acc.ipynb").write_text("{}")
     card = Claims(output / "tables" / "04-claims.json").record("hybrid", False, ["3 < 4"])
-    shown = nbformat.v4.new_output("display_data", {"text/html": card.html(closed=True), "text/plain": "card"})
+    shown = nbformat.v4.new_output(
+        "display_data", {"text/html": card.html(closed=True), "text/plain": "card"}
+    )
     text = "# What was found\n\nSee [06](06_acc<b>&'%23.ipynb), [07](07_none.ipynb), [the data](../data/README.md)."
-    put(output, "00_what_was_found", markdown(text), nbformat.v4.new_code_cell("show(1)", outputs=[shown]))
+    put(
+        output,
+        "00_what_was_found",
+        markdown(text),
+        nbformat.v4.new_code_cell("show(1)", outputs=[shown]),
+    )
     page = write_page(output).read_text()
     found, rest = page.split('id="notebooks"')
     assert "What was found" in found and "Does not hold here" in found and "3 &lt; 4" in found
@@ -75,7 +86,11 @@ def test_the_index_is_notebook_00_then_all_files_by_notebook(output):
     assert "Heads &lt;&amp; centres&gt; " in rest and "quadratic-seed0-aa" in rest
     assert "06 Accuracy &lt;i&gt;versus&lt;/i&gt; ResNet</h2>" in rest and ".running" not in page
     assert "notebooks/06_acc%3Cb%3E%26%27%2523-x.ipynb" in rest and "acc<b>" not in rest
-    assert page.count('src="figures/0') == 2 and 'alt="plain"' in page and 'href="tables/06-table1.csv"' in page
+    assert (
+        page.count('src="figures/0') == 2
+        and 'alt="plain"' in page
+        and 'href="tables/06-table1.csv"' in page
+    )
     assert not re.search(r'src="(https?:|/)|href="/', page)
     assert set(re.findall(r'href="(https?:[^"]+)"', page)) == {"https://arxiv.org/abs/1911.03584"}
     assert re.findall(r'id="(n\d\d)"', page) == ["n04", "n05", "n06"]
@@ -84,20 +99,33 @@ def test_the_index_is_notebook_00_then_all_files_by_notebook(output):
 def test_the_film_is_of_the_layer_with_most_heads_on_taps():
     centres, mass = np.full((2, 3, 4, 2), 5.0), np.full((2, 3, 4), 0.9)
     centres[0, :, :, 0] = np.arange(4)
-    centres[1, 1, :3], centres[1, 2, :3], mass[1, 2, :3] = 1, 1, 0.4  # of layer 3 the heads are blunt
+    centres[1, 1, :3], centres[1, 2, :3], mass[1, 2, :3] = (
+        1,
+        1,
+        0.4,
+    )  # of layer 3 the heads are blunt
     centres[:, :, 3] = np.nan
     precision = np.broadcast_to(4 * np.eye(2), (*mass.shape, 2, 2))
-    film = pages._film(SimpleNamespace(heads={"parameter_centre": centres, "mass": mass, "precision": precision}))
+    film = pages._film(
+        SimpleNamespace(heads={"parameter_centre": centres, "mass": mass, "precision": precision})
+    )
     assert film == {"layer": 2, "heads": [[[0, 5, 4], [1, 5, 4], [2, 5, 4]], [[1, 1, 4]] * 3]}
 
 
 def test_executed_notebooks_are_pages_to_which_the_index_and_its_links_lead(output):
     put(output, "03_train-learned-seed0")
     put(output, "03_train-quadratic-seed0")
-    put(output, "00_what_was_found", markdown("# Found\n\n[03](03_train.ipynb) [04](04_heads.ipynb#x)"))
+    put(
+        output,
+        "00_what_was_found",
+        markdown("# Found\n\n[03](03_train.ipynb) [04](04_heads.ipynb#x)"),
+    )
     assert "<title>Heads</title>" in exported(output, markdown("# Heads"))
     found, rest = write_page(output).read_text().split('id="notebooks"')
-    assert 'href="notebooks/03_train-learned-seed0.html"' in found and 'href="notebooks/04_heads.html"' in rest
+    assert (
+        'href="notebooks/03_train-learned-seed0.html"' in found
+        and 'href="notebooks/04_heads.html"' in rest
+    )
 
 
 def test_an_empty_folder_gives_a_page_and_the_explorer_a_link(tmp_path):
@@ -113,7 +141,9 @@ def test_figures_stand_in_the_order_of_their_notebook(output):
     assert re.findall(r'alt="(04-.)"', write_page(output).read_text()) == ["04-b", "04-c", "04-a"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "[3, {}]", '[{"text": 1, "holds": [], "evidence": {}}]', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "[3, {}]", '[{"text": 1, "holds": [], "evidence": {}}]', "\x00"]
+)
 def test_damaged_files_and_files_without_end_leave_a_page(output, text):
     picture(output, "04-a")
     picture(output, "04-b")
@@ -139,12 +169,19 @@ def test_any_damage_leaves_a_page_with_everything_else(output):
     assert all(sign in page for sign in signs.values())
 
     @settings(max_examples=150, deadline=None)
-    @given(st.sampled_from(list(files)), st.sampled_from(["cut", "flip", "delete"]), st.floats(0, 0.9999), st.data())
+    @given(
+        st.sampled_from(list(files)),
+        st.sampled_from(["cut", "flip", "delete"]),
+        st.floats(0, 0.9999),
+        st.data(),
+    )
     def damage(file, kind, where, data):
         content = files[file]
         at = int(where * len(content))
         bit = 1 << data.draw(st.integers(0, 7))
-        damaged = content[:at] + (bytes([content[at] ^ bit]) + content[at + 1 :] if kind == "flip" else b"")
+        damaged = content[:at] + (
+            bytes([content[at] ^ bit]) + content[at + 1 :] if kind == "flip" else b""
+        )
         file.write_bytes(damaged) if kind != "delete" else file.unlink()
         page = write_page(output).read_text()
         file.write_bytes(content)
@@ -160,7 +197,12 @@ def test_trained_models_are_listed_with_their_data_and_accuracy(output):
     runs = write_page(output).read_text().split('id="runs"')[1]
     [row] = [line.split("<td") for line in runs.splitlines() if "quadratic-seed0" in line]
     assert "Of the first of 3 networks, 3 of 6 trained layers" in write_page(output).read_text()
-    assert row[2:] == [">SA quadratic", ' class="number">20', ">JPEG copy of CIFAR-10", ' class="number">88.31%']
+    assert row[2:] == [
+        ">SA quadratic",
+        ' class="number">20',
+        ">JPEG copy of CIFAR-10",
+        ' class="number">88.31%',
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -168,21 +210,34 @@ def test_formulas_and_links_of_every_notebook_work_without_a_network(path, tmp_p
     export_html(path, tmp_path / "notebooks" / f"{path.stem}.html", PAGES)
     page = (tmp_path / "notebooks" / f"{path.stem}.html").read_text()
     formulas = re.findall(r"<math.*?</math>", page, re.DOTALL)
-    source = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
-    assert len(formulas) == sum(len(re.findall(r"\$\$.+?\$\$|\$[^$]+?\$", text, re.DOTALL)) for text in source)
-    assert not any("\\" in formula for formula in formulas)  # a command that is not known stays as it was
+    source = [
+        cell.source
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "markdown"
+    ]
+    assert len(formulas) == sum(
+        len(re.findall(r"\$\$.+?\$\$|\$[^$]+?\$", text, re.DOTALL)) for text in source
+    )
+    assert not any(
+        "\\" in formula for formula in formulas
+    )  # a command that is not known stays as it was
     assert not re.search(r'(src|<link[^>]*href)="https?:', page)
     inside = {link for link in re.findall(r'href="([^"#]+)"', page) if "://" not in link}
     assert inside <= {"../index.html", "../style.css", *PAGES.values(), *BESIDE}
     place = NOTEBOOKS.index(path)
     for step, kind in ((-1, "prev"), (1, "next")):
         beside = NOTEBOOKS[place + step].name[:2] if 0 <= place + step < len(NOTEBOOKS) else None
-        assert re.findall(rf'href="(.*?)" rel="{kind}"', page) == ([PAGES[beside]] if beside else [])
+        assert re.findall(rf'href="(.*?)" rel="{kind}"', page) == (
+            [PAGES[beside]] if beside else []
+        )
 
 
 def test_what_players_and_widgets_ask_of_the_network_is_left_out(output):
     data = {"text/html": '<link rel="stylesheet"\nhref="https://example.org/font.css"><p>film</p>'}
-    widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "a"}, "text/plain": "a bar in words"}
+    widget = {
+        "application/vnd.jupyter.widget-view+json": {"model_id": "a"},
+        "text/plain": "a bar in words",
+    }
     outputs = [nbformat.v4.new_output("display_data", one) for one in (data, widget)]
     page = exported(output, nbformat.v4.new_code_cell("1", outputs=outputs))
     assert "<p>film</p>" in page and "example.org" not in page
@@ -197,10 +252,20 @@ def test_a_formula_that_cannot_be_read_stays_as_it_was_written(output):
 def test_pictures_that_were_saved_are_links_where_a_cell_shows_as_many_as_it_names(output):
     for name in ("04-a-x", "04-b", "04-c"):
         picture(output, name, caption=f"Of {name}")
-    shown = [nbformat.v4.new_output("display_data", {"image/png": "aaaa", "text/plain": "a figure"})]
-    sources = ['save(figure, f"04-a-{preset}")', 'save(figure, "04-b"); save(figure, "04-c")', "figure"]
-    page = exported(output, *(nbformat.v4.new_code_cell(source, outputs=shown) for source in sources))
-    assert re.findall(r'<img alt="(.*?)" loading="lazy" src="(.*?)"', page) == [("Of 04-a-x", "../figures/04-a-x.png")]
+    shown = [
+        nbformat.v4.new_output("display_data", {"image/png": "aaaa", "text/plain": "a figure"})
+    ]
+    sources = [
+        'save(figure, f"04-a-{preset}")',
+        'save(figure, "04-b"); save(figure, "04-c")',
+        "figure",
+    ]
+    page = exported(
+        output, *(nbformat.v4.new_code_cell(source, outputs=shown) for source in sources)
+    )
+    assert re.findall(r'<img alt="(.*?)" loading="lazy" src="(.*?)"', page) == [
+        ("Of 04-a-x", "../figures/04-a-x.png")
+    ]
     assert page.count("data:image/png") == 2
 
 
@@ -222,15 +287,25 @@ def test_tables_show_verdicts_and_accuracies_of_a_record(output):
     folders = {"mine": output, "empty": output / "nowhere"}
     board = tables.verdicts(folders)
     [local] = [line for line in board.splitlines() if PAPER_CLAIMS["local"].text in line]
-    assert "does not hold; is undecided" in local.split("|")[-3] and local.split("|")[-2].strip() == "—"
-    assert all((ROOT / "docs" / link).is_file() for link in re.findall(r"\((\S*notebooks/.*?)\)", board))
+    assert (
+        "does not hold; is undecided" in local.split("|")[-3]
+        and local.split("|")[-2].strip() == "—"
+    )
+    assert all(
+        (ROOT / "docs" / link).is_file() for link in re.findall(r"\((\S*notebooks/.*?)\)", board)
+    )
     lines = tables.accuracies(folders).splitlines()
-    found = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in lines}
+    found = {
+        line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in lines
+    }
     assert found["Test accuracy (%)"] == ["Paper", "2021", "mine", "epochs", "empty", "epochs"]
     assert found["SA quadratic"] == ["93.8", "93.65", "87.25 ± 0.12", "20", "—", "—"]
     assert found["SA new"] == ["—", "—", "60.0", "3", "—", "—"]
     page = "a\n<!-- accuracies: mine -->\nstale 1\n<!-- -->\nb <!-- verdicts: mine --><!-- -->"
-    assert "stale 1" not in tables.drawn(page, folders) and tables.drawn(page, folders).count("87.25 ± 0.12") == 1
+    assert (
+        "stale 1" not in tables.drawn(page, folders)
+        and tables.drawn(page, folders).count("87.25 ± 0.12") == 1
+    )
 
 
 def test_links_of_the_pages_lead_somewhere():

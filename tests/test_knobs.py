@@ -1,4 +1,6 @@
-"""A figure with knobs: what it draws is what the figure function draws; in a notebook, and in a real JupyterLab."""
+"""A figure with knobs: what it draws is what the figure function draws; in a notebook, and in a
+real JupyterLab.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ MOVES = {
     "05": ("images", "ArrowLeft", 70),
     "10": ("recipe", None, "layers, 3"),
 }
-"""For each: a knob, the key that is pressed on it (None: it is a list, where JupyterLab takes them), its new value."""
+"""For each: a knob, the key that is pressed on it (None: it is a list, where JupyterLab takes
+them), its new value.
+"""
 
 
 def draw(shift, name="a"):
@@ -46,7 +50,12 @@ def draw(shift, name="a"):
 
 
 def knobs(**options):
-    return Knobs(draw, shift=ipywidgets.IntSlider(1, min=0, max=2), name=ipywidgets.Dropdown(options="ab"), **options)
+    return Knobs(
+        draw,
+        shift=ipywidgets.IntSlider(1, min=0, max=2),
+        name=ipywidgets.Dropdown(options="ab"),
+        **options,
+    )
 
 
 def pixels(png: bytes) -> np.ndarray:
@@ -86,7 +95,9 @@ def test_pictures_drawn_ahead_are_not_drawn_again(monkeypatch: pytest.MonkeyPatc
 
     def make():
         drawn.clear()
-        return Knobs(counted, ahead=True, place=ipywidgets.SelectionSlider(options=range(3), value=2))
+        return Knobs(
+            counted, ahead=True, place=ipywidgets.SelectionSlider(options=range(3), value=2)
+        )
 
     shown = make()
     assert sorted(drawn) == [0, 1, 2]
@@ -101,7 +112,9 @@ def test_agreement_of_one_query_is_a_part_of_that_of_all() -> None:
     random = np.random.default_rng(0)
     p, others = random.dirichlet(np.ones(20), (2, 4, 5)).reshape(2, 4, 5, 4, 5)
     p, others = p[None], others[None]  # one head
-    found = [heads.in_common(p[:, *query], query, others[:, 2, 2], (2, 2)) for query in np.ndindex(4, 5)]
+    found = [
+        heads.in_common(p[:, *query], query, others[:, 2, 2], (2, 2)) for query in np.ndindex(4, 5)
+    ]
     del found[2 * 5 + 2]
     common, weight = np.array(found)[..., 0].T
     expected = (common * weight).sum() / weight.sum()
@@ -110,13 +123,16 @@ def test_agreement_of_one_query_is_a_part_of_that_of_all() -> None:
     assert heads.in_common(even, (0, 0), even, (2, 2)) == pytest.approx((1, (6 / 20) ** 2))
 
 
-# --- in the notebooks -----------------------------------------------------------------------------------------------
+# --- in the notebooks
+# -----------------------------------------------------------------------------------------------
 
 
 def code_of(number: str, profile: str, data: str = "", output: str = "") -> list[str]:
     """The cells that show the knobs of a notebook, and what they need."""
     [path] = (REPOSITORY / "notebooks").glob(f"{number}_*.ipynb")
-    sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells} | {FEWER: FEWER}
+    sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells} | {
+        FEWER: FEWER
+    }
     start = f"profile, data, output, preset, seed = {profile!r}, {data!r}, {output!r}, 'quadratic', None"
     return [start, *(sources[name] for name in CELLS[number])]
 
@@ -165,7 +181,9 @@ def test_every_knob_of_the_notebooks_changes_the_picture(one: Knobs) -> None:
 
 @pytest.mark.parametrize("one", ["02"], indirect=True)
 def test_02_says_what_misses_the_pixel_on_the_centre(one: Knobs) -> None:
-    """In the middle it is the closed form, but for what the border cuts; where there is no such pixel, all."""
+    """In the middle it is the closed form, but for what the border cuts; where there is no such
+    pixel, all.
+    """
     for name, value in {"alpha": 2.0, "query_row": 10, "query_column": 0}.items():
         one.knobs[name].value = value
     said = [text.get_text().split() for text in one.figure().axes[0].texts[:4]]
@@ -176,7 +194,9 @@ def test_02_says_what_misses_the_pixel_on_the_centre(one: Knobs) -> None:
 
 @pytest.mark.parametrize("one", ["05"], indirect=True)
 def test_05_says_agreement_and_its_ceiling(one: Knobs) -> None:
-    """At the middle query both are one number; the ceiling is what two halves of the images have in common."""
+    """At the middle query both are one number; the ceiling is what two halves of the images have
+    in common.
+    """
 
     def said(**values):
         for name, value in values.items():
@@ -188,12 +208,17 @@ def test_05_says_agreement_and_its_ceiling(one: Knobs) -> None:
     agreement, most = said(head=3, row=height // 2, column=width // 2)
     assert agreement == most < 1
     network, features = one.names["network"], one.names["features"][0]
-    halves = [network.attention_layers[0].probabilities(half).mean(0).detach().numpy() for half in features.split(50)]
+    halves = [
+        network.attention_layers[0].probabilities(half).mean(0).detach().numpy()
+        for half in features.split(50)
+    ]
     first, second = (half[2, 1, 2] for half in halves)
     agreement, most = said(row=1, column=2)
     assert most == pytest.approx(np.minimum(first, second).sum(), abs=0.0051)
     middle = halves[1][2, height // 2, width // 2]
-    assert agreement == pytest.approx(heads.in_common(first, (1, 2), middle, (height // 2, width // 2))[0], abs=0.0051)
+    assert agreement == pytest.approx(
+        heads.in_common(first, (1, 2), middle, (height // 2, width // 2))[0], abs=0.0051
+    )
     assert said(images=1)[1] == 1
 
 
@@ -214,13 +239,19 @@ def test_knobs_in_a_real_jupyterlab(browser, lab, cells, shown, mark: None) -> N
             knob.locator("[role=slider]").press(key)
         else:
             knob.locator("select").select_option(value)
-        page.wait_for_function("([img, src]) => img.src !== src", arg=[picture.element_handle(), before])
-        text = knob.locator(".widget-readout" if key else "select").evaluate("one => one.value || one.textContent")
+        page.wait_for_function(
+            "([img, src]) => img.src !== src", arg=[picture.element_handle(), before]
+        )
+        text = knob.locator(".widget-readout" if key else "select").evaluate(
+            "one => one.value || one.textContent"
+        )
         assert text in (f"{value}", f"{value:.2f}" if isinstance(value, float) else f"{value}")
         widget.knobs[name].value = value
         assert (seen(picture) == pixels(widget.image.value)).all(), number
         widget.knobs[name].value = start
-    assert not any(picture.is_visible() for picture in page.locator(".attnconv-last").all())  # they live
+    assert not any(
+        picture.is_visible() for picture in page.locator(".attnconv-last").all()
+    )  # they live
     page.close()
 
 

@@ -17,14 +17,18 @@ def menu(page: playwright.Page, name: str, item: str) -> None:
     page.locator(".lm-Menu-itemLabel", has_text=item).first.click()
 
 
-def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_named_at_once(browser, lab) -> None:
+def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_named_at_once(
+    browser, lab
+) -> None:
     address = lab("saved", notebook_of(CODE, "Playground()"))
     page = browser.new_page(viewport=dict(width=1400, height=1200))
     page.goto(address)
     run_all(page)
     for name in ("explorer", "playground"):
         page.locator(f".attnconv-{name}").first.wait_for(timeout=60_000)
-    assert not any(picture.is_visible() for picture in page.locator(".attnconv-last").all())  # they live
+    assert not any(
+        picture.is_visible() for picture in page.locator(".attnconv-last").all()
+    )  # they live
     menu(page, "Kernel", "Restart Kernel…")
     page.locator(".jp-Dialog button", has_text="Restart").click()
     notice = page.locator(".ax-notice", has_text="Run this cell again")
@@ -41,7 +45,10 @@ def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_
     assert pictures == 2
     page.goto(address + "&reset")
     page.get_by_text("| Idle").wait_for(timeout=60_000)
-    for picture in (page.locator(".attnconv-last img").nth(0), page.locator(".attnconv-last img").nth(1)):
+    for picture in (
+        page.locator(".attnconv-last img").nth(0),
+        page.locator(".attnconv-last img").nth(1),
+    ):
         picture.wait_for(timeout=30_000)
         picture.scroll_into_view_if_needed()
         assert picture.bounding_box()["width"] > 300

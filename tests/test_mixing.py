@@ -1,4 +1,6 @@
-"""Every equal form of mixing gives the dense definition and its gradients, costs what it should, and is never stale."""
+"""Every equal form of mixing gives the dense definition and its gradients, costs what it should,
+and is never stale.
+"""
 
 import copy
 import subprocess
@@ -33,7 +35,9 @@ def with_gradients(layer, x):
 
 
 def dense_twin(layer):
-    """The same parameters in float64 and plain operations on all of P: the reference for derivatives."""
+    """The same parameters in float64 and plain operations on all of P: the reference for
+    derivatives.
+    """
     twin = copy.deepcopy(layer).double()
     twin.mixing = "dense"
     twin.value.register_forward_hook(lambda *_: None)  # a hook on the values means plain operations
@@ -42,19 +46,28 @@ def dense_twin(layer):
 
 def assert_equal_to_dense(layer, x, tolerance):
     """The output and its gradients, against the dense definition."""
-    for ours, exact in zip(with_gradients(layer, x), with_gradients(dense_twin(layer), x.double()), strict=True):
+    for ours, exact in zip(
+        with_gradients(layer, x), with_gradients(dense_twin(layer), x.double()), strict=True
+    ):
         assert (ours - exact).norm() <= tolerance * max(1.0, exact.norm().item())
 
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Several chunks of images and blocks of queries, the last ones smaller, on grids that a test can afford."""
+    """Several chunks of images and blocks of queries, the last ones smaller, on grids that a
+    test can afford.
+    """
     monkeypatch.setattr(mixing, "CHUNK", 8 * 900)
     monkeypatch.setattr(mixing, "BLOCK", 3 * 1000)
     monkeypatch.setattr(mixing, "STORED", 3 * 2**14)
 
 
-FORMS = [("isotropic", "separable"), ("learned", "separable"), ("full", "auto"), ("content", "auto")]
+FORMS = [
+    ("isotropic", "separable"),
+    ("learned", "separable"),
+    ("full", "auto"),
+    ("content", "auto"),
+]
 
 
 @pytest.mark.parametrize(("kind", "mixing"), FORMS)
@@ -71,7 +84,9 @@ def test_every_form_equals_the_dense_definition(kind, mixing, grid, heads, small
 def test_the_form_for_gpus_equals_the_dense_definition(kind, monkeypatch):
     monkeypatch.setattr(mixing, "_eager_on_cpu", lambda x: False)
     monkeypatch.setattr(mixing, "_by_chunks", lambda *_: pytest.fail("this is the form for CPUs"))
-    assert_equal_to_dense(make(kind, mixing="separable").double(), torch.randn(3, 5, 7, 5).double(), 1e-12)
+    assert_equal_to_dense(
+        make(kind, mixing="separable").double(), torch.randn(3, 5, 7, 5).double(), 1e-12
+    )
 
 
 class Elsewhere(torch.Tensor):
@@ -84,14 +99,18 @@ class Elsewhere(torch.Tensor):
 
 @pytest.mark.parametrize(("key_size", "channels"), [(4, 5), (16, 3), (2, 30)])
 def test_content_in_the_form_for_gpus_equals_that_for_cpus(key_size, channels, monkeypatch):
-    """PyTorch's kernel wants one width for all, a multiple of 8; queries or pixels may be the wider ones."""
+    """PyTorch's kernel wants one width for all, a multiple of 8; queries or pixels may be the
+    wider ones.
+    """
     layer = ContentAttention(channels, 4, 3, max_size=8, key_size=key_size).double()
     x = torch.randn(2, 5, 7, channels, dtype=torch.float64)
     with torch.no_grad():
         q, k = layer._queries_and_keys(x)
         others = k, *layer.position_logits(q), x
         expected = mixing.attend_content(q, *others)
-        monkeypatch.setattr(mixing, "_attend_to_all", lambda *_: pytest.fail("this is the form for CPUs"))
+        monkeypatch.setattr(
+            mixing, "_attend_to_all", lambda *_: pytest.fail("this is the form for CPUs")
+        )
         found = mixing.attend_content(q.as_subclass(Elsewhere), *others)
     torch.testing.assert_close(torch.from_numpy(found.numpy()), expected)
 
@@ -119,13 +138,17 @@ def test_second_derivatives_are_those_of_the_dense_form(kind, loss, small_chunks
         first = torch.autograd.grad(loss(one(leaf)), wanted, create_graph=True)
         seeds = [torch.linspace(-1, 1, g.numel(), dtype=torch.float64).view_as(g) for g in first]
         mixed = sum((g * s).sum() for g, s in zip(first, seeds, strict=True))
-        results.append(torch.autograd.grad(mixed, wanted, allow_unused=True, materialize_grads=True))
+        results.append(
+            torch.autograd.grad(mixed, wanted, allow_unused=True, materialize_grads=True)
+        )
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_functional_call_uses_the_parameters_it_is_given_in_both_passes(kind, dropout, small_chunks):
+def test_functional_call_uses_the_parameters_it_is_given_in_both_passes(
+    kind, dropout, small_chunks
+):
     layer = make(kind, dropout=dropout)
     others = {name: p.detach() + 0.3 * torch.randn_like(p) for name, p in layer.named_parameters()}
     twin = copy.deepcopy(layer)
@@ -133,14 +156,18 @@ def test_functional_call_uses_the_parameters_it_is_given_in_both_passes(kind, dr
     x = torch.randn(2, 9, 10, 5)
     others = {name: p.requires_grad_() for name, p in others.items()}
     torch.manual_seed(0)
-    ours = torch.autograd.grad(torch.func.functional_call(layer, others, (x,)).square().sum(), list(others.values()))
+    ours = torch.autograd.grad(
+        torch.func.functional_call(layer, others, (x,)).square().sum(), list(others.values())
+    )
     torch.manual_seed(0)
     exact = torch.autograd.grad(twin(x).square().sum(), list(twin.parameters()))
     torch.testing.assert_close(ours, exact)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_parameter_changed_between_forward_and_backward_never_gives_wrong_gradients(kind, small_chunks):
+def test_a_parameter_changed_between_forward_and_backward_never_gives_wrong_gradients(
+    kind, small_chunks
+):
     layer = make(kind)
     x = torch.randn(2, 9, 10, 5)
     exact = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
@@ -152,15 +179,22 @@ def test_a_parameter_changed_between_forward_and_backward_never_gives_wrong_grad
         try:
             gradients = torch.autograd.grad(out, list(layer.parameters()))
         except RuntimeError as error:
-            assert "modified by an inplace operation" in str(error) or "changed in place" in str(error)
+            assert "modified by an inplace operation" in str(error) or "changed in place" in str(
+                error
+            )
             refused.append(name)
         else:  # what the backward pass reads was made in the forward pass
             torch.testing.assert_close(gradients, exact)
         with torch.no_grad():
             parameter.sub_(1)
-        exact = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))  # rounded anew
+        exact = torch.autograd.grad(
+            layer(x).square().sum(), list(layer.parameters())
+        )  # rounded anew
     assert refused
-    assert "value.weight" in refused or kind in ("isotropic", "learned")  # whose W^h are copied in the forward pass
+    assert "value.weight" in refused or kind in (
+        "isotropic",
+        "learned",
+    )  # whose W^h are copied in the forward pass
 
 
 @pytest.mark.parametrize("kind", ["isotropic", "full", "content"])
@@ -188,7 +222,9 @@ def test_vmap_and_the_gradients_of_torch_func(kind, small_chunks):
     def loss(values, x):
         return torch.func.functional_call(layer, values, (x,)).square().sum()
 
-    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(values, x)  # a gradient for each part
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(
+        values, x
+    )  # a gradient for each part
     for name, parameter in values.items():
         exact = [torch.autograd.grad(loss(values, part), parameter)[0] for part in x]
         torch.testing.assert_close(each[name], torch.stack(exact))
@@ -196,7 +232,9 @@ def test_vmap_and_the_gradients_of_torch_func(kind, small_chunks):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_in_bfloat16_are_close_and_gradients_summed_in_float32(kind, monkeypatch):
-    monkeypatch.setattr(mixing, "CHUNK", 2**12)  # many chunks: sums in bfloat16 would be wrong by one percent
+    monkeypatch.setattr(
+        mixing, "CHUNK", 2**12
+    )  # many chunks: sums in bfloat16 would be wrong by one percent
     torch.manual_seed(0)
     tolerance = 0.02 if kind == "content" else 0.008
     layer, x = make(kind, 9, 8, 8), torch.randn(64, 6, 11, 8)
@@ -233,7 +271,9 @@ def test_layers_without_a_bias_and_with_hooks_on_the_values_work():
     assert_equal_to_dense(layer, x, 1e-5)
 
 
-@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+@pytest.mark.parametrize(
+    "register", ["register_full_backward_hook", "register_full_backward_pre_hook"]
+)
 def test_backward_hooks_on_the_values_are_called(register):
     layer, seen = make("isotropic", mixing="separable"), []
     getattr(layer.value, register)(lambda *_: seen.append(1))
@@ -268,14 +308,21 @@ def test_compiles_as_one_graph(kind):
 
 @pytest.mark.parametrize(
     ("device", "side", "form"),
-    [("cpu", 8, "mix_dense"), ("cpu", 16, "mix_separable"), ("cuda", 16, "mix_dense"), ("cuda", 17, "mix_separable")],
+    [
+        ("cpu", 8, "mix_dense"),
+        ("cpu", 16, "mix_separable"),
+        ("cuda", 16, "mix_dense"),
+        ("cuda", 17, "mix_separable"),
+    ],
 )
 def test_small_grids_take_one_product(device, side, form, monkeypatch):
     """Which form is taken, also on a GPU: tensors that hold no numbers need none."""
     taken = []
     for name in ("mix_dense", "mix_separable"):
         real = getattr(mixing, name)
-        monkeypatch.setattr(mixing, name, lambda *given, name=name, real=real: taken.append(name) or real(*given))
+        monkeypatch.setattr(
+            mixing, name, lambda *given, name=name, real=real: taken.append(name) or real(*given)
+        )
     with FakeTensorMode(), torch.device(device):
         y = QuadraticAttention(4, 5, 9)(torch.randn(2, side, side, 4))
     assert (taken, y.shape, y.device.type) == ([form], (2, side, side, 5), device)
@@ -283,14 +330,26 @@ def test_small_grids_take_one_product(device, side, form, monkeypatch):
 
 @pytest.mark.parametrize(
     ("device", "key_size", "channels", "fused"),
-    [("cpu", 8, 4, 0), ("cuda", 248, 4, 1), ("cuda", 250, 4, 0), ("cuda", 8, 256, 1), ("cuda", 8, 257, 0)],
+    [
+        ("cpu", 8, 4, 0),
+        ("cuda", 248, 4, 1),
+        ("cuda", 250, 4, 0),
+        ("cuda", 8, 256, 1),
+        ("cuda", 8, 257, 0),
+    ],
 )
 def test_long_keys_take_products(device, key_size, channels, fused, monkeypatch):
-    """With content a GPU's fused kernel is taken up to 256 numbers: key, rows (4) and columns (4), or channels."""
+    """With content a GPU's fused kernel is taken up to 256 numbers: key, rows (4) and columns
+    (4), or channels.
+    """
     taken, real = [], mixing.F.scaled_dot_product_attention
-    monkeypatch.setattr(mixing.F, "scaled_dot_product_attention", lambda *a, **o: taken.append(1) or real(*a, **o))
+    monkeypatch.setattr(
+        mixing.F, "scaled_dot_product_attention", lambda *a, **o: taken.append(1) or real(*a, **o)
+    )
     with FakeTensorMode(), torch.device(device):
-        y = ContentAttention(channels, 5, 3, max_size=4, key_size=key_size)(torch.randn(2, 4, 4, channels))
+        y = ContentAttention(channels, 5, 3, max_size=4, key_size=key_size)(
+            torch.randn(2, 4, 4, channels)
+        )
     assert (len(taken), y.shape, y.device.type) == (fused, (2, 4, 4, 5), device)
 
 
@@ -316,7 +375,8 @@ def test_operations_stay_linear_in_rows_plus_columns(grid):
     with torch.no_grad():
         assert flops(layer, x, backward=False) == values + rows + columns
     assert flops(layer, x, backward=True) == 4 * values + 4 * rows + 3 * columns
-    # On any other device plain operations: both averages before the projection, and P over all pixels if it is dense.
+    # On any other device plain operations: both averages before the projection, and P over all
+    # pixels if it is dense.
     layer, x = layer.to("meta"), x.to("meta")
     assert flops(layer, x, backward=False) == values + rows + rows * width // height
     layer.mixing = "dense"
@@ -327,7 +387,8 @@ def stored(layer, x):
     """Numbers that each tensor kept for the backward pass holds, by its place in memory."""
     found = {}
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: found.update({t.data_ptr(): t.untyped_storage().nbytes() // t.itemsize}) or t, lambda t: t
+        lambda t: found.update({t.data_ptr(): t.untyped_storage().nbytes() // t.itemsize}) or t,
+        lambda t: t,
     ):
         layer(x)
     return found.values()
@@ -342,7 +403,10 @@ def test_training_stores_the_input_and_no_averages():
 @pytest.mark.parametrize("kind", ["isotropic", "full"])
 def test_autocast_makes_no_copy_of_p_for_each_image(kind):
     with torch.autocast("cpu", torch.bfloat16):
-        assert max(stored(make(kind, mixing="dense"), torch.randn(20, 9, 10, 5, requires_grad=True))) <= 3 * 90**2
+        assert (
+            max(stored(make(kind, mixing="dense"), torch.randn(20, 9, 10, 5, requires_grad=True)))
+            <= 3 * 90**2
+        )
 
 
 def test_a_full_covariance_stores_less_than_p(small_chunks):
@@ -356,12 +420,16 @@ def test_dropout_on_large_grids_goes_by_blocks_with_one_mask_for_the_batch(small
     out = layer(x)
     torch.testing.assert_close(out[0], out[1])
     assert not torch.allclose(out, layer.eval()(x), atol=1e-3)
-    [gradient] = torch.autograd.grad(out.square().sum(), x)  # the mask of the backward pass is that of the forward pass
+    [gradient] = torch.autograd.grad(
+        out.square().sum(), x
+    )  # the mask of the backward pass is that of the forward pass
     torch.testing.assert_close((gradient * x).sum(), 2 * out.square().sum())
 
 
 def test_predictions_do_not_wait_for_the_compiler():
-    """The first `checkpoint` imports it, which takes two seconds: the explorer would open that much later."""
+    """The first `checkpoint` imports it, which takes two seconds: the explorer would open that
+    much later.
+    """
     code = """
 import sys, torch
 from attnconv.attention import QuadraticAttention

@@ -1,4 +1,6 @@
-"""The networks of section 4 and what they cost, against the paper's Table 1 and PyTorch's own counter."""
+"""The networks of section 4 and what they cost, against the paper's Table 1 and PyTorch's own
+counter.
+"""
 
 import zlib
 
@@ -45,9 +47,12 @@ def counted_flops(config, mixing):
 
 @pytest.mark.parametrize("name", [*PRESETS, "small keys"])
 def test_exact_flops_agree_with_pytorchs_counter(name):
-    config = PRESETS[name].model if name in PRESETS else ModelConfig(**SMALL, kind="learned_content")
+    config = (
+        PRESETS[name].model if name in PRESETS else ModelConfig(**SMALL, kind="learned_content")
+    )
     counted = cost(config)
-    # PyTorch's counter also sees the (batch-free) scores of the learned encoding: far below 1 in 1,000.
+    # PyTorch's counter also sees the (batch-free) scores of the learned encoding: far below 1 in
+    # 1,000.
     assert counted_flops(config, "dense") == pytest.approx(counted.dense, rel=1e-3)
     if config.kind in ("learned", "quadratic") and config.covariance == "isotropic":
         assert counted_flops(config, "separable") == pytest.approx(counted.separable, rel=1e-3)
@@ -55,8 +60,21 @@ def test_exact_flops_agree_with_pytorchs_counter(name):
         assert counted.separable == counted.dense
 
 
-SMALL = dict(layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=8, downsampling=4, image_size=(12, 20))
-KINDS = [*{replace(PRESETS[n].model, {"heads": 1}).model_dump_json(): n for n in reversed(PRESETS)}.values()]
+SMALL = dict(
+    layers=2,
+    heads=3,
+    hidden=8,
+    mlp=8,
+    key_size=4,
+    resnet_width=8,
+    downsampling=4,
+    image_size=(12, 20),
+)
+KINDS = [
+    *{
+        replace(PRESETS[n].model, {"heads": 1}).model_dump_json(): n for n in reversed(PRESETS)
+    }.values()
+]
 """Of presets that have the same model, but for its number of heads, the first."""
 
 
@@ -64,7 +82,9 @@ KINDS = [*{replace(PRESETS[n].model, {"heads": 1}).model_dump_json(): n for n in
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_preset_builds_runs_and_learns(name, channels):
     torch.manual_seed(0)
-    model = build_model(replace(PRESETS[name].model, {**SMALL, "image_channels": channels, "classes": 7}))
+    model = build_model(
+        replace(PRESETS[name].model, {**SMALL, "image_channels": channels, "classes": 7})
+    )
     logits = model(torch.randn(4, channels, 12, 20))
     assert logits.shape == (4, 7)
     logits.logsumexp(1).sum().backward()
@@ -83,10 +103,14 @@ STARTS = {  # of an earlier version: names and shapes of the state, and a sum ov
 
 @pytest.mark.parametrize("name", STARTS)
 def test_models_start_as_they_always_did(name):
-    """Runs that were trained earlier are loaded, resumed and repeated: same names, same random numbers in turn."""
+    """Runs that were trained earlier are loaded, resumed and repeated: same names, same random
+    numbers in turn.
+    """
     torch.manual_seed(0)
     disc = dict(centre_start="disc", centre_std=1.0) if name == "disc" else {}
-    state = build_model(replace(PRESETS["quadratic" if disc else name].model, SMALL | disc)).state_dict()
+    state = build_model(
+        replace(PRESETS["quadratic" if disc else name].model, SMALL | disc)
+    ).state_dict()
     names = zlib.crc32(repr([(key, tuple(value.shape)) for key, value in state.items()]).encode())
     values = torch.cat([value.double().flatten() for value in state.values()])
     total = (values * torch.linspace(-1, 1, len(values), dtype=torch.float64)).sum().item()
@@ -100,7 +124,9 @@ def test_heads_start_as_the_configuration_says(covariance):
     assert layer.centres.std().item() == pytest.approx(5, rel=0.1)
     spreads = layer.spreads if covariance == "isotropic" else layer.spreads.diagonal(dim1=1, dim2=2)
     assert spreads.mean().item() == pytest.approx(3, abs=0.01) and 0.005 < spreads.std() < 0.02
-    (disc,) = build_model(ModelConfig(**sizes, centre_std=5.0, centre_start="disc")).attention_layers
+    (disc,) = build_model(
+        ModelConfig(**sizes, centre_std=5.0, centre_start="disc")
+    ).attention_layers
     assert 9.9 < disc.centres.norm(dim=1).max() < 10, "a disc of two standard deviations"
 
 
@@ -108,12 +134,16 @@ def test_heads_start_as_the_configuration_says(covariance):
 def test_attention_drops_out_where_the_configuration_says_so(kind):
     x = torch.randn(2, 3, 5, 8)
     for share in (0.0, 0.5):
-        layer, _ = build_model(ModelConfig(**SMALL, kind=kind, attention_dropout=share)).attention_layers
+        layer, _ = build_model(
+            ModelConfig(**SMALL, kind=kind, attention_dropout=share)
+        ).attention_layers
         assert torch.equal(layer(x), layer(x)) == (share == 0), "its masks differ"
 
 
 def test_a_block_is_what_the_paper_says():
-    """Attention and a perceptron with GELU; after each its dropout, the sum with the input, and a norm of that."""
+    """Attention and a perceptron with GELU; after each its dropout, the sum with the input, and
+    a norm of that.
+    """
     torch.manual_seed(0)
     block, _ = build_model(ModelConfig(**SMALL, dropout=0.4)).double().blocks
     for name, p in block.named_parameters():
@@ -122,10 +152,16 @@ def test_a_block_is_what_the_paper_says():
 
     def norm(x, own):
         centred = x - x.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + 1e-12).sqrt() * own.weight + own.bias
+        return (
+            centred / (centred.square().mean(-1, keepdim=True) + 1e-12).sqrt() * own.weight
+            + own.bias
+        )
 
     torch.manual_seed(1)
-    y = norm(x + F.dropout(F.linear(block.attention(x), block.output.weight, block.output.bias), 0.4), block.norm1)
+    y = norm(
+        x + F.dropout(F.linear(block.attention(x), block.output.weight, block.output.bias), 0.4),
+        block.norm1,
+    )
     up, _, down = block.mlp
     hidden = F.linear(y, up.weight, up.bias)
     hidden = hidden * (1 + torch.erf(hidden / 2**0.5)) / 2
@@ -163,12 +199,16 @@ class DevicesOfResults(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_nothing_is_made_on_another_device_and_copied(name):
-    """A copy from the CPU in every forward pass would wait for the GPU. The device ``meta`` stands in for one."""
+    """A copy from the CPU in every forward pass would wait for the GPU. The device ``meta``
+    stands in for one.
+    """
     model = build_model(PRESETS[name].model).to("meta")
     images = torch.empty(2, 3, 32, 32, device="meta")
     with DevicesOfResults() as results:
         model(images).sum().backward()
-    assert len(results.seen) > 5 and {device for _, device in results.seen} == {"meta"}, results.seen
+    assert len(results.seen) > 5 and {device for _, device in results.seen} == {"meta"}, (
+        results.seen
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -211,7 +251,9 @@ def test_a_network_averages_over_pixels_between_its_blocks_and_its_classifier():
     x = model.pixels(images)
     for block in model.blocks:
         x = block(x)
-    expected = F.linear(x.flatten(1, 2).sum(1) / 15, model.classifier.weight, model.classifier.bias)  # 3 x 5 pixels
+    expected = F.linear(
+        x.flatten(1, 2).sum(1) / 15, model.classifier.weight, model.classifier.bias
+    )  # 3 x 5 pixels
     torch.testing.assert_close(model(images), expected)
 
 
@@ -242,7 +284,9 @@ def test_an_evaluation_is_the_mean_loss_and_the_share_of_right_answers():
     own = logits.softmax(1)[range(30), data.test_labels]
     assert found.loss == pytest.approx(-own.log().mean().item(), rel=1e-4)
     assert found.predicted.equal(logits.argmax(1))
-    assert found.accuracy == pytest.approx((logits.argmax(1) == data.test_labels).double().mean().item())
+    assert found.accuracy == pytest.approx(
+        (logits.argmax(1) == data.test_labels).double().mean().item()
+    )
 
 
 def test_peak_memory_is_what_tensors_hold_at_once():
@@ -263,5 +307,9 @@ def test_predict_leaves_frozen_parts_frozen():
 
 @pytest.mark.parametrize("kind", ["quadratic", "learned", "learned_content"])
 def test_a_layer_without_heads_is_counted(kind):
-    config = ModelConfig(kind=kind, layers=2, heads=(0, 2), hidden=8, mlp=8, key_size=4, image_size=(8, 8))
-    assert cost(config).parameters == sum(weight.numel() for weight in build_model(config).parameters())
+    config = ModelConfig(
+        kind=kind, layers=2, heads=(0, 2), hidden=8, mlp=8, key_size=4, image_size=(8, 8)
+    )
+    assert cost(config).parameters == sum(
+        weight.numel() for weight in build_model(config).parameters()
+    )

@@ -1,4 +1,6 @@
-"""Every notebook: committed clean, and run from top to bottom in the smoke profile by the batch runner."""
+"""Every notebook: committed clean, and run from top to bottom in the smoke profile by the batch
+runner.
+"""
 
 import ast
 import json
@@ -40,12 +42,20 @@ def test_notebooks_ask_let_predict_answer_and_lead_on(path):
     text = [cell.source if cell.cell_type == "markdown" else "" for cell in cells]
     whole = "\n".join(text)
     assert "?" in text[0] and "| Reading | Running |" in text[0]
-    assert len(re.findall(r"<summary>Answer</summary>\s*\S", whole)) >= 2 or path.name.startswith("00")
+    assert len(re.findall(r"<summary>Answer</summary>\s*\S", whole)) >= 2 or path.name.startswith(
+        "00"
+    )
     assert "https://arxiv.org/abs/1911.03584" in whole
     linked = set(re.findall(r"\]\((\d\d_\w+\.ipynb)\)", whole))
     assert linked <= {other.name for other in NOTEBOOKS} - {path.name} and len(linked) >= 2
-    [answer] = [i for i, source in enumerate(text) if re.search(r"^## (The answer|Answer)$", source, re.MULTILINE)]
-    words = text[answer].split("Answer")[-1].split()  # true of every run; else computed from this one
+    [answer] = [
+        i
+        for i, source in enumerate(text)
+        if re.search(r"^## (The answer|Answer)$", source, re.MULTILINE)
+    ]
+    words = (
+        text[answer].split("Answer")[-1].split()
+    )  # true of every run; else computed from this one
     assert len(words) > 40 or re.search(r"Markdown\(\s*f?\"", cells[answer + 1].source)
     assert re.search(r"\*\*Next:\*\*", "\n".join(text[answer:]))
 
@@ -53,26 +63,37 @@ def test_notebooks_ask_let_predict_answer_and_lead_on(path):
 @pytest.mark.parametrize("number", BLANKS)
 def test_a_later_cell_says_whether_the_blank_is_empty_right_or_wrong(number):
     [path] = [path for path in NOTEBOOKS if path.name.startswith(number)]
-    sources = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    sources = [
+        cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"
+    ]
     [blank] = [place for place, source in enumerate(sources) if source.startswith("answer = ...")]
     [check] = [source for source in sources[blank:] if "answer is ..." in source]
     *statements, verdict = ast.parse(check).body
     [solution] = [line for line in map(ast.unparse, statements) if line.startswith("right = ")]
-    known = {"np": np, "chance": np.array([1, 5, 9]), "cells": np.ones((1, 6, 3, 3)), "layers": 6}  # of 04
+    known = {
+        "np": np,
+        "chance": np.array([1, 5, 9]),
+        "cells": np.ones((1, 6, 3, 3)),
+        "layers": 6,
+    }  # of 04
     try:
         right = eval(solution.removeprefix("right = "), known)
     except NameError:  # of 01, where the exchanged layer itself gives the answer
         right = [2.0, 0.0, -2.0]
     given = {"Fill in the answer above.": ..., "Right.": right, "Not so": np.add(right, 1)}
     for said, answer in given.items():
-        assert eval(ast.unparse(verdict), {"np": np, "right": right, "answer": answer}).startswith(said)
+        assert eval(ast.unparse(verdict), {"np": np, "right": right, "answer": answer}).startswith(
+            said
+        )
 
 
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory):
     """The output folder of the smoke profile, where a deeper run lay already."""
     output = tmp_path_factory.mktemp("smoke")
-    open_workspace("smoke", output=output).run("quadratic_full", model_changes=DEEPER, train_changes={"epochs": 1})
+    open_workspace("smoke", output=output).run(
+        "quadratic_full", model_changes=DEEPER, train_changes={"epochs": 1}
+    )
     assert reproduce("smoke", output=output) == 0
     return output
 
@@ -80,7 +101,9 @@ def reproduced(tmp_path_factory):
 def test_every_notebook_runs(reproduced):
     profile = load_profile(PROFILES / "smoke.yaml")
     manifest = json.loads((reproduced / "manifest.json").read_text())
-    expected = len(NOTEBOOKS) - 1 + len(profile.runs) * len(profile.seeds)  # notebook 03 once per model and seed
+    expected = (
+        len(NOTEBOOKS) - 1 + len(profile.runs) * len(profile.seeds)
+    )  # notebook 03 once per model and seed
     assert len(manifest["notebooks"]) == expected
     assert {entry["status"] for entry in manifest["notebooks"].values()} == {"done"}
     assert len(list((reproduced / "notebooks").glob("*.ipynb"))) == expected
@@ -89,15 +112,28 @@ def test_every_notebook_runs(reproduced):
 def test_every_notebook_leaves_its_figures_or_claims(reproduced):
     assert "What was found" in (reproduced / "index.html").read_text()
     for path in NOTEBOOKS[1:]:
-        made = [*reproduced.glob(f"figures/{path.name[:2]}-*.png"), *reproduced.glob(f"tables/{path.name[:2]}-*.json")]
-        assert made or (path.name.startswith("08") and (reproduced / "explorer.html").is_file()), path.name
+        made = [
+            *reproduced.glob(f"figures/{path.name[:2]}-*.png"),
+            *reproduced.glob(f"tables/{path.name[:2]}-*.json"),
+        ]
+        assert made or (path.name.startswith("08") and (reproduced / "explorer.html").is_file()), (
+            path.name
+        )
     for figure in reproduced.glob("figures/*.png"):
         assert figure.with_suffix(".pdf").stat().st_size > 1000
-    assert {file.suffix for file in reproduced.glob("tables/06-table1.*")} == {".md", ".csv", ".tex"}
+    assert {file.suffix for file in reproduced.glob("tables/06-table1.*")} == {
+        ".md",
+        ".csv",
+        ".tex",
+    }
 
 
 def test_claims_are_computed_and_arithmetic_ones_hold(reproduced):
-    claims = [claim for file in reproduced.glob("tables/*claims*.json") for claim in json.loads(file.read_text())]
+    claims = [
+        claim
+        for file in reproduced.glob("tables/*claims*.json")
+        for claim in json.loads(file.read_text())
+    ]
     assert len(claims) > 10 and all(claim["evidence"] for claim in claims)
     holds = {claim["key"]: claim["holds"] for claim in claims}
     assert holds["theorem"] and holds["borders"] and holds["three-numbers"] and holds["flops"]
@@ -106,14 +142,22 @@ def test_claims_are_computed_and_arithmetic_ones_hold(reproduced):
 def test_a_run_of_another_depth_stands_beside_the_others(reproduced):
     [deeper] = [run for run in find_runs(reproduced / "runs") if run.preset == "quadratic_full"]
     assert deeper.model.layers == DEEPER["layers"]
-    assert any(deeper.path.name in file.read_text() for file in reproduced.glob("figures/04-appendix-*.json"))
+    assert any(
+        deeper.path.name in file.read_text()
+        for file in reproduced.glob("figures/04-appendix-*.json")
+    )
 
 
 def test_the_executed_explorer_is_a_picture(reproduced):
     [copy] = (reproduced / "notebooks").glob("08*.ipynb")
     executed = nbformat.read(copy, as_version=4)
     assert "widgets" not in executed.metadata
-    [shown] = [output.data for cell in executed.cells if cell.source.endswith("\nexplorer") for output in cell.outputs]
+    [shown] = [
+        output.data
+        for cell in executed.cells
+        if cell.source.endswith("\nexplorer")
+        for output in cell.outputs
+    ]
     assert "image/png" in shown and not any("widget" in kind for kind in shown)
 
 

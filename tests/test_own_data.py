@@ -1,4 +1,6 @@
-"""Data of one's own, end to end: docs/how-to.md is run as it stands, on a small folder of images."""
+"""Data of one's own, end to end: docs/how-to.md is run as it stands, on a small folder of
+images.
+"""
 
 import re
 from pathlib import Path
@@ -11,7 +13,18 @@ from companion import cli
 
 PAGE = (Path(__file__).parents[1] / "docs" / "how-to.md").read_text()
 OWN = PAGE[PAGE.index("## Your own images") : PAGE.index("## What `make reproduce` leaves")]
-SMALL = ("--epochs", "1", "--set", "layers=2", "--set", "hidden=8", "--set", "heads=4", "--set", "mlp=8")
+SMALL = (
+    "--epochs",
+    "1",
+    "--set",
+    "layers=2",
+    "--set",
+    "hidden=8",
+    "--set",
+    "heads=4",
+    "--set",
+    "mlp=8",
+)
 
 
 @pytest.fixture
@@ -27,12 +40,16 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
-def test_a_folder_of_images_is_trained_on_looked_at_and_swapped(images, tmp_path, monkeypatch, capsys):
+def test_a_folder_of_images_is_trained_on_looked_at_and_swapped(
+    images, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
     def here(text):
-        return text.replace("/path/to/images", str(images)).replace("outputs/mine", str(tmp_path / "mine"))
+        return text.replace("/path/to/images", str(images)).replace(
+            "outputs/mine", str(tmp_path / "mine")
+        )
 
     [command] = re.findall(r"```sh\n.venv/bin/attnconv (.*?)\n```", OWN)
     assert cli.main([*here(command).split(), *SMALL]) == 0

@@ -27,7 +27,9 @@ def test_the_front_end_with_node() -> None:
 
 @needs_node
 def test_the_browser_computes_what_the_layers_do() -> None:
-    """Conv2d, its heads with zeros around the image and without, at any sharpness, on and off their taps."""
+    """Conv2d, its heads with zeros around the image and without, at any sharpness, on and off
+    their taps.
+    """
     rng = np.random.default_rng(3)
     warnings.filterwarnings("ignore", "Using padding='same'")
     image = torch.from_numpy(rng.random((11, 8)))
@@ -40,16 +42,22 @@ def test_the_browser_computes_what_the_layers_do() -> None:
         (3, 50.0, False, 0.0),
     ):
         kernel = rng.standard_normal((size, size))
-        centres = tap_shifts((size, size)).double().numpy() + moved * rng.standard_normal((size**2, 2))
+        centres = tap_shifts((size, size)).double().numpy() + moved * rng.standard_normal(
+            (size**2, 2)
+        )
         cases.append(dict(size=size, alpha=alpha, padding=padding, kernel=kernel.ravel().tolist()))
-        cases[-1]["heads"] = [dict(tap=tap, centre=list(centre), on=True) for tap, centre in enumerate(centres)]
+        cases[-1]["heads"] = [
+            dict(tap=tap, centre=list(centre), on=True) for tap, centre in enumerate(centres)
+        ]
     given = dict(height=11, width=8, pixels=image.flatten().tolist())
     answers = in_node(f"""
         const sums = {json.dumps(cases)}.map((state) => new play.Sums().update(state, {json.dumps(given)}));
         const out = sums.map(({{ convolved, total }}) => [convolved, total]);""")
     for case, (convolved, total) in zip(cases, answers, strict=True):
         size = case["size"]
-        conv = nn.Conv2d(1, 1, size, padding="same", bias=False, dtype=torch.float64).requires_grad_(False)
+        conv = nn.Conv2d(
+            1, 1, size, padding="same", bias=False, dtype=torch.float64
+        ).requires_grad_(False)
         conv.weight[0, 0] = torch.tensor(case["kernel"]).view(size, size)
         expected = conv(image[None, None])[0, 0].flatten()
         assert torch.allclose(torch.tensor(convolved, dtype=torch.float64), expected, atol=1e-12)
@@ -62,7 +70,9 @@ def test_the_browser_computes_what_the_layers_do() -> None:
             layer = QuadraticAttention(1, 1, size**2).double().requires_grad_(False)
             layer.centres[:], layer.spreads[:] = centres, (2 * case["alpha"]) ** 0.5
             p = layer.probabilities(11, 8)  # (h, H, W, H, W)
-            expected = torch.einsum("hijkl,kl,h->ij", p, image, torch.tensor(case["kernel"]).double()).flatten()
+            expected = torch.einsum(
+                "hijkl,kl,h->ij", p, image, torch.tensor(case["kernel"]).double()
+            ).flatten()
         assert torch.allclose(torch.tensor(total, dtype=torch.float64), expected, atol=1e-12), case
 
 
@@ -81,12 +91,16 @@ def test_the_page_is_whole_and_needs_nothing(tmp_path: Path) -> None:
     assert len(page.encode()) < 300_000
     assert "import {" not in page and "import(" not in page
     assert not re.findall(r"(?:src|href)=[\"'](?!data:)|url\((?!data:)|https?://", page)
-    data = json.loads(re.search(r"<script id='data' type='text/plain'>(.*?)</script>", page).group(1))
+    data = json.loads(
+        re.search(r"<script id='data' type='text/plain'>(.*?)</script>", page).group(1)
+    )
     assert data["state"] == "alpha=50" and len(data["pictures"]) == 4
     assert page.count("<noscript><img") == 1
 
 
-@pytest.mark.parametrize("make", [Playground, lambda: Knobs(figures.schema)], ids=["playground", "knobs"])
+@pytest.mark.parametrize(
+    "make", [Playground, lambda: Knobs(figures.schema)], ids=["playground", "knobs"]
+)
 def test_it_is_a_picture_where_it_cannot_run(make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNCONV_STATIC", "1")
     shown: list[dict] = []
@@ -105,10 +119,15 @@ def test_it_is_a_picture_where_it_cannot_run(make, monkeypatch: pytest.MonkeyPat
 def test_the_still_picture_shows_the_sharpness() -> None:
     axes = Playground(0.7).figure().axes[:4]
     titles = [ax.get_title() for ax in axes]
-    assert titles[:3] == ["Picture", "Conv2d", "Nine heads, α = 0.7"] and float(titles[3].split()[-1]) > 0.1
+    assert (
+        titles[:3] == ["Picture", "Conv2d", "Nine heads, α = 0.7"]
+        and float(titles[3].split()[-1]) > 0.1
+    )
     photo, expected, got, apart = (ax.images[0].get_array() for ax in axes)
     np.testing.assert_allclose(got - expected, apart, atol=1e-5)
-    assert expected[:, 1:-1].shape[0] == photo.shape[0] and abs(expected).max() > abs(got).max(), "a soft head blurs"
+    assert expected[:, 1:-1].shape[0] == photo.shape[0] and abs(expected).max() > abs(got).max(), (
+        "a soft head blurs"
+    )
     exact = [ax.get_title() for ax in Playground(50).figure().axes]
     assert float(exact[3].split()[-1]) < 1e-5
 

@@ -1,4 +1,6 @@
-"""The playground in a real browser: as the offline page with the network off, and as the widget's front end."""
+"""The playground in a real browser: as the offline page with the network off, and as the
+widget's front end.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ class Seen(Shown):
         return self.root.locator(".pg-apart").text_content()
 
     def words(self) -> str:
-        return self.root.locator(".pg-equation").text_content() + self.root.locator(".pg-words").text_content()
+        return (
+            self.root.locator(".pg-equation").text_content()
+            + self.root.locator(".pg-words").text_content()
+        )
 
     def pixels(self, selector: str) -> np.ndarray:
         self.idle()
@@ -61,7 +66,10 @@ class Seen(Shown):
         """Drag a head by so many cells."""
         self.dot(head).scroll_into_view_if_needed()
         box, cell = self.dot(head).bounding_box(), self.get("x.cell")
-        self.drag((box["x"] + box["width"] / 2, box["y"] + box["height"] / 2), (columns * cell, rows * cell))
+        self.drag(
+            (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2),
+            (columns * cell, rows * cell),
+        )
         self.idle()
 
 
@@ -72,12 +80,18 @@ def seen(show: Callable[..., Seen], file: Path) -> Seen:
 
 def test_the_heads_are_the_convolution_until_one_is_dragged_off(seen: Seen) -> None:
     assert seen.told() == "largest: 0" and "Theorem 1" in seen.words()
-    assert (seen.image("convolved") == seen.image("total")).all() and np.ptp(seen.image("difference")) == 0
+    assert (seen.image("convolved") == seen.image("total")).all() and np.ptp(
+        seen.image("difference")
+    ) == 0
     plane = seen.pixels(".pg-plane")
     seen.drag_head(5, -0.5, 0.4)
     assert seen.state()["heads"][5]["centre"] == pytest.approx([-0.5, 1.4], abs=0.05)
-    assert seen.apart() > 0.1 and "≠" in seen.words() and "Head 6 looks at q + (−0.5" in seen.words()
-    assert (seen.image("convolved") != seen.image("total")).any() and np.ptp(seen.image("difference")) > 50
+    assert (
+        seen.apart() > 0.1 and "≠" in seen.words() and "Head 6 looks at q + (−0.5" in seen.words()
+    )
+    assert (seen.image("convolved") != seen.image("total")).any() and np.ptp(
+        seen.image("difference")
+    ) > 50
     assert (plane != seen.pixels(".pg-plane")).any()
     seen.drag_head(5, 0.45, -0.37)  # nearly back: it falls onto the tap
     assert seen.state()["heads"][5]["centre"] == [0, 1] and seen.told() == "largest: 0"
@@ -91,7 +105,9 @@ def test_the_heads_are_the_convolution_until_one_is_dragged_off(seen: Seen) -> N
 
 def test_a_click_takes_a_head_away_and_brings_it_back(seen: Seen) -> None:
     seen.dot(3).click()
-    assert not seen.state()["heads"][3]["on"] and seen.dot(3).get_attribute("aria-pressed") == "false"
+    assert (
+        not seen.state()["heads"][3]["on"] and seen.dot(3).get_attribute("aria-pressed") == "false"
+    )
     largest = seen.get("Math.max(...x.sums.seen[3])")
     assert seen.apart() == pytest.approx(2 * largest) and "Without head 4" in seen.words()
     seen.root.locator(".pg-tile").nth(3).click()
@@ -107,7 +123,9 @@ def test_several_heads_share_a_tap(seen: Seen) -> None:
     assert "Heads 4 and 10 have one tap" in seen.words()
     assert seen.root.locator("tbody .pg-other").count() == 0  # together they make the tap's product
     first, last = (seen.dot(head).bounding_box() for head in (3, 9))
-    assert abs(first["x"] - last["x"]) + abs(first["y"] - last["y"]) > 8  # beside each other: both can be hit
+    assert (
+        abs(first["x"] - last["x"]) + abs(first["y"] - last["y"]) > 8
+    )  # beside each other: both can be hit
     seen.dot(9).click()
     assert seen.apart() == pytest.approx(seen.get("Math.max(...x.sums.seen[3])"))
 
@@ -143,7 +161,11 @@ def test_kernels_chosen_and_typed(seen: Seen) -> None:
     assert cell.input_value() == "1"
     cell.fill("-2.5")
     seen.idle()
-    assert seen.state()["kernel"][4] == -2.5 and seen.state()["preset"] is None and seen.told() == "largest: 0"
+    assert (
+        seen.state()["kernel"][4] == -2.5
+        and seen.state()["preset"] is None
+        and seen.told() == "largest: 0"
+    )
     cell.fill("")
     cell.blur()
     assert cell.input_value() == "-2.5"
@@ -152,15 +174,26 @@ def test_kernels_chosen_and_typed(seen: Seen) -> None:
         seen.choose("Size", str(size))
         assert seen.state()["preset"] is None
         first = (size - 1) // 2 - 1
-        assert (np.reshape(seen.state()["kernel"], (size, size))[first : first + 3, first : first + 3] == kernel).all()
-        assert seen.dot(0).is_visible() and len(seen.state()["heads"]) == size**2 and seen.told() == "largest: 0"
+        assert (
+            np.reshape(seen.state()["kernel"], (size, size))[first : first + 3, first : first + 3]
+            == kernel
+        ).all()
+        assert (
+            seen.dot(0).is_visible()
+            and len(seen.state()["heads"]) == size**2
+            and seen.told() == "largest: 0"
+        )
 
 
 def test_the_pictures_are_the_arrays(seen: Seen) -> None:
-    """With a kernel of both signs, and a head off its tap: red above zero, blue below, each in its own picture."""
+    """With a kernel of both signs, and a head off its tap: red above zero, blue below, each in
+    its own picture.
+    """
     seen.choose("Kernel", "sobel-x")
     seen.drag_head(5, -0.5, 0.4)
-    shape, ramp, wide = seen.get("[[x.picture.height, x.picture.width], [...x.ramp], x.scale.range]")
+    shape, ramp, wide = seen.get(
+        "[[x.picture.height, x.picture.width], [...x.ramp], x.scale.range]"
+    )
     for name in ("convolved", "total", "difference"):
         values, image = np.reshape(seen.get(f"[...x.sums.{name}]"), shape), seen.image(name)
         place = np.round(128 + 128 * np.clip(values / wide, -1, 1)).astype(int)
@@ -191,7 +224,9 @@ def test_products_are_written_out(seen: Seen) -> None:
     assert seen.state()["query"] == [20, 39]
 
 
-def test_pictures_and_ones_own(seen: Seen, show: Callable[..., Seen], file: Path, tmp_path: Path) -> None:
+def test_pictures_and_ones_own(
+    seen: Seen, show: Callable[..., Seen], file: Path, tmp_path: Path
+) -> None:
     looks = [seen.image("picture")]
     for name in ("boot", "shapes", "pixel"):
         seen.choose("Picture", name)
@@ -206,7 +241,12 @@ def test_pictures_and_ones_own(seen: Seen, show: Callable[..., Seen], file: Path
     choose.set_input_files(tmp_path / "own.png")
     seen.wait("x.state.image === 'own'")
     own = seen.image("picture")
-    assert own.shape == (64, 64, 3) and own[0].mean() < 20 and own[-1].mean() > 235 and seen.told() == "largest: 0"
+    assert (
+        own.shape == (64, 64, 3)
+        and own[0].mean() < 20
+        and own[-1].mean() > 235
+        and seen.told() == "largest: 0"
+    )
     seen.press("Copy link")
     seen.root.get_by_text("Your own picture is not in it.").wait_for()
     other = show(file, seen.page.evaluate("location.hash.slice(1)"))
@@ -223,9 +263,14 @@ def test_pictures_and_ones_own(seen: Seen, show: Callable[..., Seen], file: Path
     seen.wait(f"Boolean({points})")
     assert seen.get(points) != measured
     seen.get("void (x.file.click = () => { window.dialogs = (window.dialogs ?? 0) + 1; })")
-    for name, dialogs in (("boot", 0), ("own", 1)):  # another one is asked for, and this one is shown until then
+    for name, dialogs in (
+        ("boot", 0),
+        ("own", 1),
+    ):  # another one is asked for, and this one is shown until then
         seen.choose("Picture", name)
-        assert seen.page.evaluate("window.dialogs ?? 0") == dialogs and seen.state()["image"] == name
+        assert (
+            seen.page.evaluate("window.dialogs ?? 0") == dialogs and seen.state()["image"] == name
+        )
 
 
 def test_the_tour_has_five_steps(show: Callable[..., Seen], file: Path) -> None:
@@ -233,11 +278,15 @@ def test_the_tour_has_five_steps(show: Callable[..., Seen], file: Path) -> None:
     seen.press("Take the tour")
     said = []
     for step in range(1, 6):
-        assert seen.state()["step"] == step and seen.told() == "largest: 0"  # what was changed is put back
+        assert (
+            seen.state()["step"] == step and seen.told() == "largest: 0"
+        )  # what was changed is put back
         said.append(seen.root.locator(".pg-step").text_content())
         assert said[-1].startswith(f"{step}. ") and seen.root.locator(".pg-lit").count() >= 1
         click = "root => { root.querySelector('.pg-tour .pg-main').click(); return Boolean(root.attnconv.flight); }"
-        assert seen.root.evaluate(click) == (step == 1)  # to the second step, heads fly to their taps
+        assert seen.root.evaluate(click) == (
+            step == 1
+        )  # to the second step, heads fly to their taps
     assert len(set(said)) == 5 and "kernel" in said[0] and "Theorem 1" in said[4]
     seen.press("Take the tour")
     seen.root.get_by_role("button", name="End the tour").press("Enter")
@@ -258,7 +307,10 @@ def test_keys_alone(seen: Seen) -> None:
     assert "looks at shift (−0.3, +0.5)" in seen.dot(4).get_attribute("aria-label")
     for key in ("Alt+ArrowUp", "Control+Backspace", "Meta+ArrowLeft"):  # the browser's
         seen.dot(4).press(key)
-    assert seen.state()["heads"][4]["centre"] == pytest.approx([-0.3, 0.5]) and seen.state()["heads"][4]["on"]
+    assert (
+        seen.state()["heads"][4]["centre"] == pytest.approx([-0.3, 0.5])
+        and seen.state()["heads"][4]["on"]
+    )
     spoken = "x.about.firstChild"
     seen.get(f"void (window.before = {spoken})")
     seen.get("x.setQuery([1, 1])")
@@ -269,8 +321,11 @@ def test_keys_alone(seen: Seen) -> None:
     seen.page.keyboard.press("Enter")
     seen.page.keyboard.press("Delete")
     assert not seen.state()["heads"][4]["on"]
-    for control in seen.root.locator("button, input:not([type=file]), select, canvas[tabindex]").all():
-        named = "n => n.labels?.length || n.ariaLabel || (!n.options && n.textContent.trim())"  # of a list: its options
+    for control in seen.root.locator(
+        "button, input:not([type=file]), select, canvas[tabindex]"
+    ).all():
+        # of a list: its options
+        named = "n => n.labels?.length || n.ariaLabel || (!n.options && n.textContent.trim())"
         assert control.evaluate(named), control
 
 
@@ -278,14 +333,19 @@ def test_a_link_holds_the_state(show: Callable[..., Seen], seen: Seen, file: Pat
     seen.choose("Kernel", "sharpen")
     seen.drag_head(1, 0, -0.6)
     seen.root.get_by_label("zeros around the picture").uncheck()
-    seen.page.wait_for_function("location.hash.includes('padding=0') && location.hash.includes('heads=')")
+    seen.page.wait_for_function(
+        "location.hash.includes('padding=0') && location.hash.includes('heads=')"
+    )
     state = seen.state()
     other = show(file, seen.page.evaluate("location.hash.slice(1)"))
     there = other.state()
-    assert [there[n] for n in ("preset", "padding", "query")] == [state[n] for n in ("preset", "padding", "query")]
+    assert [there[n] for n in ("preset", "padding", "query")] == [
+        state[n] for n in ("preset", "padding", "query")
+    ]
     assert there["heads"][1]["centre"] == pytest.approx(state["heads"][1]["centre"], abs=1e-3)
     assert other.apart() == pytest.approx(seen.apart(), abs=1e-2)
-    rests = "document.querySelector('.attnconv-playground').attnconv.settle()"  # before it hears of the link
+    # before it hears of the link
+    rests = "document.querySelector('.attnconv-playground').attnconv.settle()"
     other.page.evaluate(f"location.hash = 'kernel=blur&size=4'; {rests}")
     other.wait("x.state.size === 4")
     assert other.told() == "largest: 0"
@@ -293,12 +353,16 @@ def test_a_link_holds_the_state(show: Callable[..., Seen], seen: Seen, file: Pat
 
 @pytest.mark.parametrize("size", [3, 5])
 def test_on_a_phone(show: Callable[..., Seen], file: Path, size: int) -> None:
-    seen = show(file, f"size={size}", viewport=dict(width=375, height=812), has_touch=True, is_mobile=True)
+    seen = show(
+        file, f"size={size}", viewport=dict(width=375, height=812), has_touch=True, is_mobile=True
+    )
     assert seen.page.evaluate("document.documentElement.scrollWidth") == 375
     boxes = [dot.bounding_box() for dot in seen.root.locator(".pg-dot").all()]
     assert min(min(box["width"], box["height"]) for box in boxes) >= (43.5 if size == 3 else 40)
     middles = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in boxes]
-    assert min(abs(a[0] - b[0]) + abs(a[1] - b[1]) for a in middles for b in middles if a != b) >= 40
+    assert (
+        min(abs(a[0] - b[0]) + abs(a[1] - b[1]) for a in middles for b in middles if a != b) >= 40
+    )
     table = seen.root.locator(".pg-scroll").evaluate("n => n.scrollWidth - n.clientWidth")
     assert table <= (0 if size == 3 else 12)
     for control in seen.root.locator("select, .pg-row button:visible").all():
@@ -334,11 +398,16 @@ def test_the_pages_lead_back_to_the_index(browser: playwright.Browser, tmp_path:
     """Where the index led to them; alone they have no such link."""
     Playground().export_html(tmp_path / "playground.html")
     torch.manual_seed(0)
-    small = ModelConfig(image_size=(28, 28), image_channels=1, downsampling=4, layers=1, heads=2, hidden=4, mlp=4)
+    small = ModelConfig(
+        image_size=(28, 28), image_channels=1, downsampling=4, layers=1, heads=2, hidden=4, mlp=4
+    )
     explore(build_model(small)).export_html(tmp_path / "explorer.html")
     index = write_page(tmp_path)
     page = opened(browser, index)
-    for name, words in (("playground", "Move the heads"), ("explorer", "Look into a trained network")):
+    for name, words in (
+        ("playground", "Move the heads"),
+        ("explorer", "Look into a trained network"),
+    ):
         page.get_by_role("link", name=words).click()
         page.locator("[class^=attnconv] canvas").first.wait_for()
         page.get_by_role("link", name="All results").click()
@@ -352,20 +421,28 @@ def test_the_pages_lead_back_to_the_index(browser: playwright.Browser, tmp_path:
 
 
 def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
-    """What anywidget does with it: a model with traits, two views, a state that comes from Python, removal."""
+    """What anywidget does with it: a model with traits, two views, a state that comes from
+    Python, removal.
+    """
     widget = Playground(0.7)
     traits = json.dumps(dict(pictures=widget.pictures, colours=widget.colours, state=widget.state))
     page = as_widget(browser, "playground", traits, views=2)
     page.set_viewport_size(dict(width=900, height=900))
     seen = Seen(page)
-    assert seen.state()["alpha"] == 0.7 and seen.root.evaluate("r => r.classList.contains('pg-middle')")
+    assert seen.state()["alpha"] == 0.7 and seen.root.evaluate(
+        "r => r.classList.contains('pg-middle')"
+    )
     page.evaluate("model.set('state', 'kernel=blur&size=5')")
     seen.idle()
     assert seen.state()["size"] == 5 and seen.told() == "largest: 0"
     seen.dot(0).click()
     page.wait_for_function("model.traits.state.includes('heads=')")
-    page.evaluate("document.getElementById('view1').hidden = false")  # a view that was hidden when it was made
-    page.wait_for_function("document.querySelector('#view1 .attnconv-playground').attnconv.timings.length")
+    page.evaluate(
+        "document.getElementById('view1').hidden = false"
+    )  # a view that was hidden when it was made
+    page.wait_for_function(
+        "document.querySelector('#view1 .attnconv-playground').attnconv.timings.length"
+    )
     assert page.evaluate("document.querySelector('#view1 .pg-plane').width") > 200
     # A picture that the reader opens in one view stays, though the other view has it not.
     picture = np.zeros((30, 30, 3), np.uint8)
@@ -387,7 +464,9 @@ def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
     assert seen.dot(0).bounding_box()["width"] > 25 and seen.pixels(".pg-plane").shape[0] > 200
     assert seen.image("difference").mean() < 40
     page.evaluate("ends.forEach((end) => end())")
-    assert page.evaluate("calls['change:state'].length") == 0 and page.locator(".pg-dot").count() == 0
+    assert (
+        page.evaluate("calls['change:state'].length") == 0 and page.locator(".pg-dot").count() == 0
+    )
     assert not page.errors
     page.close()
 
@@ -416,4 +495,6 @@ def test_start_again_is_the_start_and_is_kept(show: Callable[..., Seen], tmp_pat
     seen.page.wait_for_function("location.hash.includes('kernel=emboss')")
     seen.press("Start again")
     assert seen.state()["alpha"] == 0.7 and seen.state()["preset"] == "sobel-x"
-    seen.page.wait_for_function("location.hash.includes('kernel=sobel-x') && location.hash.includes('alpha=0.7')")
+    seen.page.wait_for_function(
+        "location.hash.includes('kernel=sobel-x') && location.hash.includes('alpha=0.7')"
+    )

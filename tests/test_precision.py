@@ -1,4 +1,6 @@
-"""How products are computed is chosen by what is fast, means what it says, and leaves the process as it was."""
+"""How products are computed is chosen by what is fast, means what it says, and leaves the
+process as it was.
+"""
 
 import copy
 import subprocess
@@ -22,17 +24,27 @@ CPU = torch.device("cpu")
         (True, False, True, Computation(True, True), Computation(False, True)),  # Zen 4 and later
         (False, False, True, Computation(False, True), Computation(False, True)),
         (True, True, False, Computation(True, False), Computation()),
-        (True, True, True, Computation(True, False), Computation()),  # AMX: oneDNN's way would be bfloat16
+        (
+            True,
+            True,
+            True,
+            Computation(True, False),
+            Computation(),
+        ),  # AMX: oneDNN's way would be bfloat16
         (False, False, False, Computation(), Computation()),
     ],
 )
-def test_what_is_fast_is_taken_and_float32_stays_float32(monkeypatch, bfloat16, amx, amd, auto, float32):
+def test_what_is_fast_is_taken_and_float32_stays_float32(
+    monkeypatch, bfloat16, amx, amd, auto, float32
+):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bfloat16)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(precision, "_is_amd", lambda: amd)
     assert (choose(CPU, "auto"), choose(CPU, "float32")) == (auto, float32)
     assert choose(CPU, "bfloat16").bfloat16
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # bfloat16 is slow then, whatever the CPU says of itself
+    monkeypatch.setenv(
+        "ONEDNN_MAX_CPU_ISA", "AVX2"
+    )  # bfloat16 is slow then, whatever the CPU says of itself
     assert not choose(CPU, "auto").bfloat16
 
 
@@ -46,7 +58,9 @@ def test_the_setting_is_put_back_and_a_chosen_one_respected(before):
             with computing(Computation(), CPU):
                 assert setting.fp32_precision == inside  # nested, as evaluation is in training
             raise ZeroDivisionError
-        assert inside == ("bf16" if before == "none" and not torch.cpu._is_amx_tile_supported() else before)
+        assert inside == (
+            "bf16" if before == "none" and not torch.cpu._is_amx_tile_supported() else before
+        )
         assert setting.fp32_precision == before
     finally:
         setting.fp32_precision = "none"
@@ -67,7 +81,9 @@ def test_on_a_gpu_convolutions_in_float32_are_float32(before, monkeypatch):
 
 
 def test_float32_by_any_library_is_float32():
-    """Errors of bfloat16 are a hundred times larger. On AMX the setting is refused, so this holds there too."""
+    """Errors of bfloat16 are a hundred times larger. On AMX the setting is refused, so this
+    holds there too.
+    """
     layer, x = QuadraticAttention(64, 64, 9), torch.randn(4, 16, 16, 64)
     exact = layer.double()(x.double())
     layer.float()
@@ -78,7 +94,9 @@ def test_float32_by_any_library_is_float32():
 
 
 def test_the_choice_is_the_same_in_every_process():
-    """A choice that wavered would change the bits of a run: a resumed one, or one that is made again."""
+    """A choice that wavered would change the bits of a run: a resumed one, or one that is made
+    again.
+    """
     code = "import torch; from attnconv.attention.precision import choose; "
     code += "print(repr(choose(torch.device('cpu'), 'auto')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -98,10 +116,18 @@ def gradients(network, forward, x, y, bfloat16):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "compiled"),
-    [("quadratic", False), ("full", False), ("learned", False), ("learned_content", False), ("quadratic", True)],
+    [
+        ("quadratic", False),
+        ("full", False),
+        ("learned", False),
+        ("learned_content", False),
+        ("quadratic", True),
+    ],
 )
 def test_gradients_in_bfloat16_are_near_those_in_float64(kind, compiled):
-    """Of every parameter, over 12,800 pixels: sums that are taken in bfloat16 stand still long before that."""
+    """Of every parameter, over 12,800 pixels: sums that are taken in bfloat16 stand still long
+    before that.
+    """
     torch.manual_seed(0)
     full = dict(kind="quadratic", covariance="full")
     own = full if kind == "full" else dict(kind=kind)
@@ -111,7 +137,8 @@ def test_gradients_in_bfloat16_are_near_those_in_float64(kind, compiled):
     double = copy.deepcopy(network).double()
     exact = gradients(double, double, x.double(), y, bfloat16=False)
     forward = torch.compile(network, dynamic=False) if compiled else network
-    # Compiled for a CPU without instructions for bfloat16, torch 2.15 gives NaN; training takes float32 there.
+    # Compiled for a CPU without instructions for bfloat16, torch 2.15 gives NaN; training takes
+    # float32 there.
     bfloat16 = choose(CPU, "auto").bfloat16 or not compiled
     found = gradients(network, forward, x, y, bfloat16)
     for name, gradient in exact.items():

@@ -1,4 +1,6 @@
-"""The record of the evening: its runs are whole, and what was drawn from them is drawn again without the data set."""
+"""The record of the evening: its runs are whole, and what was drawn from them is drawn again
+without the data set.
+"""
 
 import hashlib
 import os
@@ -23,27 +25,59 @@ LEFT_OUT = {"00", "01", "02", "09"}
 
 
 def content(folder: Path) -> dict[str, str]:
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(".")]
-    return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    files = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and not file.name.startswith(".")
+    ]
+    return {
+        file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+    }
 
 
 def test_it_is_drawn_again_beside_itself_without_the_data_set_and_says_the_same(tmp_path):
     """The longest test comes first: xdist gives a worker its next file when two tests are left."""
     for name in ("lib", "notebooks", "outputs/evening", "data/fashion-mnist-sample"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "manifest.json"))
+        shutil.copytree(
+            ROOT / name,
+            tmp_path / name,
+            ignore=shutil.ignore_patterns("__pycache__", "manifest.json"),
+        )
     shutil.copy(ROOT / "requirements.lock", tmp_path)
-    record, output = tmp_path / "outputs" / "evening", tmp_path / "outputs" / "reproduced" / "evening"
+    record, output = (
+        tmp_path / "outputs" / "evening",
+        tmp_path / "outputs" / "reproduced" / "evening",
+    )
     before = content(record)
     numbers = [number for number in KEPT if number not in LEFT_OUT]
-    command = [sys.executable, "-m", "attnconv", "reproduce", "--profile", "evening", "--only", *numbers]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib"), "ATTNCONV_DATA": str(tmp_path / "no data")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2400, env=environment, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr  # 1 where it says something else than the record
+    command = [
+        sys.executable,
+        "-m",
+        "attnconv",
+        "reproduce",
+        "--profile",
+        "evening",
+        "--only",
+        *numbers,
+    ]
+    environment = os.environ | {
+        "PYTHONPATH": str(tmp_path / "lib"),
+        "ATTNCONV_DATA": str(tmp_path / "no data"),
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=2400, env=environment, cwd=tmp_path
+    )
+    assert done.returncode == 0, (
+        done.stdout + done.stderr
+    )  # 1 where it says something else than the record
     assert "  differ: 0\n" in done.stdout
     assert content(record) == before
 
     for kind in ("runs", "study"):  # nothing was trained
-        assert {run.name for run in (output / kind).iterdir()} == {run.name for run in (record / kind).iterdir()}
+        assert {run.name for run in (output / kind).iterdir()} == {
+            run.name for run in (record / kind).iterdir()
+        }
     drawn = {path.name[:2] for path in output.glob("figures/*.png")}
     assert drawn >= {*numbers}
     assert (output / "explorer.html").stat().st_size < 15 * 2**20
@@ -61,18 +95,30 @@ def test_its_runs_are_whole_and_finished():
 
 def test_it_is_small_and_names_no_folder_of_a_machine():
     """What git keeps, that is: a maintainer's own `make record` leaves a manifest there, too."""
-    named = subprocess.run(["git", "ls-files", "-z", RECORD], cwd=ROOT, capture_output=True, text=True)
+    named = subprocess.run(
+        ["git", "ls-files", "-z", RECORD], cwd=ROOT, capture_output=True, text=True
+    )
     files = [ROOT / name for name in named.stdout.split("\0") if name] or list(RECORD.rglob("*"))
     files = [file for file in files if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 75e6
-    texts = [file.read_text() for file in files if file.suffix in (".ipynb", ".json", ".jsonl", ".html", ".md")]
-    texts = [re.sub("[A-Za-z0-9+/]{500,}", "", text) for text in texts]  # without pictures, whose letters are chance
+    texts = [
+        file.read_text()
+        for file in files
+        if file.suffix in (".ipynb", ".json", ".jsonl", ".html", ".md")
+    ]
+    texts = [
+        re.sub("[A-Za-z0-9+/]{500,}", "", text) for text in texts
+    ]  # without pictures, whose letters are chance
     assert not any(place in text for text in texts for place in ("/home/", "/root/", "/tmp/"))
 
 
 def test_its_copies_are_of_whole_notebooks_and_link_to_each_other():
     for path in (RECORD / "notebooks").glob("*.ipynb"):
         cells = nbformat.read(path, as_version=4).cells
-        assert all(c.execution_count for c in cells if c.cell_type == "code" and c.source), path.name
-        links = re.findall(r"\]\(([^):#]+)\)", "".join(c.source for c in cells if c.cell_type == "markdown"))
+        assert all(c.execution_count for c in cells if c.cell_type == "code" and c.source), (
+            path.name
+        )
+        links = re.findall(
+            r"\]\(([^):#]+)\)", "".join(c.source for c in cells if c.cell_type == "markdown")
+        )
         assert links and all((path.parent / link).is_file() for link in links), path.name

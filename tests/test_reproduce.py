@@ -1,4 +1,6 @@
-"""The batch runner on toy notebooks: plan, refusals, what is done again and what not, failures, interrupts."""
+"""The batch runner on toy notebooks: plan, refusals, what is done again and what not, failures,
+interrupts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from conftest import PER_RUN, Toys, planned, put_run, result, write
 
 
 def run(toys: Toys, **options) -> int:
-    return reproduce("toy", notebooks=toys.notebooks, **{"output": toys.output, "at_once": 1} | options)
+    return reproduce(
+        "toy", notebooks=toys.notebooks, **{"output": toys.output, "at_once": 1} | options
+    )
 
 
 def manifest(toys: Toys) -> dict:
@@ -39,13 +43,19 @@ def status(toys: Toys) -> dict[str, str]:
 # What there is to do
 
 
-def test_a_per_run_notebook_is_planned_once_per_preset_and_seed_after_what_it_starts_from(toys: Toys) -> None:
+def test_a_per_run_notebook_is_planned_once_per_preset_and_seed_after_what_it_starts_from(
+    toys: Toys,
+) -> None:
     toys.profile("runs: [quadratic_pruned, quadratic_full]\nseeds: [0, 3]\n")
     toys.add("03_train", parameters=PER_RUN, per_run=True)
     toys.add("02_theory")
-    toys.add("04_heads", needs=["03:quadratic_full", "03:learned"])  # learned is not in this profile
+    toys.add(
+        "04_heads", needs=["03:quadratic_full", "03:learned"]
+    )  # learned is not in this profile
     jobs = planned(toys)
-    full, pruned = ([f"03_train-quadratic_{name}-seed{seed}" for seed in (0, 3)] for name in ("full", "pruned"))
+    full, pruned = (
+        [f"03_train-quadratic_{name}-seed{seed}" for seed in (0, 3)] for name in ("full", "pruned")
+    )
     assert list(jobs) == ["02_theory", full[0], pruned[0], full[1], pruned[1], "04_heads"]
     assert jobs[pruned[1]].needs == (full[1],) and set(jobs["04_heads"].needs) == {*full}
     assert jobs["04_heads"].reads == {"runs/quadratic_full/*", "runs/learned/*"}
@@ -53,13 +63,18 @@ def test_a_per_run_notebook_is_planned_once_per_preset_and_seed_after_what_it_st
     assert jobs[full[1]].parameters == {"profile": "toy", "preset": "quadratic_full", "seed": 3}
 
 
-def test_a_notebook_of_a_part_that_the_study_lacks_is_left_out_and_not_waited_for(toys: Toys) -> None:
+def test_a_notebook_of_a_part_that_the_study_lacks_is_left_out_and_not_waited_for(
+    toys: Toys,
+) -> None:
     toys.add("11_few", part="few")
     toys.add("12_sum", needs=["11"])
     toys.profile("runs: [quadratic]\n")
     assert [(name, job.needs) for name, job in planned(toys).items()] == [("12_sum", ())]
     toys.profile("runs: [quadratic]\nstudy: {few: {images: [10, 20]}}\n")
-    assert [(name, job.needs) for name, job in planned(toys).items()] == [("11_few", ()), ("12_sum", ("11_few",))]
+    assert [(name, job.needs) for name, job in planned(toys).items()] == [
+        ("11_few", ()),
+        ("12_sum", ("11_few",)),
+    ]
 
 
 def test_a_long_notebook_has_its_turn_earlier_but_after_what_it_needs(toys: Toys) -> None:
@@ -78,7 +93,9 @@ def test_only_picks_notebooks_or_single_runs_and_brings_what_they_need(toys: Toy
     assert select(jobs, ["3:learned"]) == {"03_train-learned-seed0": True}
     both = [("03_train-quadratic-seed0", False), ("04_heads", True)]
     assert list(select(jobs, ["4"]).items()) == both  # whether it was asked for, or is needed
-    with pytest.raises(ConfigError, match=r"no notebook '09'.*02, 03, 04, 03:quadratic, 03:learned"):
+    with pytest.raises(
+        ConfigError, match=r"no notebook '09'.*02, 03, 04, 03:quadratic, 03:learned"
+    ):
         select(jobs, ["09"])
 
 
@@ -90,7 +107,10 @@ def test_notebooks_that_need_each_other_are_refused(toys: Toys) -> None:
 
 
 def test_what_notebooks_need_is_there() -> None:
-    notebooks = [read_notebook(path) for path in sorted((workspace.REPOSITORY / "notebooks").glob("[0-9]*.ipynb"))]
+    notebooks = [
+        read_notebook(path)
+        for path in sorted((workspace.REPOSITORY / "notebooks").glob("[0-9]*.ipynb"))
+    ]
     jobs = plan(notebooks, Profile(name="all", runs=tuple(PRESETS), study={"few": {}}), {})
     assert len({job.notebook.number for job in jobs.values()}) == len(notebooks)
     assert all(named(jobs.values(), word) for notebook in notebooks for word in notebook.needs)
@@ -114,7 +134,9 @@ def test_other_mistakes_are_refused(toys: Toys, tmp_path: Path) -> None:
     path = toys.add("02_theory")
     refused(toys, "no notebook '9'", only=["9"])
     refused(toys, "--jobs 0", at_once=0)
-    refused(toys, "There is no data set that can be read at", DataError, data=str(tmp_path / "nowhere"))
+    refused(
+        toys, "There is no data set that can be read at", DataError, data=str(tmp_path / "nowhere")
+    )
     toys.profile("train: {epoch: 3}\n")
     refused(toys, "toy.yaml: TrainConfig.epoch = 3")
     toys.profile("runs: [quadratic]\n")
@@ -132,10 +154,15 @@ def test_other_mistakes_are_refused(toys: Toys, tmp_path: Path) -> None:
         ("train quadratc", "no preset 'quadratc'. There are resnet18, quadratic,"),
         ("train quadratic --epochs 0", "TrainConfig.epochs = 0"),
         ("train quadratic --set head=3", "known name"),
-        ("train quadratic_pruned --profile smoke --set validation=200 --output out", "200 validation images cannot be"),
+        (
+            "train quadratic_pruned --profile smoke --set validation=200 --output out",
+            "200 validation images cannot be",
+        ),
     ],
 )
-def test_the_command_says_an_error_in_one_line_before_it_does_anything(words, said, tmp_path, monkeypatch, capsys):
+def test_the_command_says_an_error_in_one_line_before_it_does_anything(
+    words, said, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     assert cli.main(words.split()) == 2
@@ -147,7 +174,9 @@ def test_the_command_says_an_error_in_one_line_before_it_does_anything(words, sa
 TOO_MUCH = [
     MemoryError(),
     RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."),
-    RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"
+    ),
 ]
 
 
@@ -156,7 +185,11 @@ def test_too_little_memory_is_said_in_one_line(error, monkeypatch, capsys) -> No
     monkeypatch.setattr(cli, "_train", lambda **options: (_ for _ in ()).throw(error))
     assert cli.main(["train", "quadratic"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("attnconv: There is not enough memory") and said.count("\n") == 1 and "batch" in said
+    assert (
+        said.startswith("attnconv: There is not enough memory")
+        and said.count("\n") == 1
+        and "batch" in said
+    )
 
 
 def test_other_errors_that_speak_of_memory_are_raised(monkeypatch) -> None:
@@ -173,16 +206,23 @@ def test_a_command_that_is_stopped_says_how_to_go_on(monkeypatch, capsys) -> Non
 
 
 def test_a_reader_that_goes_away_ends_the_command_without_a_word() -> None:
-    code = "import sys; from companion import cli; cli._train = lambda **options: print('x' * 10**6); "
+    code = (
+        "import sys; from companion import cli; cli._train = lambda **options: print('x' * 10**6); "
+    )
     code += "sys.exit(cli.main(['train', 'quadratic']))"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     process.stdout.close()
     assert (process.stderr.read(), process.wait(60)) == (b"", 141)
     process.stderr.close()
 
 
 def test_changes_go_to_the_configuration_that_has_them() -> None:
-    assert cli.changes(["heads=16", "lr=0.1", "augment=false"]) == ({"heads": 16}, {"lr": 0.1, "augment": False})
+    assert cli.changes(["heads=16", "lr=0.1", "augment=false"]) == (
+        {"heads": 16},
+        {"lr": 0.1, "augment": False},
+    )
 
 
 # Real executions
@@ -191,12 +231,18 @@ def test_changes_go_to_the_configuration_that_has_them() -> None:
 def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, monkeypatch) -> None:
     toys = Toys(tmp_path / "a {name} with spaces")
     toys.profile("runs: [quadratic]\n")
-    # Neither a kernel that the user has registered as python3 nor what the user runs at each start must be used.
+    # Neither a kernel that the user has registered as python3 nor what the user runs at each start
+    # must be used.
     spec = tmp_path / "jupyter" / "kernels" / "python3"
     spec.mkdir(parents=True)
-    (spec / "kernel.json").write_text(json.dumps({"argv": ["/bin/false"], "display_name": "no", "language": "python"}))
+    (spec / "kernel.json").write_text(
+        json.dumps({"argv": ["/bin/false"], "display_name": "no", "language": "python"})
+    )
     write(tmp_path / "profile_default" / "startup" / "mine.py", "mine = 1")
-    write(tmp_path / "profile_default" / "ipython_config.py", "c.InteractiveShellApp.exec_lines = ['mine = 1']")
+    write(
+        tmp_path / "profile_default" / "ipython_config.py",
+        "c.InteractiveShellApp.exec_lines = ['mine = 1']",
+    )
     write(tmp_path / "mine.py", "mine = 1")
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
@@ -208,13 +254,19 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
     toys.add("03_train", "print(preset, seed)", parameters=PER_RUN, per_run=True)
     heads = toys.add("04_heads", result("figures/04-f.png"), needs=["03:quadratic"])
     linked = nbformat.read(heads, as_version=4)
-    linked.cells += [nbformat.v4.new_markdown_cell("[03](03_train.ipynb) [02](02_theory.ipynb) [05](05_none.ipynb)")]
+    linked.cells += [
+        nbformat.v4.new_markdown_cell(
+            "[03](03_train.ipynb) [02](02_theory.ipynb) [05](05_none.ipynb)"
+        )
+    ]
     nbformat.write(linked, heads)
     train, threads = "03_train-quadratic-seed0", max(1, runner.cores() // 2)
 
     assert run(toys, at_once=2) == 0
     order = toys.executed()
-    assert sorted(order) == ["02", "03:quadratic", "04"] and order.index("03:quadratic") < order.index("04")
+    assert sorted(order) == ["02", "03:quadratic", "04"] and order.index(
+        "03:quadratic"
+    ) < order.index("04")
     record = manifest(toys)
     assert status(toys) == {"02_theory": "done", train: "done", "04_heads": "done"}
     assert record["data"]["form"] == "embedded sample" and len(record["data"]["sha256"]) == 64
@@ -226,9 +278,20 @@ def test_what_is_done_is_not_done_again_until_an_input_changes(tmp_path: Path, m
         assert str(tmp_path) not in file.read_text()
     copies = (toys.output / "notebooks" / f"{name}.ipynb" for name in ("02_theory", "04_heads"))
     copy, other = (nbformat.read(file, as_version=4) for file in copies)
-    assert other.cells[-1].source == "[03](03_train-quadratic-seed0.ipynb) [02](02_theory.ipynb) [05](05_none.ipynb)"
-    said = "".join(output.get("text", "") for cell in copy.cells if cell.cell_type == "code" for output in cell.outputs)
-    assert said.startswith(f"{sys.executable} {toys.notebooks.resolve()} {threads} MPLBACKEND is") and "agg" not in said
+    assert (
+        other.cells[-1].source
+        == "[03](03_train-quadratic-seed0.ipynb) [02](02_theory.ipynb) [05](05_none.ipynb)"
+    )
+    said = "".join(
+        output.get("text", "")
+        for cell in copy.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    )
+    assert (
+        said.startswith(f"{sys.executable} {toys.notebooks.resolve()} {threads} MPLBACKEND is")
+        and "agg" not in said
+    )
 
     assert run(toys) == 0
     assert toys.executed() == []
@@ -260,11 +323,15 @@ def test_nothing_runs_beside_a_notebook_that_measures_time(toys: Toys) -> None:
     toys.add("03_speed", log.replace("NAME", "03"), alone=True)
     toys.add("04_heads", log.replace("NAME", "04"))
     assert run(toys, at_once=2) == 0
-    first, alone, other = ((toys.output / "tables" / f"{name}-b").read_text() for name in ("02", "03", "04"))
+    first, alone, other = (
+        (toys.output / "tables" / f"{name}-b").read_text() for name in ("02", "03", "04")
+    )
     assert alone == "03" and "02 04" in (first, other) and "03" not in first + other
 
 
-def test_a_failure_is_shown_kept_and_stops_only_what_needs_it(toys: Toys, capsys: pytest.CaptureFixture) -> None:
+def test_a_failure_is_shown_kept_and_stops_only_what_needs_it(
+    toys: Toys, capsys: pytest.CaptureFixture
+) -> None:
     toys.add("02_wrong", "fine = 1", "lines = 2\nfine / 0  # here it goes wrong")
     toys.add("03_needs_it", needs=["02"])
     toys.add("04_needs_that", needs=["03"])
@@ -291,14 +358,22 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])  # Ctrl-C and SIGHUP are handled as SIGTERM is
-def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGKILL]
+)  # Ctrl-C and SIGHUP are handled as SIGTERM is
+def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(
+    toys: Toys, number: signal.Signals
+) -> None:
     (toys.output / "notebooks").mkdir(parents=True)
     earlier = toys.output / "notebooks" / "02_long.ipynb"
     earlier.write_text("an earlier success")
     write(toys.output / "figures" / "02-a.png", "an earlier success")
-    sleep = "import subprocess, time; helper = subprocess.Popen(['sleep', '60'])\n" + result("figures/02-a.png", "new")
-    toys.add("02_long", sleep, "open('PIDS', 'w').write(f'{os.getpid()} {helper.pid} '); time.sleep(60)")
+    sleep = "import subprocess, time; helper = subprocess.Popen(['sleep', '60'])\n" + result(
+        "figures/02-a.png", "new"
+    )
+    toys.add(
+        "02_long", sleep, "open('PIDS', 'w').write(f'{os.getpid()} {helper.pid} '); time.sleep(60)"
+    )
     call = f"reproduce('toy', notebooks=Path({str(toys.notebooks)!r}), output={str(toys.output)!r})"
     code = f"import sys; from pathlib import Path; from companion.reproduce import reproduce; sys.exit({call})"
     runner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -311,12 +386,21 @@ def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: 
     runner.send_signal(number)
     out, _ = runner.communicate(timeout=120)
     until = time.time() + 20
-    while any(map(alive, running[:1] if number == signal.SIGKILL else running)) and time.time() < until:
+    while (
+        any(map(alive, running[:1] if number == signal.SIGKILL else running))
+        and time.time() < until
+    ):
         time.sleep(0.05)
     if number == signal.SIGKILL:
-        os.kill(running.pop(), signal.SIGKILL)  # what a notebook started is not a kernel: nobody is left to end it
+        os.kill(
+            running.pop(), signal.SIGKILL
+        )  # what a notebook started is not a kernel: nobody is left to end it
     assert not any(map(alive, running))
-    assert earlier.read_text() == (toys.output / "figures" / "02-a.png").read_text() == "an earlier success"
+    assert (
+        earlier.read_text()
+        == (toys.output / "figures" / "02-a.png").read_text()
+        == "an earlier success"
+    )
     if number != signal.SIGKILL:
         assert runner.returncode == 130
         assert "run the same command again" in out
@@ -325,13 +409,21 @@ def test_an_interrupt_leaves_no_kernel_and_the_earlier_copy(toys: Toys, number: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_two_runs_into_one_folder_are_refused_and_an_ignored_signal_stays_ignored(toys: Toys, number) -> None:
+def test_two_runs_into_one_folder_are_refused_and_an_ignored_signal_stays_ignored(
+    toys: Toys, number
+) -> None:
     toys.add("02_theory")
     toys.output.mkdir()
-    for given, then in ((signal.SIG_IGN, signal.SIG_IGN), (signal.SIG_DFL, signal.default_int_handler)):
+    for given, then in (
+        (signal.SIG_IGN, signal.SIG_IGN),
+        (signal.SIG_DFL, signal.default_int_handler),
+    ):
         before = signal.signal(number, given)
         try:
-            with held(toys.output, wait=False), pytest.raises(RunError, match="Another process is at work in"):
+            with (
+                held(toys.output, wait=False),
+                pytest.raises(RunError, match="Another process is at work in"),
+            ):
                 run(toys)
             assert signal.getsignal(number) is then  # so it ends a run as Ctrl-C does
         finally:
@@ -340,7 +432,13 @@ def test_two_runs_into_one_folder_are_refused_and_an_ignored_signal_stays_ignore
 
 def test_leftovers_of_killed_runs_are_removed_but_not_where_a_model_is_trained(toys: Toys) -> None:
     half = [".running/02_a/results/figures/02-a.png", ".manifest-0123cdef.json"]
-    kept = ["figures/04-a.png", "runs/b/.heads-0123cdef.npz", "notebooks/02_a.ipynb", ".gitignore", ".lock"]
+    kept = [
+        "figures/04-a.png",
+        "runs/b/.heads-0123cdef.npz",
+        "notebooks/02_a.ipynb",
+        ".gitignore",
+        ".lock",
+    ]
     kept += [".my-settings.json"]  # the user's
     for name in [*half, *kept]:
         write(toys.output / name, "")
@@ -351,10 +449,14 @@ def test_leftovers_of_killed_runs_are_removed_but_not_where_a_model_is_trained(t
 
 def test_results_move_into_place_together_and_what_is_no_longer_made_goes(toys: Toys) -> None:
     def content() -> dict[str, str]:
-        files = [file for file in toys.output.glob("*/*") if file.parent.name in ("figures", "tables")]
+        files = [
+            file for file in toys.output.glob("*/*") if file.parent.name in ("figures", "tables")
+        ]
         return {file.name: file.read_text() for file in files}
 
-    toys.add("02_a", result("figures/02-a.png"), result("figures/02-b.png"), result("tables/02-a.csv"))
+    toys.add(
+        "02_a", result("figures/02-a.png"), result("figures/02-b.png"), result("tables/02-a.csv")
+    )
     assert run(toys) == 0
     copies = [toys.output / "notebooks" / f"02_a{suffix}" for suffix in (".ipynb", ".html")]
     before = [copy.read_text() for copy in copies]
@@ -362,24 +464,31 @@ def test_results_move_into_place_together_and_what_is_no_longer_made_goes(toys: 
 
     toys.add("02_a", result("figures/02-a.png", "new"), "1 / 0")
     assert run(toys) == 1
-    assert content() == {"02-a.png": "x", "02-b.png": "x", "02-a.csv": "x", "02-mine.png": "of a reader"}
+    assert content() == {
+        "02-a.png": "x",
+        "02-b.png": "x",
+        "02-a.csv": "x",
+        "02-mine.png": "of a reader",
+    }
     assert [copy.read_text() for copy in copies] == before
 
     toys.add("02_a", result("figures/02-a.png", "new"))
     assert run(toys) == 0
     assert content() == {"02-a.png": "new", "02-mine.png": "of a reader"}
     assert not (toys.output / "failed" / "02_a.ipynb").exists()
-    assert {"figures/02-a.png", "notebooks/02_a.ipynb"} < manifest(toys)["notebooks"]["02_a"]["made"].keys()
+    assert {"figures/02-a.png", "notebooks/02_a.ipynb"} < manifest(toys)["notebooks"]["02_a"][
+        "made"
+    ].keys()
 
 
-def test_what_changes_while_a_notebook_runs_is_seen_the_next_time(toys: Toys, monkeypatch, tmp_path) -> None:
+def test_what_changes_while_a_notebook_runs_is_seen_the_next_time(
+    toys: Toys, monkeypatch, tmp_path
+) -> None:
     """And a relative data folder is the same in it as here."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ATTNCONV_DATA", "images")
     same = f"import os; assert os.environ['ATTNCONV_DATA'] == {str(tmp_path / 'images')!r}"
-    edit = (
-        "import pathlib; p = pathlib.Path('02_a.ipynb'); p.write_text(p.read_text().replace('# old', '# new'))  # old"
-    )
+    edit = "import pathlib; p = pathlib.Path('02_a.ipynb'); p.write_text(p.read_text().replace('# old', '# new'))  # old"
     toys.add("02_a", edit, same)
     assert run(toys) == 0 and toys.executed() == ["02"]
     assert run(toys) == 0 and toys.executed() == ["02"]
@@ -402,4 +511,6 @@ def test_a_profile_is_one_of_the_notebooks_own(toys: Toys, tmp_path):
     toys.add("02_a", "print(1)")
     write(tmp_path / "mine" / "toy.yaml", "runs: [learned]\n")
     with pytest.raises(ConfigError, match="must be the name of a file in"):
-        reproduce(str(tmp_path / "mine" / "toy"), notebooks=toys.notebooks, output=toys.output, dry=True)
+        reproduce(
+            str(tmp_path / "mine" / "toy"), notebooks=toys.notebooks, output=toys.output, dry=True
+        )

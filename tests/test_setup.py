@@ -22,7 +22,11 @@ LOCKED = dict(line.split("==") for line in LOCK.splitlines() if not line.startsw
 
 
 EXTRAS = PROJECT["optional-dependencies"]
-NEEDED = [line for line in [*PROJECT["dependencies"], *EXTRAS["notebooks"], *EXTRAS["test"]] if "attnconv" not in line]
+NEEDED = [
+    line
+    for line in [*PROJECT["dependencies"], *EXTRAS["notebooks"], *EXTRAS["test"]]
+    if "attnconv" not in line
+]
 
 
 @pytest.mark.parametrize("line", NEEDED)
@@ -34,7 +38,9 @@ def test_the_lock_satisfies_pyproject(line: str) -> None:
 def test_the_lock_is_exact_versions_and_nothing_else() -> None:
     assert len(LOCKED) > 50 and list(LOCKED) == sorted(LOCKED)
     for name, version in LOCKED.items():
-        assert re.fullmatch(r"[a-z0-9-]+", name) and re.fullmatch(r"[0-9][0-9A-Za-z.]*", version), name
+        assert re.fullmatch(r"[a-z0-9-]+", name) and re.fullmatch(r"[0-9][0-9A-Za-z.]*", version), (
+            name
+        )
         assert not name.startswith(("nvidia", "cuda")) and name not in ("triton", "attnconv")
     assert "://" not in LOCK and "index" not in LOCK and LOCKED["torch"] != "2.13.0"
     assert {"pydantic-core", "annotated-types", "typing-inspection"} <= LOCKED.keys()
@@ -56,7 +62,9 @@ def test_tests_need_what_notebooks_need_and_the_library_alone_no_jupyter() -> No
 
 def test_every_file_of_the_library_is_in_the_wheel() -> None:
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    said = subprocess.run(["git", "ls-files", "lib/attnconv"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    said = subprocess.run(
+        ["git", "ls-files", "lib/attnconv"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
     packed = set()
     for package in setup["packages"]:
         for pattern in ["*.py", *setup["package-data"].get(package, [])]:
@@ -68,22 +76,33 @@ def test_every_file_of_the_library_is_in_the_wheel() -> None:
 def test_what_others_are_told_of_the_project_is_so() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     ran = {step.get("run") for job in workflow["jobs"].values() for step in job["steps"]}
-    assert {".ci/run", ".ci/wheel", "make reproduce"} <= ran and "schedule" in workflow[True]  # YAML 1.1 reads `on` so
+    assert {".ci/run", ".ci/wheel", "make reproduce"} <= ran and "schedule" in workflow[
+        True
+    ]  # YAML 1.1 reads `on` so
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == __version__ and f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert (
+        citation["version"] == __version__
+        and f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    )
     assert citation["preferred-citation"]["url"] in (ROOT / "README.md").read_text()
     assert len((ROOT / "Snakefile").read_text().splitlines()) <= 50
 
 
 def test_no_line_of_the_front_end_is_longer_than_one_of_python() -> None:
     files = [file for kind in ("js", "css", "html") for file in (ROOT / "lib").rglob(f"*.{kind}")]
-    lines = [(file.name, number, line) for file in files for number, line in enumerate(file.read_text().split("\n"), 1)]
+    lines = [
+        (file.name, number, line)
+        for file in files
+        for number, line in enumerate(file.read_text().split("\n"), 1)
+    ]
     assert len(files) > 10 and [line for line in lines if len(line[2]) > 120] == []
 
 
 def make(*words: str, path: str = "/usr/bin:/bin", fails: bool = False, **environment: str) -> str:
     command = ["make", "-o", ".venv/ready", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"PATH": path, **environment})
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={"PATH": path, **environment}
+    )
     assert (done.returncode != 0) == fails, done.stderr
     return done.stdout
 
@@ -93,7 +112,9 @@ def arguments(*words: str, **environment: str) -> list[str]:
     return re.findall(r"\[(.*?)\]", make("RUN=printf [%s]", *words, **environment), re.DOTALL)
 
 
-@pytest.mark.parametrize("target", ["reproduce", "paper", "test", "lint", "lab", "explore", "bench", "lock"])
+@pytest.mark.parametrize(
+    "target", ["reproduce", "paper", "test", "lint", "lab", "explore", "bench", "lock"]
+)
 def test_every_target_sets_up_first(target: str, tmp_path) -> None:
     said = make("--dry-run", f"VENV={tmp_path / 'venv'}", target)
     assert "-m venv" in said and "--editable '.[test]'" in said
@@ -108,24 +129,34 @@ def test_make_test_looks_at_style_first() -> None:
 def test_a_machine_keeps_its_own_torch_when_asked(flags: str, own: bool, tmp_path) -> None:
     said = make("--dry-run", f"VENV={tmp_path / 'venv'}", f"VENV_FLAGS={flags}", "lint")
     [command] = re.findall(r"^grep .*requirements.lock", said, re.MULTILINE)
-    kept = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    kept = subprocess.run(
+        command, shell=True, cwd=ROOT, capture_output=True, text=True
+    ).stdout.splitlines()
     left_out = {name for name, version in LOCKED.items() if f"{name}=={version}" not in kept}
     assert left_out == ({"torch", "torchvision", "numpy", "sympy"} if own else set())
 
 
 def test_make_passes_what_the_user_asks_for() -> None:
     assert arguments("reproduce") == ["attnconv", "reproduce", "--profile", "quick"]
-    asked = arguments("reproduce", "DATA=fol der/o'brien;\"x", "JOBS=2", "FORCE=1", "RETRAIN=0", "DRY=1")
+    asked = arguments(
+        "reproduce", "DATA=fol der/o'brien;\"x", "JOBS=2", "FORCE=1", "RETRAIN=0", "DRY=1"
+    )
     assert asked[4:] == ["--jobs", "2", "--data", "fol der/o'brien;\"x", "--force", "--dry"]
     assert arguments("reproduce", "FORCE=0", "RETRAIN=1", "DRY=0")[4:] == ["--retrain"]
 
 
-@pytest.mark.parametrize("words", ["03 04", "*", "01 --force", "--force", "--force 01", "$HOME `id` 'a"])
-def test_only_is_words_to_which_neither_the_shell_nor_the_command_gives_a_meaning(words: str, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "words", ["03 04", "*", "01 --force", "--force", "--force 01", "$HOME `id` 'a"]
+)
+def test_only_is_words_to_which_neither_the_shell_nor_the_command_gives_a_meaning(
+    words: str, monkeypatch
+) -> None:
     *others, only = arguments("reproduce", ONLY=words)
     assert others == ["attnconv", "reproduce", "--profile", "quick"] and only == f"--only={words}"
     asked = {}
-    monkeypatch.setattr("companion.reproduce.reproduce", lambda **options: asked.update(options) or 0)
+    monkeypatch.setattr(
+        "companion.reproduce.reproduce", lambda **options: asked.update(options) or 0
+    )
     assert cli.main(["reproduce", only]) == 0
     assert asked["only"] == words.split() and not asked["force"]
 
@@ -145,7 +176,9 @@ def test_only_make_record_writes_the_record() -> None:
 
 def test_every_benchmark_is_part_of_make_bench() -> None:
     said = make("-n", "bench")
-    for file in {*(ROOT / "benchmarks").glob("*.py")} - {ROOT / "benchmarks" / "measure.py"}:  # what the others share
+    for file in {*(ROOT / "benchmarks").glob("*.py")} - {
+        ROOT / "benchmarks" / "measure.py"
+    }:  # what the others share
         assert f"benchmarks/{file.name}" in said
 
 
@@ -163,7 +196,9 @@ def test_jupyterlab_starts_for_root_too(user: int, tmp_path) -> None:
     (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")
     (tmp_path / "id").chmod(0o755)
     for target in ("lab", "explore"):
-        assert ("--allow-root" in make("-n", target, path=f"{tmp_path}:/usr/bin:/bin")) == (user == 0)
+        assert ("--allow-root" in make("-n", target, path=f"{tmp_path}:/usr/bin:/bin")) == (
+            user == 0
+        )
 
 
 def test_a_missing_python_is_said_with_a_remedy(tmp_path) -> None:
@@ -180,7 +215,9 @@ def test_a_missing_package_is_said_with_a_remedy(monkeypatch, capsys) -> None:
 
 
 def test_a_training_needs_nothing_that_only_notebooks_need() -> None:
-    """`attnconv train` imports the workspace where pandas, Matplotlib and Jupyter may not be installed."""
+    """`attnconv train` imports the workspace where pandas, Matplotlib and Jupyter may not be
+    installed.
+    """
     extra = ("pandas", "scipy", "matplotlib", "seaborn", "nbformat", "papermill", "IPython")
     code = f"import sys; sys.modules |= dict.fromkeys({extra}); import companion.workspace"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,6 @@
-"""The site of an output folder in a real browser with the network off: phone and desktop, light and dark."""
+"""The site of an output folder in a real browser with the network off: phone and desktop, light
+and dark.
+"""
 
 from __future__ import annotations
 
@@ -39,23 +41,40 @@ $$P = \mathrm{softmax}\big(\underbrace{XW_{qry}}_{Q}\,\underbrace{(XW_{key})^\to
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site with every kind of content, as wide as the real one: claims, Table 1, figures, two notebooks."""
+    """A site with every kind of content, as wide as the real one: claims, Table 1, figures, two
+    notebooks.
+    """
     output = tmp_path_factory.mktemp("site")
     for folder in ("figures", "tables", "notebooks"):
         (output / folder).mkdir()
     claims = Claims(output / "tables" / "04-claims.json")
-    evidence = ["layers 1 and 2 cover 8 and 9 of the 3 x 3 taps; before training 5 and 5, by chance 5.6"]
-    cards = [claims.record(key, (True, False, None)[i % 3], evidence) for i, key in enumerate(PAPER_CLAIMS)]
-    wide = pd.DataFrame({f"a column of many words {i}": [f"{i} by chance"] for i in range(14)}).to_html(index=False)
+    evidence = [
+        "layers 1 and 2 cover 8 and 9 of the 3 x 3 taps; before training 5 and 5, by chance 5.6"
+    ]
+    cards = [
+        claims.record(key, (True, False, None)[i % 3], evidence)
+        for i, key in enumerate(PAPER_CLAIMS)
+    ]
+    wide = pd.DataFrame(
+        {f"a column of many words {i}": [f"{i} by chance"] for i in range(14)}
+    ).to_html(index=False)
     shown = [*(card.html(closed=True) for card in cards), wide]
-    outputs = [nbformat.v4.new_output("display_data", {"text/html": text, "text/plain": "-"}) for text in shown]
+    outputs = [
+        nbformat.v4.new_output("display_data", {"text/html": text, "text/plain": "-"})
+        for text in shown
+    ]
     cells = [
         nbformat.v4.new_markdown_cell("# What was found\n\n**Does it learn to be one?**"),
         nbformat.v4.new_code_cell("1"),
     ]
     cells[1].outputs = outputs
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), output / "notebooks" / "00_what_was_found.ipynb")
-    captions = {"04-gaussian-heads-quadratic": "Heads (figure 4).", "05-wide": "A picture of no figure of the paper."}
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=cells), output / "notebooks" / "00_what_was_found.ipynb"
+    )
+    captions = {
+        "04-gaussian-heads-quadratic": "Heads (figure 4).",
+        "05-wide": "A picture of no figure of the paper.",
+    }
     for name, caption in captions.items():
         Image.new("RGB", (1800, 600), "white").save(output / "figures" / f"{name}.png")
         (output / "figures" / f"{name}.json").write_text(json.dumps({"caption": caption}))
@@ -63,34 +82,48 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("04_heads", "05_learned"):
         code = nbformat.v4.new_code_cell("x = 1  # " + "a long line " * 20)
         text = nbformat.v4.new_markdown_cell(FORMULAS)
-        nbformat.write(nbformat.v4.new_notebook(cells=[text, code]), output / "notebooks" / f"{name}.ipynb")
-        export_html(output / "notebooks" / f"{name}.ipynb", output / "notebooks" / f"{name}.html", pages)
+        nbformat.write(
+            nbformat.v4.new_notebook(cells=[text, code]), output / "notebooks" / f"{name}.ipynb"
+        )
+        export_html(
+            output / "notebooks" / f"{name}.ipynb", output / "notebooks" / f"{name}.html", pages
+        )
     (output / "runs").symlink_to(RECORD / "runs")
     for name in ("playground", "explorer"):
         (output / f"{name}.html").write_text("<title>it</title>")
     return write_page(output)
 
 
-@pytest.fixture(params=[(screen, scheme) for screen in SCREENS for scheme in ("light", "dark")], ids="-".join)
+@pytest.fixture(
+    params=[(screen, scheme) for screen in SCREENS for scheme in ("light", "dark")], ids="-".join
+)
 def page(request: pytest.FixtureRequest, browser: playwright.Browser) -> Iterator[playwright.Page]:
     """A page without a network; what it asks of one, and its errors, must stay none."""
     screen, scheme = request.param
     width, height = SCREENS[screen]
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, offline=True)
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
+    )
     page, wrong = context.new_page(), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or wrong.append(asked.url))
+    page.on(
+        "request", lambda asked: asked.url.startswith(("file:", "data:")) or wrong.append(asked.url)
+    )
     yield page
     context.close()
     assert not wrong
 
 
-LIGHT = pytest.mark.parametrize("page", [(screen, "light") for screen in SCREENS], ids="-".join, indirect=True)
+LIGHT = pytest.mark.parametrize(
+    "page", [(screen, "light") for screen in SCREENS], ids="-".join, indirect=True
+)
 """The dark scheme changes colours only."""
 
 
 def fits(page: playwright.Page) -> bool:
-    """Whether the page as a whole need not be moved sideways; wide tables and formulas move within it."""
+    """Whether the page as a whole need not be moved sideways; wide tables and formulas move
+    within it.
+    """
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -120,9 +153,7 @@ DOTS = """[...document.querySelectorAll('.film .dot')].map((dot) => {
   return [f, e]
 })"""
 """Where the film's heads are: rows, columns."""
-COLOURED = (
-    "[...document.querySelectorAll('.film .tap')].map((one) => [one.y, one.x].map((at) => at.baseVal.value + 0.5))"
-)
+COLOURED = "[...document.querySelectorAll('.film .tap')].map((one) => [one.y, one.x].map((at) => at.baseVal.value + 0.5))"
 """The taps of the kernel that have a head with most of its attention there."""
 HALF = "document.querySelector('.film svg').viewBox.baseVal.width / 2"
 """From the film's middle to its rim, in pixels of the grid."""
@@ -131,14 +162,21 @@ HALF = "document.querySelector('.film svg').viewBox.baseVal.width / 2"
 def test_the_first_screen_asks_shows_heads_and_leads_on(page: playwright.Page, site: Path) -> None:
     page.goto(site.as_uri())
     assert fits(page) and page.evaluate(LOWEST_CONTRAST) >= 4.5  # the WCAG's bound
-    for shown in ("h1 >> nth=0", ".film svg", "text=Move the heads", "text=Look into a trained network"):
+    for shown in (
+        "h1 >> nth=0",
+        ".film svg",
+        "text=Move the heads",
+        "text=Look into a trained network",
+    ):
         box = page.locator(shown).bounding_box()
         assert box["y"] >= 0 and box["y"] + box["height"] <= page.viewport_size["height"], shown
     assert "Does it learn to be one?" in page.locator("h1").first.inner_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_links_to_other_models_are_read_on_either_back(browser: playwright.Browser, scheme: str) -> None:
+def test_links_to_other_models_are_read_on_either_back(
+    browser: playwright.Browser, scheme: str
+) -> None:
     page = browser.new_page(color_scheme=scheme)
     page.goto((RECORD / "explorer.html").as_uri())
     page.locator("#models a").first.wait_for()
@@ -148,7 +186,9 @@ def test_links_to_other_models_are_read_on_either_back(browser: playwright.Brows
 
 
 @LIGHT
-def test_the_film_runs_once_from_the_start_to_the_end_and_heads_can_be_dragged(page, site: Path) -> None:
+def test_the_film_runs_once_from_the_start_to_the_end_and_heads_can_be_dragged(
+    page, site: Path
+) -> None:
     run = next(run for run in find_runs(RECORD / "runs") if run.preset == "quadratic")
     page.goto(site.as_uri())
     layer = int(re.search(r"layer (\d)", page.locator(".film figcaption").inner_text())[1]) - 1
@@ -166,12 +206,16 @@ def test_the_film_runs_once_from_the_start_to_the_end_and_heads_can_be_dragged(p
         for i, on in enumerate(sharp)
     ]
     taps = [{tap for tap in some if np.abs(tap).max() <= 1} for some in taps]
-    assert {tuple(tap) for tap in page.evaluate(COLOURED)} == taps[layer] and len(taps[layer]) == max(map(len, taps))
+    assert {tuple(tap) for tap in page.evaluate(COLOURED)} == taps[layer] and len(
+        taps[layer]
+    ) == max(map(len, taps))
     box = page.locator(".film .query").bounding_box()  # a pixel
     centre = page.locator(".film .dot circle").first.bounding_box()
     page.mouse.move(centre["x"] + centre["width"] / 2, centre["y"] + centre["height"] / 2)
     page.mouse.down()
-    page.mouse.move(box["x"] + 2 * box["width"], box["y"] - box["height"])  # 1.5 to the right and up
+    page.mouse.move(
+        box["x"] + 2 * box["width"], box["y"] - box["height"]
+    )  # 1.5 to the right and up
     page.mouse.up()
     np.testing.assert_allclose(page.evaluate(DOTS)[0], (-1.5, 1.5), atol=0.1)
     page.locator(".film .dot").nth(1).focus()
@@ -181,12 +225,18 @@ def test_the_film_runs_once_from_the_start_to_the_end_and_heads_can_be_dragged(p
     np.testing.assert_allclose(page.evaluate(DOTS), history[0], atol=0.3)
 
 
-def test_a_finger_drags_a_head_of_the_film_and_elsewhere_it_scrolls(browser: playwright.Browser, site: Path) -> None:
+def test_a_finger_drags_a_head_of_the_film_and_elsewhere_it_scrolls(
+    browser: playwright.Browser, site: Path
+) -> None:
     page = browser.new_page(**PHONE, reduced_motion="reduce", offline=True)
     page.goto(site.as_uri())
 
     def drag_up(x: float, y: float, pixels: int) -> None:
-        finger(page, [(x, y - up) for up in range(0, pixels + 1, pixels // 10)], lambda: page.evaluate(SETTLED))
+        finger(
+            page,
+            [(x, y - up) for up in range(0, pixels + 1, pixels // 10)],
+            lambda: page.evaluate(SETTLED),
+        )
 
     before, dot = page.evaluate(DOTS), page.locator(".film .dot circle").last.bounding_box()
     drag_up(dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2, 60)
@@ -197,9 +247,13 @@ def test_a_finger_drags_a_head_of_the_film_and_elsewhere_it_scrolls(browser: pla
     page.close()
 
 
-def test_heads_that_stay_far_away_are_arrows_at_the_rim(browser: playwright.Browser, site: Path) -> None:
+def test_heads_that_stay_far_away_are_arrows_at_the_rim(
+    browser: playwright.Browser, site: Path
+) -> None:
     text = site.read_text()
-    [(data, epochs)] = [(one, json.loads(html.unescape(one))) for one in re.findall('data-film="([^"]+)"', text)]
+    [(data, epochs)] = [
+        (one, json.loads(html.unescape(one))) for one in re.findall('data-film="([^"]+)"', text)
+    ]
     epochs["heads"] = [[[3, -8, 4.0], *epoch[1:]] for epoch in epochs["heads"]]
     far = site.with_name("far.html")
     far.write_text(text.replace(data, html.escape(json.dumps(epochs))))
@@ -207,7 +261,9 @@ def test_heads_that_stay_far_away_are_arrows_at_the_rim(browser: playwright.Brow
     page.goto(far.as_uri())
     rim = page.evaluate(HALF)
     row, column = page.evaluate(DOTS)[0]
-    assert column == pytest.approx(-0.93 * rim, abs=0.01) and row == pytest.approx(0.93 * rim * 3 / 8, abs=0.01)
+    assert column == pytest.approx(-0.93 * rim, abs=0.01) and row == pytest.approx(
+        0.93 * rim * 3 / 8, abs=0.01
+    )
     arrows = page.locator(".film .dot path")
     assert arrows.first.is_visible() and not arrows.nth(8).is_visible()
     page.close()
@@ -218,9 +274,19 @@ def test_three_findings_follow_the_record(page: playwright.Page, site: Path) -> 
     page.goto(site.as_uri())
     words = page.locator(".findings").inner_text()
     run = next(run for run in find_runs(RECORD / "runs") if run.preset == "quadratic")
-    whole, five = run.swaps["whole"].mean(), run.swaps["alone"].mean(-1)[:, list(run.swaps["sizes"]).index(5)]
-    assert f"{(whole - five <= 0.01).sum()} of 6 trained layers" in words and f"{whole:.1%} with none" in words
-    for holds, title in ((True, "As accurate as a ResNet"), (False, "Less accurate"), (None, "As accurate?")):
+    whole, five = (
+        run.swaps["whole"].mean(),
+        run.swaps["alone"].mean(-1)[:, list(run.swaps["sizes"]).index(5)],
+    )
+    assert (
+        f"{(whole - five <= 0.01).sum()} of 6 trained layers" in words
+        and f"{whole:.1%} with none" in words
+    )
+    for holds, title in (
+        (True, "As accurate as a ResNet"),
+        (False, "Less accurate"),
+        (None, "As accurate?"),
+    ):
         claims = Claims(site.parent / "tables" / "01-claims.json")
         for key in ("theorem", "matches-resnet"):
             claims.record(key, holds, ["7 < 8"])
@@ -234,7 +300,9 @@ def test_three_findings_follow_the_record(page: playwright.Page, site: Path) -> 
         assert picture.bounding_box()["width"] > 250
 
 
-def test_who_asks_for_less_motion_sees_the_end_at_once(browser: playwright.Browser, site: Path) -> None:
+def test_who_asks_for_less_motion_sees_the_end_at_once(
+    browser: playwright.Browser, site: Path
+) -> None:
     context = browser.new_context(reduced_motion="reduce", offline=True)
     page = context.new_page()
     page.goto(site.as_uri())
@@ -248,13 +316,18 @@ def test_who_asks_for_less_motion_sees_the_end_at_once(browser: playwright.Brows
 
 
 @LIGHT
-def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_it(page, site: Path) -> None:
+def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_it(
+    page, site: Path
+) -> None:
     page.goto(site.as_uri())
     assert page.locator(".claim").count() == len(PAPER_CLAIMS)
     verdict = page.locator(".claim details").first
     folded = verdict.bounding_box()["height"]
     verdict.locator("summary").click()
-    assert verdict.bounding_box()["height"] > 2 * folded and "before training 5 and 5" in verdict.inner_text()
+    assert (
+        verdict.bounding_box()["height"] > 2 * folded
+        and "before training 5 and 5" in verdict.inner_text()
+    )
     assert fits(page)  # the wide table scrolls by itself
     picture = page.locator("[id='05-wide'] img")
     assert not picture.is_visible()
@@ -263,13 +336,19 @@ def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_
     assert picture.bounding_box()["width"] <= page.viewport_size["width"] and fits(page)
 
 
-def test_executed_notebooks_are_pages_with_formulas_that_lead_on_and_back(page: playwright.Page, site: Path) -> None:
+def test_executed_notebooks_are_pages_with_formulas_that_lead_on_and_back(
+    page: playwright.Page, site: Path
+) -> None:
     page.goto(site.as_uri())
     page.locator("#n04 a", has_text="executed notebook").click()
     assert page.title() == "A formula" and fits(page) and page.evaluate(LOWEST_CONTRAST) >= 4.5
     assert page.locator("math").count() == 3 and "$" not in page.locator("main").inner_text()
-    wide, high = (page.locator("math[display=block]").bounding_box()[side] for side in ("width", "height"))
-    assert wide > 200 and high > 25  # drawn, not written: the braces and what stands under them make it high
+    wide, high = (
+        page.locator("math[display=block]").bounding_box()[side] for side in ("width", "height")
+    )
+    assert (
+        wide > 200 and high > 25
+    )  # drawn, not written: the braces and what stands under them make it high
     page.locator("main a", has_text="Next").click()
     assert page.url.endswith("notebooks/05_learned.html")
     page.locator("a[rel=prev]").click()

@@ -1,4 +1,6 @@
-"""Attention layers out, convolutions in: the swapped layer against the attention layer, and what the network loses."""
+"""Attention layers out, convolutions in: the swapped layer against the attention layer, and what
+the network loses.
+"""
 
 import copy
 import itertools
@@ -19,7 +21,14 @@ from companion import swaps
 from companion.workspace import REPOSITORY, open_workspace
 
 MODEL = ModelConfig(
-    image_size=(16, 12), layers=3, heads=9, hidden=6, mlp=8, key_size=4, spread_start=2.5, centre_std=0.6
+    image_size=(16, 12),
+    layers=3,
+    heads=9,
+    hidden=6,
+    mlp=8,
+    key_size=4,
+    spread_start=2.5,
+    centre_std=0.6,
 )
 """On 8 x 6 pixels."""
 
@@ -48,12 +57,17 @@ def some(count=4, seed=0):
 
 @pytest.mark.parametrize("covariance", ["isotropic", "full"])
 def test_a_layer_of_one_hot_heads_is_its_convolution_everywhere(covariance):
-    net = network(covariance=covariance) if covariance == "isotropic" else network(covariance="full")
+    net = (
+        network(covariance=covariance) if covariance == "isotropic" else network(covariance="full")
+    )
     with torch.no_grad():
         for layer in net.attention_layers:
             layer.centres.copy_(torch.randint(-1, 2, layer.centres.shape))
             layer.spreads.copy_(
-                40.0 * (torch.eye(2) if covariance == "full" else torch.ones(())).expand_as(layer.spreads)
+                40.0
+                * (torch.eye(2) if covariance == "full" else torch.ones(())).expand_as(
+                    layer.spreads
+                )
             )
         made = swap(net, {1: 3, 2: 5, 3: 3})
         for swapped, layer, x in zip(
@@ -96,7 +110,9 @@ def test_the_swapped_network_is_a_copy_that_trains_saves_loads_and_converts(tmp_
 
 def test_what_a_swapped_network_costs_and_what_its_heads_do():
     plain, made = MODEL, replace(MODEL, {"kernels": (3, 0, 5)})
-    assert [3 * flops for flops in attention_flops(made)] == list(attention_flops(plain))  # one layer of three is left
+    assert [3 * flops for flops in attention_flops(made)] == list(
+        attention_flops(plain)
+    )  # one layer of three is left
     pixels, hidden = 8 * 6, 6
     convolutions = 2 * pixels * hidden**2 * (9 + 25)
     values = 2 * pixels * hidden * (9 * hidden)
@@ -153,12 +169,21 @@ def test_the_fitted_kernel_is_the_least_squares_one(kind):
         change = torch.linalg.solve(gram + ridge, patches.T @ left)
         best = read(x).flatten(0, 2) + patches @ change
         torch.testing.assert_close(swapped(x).flatten(0, 2).double(), best, rtol=0, atol=1e-3)
-        least = target - patches @ torch.linalg.lstsq(patches, target, rcond=1e-5, driver="gelsd").solution
+        least = (
+            target
+            - patches @ torch.linalg.lstsq(patches, target, rcond=1e-5, driver="gelsd").solution
+        )
         got = (swapped(x).flatten(0, 2) - target).square().mean()
-        assert got.item() == pytest.approx(least.square().mean().item(), rel=1e-3)  # no kernel is nearer
-        assert got < 0.9 * left.square().mean()  # and the kernel is nearer than the one that is read
+        assert got.item() == pytest.approx(
+            least.square().mean().item(), rel=1e-3
+        )  # no kernel is nearer
+        assert (
+            got < 0.9 * left.square().mean()
+        )  # and the kernel is nearer than the one that is read
         assert swapped.report.outside is None
-        assert swapped.report.relative_error == pytest.approx(relative_errors([swapped], layer, x)[0])
+        assert swapped.report.relative_error == pytest.approx(
+            relative_errors([swapped], layer, x)[0]
+        )
 
 
 def test_what_cannot_be_swapped_is_refused():
@@ -203,7 +228,9 @@ def test_what_a_network_loses_is_counted_image_by_image(kind, data, monkeypatch)
     monkeypatch.setattr(swaps, "READ_ON", 20)
     monkeypatch.setattr(swaps, "COMPARED", 10)
     monkeypatch.setattr(swaps, "BATCH", 25)  # does not divide 60
-    config = replace(MODEL, {"kind": kind, "image_size": (28, 28), "image_channels": 1, "downsampling": 4})
+    config = replace(
+        MODEL, {"kind": kind, "image_size": (28, 28), "image_channels": 1, "downsampling": 4}
+    )
     torch.manual_seed(0)
     start, net = build_model(config).eval(), build_model(config).eval()
     with torch.no_grad():
@@ -225,16 +252,22 @@ def test_what_a_network_loses_is_counted_image_by_image(kind, data, monkeypatch)
     for s, size in enumerate((1, 3, 5, 7)):
         assert (kept("alone", 1, s) == right(swap(net, {2: size}, **images))).all()
         assert (kept("up_to", 1, s) == right(swap(net, {1: size, 2: size}, **images))).all()
-        assert (kept("up_to", 2, s) == right(swap(net, {1: size, 2: size, 3: size}, **images))).all()
+        assert (
+            kept("up_to", 2, s) == right(swap(net, {1: size, 2: size, 3: size}, **images))
+        ).all()
     shuffled = swaps._shuffled(swap(net, {1: 3, 2: 3, 3: 3}, **images))
-    assert (kept("shuffled", 2, 0) == right(shuffled)).all() and found["shuffled_sizes"].tolist() == [3]
+    assert (kept("shuffled", 2, 0) == right(shuffled)).all() and found[
+        "shuffled_sizes"
+    ].tolist() == [3]
     assert (kept("fitted", 2, 1) == right(swap(net, {1: 5, 2: 5, 3: 5}, fit=shown))).all()
     tests = normalize(data.test_images[:10], data.mean, data.std)
     for when, one in enumerate((start, net)):
         layer, x = one.attention_layers[2], one.layer_inputs(tests)[2]
         for s, size in ((1, 3), (2, 5)):
             swapped = swap(one, {3: size}, **images).attention_layers[2]
-            assert found["error"][when, 2, s] == pytest.approx(relative_errors([swapped], layer, x)[0], rel=1e-4)
+            assert found["error"][when, 2, s] == pytest.approx(
+                relative_errors([swapped], layer, x)[0], rel=1e-4
+            )
     if kind == "quadratic":  # what heads owe to where they went, and to how they sharpened
         for n, name in enumerate(("centres", "spreads")):
             back = copy.deepcopy(net)
@@ -252,10 +285,14 @@ def test_what_a_network_loses_is_counted_image_by_image(kind, data, monkeypatch)
 def test_what_began_as_another_network_has_no_errors_before_training(data, monkeypatch):
     monkeypatch.setattr(swaps, "READ_ON", 20)
     config = replace(MODEL, {"image_size": (28, 28), "image_channels": 1, "downsampling": 4})
-    known, unknown = (swaps.measure_swaps(build(config), first, data) for first in (build(config), None))
+    known, unknown = (
+        swaps.measure_swaps(build(config), first, data) for first in (build(config), None)
+    )
     assert np.isnan(unknown["error"][0]).all() and np.isfinite(known["error"]).all()
     np.testing.assert_array_equal(unknown["error"][1], known["error"][1])
-    with pytest.raises(ConfigError, match="On 2 x 2 pixels no layer .* take a smaller downsampling"):
+    with pytest.raises(
+        ConfigError, match="On 2 x 2 pixels no layer .* take a smaller downsampling"
+    ):
         swaps.measure_swaps(build(replace(config, {"downsampling": 14})), None, data)
 
 
@@ -267,7 +304,9 @@ def test_convolutions_become_heads_on_their_taps_and_answer_alike(tmp_path):
     with torch.no_grad():
         answers = cnn(some())
         torch.testing.assert_close(made(some()), answers, rtol=0, atol=1e-5)  # at the border, too
-        softer = [(unswap(cnn, spread)(some()) - answers).abs().max().item() for spread in (1.0, 2.0, 4.0)]
+        softer = [
+            (unswap(cnn, spread)(some()) - answers).abs().max().item() for spread in (1.0, 2.0, 4.0)
+        ]
     assert 1e-5 < softer[2] < 0.01 < softer[1] < softer[0]
     for layer, conv in zip(made.attention_layers, cnn.attention_layers, strict=True):
         assert layer.spreads.detach() == pytest.approx(12.0) and layer.centres.requires_grad
@@ -279,10 +318,14 @@ def test_convolutions_become_heads_on_their_taps_and_answer_alike(tmp_path):
 
     same = network(kernels=[3, 3, 3], attention_dropout=0.3)
     made = unswap(same, 4.0)
-    assert made.config == replace(same.config, {"kernels": [], "centre_start": "taps", "spread_start": 4.0})
+    assert made.config == replace(
+        same.config, {"kernels": [], "centre_start": "taps", "spread_start": 4.0}
+    )
     assert {layer.dropout for layer in made.attention_layers} == {0.3}
     mixed = unswap(network(kernels=[3]), 4.0)
-    assert torch.equal(mixed.attention_layers[2].centres, network(kernels=[3]).attention_layers[2].centres), "as it was"
+    assert torch.equal(
+        mixed.attention_layers[2].centres, network(kernels=[3]).attention_layers[2].centres
+    ), "as it was"
     with pytest.raises(ValueError, match="this network is learned, isotropic"):
         unswap(network(kind="learned", kernels=[3]), 4.0)
 
@@ -296,15 +339,22 @@ def test_shuffled_taps_are_the_same_taps_in_other_places():
 
 
 def test_the_record_says_what_its_networks_do():
-    """Answers in swaps.npz, of the first test images, which are kept with the record: given again by the weights."""
+    """Answers in swaps.npz, of the first test images, which are kept with the record: given
+    again by the weights.
+    """
     work = open_workspace("evening", output=REPOSITORY / "outputs" / "evening")
     data, checked = load_data(work.folder / "strip.npz"), 0
     for run in work.runs():
-        if run.swaps and run.preset != "learned_content":  # read on training images, which are not kept
+        if (
+            run.swaps and run.preset != "learned_content"
+        ):  # read on training images, which are not kept
             checked += 1
             net, _ = load_run(run.path)
             images = normalize(data.test_images, data.mean, data.std)
-            for sizes, kept in (({1: 3, 2: 3, 3: 3}, run.swaps["up_to"][2, 1]), ({5: 5}, run.swaps["alone"][4, 2])):
+            for sizes, kept in (
+                ({1: 3, 2: 3, 3: 3}, run.swaps["up_to"][2, 1]),
+                ({5: 5}, run.swaps["alone"][4, 2]),
+            ):
                 with torch.no_grad():
                     given = swap(net, sizes)(images).argmax(1) == data.test_labels
                 assert (kept[:100] == given.numpy()).mean() >= 0.99  # another CPU rounds otherwise
@@ -317,7 +367,9 @@ def test_the_record_says_what_its_networks_do():
 @pytest.mark.parametrize("how", ["fit", "images"])
 def test_swapping_knows_no_dropout(kind, how):
     net, x = network(kind=kind, layers=2, dropout=0.5, attention_dropout=0.5), some(20)
-    training, evaluated = (swap(net.train(mode), {1: 3, 2: 3}, **{how: x}) for mode in (True, False))
+    training, evaluated = (
+        swap(net.train(mode), {1: 3, 2: 3}, **{how: x}) for mode in (True, False)
+    )
     for one, other in zip(training.parameters(), evaluated.parameters(), strict=True):
         assert torch.equal(one, other)
     first, other = (swapped.attention_layers[0] for swapped in (training, evaluated))

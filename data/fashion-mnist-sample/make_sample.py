@@ -2,12 +2,13 @@
 
     python make_sample.py [IDX_FOLDER] [--output FILE]
 
-IDX_FOLDER holds the four gzipped idx files; the default is where Debian's package `dataset-fashion-mnist` puts
-them (``apt-get install dataset-fashion-mnist``). The sample is the first 600 training and the first 100 test
-images of each class, kept in published order, with their labels unchanged.
+IDX_FOLDER holds the four gzipped idx files; the default is where Debian's package
+`dataset-fashion-mnist` puts them (``apt-get install dataset-fashion-mnist``). The sample is the
+first 600 training and the first 100 test images of each class, kept in published order, with their
+labels unchanged.
 
-The arrays are packed with bzip2, whose output, unlike zlib's, does not depend on which library packed it.
-"""
+The arrays are packed with bzip2, whose output, unlike zlib's, does not depend on which library
+packed it. """
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a network costs: parameters and floating-point operations, as the paper counts them and exactly; memory.
+"""What a network costs: parameters and floating-point operations, as the paper counts them and
+exactly; memory.
 
-A multiply-add is two FLOPs. Normalisation, softmax, activations and additions are left out, as everywhere in the field.
-"""
+A multiply-add is two FLOPs. Normalisation, softmax, activations and additions are left out, as
+everywhere in the field."""
 
 from dataclasses import dataclass
 
@@ -20,9 +21,11 @@ class Cost:
     """FLOPs of one image's forward pass."""
 
     parameters: int
-    paper: int  # linear maps and convolutions only: the paper's Table 1 leaves the averaging by attention out
+    # linear maps and convolutions only: the paper's Table 1 leaves the averaging by attention out
+    paper: int
     dense: int  # all matrix products, with the N x N probabilities of every head built
-    separable: int  # where encodings that factor are mixed along rows, then columns; equals ``dense`` elsewhere
+    # where encodings that factor are mixed along rows, then columns; equals ``dense`` elsewhere
+    separable: int
 
 
 def cost(config: ModelConfig) -> Cost:
@@ -32,7 +35,9 @@ def cost(config: ModelConfig) -> Cost:
     counts: list[int] = []
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
-            module.register_forward_hook(lambda m, _, y: counts.append(2 * y.numel() * m.weight[:1].numel()))
+            module.register_forward_hook(
+                lambda m, _, y: counts.append(2 * y.numel() * m.weight[:1].numel())
+            )
     model.eval()(torch.empty(1, config.image_channels, *config.image_size, device="meta"))
     linear, (scores, dense, separable) = sum(counts), attention_flops(config)
     parameters = sum(p.numel() for p in model.parameters())
@@ -42,23 +47,30 @@ def cost(config: ModelConfig) -> Cost:
 def attention_flops(config: ModelConfig) -> tuple[int, int, int]:
     """FLOPs of one image in all layers: of (the scores, mixing dense, mixing separable).
 
-    With N = H W pixels, C channels, h heads and keys of size K: mixing is 2 h N^2 C dense and 2 h N (H + W) C
-    separable; content scores are 2 h N^2 K for q . k and h N (H + W) K for q . r, half of q for rows and half for
-    columns. Scores of the positional encodings do not depend on the images: none are counted.
-    """
+    With N = H W pixels, C channels, h heads and keys of size K: mixing is 2 h N^2 C dense and 2 h N
+    (H + W) C separable; content scores are 2 h N^2 K for q . k and h N (H + W) K for q . r, half of
+    q for rows and half for columns. Scores of the positional encodings do not depend on the images:
+    none are counted."""
     if config.kind == "resnet":
         return 0, 0, 0
     (height, width), heads = config.grid, sum(config.heads_per_layer)
     pixels, key_size = height * width, config.key_size or config.hidden
-    scores = heads * pixels * (2 * pixels + height + width) * key_size if config.kind == "learned_content" else 0
+    scores = (
+        heads * pixels * (2 * pixels + height + width) * key_size
+        if config.kind == "learned_content"
+        else 0
+    )
     dense = 2 * heads * pixels**2 * config.hidden
-    factors = config.kind == "learned" or (config.kind == "quadratic" and config.covariance == "isotropic")
+    factors = config.kind == "learned" or (
+        config.kind == "quadratic" and config.covariance == "isotropic"
+    )
     separable = 2 * heads * pixels * (height + width) * config.hidden if factors else dense
     return scores, dense, separable
 
 
 class PeakMemory(TorchDispatchMode):
-    """The most bytes that tensors made inside hold at once: ``with PeakMemory() as memory: ...``, then ``memory.peak``.
+    """The most bytes that tensors made inside hold at once: ``with PeakMemory() as memory: ...``,
+    then ``memory.peak``.
 
     It counts tensors, forward and backward, not what libraries allocate inside an operation.
     """

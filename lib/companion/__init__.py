@@ -1,1 +1,3 @@
-"""What makes this repository a companion: the batch run, claims, figures and the explorer, on top of `attnconv`."""
+"""What makes this repository a companion: the batch run, claims, figures and the explorer, on
+top of `attnconv`.
+"""

@@ -1,7 +1,7 @@
 """Claims of the paper, and ours: each with its sentence, how it is tested, and what was found.
 
-claims.yaml has the sentences, where the paper says them, what is tested and why that is fair. `verdicts` has a function
-for each. A notebook writes
+claims.yaml has the sentences, where the paper says them, what is tested and why that is fair.
+`verdicts` has a function for each. A notebook writes
 
     claims = work.claims("04-claims")
     claims.grid(run)                      # shows the card, and records it in tables/04-claims.json
@@ -54,7 +54,9 @@ SENTENCES = {key: Sentence(**about) for key, about in _ENTRIES.items()}
 PAPER_CLAIMS = {key: sentence for key, sentence in SENTENCES.items() if sentence.section}
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))  # "no" must not become undecided
+@dataclass(
+    frozen=True, config=ConfigDict(strict=True, extra="forbid")
+)  # "no" must not become undecided
 class Claim:
     """A claim that was checked, one of `SENTENCES`, which shows itself as a card."""
 
@@ -67,7 +69,9 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.key not in SENTENCES:
-            raise ValueError(f"{self.key!r} is no claim of claims.yaml: {', '.join(SENTENCES)} are.")
+            raise ValueError(
+                f"{self.key!r} is no claim of claims.yaml: {', '.join(SENTENCES)} are."
+            )
 
     @property
     def verdict(self) -> str:
@@ -77,7 +81,8 @@ class Claim:
         """The card; ``closed``, so that test and evidence show at a click."""
         escape, sentence = partial(html.escape, quote=False), SENTENCES[self.key]
         verdict = f"{VERDICTS[self.holds].capitalize()} here{', ' * bool(self.where)}{self.where}"
-        source = f"{sentence.source}{'; here: ' * bool(self.about)}{self.about}."  # who says it, and the runs looked at
+        # who says it, and the runs looked at
+        source = f"{sentence.source}{'; here: ' * bool(self.about)}{self.about}."
         listed = "".join(f"<li>{escape(line)}</li>" for line in self.evidence)
         return (
             f'<blockquote class="claim {VERDICTS[self.holds].replace(" ", "-")}">'
@@ -90,7 +95,9 @@ class Claim:
 
 
 class Claims:
-    """The claims of one notebook: ``claims.grid(run)`` checks one, shows it and keeps it in the file."""
+    """The claims of one notebook: ``claims.grid(run)`` checks one, shows it and keeps it in the
+    file.
+    """
 
     def __init__(self, file: Path):
         self.file = file
@@ -102,15 +109,23 @@ class Claims:
             raise AttributeError(f"There is no claim {name!r}: {', '.join(SENTENCES)} are.")
 
         def check(*given: Any, about: str = "") -> Claim:
-            flat = [one for value in given for one in (value if isinstance(value, (list, tuple)) else [value])]
+            flat = [
+                one
+                for value in given
+                for one in (value if isinstance(value, (list, tuple)) else [value])
+            ]
             runs = dict.fromkeys(run.label for run in flat if isinstance(run, Run))
             holds, evidence, *where = getattr(verdicts, name)(*given)
             return self.record(key, holds, evidence, about or "; ".join(runs), *where)
 
         return check
 
-    def record(self, key: str, holds: bool | None, evidence: list[str], about: str = "", where: str = "") -> Claim:
-        """Keep a claim in the file, in place of what was said of it about the same runs, and return it to be shown."""
+    def record(
+        self, key: str, holds: bool | None, evidence: list[str], about: str = "", where: str = ""
+    ) -> Claim:
+        """Keep a claim in the file, in place of what was said of it about the same runs, and
+        return it to be shown.
+        """
         evidence = [re.sub(r"(?<!\w)-(?=\d)", "−", line) for line in evidence]
         holds = None if holds is None else bool(holds)  # no NumPy
         claim = Claim(key, about, holds, evidence, SENTENCES[key].digest, where)
@@ -120,7 +135,9 @@ class Claims:
 
 
 def read_claims(file: Path) -> list[Claim]:
-    """What a notebook recorded; nothing of a file that is missing or damaged, nor of an entry of another form."""
+    """What a notebook recorded; nothing of a file that is missing or damaged, nor of an entry of
+    another form.
+    """
     found = []
     for value in read_json(file, list):
         with contextlib.suppress(TypeError, ValueError):
@@ -129,18 +146,34 @@ def read_claims(file: Path) -> list[Claim]:
 
 
 def recorded(folder: Path) -> dict[str, list[Claim]]:
-    """What was recorded in an output folder: for each of `SENTENCES` the claims that were checked, by today's test."""
-    claims = [claim for file in sorted((folder / "tables").glob("??-claims.json")) for claim in read_claims(file)]
+    """What was recorded in an output folder: for each of `SENTENCES` the claims that were
+    checked, by today's test.
+    """
+    claims = [
+        claim
+        for file in sorted((folder / "tables").glob("??-claims.json"))
+        for claim in read_claims(file)
+    ]
     todays = [claim for claim in claims if claim.test == SENTENCES[claim.key].digest]
     return {key: [claim for claim in todays if claim.key == key] for key in SENTENCES}
 
 
 def board(folders: Mapping[str, Path]) -> pd.DataFrame:
-    """Every claim of the paper: where it stands, what the paper reports, and the verdict in each folder."""
+    """Every claim of the paper: where it stands, what the paper reports, and the verdict in each
+    folder.
+    """
     by_folder = {name: recorded(folder) for name, folder in folders.items()}
     rows = []
     for key, one in PAPER_CLAIMS.items():
-        found = {name: dict.fromkeys(claim.verdict for claim in claims[key]) for name, claims in by_folder.items()}
-        row = {"The paper says": one.text, "Where": one.section, "Notebook": one.figure[:2], "Paper": one.paper}
+        found = {
+            name: dict.fromkeys(claim.verdict for claim in claims[key])
+            for name, claims in by_folder.items()
+        }
+        row = {
+            "The paper says": one.text,
+            "Where": one.section,
+            "Notebook": one.figure[:2],
+            "Paper": one.paper,
+        }
         rows.append(row | {name: "; ".join(said) or "—" for name, said in found.items()})
     return pd.DataFrame(rows)

@@ -31,7 +31,8 @@ def in_words(holds: bool | None, where: str = "") -> str:
 
 
 def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Placed]:
-    """A verdict on one run becomes one on runs of several seeds: what they share, None and a count where they differ.
+    """A verdict on one run becomes one on runs of several seeds: what they share, None and a count
+    where they differ.
 
     The evidence is that of the first run, and a line of each other's, with its first number.
     """
@@ -40,11 +41,19 @@ def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Place
     def of_all(*runs: Run) -> Placed:
         seeds, found = [run.train.seed for run in runs], [check(run) for run in runs]
         holds, places = [one[0] for one in found], ["".join(one[2:]) for one in found]
-        said = [f"seed {seed} {in_words(one, where)}" for seed, one, where in zip(seeds, holds, places, strict=True)]
-        lines = [*found[0][1], *(f"{words}; {one[1][0]}" for words, one in zip(said[1:], found[1:], strict=True))]
+        said = [
+            f"seed {seed} {in_words(one, where)}"
+            for seed, one, where in zip(seeds, holds, places, strict=True)
+        ]
+        lines = [
+            *found[0][1],
+            *(f"{words}; {one[1][0]}" for words, one in zip(said[1:], found[1:], strict=True)),
+        ]
         if len({*holds}) == 1:
             of_seeds = zip(seeds, places, strict=True)
-            other = [f"seed {seed} {place or 'not'}" for seed, place in of_seeds if place != places[0]]
+            other = [
+                f"seed {seed} {place or 'not'}" for seed, place in of_seeds if place != places[0]
+            ]
             return holds[0], lines, "; ".join(filter(None, [places[0], *other]))
         part = all("in part" in place for one, place in zip(holds, places, strict=True) if one)
         counts = f"holds {'in part ' * (part and any(holds))}in {holds.count(True) or 'none'} of {len(runs)} networks"
@@ -55,11 +64,14 @@ def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Place
 
 
 class SmallConvolutions(NamedTuple):
-    """Layers (L,) in whose place a convolution of at most `SMALL` costs less than `POINTS`, and a 1 × 1 more."""
+    """Layers (L,) in whose place a convolution of at most `SMALL` costs less than `POINTS`, and
+    a 1 × 1 more.
+    """
 
     fine: NDArray  # bool: where this is sure
     unsure: NDArray  # bool: where the noise is too large to tell
-    smallest: NDArray  # place, among the sizes measured, of the smallest that surely costs less; 0 where none does
+    # place, among the sizes measured, of the smallest that surely costs less; 0 where none does
+    smallest: NDArray
     before: NDArray  # relative error of the layer as that convolution, before training
     after: NDArray
     sides: NDArray  # of these smallest convolutions, in pixels
@@ -78,19 +90,27 @@ def small_convolutions(run: Run) -> SmallConvolutions:
     """As a run's ``swaps`` have them: sure is what holds with two paired standard errors on top."""
     sizes = run.swaps["sizes"]
     lost = 100 * (run.swaps["whole"].astype(float) - run.swaps["alone"])  # (L, S, images)
-    lost, error = lost.mean(-1), lost.std(-1) / math.sqrt(lost.shape[-1])  # points, and the paired standard error
+    lost, error = (
+        lost.mean(-1),
+        lost.std(-1) / math.sqrt(lost.shape[-1]),
+    )  # points, and the paired standard error
     least, most = lost - 2 * error, lost + 2 * error
     small = (sizes > 1) & (sizes <= SMALL)
     fits = small & (most < POINTS) & (least[:, sizes == 1] > POINTS)  # (L, S)
     may_fit = small & (least < POINTS) & (most[:, sizes == 1] > POINTS)
-    fine, smallest = fits.any(1), fits.argmax(1)  # where none fits, the first, which is left out below
+    fine, smallest = (
+        fits.any(1),
+        fits.argmax(1),
+    )  # where none fits, the first, which is left out below
     before, after = run.swaps["error"][:, np.arange(len(fits)), smallest]
     lines = [
         f"points lost with a {size} × {size} convolution in one layer's place: {by_layer(points, '.1f')}"
         for size, points in zip(sizes, lost.T, strict=True)
         if size <= SMALL
     ]
-    found = SmallConvolutions(fine, may_fit.any(1) & ~fine, smallest, before, after, sizes[smallest], lines)
+    found = SmallConvolutions(
+        fine, may_fit.any(1) & ~fine, smallest, before, after, sizes[smallest], lines
+    )
     which = "the smallest convolution in one layer's place that surely costs less than a point (two standard errors)"
     lines.insert(0, f"{which}: {found.words(fine) or 'none'}")
     return found
@@ -99,9 +119,9 @@ def small_convolutions(run: Run) -> SmallConvolutions:
 def following(run: Run) -> tuple[NDArray, NDArray]:
     """Heads (L, h) whose attention has a peak that stays at one shift (L, h, 2) as the query moves.
 
-    At each query that was kept, the peak lies at this shift, where over half of what exceeds evenly spread attention
-    lies within a pixel of it; over all queries, heads agree nine tenths as well as two halves of the images do.
-    """
+    At each query that was kept, the peak lies at this shift, where over half of what exceeds evenly
+    spread attention lies within a pixel of it; over all queries, heads agree nine tenths as well as
+    two halves of the images do."""
     maps, queries = run.attention["mean"].astype(float), run.attention["queries"]
     places = peaks(maps)
     shifts = places - queries[:, None, None]  # (Q, L, h, 2)
@@ -115,20 +135,29 @@ def following(run: Run) -> tuple[NDArray, NDArray]:
 
 
 def gaussians(centres: NDArray, precision: NDArray, grid: tuple[int, int]) -> NDArray:
-    """What heads (..., 2) give to each shift that an image of that size has: (..., 2 H - 1, 2 W - 1)."""
-    row, column = (np.arange(1 - side, side) - centres[..., axis, None] for axis, side in enumerate(grid))
+    """What heads (..., 2) give to each shift that an image of that size has: (..., 2 H - 1, 2 W
+    - 1).
+    """
+    row, column = (
+        np.arange(1 - side, side) - centres[..., axis, None] for axis, side in enumerate(grid)
+    )
     (a, b), (c, d) = np.moveaxis(precision[..., None], (-3, -2), (0, 1))
-    logits = (a * row**2)[..., None] + (d * column**2)[..., None, :] + ((b + c) * row)[..., None] * column[..., None, :]
+    logits = (
+        (a * row**2)[..., None]
+        + (d * column**2)[..., None, :]
+        + ((b + c) * row)[..., None] * column[..., None, :]
+    )
     logits *= -0.5
     weights = np.exp(logits - logits.max((-2, -1), keepdims=True))
     return weights / weights.sum((-2, -1), keepdims=True)
 
 
 def redrawn(centres: NDArray, sharp: NDArray, draws: int, random: np.random.Generator) -> NDArray:
-    """Centres (h, 2) from a normal distribution, with exactly the mean and the spread of these: (draws, h, 2).
+    """Centres (h, 2) from a normal distribution, with exactly the mean and the spread of these:
+    (draws, h, 2).
 
-    Heads that are ``sharp`` (h,) then move to their nearest pixels: trained ones sit on pixels, too.
-    """
+    Heads that are ``sharp`` (h,) then move to their nearest pixels: trained ones sit on pixels,
+    too."""
     drawn = random.standard_normal((draws, *centres.shape))
     drawn = (drawn - drawn.mean(1, keepdims=True)) / np.maximum(drawn.std(1, keepdims=True), 1e-12)
     drawn = centres.mean(0) + centres.std(0) * drawn
@@ -136,7 +165,8 @@ def redrawn(centres: NDArray, sharp: NDArray, draws: int, random: np.random.Gene
 
 
 def shares_left(run: Run, epoch: int, draws: int, random: np.random.Generator) -> NDArray:
-    """What is left of each layer's attention, in heads, when duplicates count once: (layers with heads, 1 + draws).
+    """What is left of each layer's attention, in heads, when duplicates count once: (layers with
+    heads, 1 + draws).
 
     First as it is, then with centres `redrawn`.
     """
@@ -145,20 +175,26 @@ def shares_left(run: Run, epoch: int, draws: int, random: np.random.Generator) -
     for centres, precision, mass in zip(*of_layers, strict=True):
         if (who := np.isfinite(centres).all(-1)).any():
             each = (centres[who], *redrawn(centres[who], mass[who] > 0.5, draws, random))
-            shares.append([gaussians(one, precision[who], run.model.grid).max(0).sum() for one in each])
+            shares.append(
+                [gaussians(one, precision[who], run.model.grid).max(0).sum() for one in each]
+            )
     return np.array(shares)
 
 
-def pixels_of_heads(mass: NDArray, centres: NDArray) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
+def pixels_of_heads(
+    mass: NDArray, centres: NDArray
+) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
     """Of the 3 × 3 around the query, how many pixels have a sharp head, in each layer: five (L,).
 
-    ``mass`` (L, h), after training; ``centres`` (2, L, h, 2), before and after. First if the heads at the start were
-    sharp where they stood; then after training, sharp being over 50%, 40%, 60% of a head's attention; last whether
-    those over 50% lie above, below, left and right of the query.
+    ``mass`` (L, h), after training; ``centres`` (2, L, h, 2), before and after. First if the heads
+    at the start were sharp where they stood; then after training, sharp being over 50%, 40%, 60% of
+    a head's attention; last whether those over 50% lie above, below, left and right of the query.
     """
     snapped = kernel_cells(np.ones_like(mass), centres[0], 3)
     after = [kernel_cells(kept, centres[1], 3) for kept in (mass, mass > 0.4, mass > 0.6)]
-    around = np.array([{0, 2} <= {*rows} & {*columns} for rows, columns in map(np.nonzero, after[0])])
+    around = np.array(
+        [{0, 2} <= {*rows} & {*columns} for rows, columns in map(np.nonzero, after[0])]
+    )
     own, loose, strict = (cells.sum((1, 2)) for cells in after)
     return snapped.sum((1, 2)), own, loose, strict, around
 
@@ -171,15 +207,18 @@ def peaks(maps: NDArray) -> NDArray:
 
 def distinct(shifts: NDArray, chosen: NDArray) -> list[set[tuple[int, int]]]:
     """The shifts (L, h, 2), whole numbers, of each layer's chosen heads (L, h), each shift once."""
-    return [{(int(a), int(b)) for a, b in of_layer[heads]} for of_layer, heads in zip(shifts, chosen, strict=True)]
+    return [
+        {(int(a), int(b)) for a, b in of_layer[heads]}
+        for of_layer, heads in zip(shifts, chosen, strict=True)
+    ]
 
 
 def symmetry(maps: NDArray, query: NDArray) -> tuple[NDArray, NDArray]:
-    """Left-right, then up-down (2, L, h): how alike maps (L, h, H, W) are to their mirror images, through the query.
+    """Left-right, then up-down (2, L, h): how alike maps (L, h, H, W) are to their mirror images,
+    through the query.
 
-    First the correlation of their column sums, or row sums, `mirrored`; then whether the two highest are at mirrored
-    places.
-    """
+    First the correlation of their column sums, or row sums, `mirrored`; then whether the two
+    highest are at mirrored places."""
     alike, twins = [], []
     for profile, place in ((maps.sum(2), query[1]), (maps.sum(3), query[0])):
         side = min(place, profile.shape[-1] - 1 - place)
@@ -190,7 +229,9 @@ def symmetry(maps: NDArray, query: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def mirrored(profile: NDArray) -> NDArray:
-    """Correlation of the logarithm of a profile (..., n) with that of its mirror image; 0 where it is flat."""
+    """Correlation of the logarithm of a profile (..., n) with that of its mirror image; 0 where
+    it is flat.
+    """
     height = np.log(np.maximum(profile, 1e-12))
     height = height - height.mean(-1, keepdims=True)
     square = (height**2).sum(-1)
@@ -198,7 +239,9 @@ def mirrored(profile: NDArray) -> NDArray:
 
 
 def by_signs(differences: NDArray) -> tuple[float, float]:
-    """How often differences (n,), their signs drawn anew, sum to as much as these do; and how often to as little."""
+    """How often differences (n,), their signs drawn anew, sum to as much as these do; and how
+    often to as little.
+    """
     sums = np.array(list(itertools.product((1, -1), repeat=len(differences)))) @ differences
     return by_chance(sums, differences.sum())
 
@@ -209,7 +252,9 @@ def by_chance(drawn: NDArray, found: float) -> tuple[float, float]:
 
 
 def by_kind(values: NDArray, who: NDArray) -> NDArray:
-    """Mean over layers of what heads of a kind have on average, then of the others: ``who`` (N, L, h) -> (2, N)."""
+    """Mean over layers of what heads of a kind have on average, then of the others: ``who`` (N,
+    L, h) -> (2, N).
+    """
     return np.array([((values * kind).sum(-1) / kind.sum(-1)).mean(-1) for kind in (who, ~who)])
 
 
@@ -218,7 +263,9 @@ def listed(values: ArrayLike, form: str) -> str:
     return ", ".join("—" if math.isnan(number) else format(number, form) for number in numbers)
 
 
-def by_layer(values: ArrayLike, form: str, of: int | None = None, before: ArrayLike | None = None) -> str:
+def by_layer(
+    values: ArrayLike, form: str, of: int | None = None, before: ArrayLike | None = None
+) -> str:
     """A number for each layer, of at most ``of``; and the same ``before`` training."""
     words = f"{listed(values, form)}{f' of {of}' if of else ''} in layers 1 to {len(np.asarray(values))}"
     return words if before is None else f"{words}; before training {listed(before, form)}"
@@ -233,11 +280,19 @@ def numbered(layers: NDArray) -> str:
 
 
 def different_rates(one: Run, other: Run) -> list[str]:
-    """Learning rates of two runs where they differ, a line each: of the weights; of the encoding, if both learn one."""
+    """Learning rates of two runs where they differ, a line each: of the weights; of the
+    encoding, if both learn one.
+    """
     rates = {"learning rates": [run.train.lr for run in (one, other)]}
     if all(run.model.kind.startswith("learned") for run in (one, other)):
-        rates["learning rates of the encoding"] = [run.train.encoding_lr or run.train.rest_lr for run in (one, other)]
-    return [f"{words} {first:g} and {second:g}" for words, (first, second) in rates.items() if first != second]
+        rates["learning rates of the encoding"] = [
+            run.train.encoding_lr or run.train.rest_lr for run in (one, other)
+        ]
+    return [
+        f"{words} {first:g} and {second:g}"
+        for words, (first, second) in rates.items()
+        if first != second
+    ]
 
 
 def significance(p: float) -> str:

@@ -26,7 +26,11 @@ from attnconv.config import AsTuple, Config, ConfigError
 from companion.profile import Profile
 
 Words = Annotated[tuple[str, ...], AsTuple]
-GIVEN = ("profile", "data", "output")  # parameters of every notebook; with ``per_run`` also preset and seed
+GIVEN = (
+    "profile",
+    "data",
+    "output",
+)  # parameters of every notebook; with ``per_run`` also preset and seed
 
 
 class Notebook(Config):
@@ -55,7 +59,9 @@ class Job:
     parameters: dict[str, Any]
     run: tuple[str, int] | None = None  # preset and seed, where there is an execution for each
     needs: tuple[str, ...] = ()  # names of other jobs
-    reads: frozenset[str] = frozenset()  # its inputs: patterns of ``folder/preset/seed``, where ``*`` stands for any
+    reads: frozenset[str] = (
+        frozenset()
+    )  # its inputs: patterns of ``folder/preset/seed``, where ``*`` stands for any
 
     @property
     def title(self) -> str:
@@ -69,11 +75,17 @@ def read_notebook(path: Path) -> Notebook:
         content = nbformat.read(path, as_version=4)
         notebook = Notebook(path=path, title=title_of(path), **content.metadata.get("attnconv", {}))
     except Exception as error:  # nbformat raises many kinds
-        raise ConfigError(f"{path} is not a readable notebook ({error}); restore it with git.") from error
+        raise ConfigError(
+            f"{path} is not a readable notebook ({error}); restore it with git."
+        ) from error
     cells = [cell for cell in content.cells if "parameters" in cell.metadata.get("tags", [])]
     wanted = (*GIVEN, "preset", "seed") if notebook.per_run else GIVEN
-    if missing := [name for name in wanted if not any(re.search(rf"(?m)^{name}\b.*=", c.source) for c in cells)]:
-        raise ConfigError(f"{path.name}: a code cell tagged 'parameters' must also set {', '.join(missing)}.")
+    if missing := [
+        name for name in wanted if not any(re.search(rf"(?m)^{name}\b.*=", c.source) for c in cells)
+    ]:
+        raise ConfigError(
+            f"{path.name}: a code cell tagged 'parameters' must also set {', '.join(missing)}."
+        )
     return notebook
 
 
@@ -87,8 +99,8 @@ def title_of(path: Path) -> str:
 
 
 def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any]) -> dict[str, Job]:
-    """Every job of a profile, each after those that it needs, else in the order of notebooks and of the profile's runs.
-    `ConfigError` where notebooks need each other in a circle."""
+    """Every job of a profile, each after those that it needs, else in the order of notebooks and of
+    the profile's runs. `ConfigError` where notebooks need each other in a circle."""
     jobs: dict[str, Job] = {}
     for notebook in sorted(notebooks, key=lambda one: one.after or one.number):
         if notebook.part and not getattr(profile.study, notebook.part):
@@ -100,15 +112,20 @@ def plan(notebooks: Iterable[Notebook], profile: Profile, given: dict[str, Any])
     jobs = {name: _linked(job, list(jobs.values()), profile) for name, job in jobs.items()}
     ordered: dict[str, Job] = {}
     while waiting := {name: job for name, job in jobs.items() if name not in ordered}:
-        ready = next((name for name, job in waiting.items() if ordered.keys() >= {*job.needs}), None)
+        ready = next(
+            (name for name, job in waiting.items() if ordered.keys() >= {*job.needs}), None
+        )
         if ready is None:
-            raise ConfigError(f"These need each other in a circle: {', '.join(waiting)}. Correct 'needs'.")
+            raise ConfigError(
+                f"These need each other in a circle: {', '.join(waiting)}. Correct 'needs'."
+            )
         ordered[ready] = jobs[ready]
     return ordered
 
 
 def _linked(job: Job, jobs: list[Job], profile: Profile) -> Job:
-    """The job with what its notebook's metadata and its preset say that it needs and reads. What this profile does not
+    """The job with what its notebook's metadata and its preset say that it needs and reads. What
+    this profile does not
     run is not needed: the notebook does without it, or trains it."""
     needed, reads = list[Job](), {*job.notebook.reads}
     for word in job.notebook.needs:
@@ -118,27 +135,37 @@ def _linked(job: Job, jobs: list[Job], profile: Profile) -> Job:
     if job.run:
         preset, seed = job.run
         first = profile.configs(preset, seed)[1].start_from
-        needed += [other for other in jobs if other.notebook == job.notebook and other.run == (first, seed)]
+        needed += [
+            other for other in jobs if other.notebook == job.notebook and other.run == (first, seed)
+        ]
         reads |= {f"runs/{one}/{seed}" for one in (preset, first) if one}
-    return dataclasses.replace(job, needs=tuple(dict.fromkeys(o.name for o in needed)), reads=frozenset(reads))
+    return dataclasses.replace(
+        job, needs=tuple(dict.fromkeys(o.name for o in needed)), reads=frozenset(reads)
+    )
 
 
 def named(jobs: Iterable[Job], word: str) -> list[Job]:
-    """The jobs that a word names: with ``03`` all of notebook 03, with ``03:quadratic`` those of one preset."""
+    """The jobs that a word names: with ``03`` all of notebook 03, with ``03:quadratic`` those of
+    one preset.
+    """
     number, colon, preset = word.partition(":")
     of_notebook = [job for job in jobs if job.notebook.number == number.zfill(2)]
-    return [job for job in of_notebook if job.run and job.run[0] == preset] if colon else of_notebook
+    return (
+        [job for job in of_notebook if job.run and job.run[0] == preset] if colon else of_notebook
+    )
 
 
 def select(jobs: dict[str, Job], only: Iterable[str]) -> dict[str, bool]:
-    """The jobs that the words of ``--only`` name, and all that these need, in order; whether each was named.
-    `ConfigError` for a word that names none."""
+    """The jobs that the words of ``--only`` name, and all that these need, in order; whether each
+    was named. `ConfigError` for a word that names none."""
     wanted: dict[str, bool] = {}
     for word in only:
         if not (found := named(jobs.values(), word)):
             known = [job.notebook.number for job in jobs.values()]
             known += [f"{job.notebook.number}:{job.run[0]}" for job in jobs.values() if job.run]
-            raise ConfigError(f"There is no notebook {word!r} to run. Known: {', '.join(dict.fromkeys(known))}.")
+            raise ConfigError(
+                f"There is no notebook {word!r} to run. Known: {', '.join(dict.fromkeys(known))}."
+            )
         wanted |= dict.fromkeys((job.name for job in found), True)
     while more := {need for name in wanted for need in jobs[name].needs} - wanted.keys():
         wanted |= dict.fromkeys(more, False)

@@ -1,9 +1,10 @@
-"""Verdicts: each claim of claims.yaml is a function here, from finished runs (or numbers) to what was found.
+"""Verdicts: each claim of claims.yaml is a function here, from finished runs (or numbers) to what
+was found.
 
-Every function returns the verdict and the evidence, a line for each number that decided; some, where it holds. The
-verdict is None where the noise is too large to tell, or something is missing. `claims` makes cards of them. First comes
-the theorem, then quadratic heads, learned ones, and accuracy.
-"""
+Every function returns the verdict and the evidence, a line for each number that decided; some,
+where it holds. The verdict is None where the noise is too large to tell, or something is missing.
+`claims` makes cards of them. First comes the theorem, then quadratic heads, learned ones, and
+accuracy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,52 +18,82 @@ from attnconv.cost import cost
 from attnconv.heads import shift_maps, taps_by_chance
 from attnconv.training.runs import Run
 from companion import evidence, results
-from companion.evidence import Placed, Verdict, by_layer, listed, numbered, of_every_seed, significance
+from companion.evidence import (
+    Placed,
+    Verdict,
+    by_layer,
+    listed,
+    numbered,
+    of_every_seed,
+    significance,
+)
 
 LEVEL = 0.05  # of significance: how often chance may give at least what was found
 DRAWS = 1000
-EVEN = 0.95  # of the largest entropy that attention can have: from there on it is called spread all but evenly
-OVERLAP = 2 / 3  # where less of heads' attention is left when duplicates count once, heads are said to overlap
+# of the largest entropy that attention can have: from there on it is called spread all but evenly
+EVEN = 0.95
+OVERLAP = (
+    2 / 3
+)  # where less of heads' attention is left when duplicates count once, heads are said to overlap
 NOT_TRAINED = "one of the two models is not among the runs"
 NOT_MEASURED = "what convolutions in the layers' places cost was not measured for this run"
 
 
 def theorem(difference: float) -> Verdict:
-    """``difference``: the largest between the layer's output and the convolution's, of outputs of size 1."""
+    """``difference``: the largest between the layer's output and the convolution's, of outputs
+    of size 1.
+    """
     return difference < 1e-5, [f"largest difference {difference:.0e} of the largest output"]
 
 
 def borders(inside: float, border: float, padded: float) -> Verdict:
-    """Largest differences at inner pixels, at border pixels, and everywhere once the input is padded."""
+    """Largest differences at inner pixels, at border pixels, and everywhere once the input is
+    padded.
+    """
     lines = [f"without padding: {inside:.1g} inside, {border:.1g} at the border"]
-    return inside < 1e-5 < border and padded < 1e-5, [*lines, f"with padding: {padded:.1g} everywhere"]
+    return inside < 1e-5 < border and padded < 1e-5, [
+        *lines,
+        f"with padding: {padded:.1g} everywhere",
+    ]
 
 
 def three_numbers(alphas: ArrayLike, missed: ArrayLike, formula: ArrayLike) -> Verdict:
     """Attention outside the pixel at each alpha, measured and by the formula 1 - 1 / S(alpha)^2."""
-    alphas, missed, formula = (np.asarray(values, dtype=float) for values in (alphas, missed, formula))
+    alphas, missed, formula = (
+        np.asarray(values, dtype=float) for values in (alphas, missed, formula)
+    )
     off, exact = np.abs(missed - formula).max(), alphas[missed == 0]
     lines = [f"largest difference from the formula {off:.0e}"]
-    lines += [f"exactly zero from alpha = {exact.min():g} on"] if len(exact) else ["nowhere exactly zero"]
+    lines += (
+        [f"exactly zero from alpha = {exact.min():g} on"]
+        if len(exact)
+        else ["nowhere exactly zero"]
+    )
     return off < 1e-6 and len(exact) > 0 and bool((missed[alphas >= exact.min()] == 0).all()), lines
 
 
 def flops(linear: float, separable: float, dense: float) -> Placed:
-    """Of the paper's quadratic model: linear layers only, with the averaging along rows and columns, with whole P."""
+    """Of the paper's quadratic model: linear layers only, with the averaging along rows and
+    columns, with whole P.
+    """
     more = f"with the averaging {dense / 1e9:.1f} billion, or {separable / 1e9:.1f} along rows and columns"
     lines = [f"{linear / 1e9:.2f} billion in linear layers alone", more]
     return round(linear / 1e9, 1) == 6.2, lines, "of its linear layers alone"
 
 
 def learns_convolution(runs: Sequence[Run]) -> Placed:
-    """Do most networks have a layer that training made a small convolution, wherever its heads are?"""
+    """Do most networks have a layer that training made a small convolution, wherever its heads
+    are?
+    """
     if not runs or not all(run.swaps for run in runs):
         return None, [NOT_MEASURED], ""
     lines, sure, possible = [], 0, 0
     for run in runs:
         small = evidence.small_convolutions(run)
         learned = small.nearer(evidence.NEARER)
-        unknown = small.unsure | (small.fine & np.isnan(small.before))  # a run that goes on from another: NaN
+        unknown = small.unsure | (
+            small.fine & np.isnan(small.before)
+        )  # a run that goes on from another: NaN
         sure, possible = sure + int(learned.any()), possible + int((learned | unknown).any())
         lines.append(f"{run.title}, seed {run.train.seed}: {small.words(learned) or 'no layer'}")
     holds = True if 2 * sure > len(runs) else None if 2 * possible > len(runs) else False
@@ -71,7 +102,8 @@ def learns_convolution(runs: Sequence[Run]) -> Placed:
 
 @of_every_seed
 def grid(run: Run) -> Placed:
-    """Is there a layer that training made a small convolution, by moving heads to pixels of their own?
+    """Is there a layer that training made a small convolution, by moving heads to pixels of their
+    own?
 
     The words are the layers, and whether these pixels lie on all four sides of the query.
     """
@@ -107,14 +139,28 @@ def grid(run: Run) -> Placed:
     where = f"in layer {numbered(made & around)} of {len(own)}" if (made & around).any() else ""
     if made.any() and not where:
         where = f"in part: in layer {numbered(made)} of {len(own)}, not on all sides of the query"
-    return (True if made.any() else None if ((small.fine | small.unsure) & (own > 4)).any() else False), lines, where
+    return (
+        (
+            True
+            if made.any()
+            else None
+            if ((small.fine | small.unsure) & (own > 4)).any()
+            else False
+        ),
+        lines,
+        where,
+    )
 
 
 @of_every_seed
 def local(run: Run) -> Placed:
-    """Do most heads of the first two layers look at the 5 x 5 around the query? The words are whether they began so."""
+    """Do most heads of the first two layers look at the 5 x 5 around the query? The words are
+    whether they began so.
+    """
     there, grid = np.isfinite(run.heads["centre"][-1]).all(-1), run.model.grid  # (L, h)
-    shifts = evidence.gaussians(run.heads["parameter_centre"][[0, -1]], run.heads["precision"][[0, -1]], grid)
+    shifts = evidence.gaussians(
+        run.heads["parameter_centre"][[0, -1]], run.heads["precision"][[0, -1]], grid
+    )
     near = np.nansum(shift_maps(shifts, (grid[0] - 1, grid[1] - 1), 2), (-2, -1))  # (2, L, h)
     (before, after), (_, low), (_, high) = ((near > share).sum(-1) for share in (0.5, 0.4, 0.6))
     even = (run.heads["entropy"][-1] > EVEN * math.log(math.prod(grid))).sum(1)
@@ -126,7 +172,11 @@ def local(run: Run) -> Placed:
     if not there[:2].any(1).all():
         return None, [*lines, "there are no heads in the first two layers"], ""
     began, holds = ((2 * counts > there.sum(1))[:2] for counts in (before, after))
-    return bool(holds.all()), lines, f"from the start in layer {numbered(began)}" * bool(holds.all() and began.any())
+    return (
+        bool(holds.all()),
+        lines,
+        f"from the start in layer {numbered(began)}" * bool(holds.all() and began.any()),
+    )
 
 
 @of_every_seed
@@ -144,20 +194,32 @@ def farther(run: Run) -> Verdict:
         f"before training {before}",
         f"mean reach, in pixels: {by_layer(np.nanmean(run.heads['reach'][-1], axis=1), '.1f')}",
     ]
-    return (True if 2 * after >= deeper and after > before else False if after == 0 else None), lines
+    return (
+        True if 2 * after >= deeper and after > before else False if after == 0 else None
+    ), lines
 
 
 @of_every_seed
 def apart_by_lot(run: Run) -> Verdict:
-    """Do heads duplicate less of each other's attention than the same heads elsewhere, more so than at the start?"""
-    there, random = np.isfinite(run.heads["parameter_centre"][-1]).all(-1), np.random.default_rng(0)  # (L, h)
+    """Do heads duplicate less of each other's attention than the same heads elsewhere, more so
+    than at the start?
+    """
+    there, random = (
+        np.isfinite(run.heads["parameter_centre"][-1]).all(-1),
+        np.random.default_rng(0),
+    )  # (L, h)
     if not there.any():
         return None, ["there are no heads"]
-    start, end = (evidence.shares_left(run, epoch, DRAWS, random) for epoch in (0, -1))  # (L, 1 + DRAWS)
+    start, end = (
+        evidence.shares_left(run, epoch, DRAWS, random) for epoch in (0, -1)
+    )  # (L, 1 + DRAWS)
     heads = there.sum(1)[there.any(1)]
-    lead, lead_at_start = (100 * (of[:, 0].sum() - of[:, 1:].sum(0)) / heads.sum() for of in (end, start))
+    lead, lead_at_start = (
+        100 * (of[:, 0].sum() - of[:, 1:].sum(0)) / heads.sum() for of in (end, start)
+    )
     whole = 100 * end[:, 0].sum() / heads.sum()
-    # Where no draw can do worse, or better, both are 1: sharp heads that are far apart, or a single one.
+    # Where no draw can do worse, or better, both are 1: sharp heads that are far apart, or a single
+    # one.
     p, p_less = ((1 + (sign * lead <= 1e-9).sum()) / (1 + DRAWS) for sign in (1, -1))
     p_more = (1 + (lead <= lead_at_start).sum()) / (1 + DRAWS)
     lines = [
@@ -168,19 +230,31 @@ def apart_by_lot(run: Run) -> Verdict:
         f"the same heads, centres drawn anew, mean: {listed(end[:, 1:].mean(1) / heads, '.0%')}",
         f"the lead before training: {lead_at_start.mean():.1f}; as much added by chance {significance(p_more)}",
         "layers where heads do overlap, with less than two thirds left: "
-        + numbered(np.isin(np.arange(len(there)), np.flatnonzero(there.any(1))[end[:, 0] < OVERLAP * heads])),
+        + numbered(
+            np.isin(
+                np.arange(len(there)), np.flatnonzero(there.any(1))[end[:, 0] < OVERLAP * heads]
+            )
+        ),
     ]
     return (True if max(p, p_more) < LEVEL else False if p_less < LEVEL else None), lines
 
 
 def apart(run: Run) -> Placed:
-    """The paper says more than that heads overlap less than at random, so the verdict says that it is of the test."""
+    """The paper says more than that heads overlap less than at random, so the verdict says that
+    it is of the test.
+    """
     holds, lines, _ = apart_by_lot(run)
-    return holds, lines, "in part: less than at random; whether they cover the space is not tested" * bool(holds)
+    return (
+        holds,
+        lines,
+        "in part: less than at random; whether they cover the space is not tested" * bool(holds),
+    )
 
 
 def sixteen(run: Run) -> Placed:
-    """Are there layers that are small convolutions, and heads that look far? The words are which layers began so."""
+    """Are there layers that are small convolutions, and heads that look far? The words are which
+    layers began so.
+    """
     limit, centres = min(run.model.grid) / 4, run.heads["centre"][[0, -1]]
     before, after = (np.linalg.norm(centres, axis=-1) > limit).sum(-1)  # (L,)
     words = f"heads with a centre of attention farther than {limit:g} pixels"
@@ -200,12 +274,16 @@ def sixteen(run: Run) -> Placed:
 
 
 def pruned(run: Run, whole: Run, control: Run | None) -> Placed:
-    """``whole``: the run whose heads were dropped; ``control``: that run, trained on for as long with all its heads."""
+    """``whole``: the run whose heads were dropped; ``control``: that run, trained on for as long
+    with all its heads.
+    """
     heads = whole.model.heads_per_layer, run.model.heads_per_layer
     lines = [f"heads before: {by_layer(heads[0], 'd')}; after: {listed(heads[1], 'd')}"]
     lines += [f"test accuracy with all heads {100 * whole.test_accuracy:.1f}%"]
     if run.right_at_start is not None:
-        lines += [f"without the degenerate ones, before it was trained on {100 * run.right_at_start.mean():.1f}%"]
+        lines += [
+            f"without the degenerate ones, before it was trained on {100 * run.right_at_start.mean():.1f}%"
+        ]
     if heads[0] == heads[1]:
         return None, [*lines, "no head was degenerate, so none was dropped"], ""
     if control is None:
@@ -218,15 +296,23 @@ def pruned(run: Run, whole: Run, control: Run | None) -> Placed:
 
 @of_every_seed
 def single_pixels(run: Run) -> Verdict:
-    """Are there heads on pixels around the query, each on one of its own, and more than at random?"""
+    """Are there heads on pixels around the query, each on one of its own, and more than at
+    random?
+    """
     from scipy.stats import binom
 
     maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
     single, shifts = maps.max((2, 3)) > 0.5, evidence.peaks(maps) - query
     near = single & (abs(shifts) <= 3).all(-1)
-    own, lot = evidence.distinct(shifts, near), (abs(np.indices(run.model.grid).T - query) <= 3).all(-1).mean()
+    own, lot = (
+        evidence.distinct(shifts, near),
+        (abs(np.indices(run.model.grid).T - query) <= 3).all(-1).mean(),
+    )
     different, count = sum(map(len, own)), int(single.sum())
-    chance, fewer = float(binom.sf(different - 1, count, lot)), binom.cdf(near.sum(), count, lot) < LEVEL
+    chance, fewer = (
+        float(binom.sf(different - 1, count, lot)),
+        binom.cdf(near.sum(), count, lot) < LEVEL,
+    )
     lines = [
         f"heads with over half of their attention on one pixel: {by_layer(single.sum(1), 'd', maps.shape[1])}",
         f"different pixels of the 7 × 7 around the query among theirs: {by_layer([len(one) for one in own], 'd')}",
@@ -238,17 +324,25 @@ def single_pixels(run: Run) -> Verdict:
 
 @of_every_seed
 def symmetric(run: Run) -> Verdict:
-    """Are patterns that are not local symmetric left-right, more than up-down, and do some heads look far?"""
+    """Are patterns that are not local symmetric left-right, more than up-down, and do some heads
+    look far?
+    """
     maps, query = run.attention["mean"][0].astype(float), run.attention["queries"][0]
-    wide = (np.nansum(shift_maps(maps, query, 2), (2, 3)) < 0.5) & ~np.isnan(maps).any((2, 3))  # (L, h)
+    wide = (np.nansum(shift_maps(maps, query, 2), (2, 3)) < 0.5) & ~np.isnan(maps).any(
+        (2, 3)
+    )  # (L, h)
     if not wide.any():
         return False, ["all heads are local"]
     (across, upright), twins = evidence.symmetry(maps, query)
     pairs = (wide & twins).sum((1, 2))
     reach_before, reach = run.heads["reach"][0], run.heads["reach"][-1]
     far, count = (reach > np.nanmax(reach_before)).sum(1), np.isfinite(reach).sum()
-    p_far = math.comb(2 * count - far.sum(), count) / math.comb(2 * count, count)  # so many in front, of both together
-    more = np.array([(a - u)[w].mean() for a, u, w in zip(across, upright, wide, strict=True) if w.any()])
+    p_far = math.comb(2 * count - far.sum(), count) / math.comb(
+        2 * count, count
+    )  # so many in front, of both together
+    more = np.array(
+        [(a - u)[w].mean() for a, u, w in zip(across, upright, wide, strict=True) if w.any()]
+    )
     p, p_less = evidence.by_signs(more)
     lines = [
         f"left-right more than up-down: {significance(p)}; heads whose two highest columns are each other's mirror "
@@ -261,7 +355,9 @@ def symmetric(run: Run) -> Verdict:
         f"(the least p that so many layers allow: {2.0 ** -len(more):.2g})",
         f"heads that reach farther than {np.nanmax(reach_before):.1f} pixels: {by_layer(far, 'd')}",
     ]
-    return (True if max(p, p_far) < LEVEL and pairs[0] > pairs[1] else False if p_less < LEVEL else None), lines
+    return (
+        True if max(p, p_far) < LEVEL and pairs[0] > pairs[1] else False if p_less < LEVEL else None
+    ), lines
 
 
 @of_every_seed
@@ -269,7 +365,9 @@ def constant_shift(run: Run) -> Verdict:
     """Do heads of layers 2 and 3 look at pixels at a fixed shift, and follow the query?"""
     moved, same = run.attention["halves"]
     kept, shifts = evidence.following(run)
-    lines = [f"heads with a peak that follows the query: {by_layer(kept.sum(1), 'd', kept.shape[1])}"]
+    lines = [
+        f"heads with a peak that follows the query: {by_layer(kept.sum(1), 'd', kept.shape[1])}"
+    ]
     if len(kept) < 3:
         return None, [*lines, "the network has no layer 3"]
     for layer, head in np.argwhere(kept[1:3]) + (1, 0):
@@ -283,7 +381,9 @@ def constant_shift(run: Run) -> Verdict:
 
 @of_every_seed
 def content_use(run: Run) -> Verdict:
-    """Does content decide more in heads that do not follow the query than in those that do, in their own layer?"""
+    """Does content decide more in heads that do not follow the query than in those that do, in
+    their own layer?
+    """
     fixed, questions, content = run.attention["shares"]
     kept, _ = evidence.following(run)
     lines = [
@@ -297,11 +397,15 @@ def content_use(run: Run) -> Verdict:
             f"what content decides, over all layers: of heads that follow the query {np.nanmean(decided[kept]):.0%}, "
             f"of others {np.nanmean(decided[~kept]):.0%} (layers differ anyway, so this does not decide)"
         ]
-    mixed = kept.any(1) & ~kept.all(1) & np.isfinite(decided).all(1)  # not where a layer has fewer heads than others
+    mixed = (
+        kept.any(1) & ~kept.all(1) & np.isfinite(decided).all(1)
+    )  # not where a layer has fewer heads than others
     if not mixed.any():
         return None, ["no layer has both heads that follow the query and others", *lines]
     follow, random = kept[mixed], np.random.default_rng(0)
-    shuffled = np.stack([follow, *(random.permuted(follow, axis=1) for _ in range(DRAWS))])  # (1 + DRAWS, L, h)
+    shuffled = np.stack(
+        [follow, *(random.permuted(follow, axis=1) for _ in range(DRAWS))]
+    )  # (1 + DRAWS, L, h)
     theirs, others = evidence.by_kind(decided[mixed], shuffled)
     more = others - theirs
     p, p_less = evidence.by_chance(more, more[0])
@@ -327,16 +431,26 @@ def free_start(run: Run) -> Verdict:
         for size, *errors in zip(run.swaps["sizes"], *run.swaps["error"][:, 0], strict=True)
         if 1 < size <= evidence.SMALL
     ]
-    return (True if small.nearer(0.5)[0] else None if small.fine[0] or small.unsure[0] else False), lines
+    return (
+        True if small.nearer(0.5)[0] else None if small.fine[0] or small.unsure[0] else False
+    ), lines
 
 
 def hybrid(made: Sequence[Run], control: Sequence[Run], first: Sequence[Run]) -> Placed:
-    """``control``: the attention network, trained on for as long; ``first``: that network before it was trained on."""
+    """``control``: the attention network, trained on for as long; ``first``: that network before
+    it was trained on.
+    """
     holds, lines, words = _ahead(made, control, evidence.POINTS)
     if not (made and control and first):
         return None, lines, ""
-    lines += ["less accurate beyond chance; a point is allowed"] if results.ahead(control, made)[0] else []
-    lines += [f"against the attention network before either was trained on: {results.ahead(made, first)[1]}"]
+    lines += (
+        ["less accurate beyond chance; a point is allowed"]
+        if results.ahead(control, made)[0]
+        else []
+    )
+    lines += [
+        f"against the attention network before either was trained on: {results.ahead(made, first)[1]}"
+    ]
     own, other = cost(made[0].model), cost(control[0].model)
     ratios = own.parameters / other.parameters, own.separable / other.separable
     return holds, [*lines, f"parameters × {ratios[0]:.2f}, FLOPs × {ratios[1]:.2f}"], words
@@ -356,7 +470,9 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
     if epochs[0] != epochs[1]:
         shared = min(epochs)
         a, b = (100 * results.curves(runs)[:, shared - 1].mean() for runs in (better, worse))
-        lines += [f"trained for {epochs[0]} and {epochs[1]} epochs; after {shared} of them {a:.1f}% against {b:.1f}%"]
+        lines += [
+            f"trained for {epochs[0]} and {epochs[1]} epochs; after {shared} of them {a:.1f}% against {b:.1f}%"
+        ]
         lead, error = a - b + margin, math.sqrt((a * (100 - a) + b * (100 - b)) / images)
         holds = holds if holds == (lead > 0) and abs(lead) > 2 * error else None
     lines += evidence.different_rates(better[0], worse[0])
@@ -368,15 +484,22 @@ matches_resnet = partial(_ahead, margin=2.0)
 
 
 def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Placed:
-    """By the training loss at the end, where all rates have fallen to zero; for trainings of one length."""
+    """By the training loss at the end, where all rates have fallen to zero; for trainings of one
+    length.
+    """
     if not (learned and content):
         return None, [NOT_TRAINED], ""
     ends = [pd.DataFrame([run.metrics[-1] for run in runs]) for runs in (content, learned)]
-    losses, accuracies = ([end[name].mean() for end in ends] for name in ("train_loss", "train_accuracy"))
+    losses, accuracies = (
+        [end[name].mean() for end in ends] for name in ("train_loss", "train_accuracy")
+    )
     gap, seeds = losses[0] - losses[1], min(map(len, ends))
     noise = results.loss_noise(content, learned)
     recipes = content[0].train, learned[0].train
-    rates = [f"{one.lr:g} of the weights, {one.encoding_lr or one.rest_lr:g} of the encoding" for one in recipes]
+    rates = [
+        f"{one.lr:g} of the weights, {one.encoding_lr or one.rest_lr:g} of the encoding"
+        for one in recipes
+    ]
     lines = [
         f"training loss at the end {losses[0]:.3f} with content, {losses[1]:.3f} without; noise "
         f"{noise:.3f}{'' if seeds > 1 else ', as short runs spread'}; seeds: {len(content)} and {len(learned)}",
@@ -386,18 +509,26 @@ def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Placed:
     ]
     slower = recipes[0].lr / recipes[1].lr
     where = f"at {slower:g} times the learning rate" * (slower < 1)
-    return (None if recipes[0].epochs != recipes[1].epochs or abs(gap) <= noise else bool(gap > 0)), lines, where
+    return (
+        (None if recipes[0].epochs != recipes[1].epochs or abs(gap) <= noise else bool(gap > 0)),
+        lines,
+        where,
+    )
 
 
 def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
     """Taps covered after training and by snapping before it, of the same seeds: (seeds,) each."""
     gain = taps - snapped
-    lines = [f"taps covered {taps.mean():.1f}, by snapping alone {snapped.mean():.1f}; seeds: {len(gain)}"]
+    lines = [
+        f"taps covered {taps.mean():.1f}, by snapping alone {snapped.mean():.1f}; seeds: {len(gain)}"
+    ]
     if len(gain) < 2:
         return None, [*lines, "a single seed, so the noise is not known"]
     error = gain.std(ddof=1) / math.sqrt(len(gain))
     asked = results.surely(len(gain) - 1)
-    lines += [f"difference {gain.mean():+.1f}, standard error {error:.1f}; {asked:.1f} standard errors are needed"]
+    lines += [
+        f"difference {gain.mean():+.1f}, standard error {error:.1f}; {asked:.1f} standard errors are needed"
+    ]
     sure = error > 0 and abs(gain.mean()) > asked * error
     return (bool(gain.mean() > 0) if sure else None), lines
 
@@ -407,14 +538,25 @@ def convolution_start(
     paper: Mapping[int, Sequence[Run]],
     others: Mapping[str, Mapping[int, Sequence[Run]]],
 ) -> Verdict:
-    """Runs from two starts, and from others by name, by the number of their training images; the fewest decide."""
+    """Runs from two starts, and from others by name, by the number of their training images; the
+    fewest decide.
+    """
     fewest = min(taps)
     pairs = {f"{images:,} images": (taps[images], paper[images]) for images in sorted(taps)}
-    pairs |= {f"{fewest:,} images, against {name}": (taps[fewest], runs[fewest]) for name, runs in others.items()}
+    pairs |= {
+        f"{fewest:,} images, against {name}": (taps[fewest], runs[fewest])
+        for name, runs in others.items()
+    }
     found = {which: results.ahead(*pair) for which, pair in pairs.items()}
-    chance = {True: "; ahead, beyond chance", False: "; behind, beyond chance", None: "; within the noise"}
+    chance = {
+        True: "; ahead, beyond chance",
+        False: "; behind, beyond chance",
+        None: "; within the noise",
+    }
     seeds = len(taps[fewest])
-    lines = [f"{which}: {words}{chance[ahead] * (seeds > 1)}" for which, (ahead, words) in found.items()]
+    lines = [
+        f"{which}: {words}{chance[ahead] * (seeds > 1)}" for which, (ahead, words) in found.items()
+    ]
     if seeds < 2:
         return None, [*lines, "a single seed, so the noise is not known"]
     return found[f"{fewest:,} images"][0], [*lines, f"seeds: {seeds}"]

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from companion.claims import Claims
 
 OUTPUTS = Path(os.path.realpath(REPOSITORY / "outputs"))
-REPRODUCED = OUTPUTS / "reproduced"  # where profiles are drawn whose record is committed, in outputs/<profile>
+REPRODUCED = (
+    OUTPUTS / "reproduced"
+)  # where profiles are drawn whose record is committed, in outputs/<profile>
 PROFILES = REPOSITORY / "notebooks" / "profiles"
 NAMED_DATA = ("embedded", "cifar10")  # anything else is a path
 _described = itertools.count(1)  # figures, in the order in which the index shows them
@@ -52,7 +54,9 @@ class Workspace:
 
     @property
     def results(self) -> Path:
-        """Where figures, tables and pages are written: ``folder``, or what a batch run moves there at the end."""
+        """Where figures, tables and pages are written: ``folder``, or what a batch run moves
+        there at the end.
+        """
         return Path(os.environ.get("ATTNCONV_RESULTS") or self.folder)
 
     @cached_property
@@ -64,14 +68,22 @@ class Workspace:
 
     @cached_property
     def strip(self) -> Path | None:
-        """Images kept with recorded runs, an npz file that stands in where the data set is not here."""
+        """Images kept with recorded runs, an npz file that stands in where the data set is not
+        here.
+        """
         file = self.folder / "strip.npz"
         return file if not find_data(self.source) and file.is_file() else None
 
-    def configs(self, name: str, seed: int | None = None, **changes: Any) -> tuple[ModelConfig, TrainConfig]:
-        """A preset's configurations for this profile and data; ``changes`` as in `Profile.configs`."""
+    def configs(
+        self, name: str, seed: int | None = None, **changes: Any
+    ) -> tuple[ModelConfig, TrainConfig]:
+        """A preset's configurations for this profile and data; ``changes`` as in
+        `Profile.configs`.
+        """
         model, train = self.profile.configs(name, seed, **changes)
-        return for_images(model, self.data.image_size, self.data.image_channels, len(self.data.classes)), train
+        return for_images(
+            model, self.data.image_size, self.data.image_channels, len(self.data.classes)
+        ), train
 
     def run(
         self,
@@ -85,21 +97,27 @@ class Workspace:
     ) -> Run:
         """A preset's finished run: the one that is there, or else one trained (or resumed) now.
 
-        Every configuration has a folder of its own in ``kept_in``. ``changes`` as in `configs`. ``start``: the run that
-        it goes on from, with all of its heads, where that is not the preset's. Unless ``fresh``, a kept run of any copy
-        of the data stands in where the profile says ``recorded`` and the record's images lie beside it. `MissingData`
-        where none is kept and no data is here.
-        """
+        Every configuration has a folder of its own in ``kept_in``. ``changes`` as in `configs`.
+        ``start``: the run that it goes on from, with all of its heads, where that is not the
+        preset's. Unless ``fresh``, a kept run of any copy of the data stands in where the profile
+        says ``recorded`` and the record's images lie beside it. `MissingData` where none is kept
+        and no data is here."""
         model, recipe = self.configs(name, seed, **changes)
         recipe = replace(recipe, {"start_from": start.preset, "prune": False}) if start else recipe
         if self.profile.recorded and not fresh and (self.folder / "strip.npz").is_file():
-            if kept := self._kept(name, model, recipe, kept_in, start, changed=bool(start or any(changes.values()))):
+            if kept := self._kept(
+                name, model, recipe, kept_in, start, changed=bool(start or any(changes.values()))
+            ):
                 return kept
         if self.strip:
             missing = f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / kept_in}"
             if fresh:
-                missing = f"{self.source} is not on this machine, to train {name}, seed {recipe.seed}"
-            raise MissingData(f"{missing}. To train it, say where {self.source} is: --data PATH (make: DATA=PATH).")
+                missing = (
+                    f"{self.source} is not on this machine, to train {name}, seed {recipe.seed}"
+                )
+            raise MissingData(
+                f"{missing}. To train it, say where {self.source} is: --data PATH (make: DATA=PATH)."
+            )
         if recipe.start_from and not start:
             start = self.run(recipe.start_from, recipe.seed, fresh=fresh)
         digits = identity(model, recipe, self.data.key, start.config["hash"] if start else None)
@@ -107,9 +125,18 @@ class Workspace:
         return train(model, recipe, self.data, folder, preset=name, start=start)
 
     def _kept(
-        self, name: str, model: ModelConfig, recipe: TrainConfig, kept_in: str, start: Run | None, *, changed: bool
+        self,
+        name: str,
+        model: ModelConfig,
+        recipe: TrainConfig,
+        kept_in: str,
+        start: Run | None,
+        *,
+        changed: bool,
     ) -> Run | None:
-        """The recorded run of these configurations. Unless they were ``changed``, one of another recipe will do."""
+        """The recorded run of these configurations. Unless they were ``changed``, one of another
+        recipe will do.
+        """
         free = {"heads": 1} if recipe.start_from else {}  # pruning leaves each run its own
 
         def exact(run: Run) -> bool:
@@ -117,21 +144,31 @@ class Workspace:
             return same and run.train == recipe and replace(run.model, free) == replace(model, free)
 
         def alike(run: Run) -> bool:
-            return (run.preset, run.train.seed) == (name, recipe.seed) and (exact(run) or not changed)
+            return (run.preset, run.train.seed) == (name, recipe.seed) and (
+                exact(run) or not changed
+            )
 
-        there = [run for place in dict.fromkeys((kept_in, "runs")) for run in find_runs(self.folder / place, alike)]
+        there = [
+            run
+            for place in dict.fromkeys((kept_in, "runs"))
+            for run in find_runs(self.folder / place, alike)
+        ]
         return max(there, key=lambda run: (exact(run), run.train.epochs), default=None)
 
     def attention(self, run: Run) -> dict[str, np.ndarray]:
-        """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder, or measured now."""
+        """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder,
+        or measured now.
+        """
         if not (file := run.path / "attention.npz").is_file():
             write_arrays(file, measure_attention(load_run(run.path)[0], self.data))
         return Run(run.path).attention
 
     def swaps(self, run: Run, images: int | None = None) -> dict[str, np.ndarray]:
-        """What a run loses by convolutions in its layers' place (see `swaps.measure_swaps`): as kept, or measured now.
+        """What a run loses by convolutions in its layers' place (see `swaps.measure_swaps`): as
+        kept, or measured now.
 
-        On the profile's ``swap_images`` at most, and ``images``. Empty where it was not kept and the data set is not
+        On the profile's ``swap_images`` at most, and ``images``. Empty where it was not kept and
+        the data set is not
         here: the images of a record are too few to count answers.
         """
         kept = Run(run.path).swaps
@@ -139,7 +176,9 @@ class Workspace:
             some = self.data.first(None, self.profile.swap_images).first(None, images)
             if not kept or int(kept["images"]) < len(some.test_labels):
                 first = None if run.train.start_from else untrained(run)
-                write_arrays(run.path / "swaps.npz", measure_swaps(load_run(run.path)[0], first, some))
+                write_arrays(
+                    run.path / "swaps.npz", measure_swaps(load_run(run.path)[0], first, some)
+                )
         return Run(run.path).swaps
 
     def runs(self) -> list[Run]:
@@ -147,9 +186,16 @@ class Workspace:
         return find_runs(self.folder / "runs")
 
     def save_figure(
-        self, figure: Figure | Sequence[Figure], name: str, caption: str, *runs: Run, frames_per_second: int = 10
+        self,
+        figure: Figure | Sequence[Figure],
+        name: str,
+        caption: str,
+        *runs: Run,
+        frames_per_second: int = 10,
     ) -> None:
-        """Write figures/<name>.pdf and .png, or frames as a .gif; the index page shows caption and runs."""
+        """Write figures/<name>.pdf and .png, or frames as a .gif; the index page shows caption
+        and runs.
+        """
         from companion.figures import save, save_animation  # training does without seaborn
 
         for suffix in (".gif",) if isinstance(figure, Sequence) else (".pdf", ".png"):
@@ -163,11 +209,19 @@ class Workspace:
         write(self.results / "figures" / f"{name}.json", json.dumps(note) + "\n")
 
     def save_table(self, frame: pd.DataFrame, name: str) -> None:
-        """Write tables/<name>.md, .csv and .tex, without the frame's index. The LaTeX wants the package booktabs."""
-        known = frame.astype(object).where(frame.notna(), None)  # what is missing is a dash, not "nan"
+        """Write tables/<name>.md, .csv and .tex, without the frame's index. The LaTeX wants the
+        package booktabs.
+        """
+        known = frame.astype(object).where(
+            frame.notna(), None
+        )  # what is missing is a dash, not "nan"
         latex = frame.to_latex(index=False, float_format="%.8g", na_rep="---", escape=True)
         markdown = known.to_markdown(index=False, floatfmt=".8g", missingval="—") + "\n"
-        for suffix, text in ((".md", markdown), (".csv", frame.to_csv(index=False)), (".tex", latex)):
+        for suffix, text in (
+            (".md", markdown),
+            (".csv", frame.to_csv(index=False)),
+            (".tex", latex),
+        ):
             write(self.results / "tables" / f"{name}{suffix}", text)
 
     def claims(self, name: str) -> Claims:
@@ -177,15 +231,22 @@ class Workspace:
         return Claims(self.results / "tables" / f"{name}.json")
 
 
-def open_workspace(profile: str = "quick", *, data: str | None = None, output: str | Path | None = None) -> Workspace:
-    """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file), in its `output_folder`. ``data``
-    replaces the profile's data."""
-    chosen = load_profile(Path(profile) if profile.endswith(".yaml") else PROFILES / f"{profile}.yaml")
+def open_workspace(
+    profile: str = "quick", *, data: str | None = None, output: str | Path | None = None
+) -> Workspace:
+    """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file), in its
+    `output_folder`. ``data`` replaces the profile's data."""
+    chosen = load_profile(
+        Path(profile) if profile.endswith(".yaml") else PROFILES / f"{profile}.yaml"
+    )
     folder = output_folder(chosen, data, output)
     if record := record_of(folder):
-        # Linked file by file: what a notebook measures of a run joins the links, and the record stays as it is.
+        # Linked file by file: what a notebook measures of a run joins the links, and the record
+        # stays as it is.
         patterns = ("runs/*/[!.]*", "study/*/[!.]*", "strip.npz")
-        for kept in (file for pattern in patterns for file in record.glob(pattern) if file.is_file()):  # no checkpoints
+        for kept in (
+            file for pattern in patterns for file in record.glob(pattern) if file.is_file()
+        ):  # no checkpoints
             link = folder / kept.relative_to(record)
             link.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -193,12 +254,15 @@ def open_workspace(profile: str = "quick", *, data: str | None = None, output: s
     return Workspace(chosen, data or chosen.data, folder)
 
 
-def output_folder(profile: Profile, data: str | None = None, output: str | Path | None = None) -> Path:
-    """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> for another data set than its own.
+def output_folder(
+    profile: Profile, data: str | None = None, output: str | Path | None = None
+) -> Path:
+    """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> for another data
+    set than its own.
 
-    A profile whose record is committed has its results beside it, in outputs/reproduced/<profile>. Any copy of CIFAR-10
-    is the data of a profile of CIFAR-10. A few digits tell folders of one name apart.
-    """
+    A profile whose record is committed has its results beside it, in outputs/reproduced/<profile>.
+    Any copy of CIFAR-10 is the data of a profile of CIFAR-10. A few digits tell folders of one name
+    apart."""
     if output:
         return absolute(output)
     own = (REPRODUCED if profile.recorded else OUTPUTS) / profile.name
@@ -209,12 +273,17 @@ def output_folder(profile: Profile, data: str | None = None, output: str | Path 
     if profile.data == "cifar10" and load_data(data).name == "cifar10":
         return own
     path = absolute(data)
-    word, digits = re.sub(r"[\W_]", "-", path.name.lower()), hashlib.sha256(os.fsencode(path)).hexdigest()[:4]
+    word, digits = (
+        re.sub(r"[\W_]", "-", path.name.lower()),
+        hashlib.sha256(os.fsencode(path)).hexdigest()[:4],
+    )
     return OUTPUTS / f"{profile.name}-{word}-{digits}"
 
 
 def record_of(folder: Path) -> Path | None:
-    """The committed record beside which a folder is drawn: outputs/<name> for outputs/reproduced/<name>, else None."""
+    """The committed record beside which a folder is drawn: outputs/<name> for
+    outputs/reproduced/<name>, else None.
+    """
     return OUTPUTS / folder.name if folder.parent == REPRODUCED else None
 
 

@@ -1,15 +1,15 @@
 """The attention layers of the paper, channels last: (B, H, W, C) in, (B, H, W, D) out.
 
-Every layer is multi-head self-attention (eq. 3). Its value and output matrices follow each other without a
-non-linearity between them, so each head has one matrix W^h:
+Every layer is multi-head self-attention (eq. 3). Its value and output matrices follow each other
+without a non-linearity between them, so each head has one matrix W^h:
 
     MHSA(X)_q = sum_h sum_k P_h(q, k) X_k W^h + b,        P_h(q, .) = softmax over all key pixels k of score_h(q, k).
 
-The layers differ in their scores only: `QuadraticAttention` and `LearnedAttention` look at positions,
-`ContentAttention` at what the pixels hold too. `probabilities` is P; forward takes it, or an equal form from `mixing`
-that never builds it. Shape letters, here and in the notebooks: B images, H x W pixels, N = H W, C and D channels in and
-out, h heads; q is a query pixel, k a key pixel and k - q their shift.
-"""
+The layers differ in their scores only: `QuadraticAttention` and `LearnedAttention` look at
+positions, `ContentAttention` at what the pixels hold too. `probabilities` is P; forward takes it,
+or an equal form from `mixing` that never builds it. Shape letters, here and in the notebooks: B
+images, H x W pixels, N = H W, C and D channels in and out, h heads; q is a query pixel, k a key
+pixel and k - q their shift."""
 
 import math
 from collections.abc import Sequence
@@ -23,24 +23,35 @@ from attnconv.attention.mixing import Mixing, attend_by_position, attend_content
 
 
 class PositionalAttention(nn.Module):
-    """Attention that looks at positions only: P has no batch axis. A subclass says what the scores are.
+    """Attention that looks at positions only: P has no batch axis. A subclass says what the scores
+    are.
 
-    Args (of the subclasses too):
-        channels, out_channels: C of the input, D of the output.
-        heads: h; each averages all C channels and owns a value matrix C x D: C columns of ``value.weight``, transposed.
-        mixing: ``dense`` builds P (h, H, W, H, W); ``separable`` mixes along columns and rows, where the encoding
-            factors (an error where it does not); ``auto`` takes the fastest equal form, in memory linear in pixels.
-        dropout: on the probabilities, one mask shared by the batch as in the paper. P then no longer factors.
-    """
+    Args (of the subclasses too): channels, out_channels: C of the input, D of the output. heads: h;
+        each averages all C channels and owns a value matrix C x D: C columns of ``value.weight``,
+        transposed. mixing: ``dense`` builds P (h, H, W, H, W); ``separable`` mixes along columns
+        and rows, where the encoding factors (an error where it does not); ``auto`` takes the
+        fastest equal form, in memory linear in pixels. dropout: on the probabilities, one mask
+        shared by the batch as in the paper. P then no longer factors."""
 
-    separable = True  # whether P_h = P_row (x) P_col exactly, at any image size and at the borders too
+    separable = (
+        True  # whether P_h = P_row (x) P_col exactly, at any image size and at the borders too
+    )
 
-    def __init__(self, channels: int, out_channels: int, heads: int, mixing: Mixing = "auto", dropout: float = 0.0):
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int,
+        heads: int,
+        mixing: Mixing = "auto",
+        dropout: float = 0.0,
+    ):
         super().__init__()
         if mixing not in ("auto", "dense", "separable"):
             raise ValueError(f"mixing = {mixing!r} is not one of 'auto', 'dense', 'separable'.")
         if mixing == "separable" and (dropout or not self.separable):
-            raise ValueError("A full covariance and dropout do not factor into rows x columns; use mixing='auto'.")
+            raise ValueError(
+                "A full covariance and dropout do not factor into rows x columns; use mixing='auto'."
+            )
         self.channels, self.out_channels, self.heads = channels, out_channels, heads
         self.mixing, self.dropout = mixing, dropout
         self.value = nn.Linear(heads * channels, out_channels)
@@ -52,7 +63,9 @@ class PositionalAttention(nn.Module):
         return attend_by_position(self, x)
 
     def probabilities(self, height: int, width: int) -> Tensor:
-        """P: (h, H, W, H, W); ``P[h, i, j]`` is how head h, at query pixel (i, j), weighs the key pixels (sum 1)."""
+        """P: (h, H, W, H, W); ``P[h, i, j]`` is how head h, at query pixel (i, j), weighs the
+        key pixels (sum 1).
+        """
         terms = self.score_terms(height, width)
         rows, columns = (term.shape[1] for term in terms[:2])  # of queries
         query = torch.arange(rows * columns, device=terms[0].device)
@@ -60,20 +73,30 @@ class PositionalAttention(nn.Module):
         return logits.flatten(-2).softmax(-1).view_as(logits).unflatten(1, (rows, columns))
 
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
-        """What `mixing.scores` adds up: a score for rows (h, H, H) and one for columns (h, W, W)."""
+        """What `mixing.scores` adds up: a score for rows (h, H, H) and one for columns (h, W,
+        W).
+        """
         return _highest_zero(self.axis_logits(height, 0)), _highest_zero(self.axis_logits(width, 1))
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
-        """Score of each shift along one axis (0 rows, 1 columns): (h, length, length), query x key."""
+        """Score of each shift along one axis (0 rows, 1 columns): (h, length, length), query x
+        key.
+        """
         raise NotImplementedError
 
     def axis_probabilities(self, length: int, axis: int) -> Tensor:
-        """Softmax over keys along one axis (0 rows, 1 columns): (h, length, length); P is the product of both axes."""
+        """Softmax over keys along one axis (0 rows, 1 columns): (h, length, length); P is the
+        product of both axes.
+        """
         return self.axis_logits(length, axis).softmax(-1)
 
     def shifts(self, length: int, axis: int) -> Tensor:
-        """Shift k - q of every query and key along one axis (0 rows, 1 columns): (length, length), query x key."""
-        position = torch.arange(length, device=next(self.parameters()).device)  # `value` may be of any kind
+        """Shift k - q of every query and key along one axis (0 rows, 1 columns): (length,
+        length), query x key.
+        """
+        position = torch.arange(
+            length, device=next(self.parameters()).device
+        )  # `value` may be of any kind
         return position - position[:, None]
 
     def extra_repr(self) -> str:
@@ -81,14 +104,15 @@ class PositionalAttention(nn.Module):
 
 
 class QuadraticAttention(PositionalAttention):
-    """The quadratic encoding (Lemma 2; appendix for a full covariance): each head is a Gaussian over shifts.
+    """The quadratic encoding (Lemma 2; appendix for a full covariance): each head is a Gaussian
+    over shifts.
 
     score_h(q, k) = -1/2 | S_h (k - q - centre_h) |^2, with S_h = Sigma_h^{-1/2}
 
-    Parameters, in pixels of the grid: ``centres`` (h, 2), rows then columns, and ``spreads``, the paper's name for
-    Sigma^{-1/2}: (h,) when isotropic (S = spread I, so Lemma 2's alpha = spread^2 / 2), (h, 2, 2) when full. A larger
-    spread is a sharper head; the standard deviation is 1 / spread.
-    """
+    Parameters, in pixels of the grid: ``centres`` (h, 2), rows then columns, and ``spreads``, the
+    paper's name for Sigma^{-1/2}: (h,) when isotropic (S = spread I, so Lemma 2's alpha = spread^2
+    / 2), (h, 2, 2) when full. A larger spread is a sharper head; the standard deviation is 1 /
+    spread."""
 
     def __init__(
         self,
@@ -104,7 +128,9 @@ class QuadraticAttention(PositionalAttention):
         if covariance not in ("isotropic", "full"):
             raise ValueError(f"covariance = {covariance!r} is not one of 'isotropic', 'full'.")
         if centre_start not in ("gaussian", "disc", "taps"):
-            raise ValueError(f"centre_start = {centre_start!r} is not one of 'gaussian', 'disc', 'taps'.")
+            raise ValueError(
+                f"centre_start = {centre_start!r} is not one of 'gaussian', 'disc', 'taps'."
+            )
         self.covariance, self.separable = covariance, covariance == "isotropic"
         super().__init__(channels, out_channels, heads, **options)
         if centre_start == "taps":
@@ -117,10 +143,13 @@ class QuadraticAttention(PositionalAttention):
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
         if not self.separable:
-            raise ValueError("A full covariance does not factor into rows x columns; use probabilities().")
-        # A centre far off the image makes all scores large, beside which float32 loses how they differ. So shifts are
-        # counted from the nearest that can be reached, u = shift - near. With e = near - centre, the score is
-        # -1/2 spread^2 u (u + 2 e), but for a constant that a softmax drops.
+            raise ValueError(
+                "A full covariance does not factor into rows x columns; use probabilities()."
+            )
+        # A centre far off the image makes all scores large, beside which float32 loses how they
+        # differ. So shifts are counted from the nearest that can be reached, u = shift - near. With
+        # e = near - centre, the score is -1/2 spread^2 u (u + 2 e), but for a constant that a
+        # softmax drops.
         centres = self.centres[:, axis, None, None]
         near = centres.detach().clamp(1 - length, length - 1)
         u = self.shifts(length, axis) - near
@@ -129,9 +158,10 @@ class QuadraticAttention(PositionalAttention):
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
         if self.separable:
             return super().score_terms(height, width)
-        # -1/2 |S (shift - centre)|^2. As in `axis_logits`, shifts are counted from the nearest that can be reached:
-        # -1/2 |S u|^2 - u P e is left. S u is summed before it is squared: of a long, thin head,
-        # P_11 u_1^2 + 2 P_12 u_1 u_2 + P_22 u_2^2 would lose in float32 what is left between large numbers.
+        # -1/2 |S (shift - centre)|^2. As in `axis_logits`, shifts are counted from the nearest that
+        # can be reached: -1/2 |S u|^2 - u P e is left. S u is summed before it is squared: of a
+        # long, thin head, P_11 u_1^2 + 2 P_12 u_1 u_2 + P_22 u_2^2 would lose in float32 what is
+        # left between large numbers.
         limit = torch.tensor([height - 1, width - 1], device=self.centres.device)
         near = self.centres.detach().clamp(-limit, limit)
         slope = (self.precision() * (near - self.centres)[:, None]).sum(-1)[..., None, None]
@@ -146,13 +176,17 @@ class QuadraticAttention(PositionalAttention):
         s = self.spreads
         if self.separable:
             return s.square()[:, None, None] * torch.eye(2, dtype=s.dtype, device=s.device)
-        return (s[:, :, :, None] * s[:, :, None, :]).sum(1)  # as a matrix product, autocast would round it
+        return (s[:, :, :, None] * s[:, :, None, :]).sum(
+            1
+        )  # as a matrix product, autocast would round it
 
 
 class LearnedAttention(PositionalAttention):
-    """The learned relative encoding (section 4): score = v_row . r_row[shift] + v_col . r_col[shift] for each head.
+    """The learned relative encoding (section 4): score = v_row . r_row[shift] + v_col .
+    r_col[shift] for each head.
 
-    ``row_embedding`` and ``column_embedding`` hold one vector per shift -(max_size-1) .. max_size-1, shared by the
+    ``row_embedding`` and ``column_embedding`` hold one vector per shift -(max_size-1) ..
+    max_size-1, shared by the
     heads: (2 max_size - 1, C); ``row_scores`` and ``column_scores`` one vector per head.
     """
 
@@ -168,14 +202,18 @@ class LearnedAttention(PositionalAttention):
     def axis_logits(self, length: int, axis: int) -> Tensor:
         scores = (self.row_scores, self.column_scores)[axis]
         embedding = (self.row_embedding, self.column_embedding)[axis]
-        by_shift = (scores[:, None] * embedding).sum(-1)  # (h, 2 max_size - 1); autocast would round a product
+        by_shift = (scores[:, None] * embedding).sum(
+            -1
+        )  # (h, 2 max_size - 1); autocast would round a product
         return by_shift[:, _known_shifts(length, self.max_size, scores.device)]
 
 
 class ContentAttention(nn.Module):
-    """Learned relative encoding with content (section 4): score = (q . k + q . r_shift) / sqrt(K), q and k linear in X.
+    """Learned relative encoding with content (section 4): score = (q . k + q . r_shift) / sqrt(K),
+    q and k linear in X.
 
-    r_shift joins a row embedding (its first half) and a column embedding (its second half), shared by the heads. P
+    r_shift joins a row embedding (its first half) and a column embedding (its second half), shared
+    by the heads. P
     depends on the images: it has a leading batch axis, and does not factor.
     """
 
@@ -191,12 +229,21 @@ class ContentAttention(nn.Module):
     ):
         super().__init__()
         if mixing not in ("auto", "dense"):
-            raise ValueError(f"mixing = {mixing!r} is not 'auto' or 'dense': with content, P does not factor.")
+            raise ValueError(
+                f"mixing = {mixing!r} is not 'auto' or 'dense': with content, P does not factor."
+            )
         key_size = channels if key_size is None else key_size
         if key_size % 2:
-            raise ValueError(f"key_size = {key_size} must be even: half for rows, half for columns.")
+            raise ValueError(
+                f"key_size = {key_size} must be even: half for rows, half for columns."
+            )
         self.channels, self.out_channels, self.heads = channels, out_channels, heads
-        self.max_size, self.key_size, self.mixing, self.dropout = max_size, key_size, mixing, dropout
+        self.max_size, self.key_size, self.mixing, self.dropout = (
+            max_size,
+            key_size,
+            mixing,
+            dropout,
+        )
         self.query = nn.Linear(channels, heads * key_size)
         self.key = nn.Linear(channels, heads * key_size)
         self.row_embedding = nn.Parameter(torch.randn(2 * max_size - 1, key_size // 2))
@@ -205,19 +252,25 @@ class ContentAttention(nn.Module):
 
     @torch.no_grad()
     def start_on_taps(self, alpha: float) -> None:
-        """Put head h on tap h of a kernel, with Lemma 2's sharpness, whatever the pixels hold (key_size >= 4).
+        """Put head h on tap h of a kernel, with Lemma 2's sharpness, whatever the pixels hold
+        (key_size >= 4).
 
-        W_qry = 0 leaves of a query its bias. Two numbers of each half of r are (shift^2, shift), and the biases weigh
-        them so that the score is -alpha |shift - tap|^2. Keys are 0 there; the others wait for queries to grow.
-        """
+        W_qry = 0 leaves of a query its bias. Two numbers of each half of r are (shift^2, shift),
+        and the biases weigh them so that the score is -alpha |shift - tap|^2. Keys are 0 there; the
+        others wait for queries to grow."""
         if self.key_size < 4:
-            raise ValueError(f"key_size = {self.key_size} must be at least 4: two numbers each for rows and columns.")
+            raise ValueError(
+                f"key_size = {self.key_size} must be at least 4: two numbers each for rows and columns."
+            )
         shift = torch.arange(1 - self.max_size, self.max_size)
         for embedding in (self.row_embedding, self.column_embedding):
             embedding[:, 0], embedding[:, 1] = shift.square() / self.max_size, shift
         biases = torch.zeros(self.heads, 2, self.key_size // 2)  # rows and columns
         weight = alpha * math.sqrt(self.key_size)
-        biases[..., 0], biases[..., 1] = -weight * self.max_size, 2 * weight * first_taps(self.heads)
+        biases[..., 0], biases[..., 1] = (
+            -weight * self.max_size,
+            2 * weight * first_taps(self.heads),
+        )
         self.query.weight.zero_()
         self.query.bias.copy_(biases.flatten())
         for part in (self.key.weight, self.key.bias):
@@ -227,15 +280,26 @@ class ContentAttention(nn.Module):
         """x (B, H, W, C) -> q and k, each (B, h, H, W, K)."""
         _check_input(self, x)
         split = (self.heads, self.key_size)
-        return [linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4) for linear in (self.query, self.key)]
+        return [
+            linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4)
+            for linear in (self.query, self.key)
+        ]
 
     def position_logits(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """q . r_row (B, h, H, W, H) and q . r_col (B, h, H, W, W): a score for each key row and each key column."""
+        """q . r_row (B, h, H, W, H) and q . r_col (B, h, H, W, W): a score for each key row and
+        each key column.
+        """
         height, width = q.shape[2:4]
-        rows = self.row_embedding[_known_shifts(height, self.max_size, q.device)]  # (H, H, K/2), query x key
-        columns = self.column_embedding[_known_shifts(width, self.max_size, q.device)]  # (W, W, K/2)
+        rows = self.row_embedding[
+            _known_shifts(height, self.max_size, q.device)
+        ]  # (H, H, K/2), query x key
+        columns = self.column_embedding[
+            _known_shifts(width, self.max_size, q.device)
+        ]  # (W, W, K/2)
         q_row, q_column = q.chunk(2, dim=-1)
-        return torch.einsum("bhijd,ikd->bhijk", q_row, rows), torch.einsum("bhijd,jld->bhijl", q_column, columns)
+        return torch.einsum("bhijd,ikd->bhijk", q_row, rows), torch.einsum(
+            "bhijd,jld->bhijl", q_column, columns
+        )
 
     def score_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W)."""
@@ -261,14 +325,18 @@ class ContentAttention(nn.Module):
 
 
 def _highest_zero(logits: Tensor) -> Tensor:
-    """Logits less the highest of each query: the same to a softmax, and small enough to be added up in float32."""
+    """Logits less the highest of each query: the same to a softmax, and small enough to be added
+    up in float32.
+    """
     return logits - logits.detach().amax(-1, keepdim=True)
 
 
 def evenly_on_a_disc(points: int) -> Tensor:
-    """Points spread evenly over a disc of radius 2 (standard deviation 1 along each axis): (points, 2).
+    """Points spread evenly over a disc of radius 2 (standard deviation 1 along each axis): (points,
+    2).
 
-    They lie like the seeds of a sunflower, each turned by the golden angle from the one before, and all by a random
+    They lie like the seeds of a sunflower, each turned by the golden angle from the one before, and
+    all by a random
     one: the start holds no grid for the heads to find.
     """
     place = torch.arange(points)
@@ -278,25 +346,33 @@ def evenly_on_a_disc(points: int) -> Tensor:
 
 
 def tap_shifts(kernel_size: Sequence[int], dilation: Sequence[int] = (1, 1)) -> Tensor:
-    """Shift (rows, columns) of every tap of a kernel, row by row: (taps, 2). For 3 x 3: (-1, -1), (-1, 0), ... (1, 1).
+    """Shift (rows, columns) of every tap of a kernel, row by row: (taps, 2). For 3 x 3: (-1, -1),
+    (-1, 0), ... (1, 1).
 
-    Tap t of K looks dilation (t - (K-1)/2) pixels away from the query; an even kernel has one tap more to the right,
-    like PyTorch's padding='same'.
-    """
-    axes = [torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation, strict=True)]
+    Tap t of K looks dilation (t - (K-1)/2) pixels away from the query; an even kernel has one tap
+    more to the right, like PyTorch's padding='same'."""
+    axes = [
+        torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation, strict=True)
+    ]
     return torch.cartesian_prod(*axes)
 
 
 def first_taps(heads: int) -> Tensor:
-    """As many shifts (heads, 2), the first taps of the smallest kernel with an odd side that has them."""
+    """As many shifts (heads, 2), the first taps of the smallest kernel with an odd side that has
+    them.
+    """
     side = (math.isqrt(max(heads - 1, 0)) + 1) | 1
     return tap_shifts((side, side))[:heads]
 
 
 def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:
-    """Where the embedding of each shift is, among those of -(max_size - 1) .. max_size - 1: (length, length)."""
+    """Where the embedding of each shift is, among those of -(max_size - 1) .. max_size - 1:
+    (length, length).
+    """
     if length > max_size:
-        raise ValueError(f"An image side of {length} needs an encoding with max_size >= {length}, not {max_size}.")
+        raise ValueError(
+            f"An image side of {length} needs an encoding with max_size >= {length}, not {max_size}."
+        )
     position = torch.arange(length, device=device)
     return position - position[:, None] + max_size - 1
 
@@ -304,4 +380,6 @@ def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:
 def _check_input(layer: PositionalAttention | ContentAttention, x: Tensor) -> None:
     if x.dim() != 4 or x.shape[-1] != layer.channels:
         title, shape = type(layer).__name__, tuple(x.shape)
-        raise ValueError(f"{title} takes (B, H, W, {layer.channels}), channels last; it was given {shape}.")
+        raise ValueError(
+            f"{title} takes (B, H, W, {layer.channels}), channels last; it was given {shape}."
+        )

@@ -1,6 +1,6 @@
 # ruff: noqa: F401 (what is imported here is what the package offers)
-"""Convolution as attention: `theorem` is the paper's, `surgery` whole networks there, `reading` the way back,
-`swapping` what a network loses by it."""
+"""Convolution as attention: `theorem` is the paper's, `surgery` whole networks there, `reading` the
+way back, `swapping` what a network loses by it."""
 
 from attnconv.attention import tap_shifts
 from attnconv.equivalence.reading import KernelReport, attention_to_conv

@@ -1,7 +1,8 @@
-"""How models are trained and kept: the loop, its data, optimizers and machine, run folders and checkpoints.
+"""How models are trained and kept: the loop, its data, optimizers and machine, run folders and
+checkpoints.
 
-What stands below is imported when it is first asked for: to read run folders (`attnconv.training.runs`) takes no torch.
-"""
+What stands below is imported when it is first asked for: to read run folders
+(`attnconv.training.runs`) takes no torch."""
 
 import importlib
 from typing import Any

@@ -14,24 +14,35 @@ from attnconv.config import TrainConfig
 
 def position_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Centres and spreads of all quadratic layers."""
-    return [parameter for name, parameter in model.named_parameters() if name.endswith(("centres", "spreads"))]
+    return [
+        parameter
+        for name, parameter in model.named_parameters()
+        if name.endswith(("centres", "spreads"))
+    ]
 
 
 def encoding_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The vectors of learned encodings: one for each shift and, without content, those with which heads score them."""
+    """The vectors of learned encodings: one for each shift and, without content, those with
+    which heads score them.
+    """
     names = ("row_embedding", "column_embedding", "row_scores", "column_scores")
     return [parameter for name, parameter in model.named_parameters() if name.endswith(names)]
 
 
 def own_rates(model: nn.Module, config: TrainConfig) -> dict[nn.Parameter, float]:
-    """Peak learning rates of centres and spreads, and of learned encodings that have one: never decayed or clipped."""
+    """Peak learning rates of centres and spreads, and of learned encodings that have one: never
+    decayed or clipped.
+    """
     rates = dict.fromkeys(position_parameters(model), config.position_lr or config.rest_lr)
-    return rates | (dict.fromkeys(encoding_parameters(model), config.encoding_lr) if config.encoding_lr else {})
+    return rates | (
+        dict.fromkeys(encoding_parameters(model), config.encoding_lr) if config.encoding_lr else {}
+    )
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """SGD (the paper's), AdamW, or Muon for the weights between input and classifier and AdamW for all others. Each
-    group keeps its ``peak_lr``. Except with SGD, biases and norms have no weight decay either."""
+    """SGD (the paper's), AdamW, or Muon for the weights between input and classifier and AdamW for
+    all others. Each group keeps its ``peak_lr``. Except with SGD, biases and norms have no weight
+    decay either."""
     sgd, muon, own = config.optimizer == "sgd", config.optimizer == "muon", own_rates(model, config)
     lr = config.rest_lr
     inner: list[nn.Parameter] = []
@@ -39,11 +50,18 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
     for name, p in model.named_parameters():
         if p in own:
             parts[own[p], 0.0].append(p)
-        elif muon and name.startswith(("blocks.", "stages.")) and name.endswith(".weight") and p.dim() > 1:
+        elif (
+            muon
+            and name.startswith(("blocks.", "stages."))
+            and name.endswith(".weight")
+            and p.dim() > 1
+        ):
             inner.append(p)
         else:
             parts[lr, config.weight_decay if p.dim() > 1 or sgd else 0.0].append(p)
-    groups = [dict(params=part, peak_lr=rate, weight_decay=decay) for (rate, decay), part in parts.items()]
+    groups = [
+        dict(params=part, peak_lr=rate, weight_decay=decay) for (rate, decay), part in parts.items()
+    ]
     if sgd:
         return [torch.optim.SGD(groups, lr=lr, momentum=config.momentum, fused=True)]
     adamw = torch.optim.AdamW(groups, lr=lr, betas=(config.momentum, config.beta2), fused=True)
@@ -51,11 +69,12 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan and others, 2024): SGD with Nesterov's momentum, each step replaced by a nearly orthogonal matrix.
+    """Muon (Jordan and others, 2024): SGD with Nesterov's momentum, each step replaced by a nearly
+    orthogonal matrix.
 
-    As `torch.optim.Muon`, to the bit with ``bfloat16``, for any weight: a kernel (D, C, k, k) steps as a matrix
-    (D, C k k). A CPU without instructions for bfloat16 takes forty times as long; there products are in float32.
-    """
+    As `torch.optim.Muon`, to the bit with ``bfloat16``, for any weight: a kernel (D, C, k, k) steps
+    as a matrix (D, C k k). A CPU without instructions for bfloat16 takes forty times as long; there
+    products are in float32."""
 
     bfloat16 = True
 
@@ -74,19 +93,27 @@ class Muon(torch.optim.Optimizer):
             if not (state := self.state[weight]):
                 state["momentum_buffer"] = torch.zeros_like(gradient)
             average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-            update = orthogonal(gradient.lerp(average, momentum), torch.bfloat16 if self.bfloat16 else torch.float32)
+            update = orthogonal(
+                gradient.lerp(average, momentum), torch.bfloat16 if self.bfloat16 else torch.float32
+            )
             rows, columns = gradient.shape
             weight.mul_(1 - lr * group["weight_decay"])
-            scale = math.sqrt(max(1, rows / max(1, columns)))  # a layer without heads has no columns
+            scale = math.sqrt(
+                max(1, rows / max(1, columns))
+            )  # a layer without heads has no columns
             weight.add_(update.view_as(weight), alpha=-lr * scale)
 
 
 def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """U S V^T (m, n) with all singular values brought near 1, between 0.7 and 1.2: five Newton-Schulz iterations."""
+    """U S V^T (m, n) with all singular values brought near 1, between 0.7 and 1.2: five
+    Newton-Schulz iterations.
+    """
     x = matrix.to(dtype, copy=True)
     x = x.T if matrix.shape[0] > matrix.shape[1] else x
     x.div_(x.norm().clamp(min=1e-7))
     for _ in range(5):
         gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+        x = torch.addmm(
+            x, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445
+        )
     return x.T if matrix.shape[0] > matrix.shape[1] else x

@@ -1,11 +1,12 @@
-"""Run folders: the only thing that training hands on. Everything downstream reads them, from any machine.
+"""Run folders: the only thing that training hands on. Everything downstream reads them, from any
+machine.
 
-A run folder holds ``config.json`` (enough to rebuild the model), ``metrics.jsonl`` (a line an epoch), ``heads.npz``
-(what every head did after every epoch), ``predictions.npz`` (the class given to each test image), ``model.safetensors``
-(written last: it marks a finished run) and, while a run is under way, ``checkpoint/`` (for resuming only).
-``attention.npz`` (what heads attend to) and ``swaps.npz`` (what is lost by convolutions in layers' place) are measured
-when they are first asked for. Figures need no more, so they can be made again without the data. No torch is imported.
-"""
+A run folder holds ``config.json`` (enough to rebuild the model), ``metrics.jsonl`` (a line an
+epoch), ``heads.npz`` (what every head did after every epoch), ``predictions.npz`` (the class given
+to each test image), ``model.safetensors`` (written last: it marks a finished run) and, while a run
+is under way, ``checkpoint/`` (for resuming only). ``attention.npz`` (what heads attend to) and
+``swaps.npz`` (what is lost by convolutions in layers' place) are measured when they are first asked
+for. Figures need no more, so they can be made again without the data. No torch is imported."""
 
 import contextlib
 import errno
@@ -29,7 +30,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnconv.config import PRESETS, Config, ModelConfig, TrainConfig, config_hash, errors_as
 
-JPEG_COPY = "JPEG copy of CIFAR-10"  # its pixels differ: an accuracy on it is not quite one on CIFAR-10 itself
+# its pixels differ: an accuracy on it is not quite one on CIFAR-10 itself
+JPEG_COPY = "JPEG copy of CIFAR-10"
 Json = TypeVar("Json", dict, list)
 
 
@@ -37,8 +39,12 @@ class RunError(ValueError):
     """A run folder that cannot be used as asked; the message names the folder and the remedy."""
 
 
-def identity(model: ModelConfig | dict, train: TrainConfig | dict, data_key: str, start: str | None = None) -> str:
-    """Eight hexadecimal digits for what determines a run's result: model, recipe, data, the run it starts from."""
+def identity(
+    model: ModelConfig | dict, train: TrainConfig | dict, data_key: str, start: str | None = None
+) -> str:
+    """Eight hexadecimal digits for what determines a run's result: model, recipe, data, the run
+    it starts from.
+    """
     recipe = {name: value for name, value in dict(train).items() if name != "checkpoint_seconds"}
     return config_hash(model, recipe, data_key, start)
 
@@ -52,14 +58,20 @@ class _Config(Config, extra="allow"):
     train: TrainConfig
     data: dict[str, Any]  # see `Dataset.about`
     weights: str | None = None  # hex sha256 of model.safetensors, once the run is finished
-    weights_kept: bool = True  # false: a finished run whose weights were left out of a record, and its measures kept
+    weights_kept: bool = (
+        True  # false: a finished run whose weights were left out of a record, and its measures kept
+    )
 
 
 @contextlib.contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Whatever goes wrong while a file of a run folder is read becomes one `RunError` that names it."""
+    """Whatever goes wrong while a file of a run folder is read becomes one `RunError` that names
+    it.
+    """
     folder = file.parent.parent if file.parent.name == "checkpoint" else file.parent
-    with errors_as(RunError, f"{file} is damaged", f"Bring it back, or remove {folder} and train again."):
+    with errors_as(
+        RunError, f"{file} is damaged", f"Bring it back, or remove {folder} and train again."
+    ):
         if not file.is_file():  # a pipe might never end
             raise ValueError("it is no regular file" if file.exists() else "it is missing")
         yield
@@ -81,20 +93,26 @@ def write_arrays(file: Path, arrays: Mapping[str, ArrayLike]) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, read lazily. What is read is checked: `RunError` names the file that is damaged."""
+    """A run folder, read lazily. What is read is checked: `RunError` names the file that is
+    damaged.
+    """
 
     path: Path
 
     @cached_property
     def _parsed(self) -> _Config:
         if not (file := self.path / "config.json").exists():
-            raise RunError(f"{self.path} is no run folder: no config.json is there. Name another, or train a new one.")
+            raise RunError(
+                f"{self.path} is no run folder: no config.json is there. Name another, or train a new one."
+            )
         with reading(file):
             return _checked(file.read_bytes())
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """``config.json``: preset, hash, model, train, data, environment, sessions, and the weights' checksum."""
+        """``config.json``: preset, hash, model, train, data, environment, sessions, and the
+        weights' checksum.
+        """
         return self._parsed.model_dump(mode="json")
 
     @cached_property
@@ -141,15 +159,21 @@ class Run:
             return _sha256(file, about.st_size, about.st_mtime_ns) == self.config.get("weights")
 
     def finished_as(self, name: str) -> bool:
-        """Whether it is the run of that `identity`, and finished; another run in its folder is refused."""
+        """Whether it is the run of that `identity`, and finished; another run in its folder is
+        refused.
+        """
         if (self.path / "config.json").is_file() and self.config["hash"] != name:
-            other = f"a run of another configuration or data set ({self.config['hash']}, not {name})"
+            other = (
+                f"a run of another configuration or data set ({self.config['hash']}, not {name})"
+            )
             raise RunError(f"{self.path} holds {other}; give this run a folder of its own.")
         return self.finished
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
-        """One dictionary an epoch: train_loss, train_accuracy, test_loss, test_accuracy, lr, seconds, ..."""
+        """One dictionary an epoch: train_loss, train_accuracy, test_loss, test_accuracy, lr,
+        seconds, ...
+        """
         file = self.path / "metrics.jsonl"
         ended = (self.path / "model.safetensors").exists() or self.without_weights
         if not ended and not file.exists():
@@ -159,7 +183,9 @@ class Run:
             wanted = self.train.epochs if ended else len(lines)
             numbers = all(type(value) in (int, float) for line in lines for value in line.values())
             if not numbers or [line["epoch"] for line in lines] != list(range(1, wanted + 1)):
-                raise ValueError(f"its {len(lines)} lines are not numbers of each of {wanted} epochs")
+                raise ValueError(
+                    f"its {len(lines)} lines are not numbers of each of {wanted} epochs"
+                )
             return lines
 
     @property
@@ -171,12 +197,16 @@ class Run:
 
     @cached_property
     def heads(self) -> dict[str, NDArray]:
-        """Head geometry before training and after every epoch: each (epochs + 1, layers, heads, ...), see `heads`."""
+        """Head geometry before training and after every epoch: each (epochs + 1, layers, heads,
+        ...), see `heads`.
+        """
         return self._arrays("heads.npz", needed=self.finished and self.model.kind != "resnet")
 
     @cached_property
     def right(self) -> NDArray | None:
-        """Whether the trained network is right about each test image, in the data's order: (N,); None if not kept."""
+        """Whether the trained network is right about each test image, in the data's order: (N,);
+        None if not kept.
+        """
         kept = self._arrays("predictions.npz", needed=self.without_weights)
         return kept["predicted"] == kept["label"] if kept else None
 
@@ -188,7 +218,9 @@ class Run:
 
     @cached_property
     def attention(self) -> dict[str, NDArray]:
-        """What its heads attend to after training, as `heads.measure_attention` found it; empty if not asked yet."""
+        """What its heads attend to after training, as `heads.measure_attention` found it; empty
+        if not asked yet.
+        """
         arrays = self._arrays("attention.npz")
         for name in {"mean", "single"} & arrays.keys():  # float16 on disk
             maps = arrays[name].astype(np.float32)
@@ -197,12 +229,20 @@ class Run:
 
     @cached_property
     def swaps(self) -> dict[str, NDArray]:
-        """What it loses by convolutions in place of its layers, as `swaps.measure_swaps` found it; empty if not asked.
-        Answers are bool, an image each (n): ``alone`` and ``up_to`` (L, S, n), ``fitted``, ``shuffled``, ``whole`` (n).
-        """
+        """What it loses by convolutions in place of its layers, as `swaps.measure_swaps` found it;
+        empty if not asked. Answers are bool, an image each (n): ``alone`` and ``up_to`` (L, S, n),
+        ``fitted``, ``shuffled``, ``whole`` (n)."""
         found = self._arrays("swaps.npz")
-        for name in {"alone", "up_to", "fitted", "shuffled", "whole"} & found.keys():  # bits on disk
-            found[name] = np.unpackbits(found[name], axis=-1, count=int(found["images"])).astype(bool)
+        for name in {
+            "alone",
+            "up_to",
+            "fitted",
+            "shuffled",
+            "whole",
+        } & found.keys():  # bits on disk
+            found[name] = np.unpackbits(found[name], axis=-1, count=int(found["images"])).astype(
+                bool
+            )
         return found
 
     def _arrays(self, name: str, needed: bool = False) -> dict[str, NDArray]:
@@ -217,7 +257,9 @@ class Run:
         """Read all that is small: `RunError` names the first file that is damaged."""
         _ = self.config, self.metrics, self.heads, self.right
         if not self.finished:
-            raise RunError(f"{self.path / 'model.safetensors'} is damaged or missing; train the run again.")
+            raise RunError(
+                f"{self.path / 'model.safetensors'} is damaged or missing; train the run again."
+            )
 
 
 @lru_cache(1024)  # a notebook on hundreds of recorded runs looks for each of them among all
@@ -226,7 +268,9 @@ def _checked(content: bytes) -> _Config:
     found = json.loads(content)
     parsed = _Config(**found)
     named = identity(found["model"], found["train"], parsed.data["key"])
-    if parsed.hash != named and parsed.train.start_from is None:  # else the run it starts from is part of it
+    if (
+        parsed.hash != named and parsed.train.start_from is None
+    ):  # else the run it starts from is part of it
         raise ValueError("it is not what was written")
     return parsed
 
@@ -237,28 +281,35 @@ def _sha256(file: Path, size: int, changed: int) -> str:
 
 
 def find_runs(folder: str | Path, wanted: Callable[[Run], bool] = lambda run: True) -> list[Run]:
-    """All finished runs below a folder, in the presets' order, then by seed and name. What is damaged, or no run of
-    this library, is left out with a warning that names it. ``wanted``: by their configuration, those to read."""
+    """All finished runs below a folder, in the presets' order, then by seed and name. What is
+    damaged, or no run of this library, is left out with a warning that names it. ``wanted``: by
+    their configuration, those to read."""
     order, runs = {name: place for place, name in enumerate(PRESETS)}, []
     for file in Path(folder).glob("*/config.json"):
         run = Run(file.parent)
-        if (run.path / "model.safetensors").exists() or not read_json(file, dict).get("weights_kept", True):
+        if (run.path / "model.safetensors").exists() or not read_json(file, dict).get(
+            "weights_kept", True
+        ):
             try:
                 if wanted(run):
                     run.check()
                     runs.append(run)
             except RunError as error:
                 warnings.warn(f"The run folder {run.path.name} is left out: {error}", stacklevel=2)
-    return sorted(runs, key=lambda run: (order.get(run.preset, len(order)), run.train.seed, run.path.name))
+    return sorted(
+        runs, key=lambda run: (order.get(run.preset, len(order)), run.train.seed, run.path.name)
+    )
 
 
-LEFTOVERS = f".*-{8 * '[0-9a-f]'}.*"  # names of temporary files, which a process that was killed leaves
+LEFTOVERS = (
+    f".*-{8 * '[0-9a-f]'}.*"  # names of temporary files, which a process that was killed leaves
+)
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Write a file whole or not at all: gives a temporary path beside it, moved into place when it is on the disk.
-    An `OSError` names the file, its disk, and how much room is left there."""
+    """Write a file whole or not at all: gives a temporary path beside it, moved into place when it
+    is on the disk. An `OSError` names the file, its disk, and how much room is left there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
     try:
@@ -269,7 +320,9 @@ def writing(path: Path) -> Iterator[Path]:
     except OSError as error:
         disk = next(place for place in path.resolve().parents if place.is_mount())
         room = f"the disk at {disk} has {shutil.disk_usage(disk).free >> 20} MiB left"
-        raise OSError(error.errno or errno.EIO, f"{error.strerror or error} ({room})", str(path)) from error
+        raise OSError(
+            error.errno or errno.EIO, f"{error.strerror or error} ({room})", str(path)
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -277,20 +330,28 @@ def writing(path: Path) -> Iterator[Path]:
 def write(file: Path, content: str | bytes) -> None:
     """Write a file whole or not at all, as `writing` does."""
     with writing(file) as temporary:  # names of files, of which a text may speak, may be no UTF-8
-        temporary.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
+        temporary.write_bytes(
+            content if isinstance(content, bytes) else content.encode(errors="replace")
+        )
 
 
 @contextlib.contextmanager
 def held(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Hold a folder for this process. Another one there is waited for or, if not ``wait``, a `RunError`."""
+    """Hold a folder for this process. Another one there is waited for or, if not ``wait``, a
+    `RunError`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
     try:
         taken = lock.acquire(timeout=0)
     except Timeout:
         if not wait:
-            raise RunError(f"Another process is at work in {folder}; wait for it, or choose another folder.") from None
-        print(f"Another process is at work in {folder}: waiting for it.", file=sys.stderr, flush=True)
+            raise RunError(
+                f"Another process is at work in {folder}; wait for it, or choose another folder."
+            ) from None
+        print(
+            f"Another process is at work in {folder}: waiting for it.", file=sys.stderr, flush=True
+        )
         taken = lock.acquire()
     with taken:
         yield
@@ -300,6 +361,8 @@ def said(*command: str) -> str | None:
     """What a command answers, run in this repository; None where it fails or is not there."""
     try:
         here = Path(__file__).parent
-        return subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        return subprocess.run(
+            command, cwd=here, capture_output=True, text=True, timeout=20, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,5 +1,7 @@
 # ruff: noqa: F401 (what is imported here is what the package offers)
-"""What can be tried in a browser: the playground for Theorem 1, the explorer of a trained model, figures with knobs."""
+"""What can be tried in a browser: the playground for Theorem 1, the explorer of a trained model,
+figures with knobs.
+"""
 
 from companion.explorer.arrays import ExplorerError, pack, quantize
 from companion.explorer.edits import edited

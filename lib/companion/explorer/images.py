@@ -34,13 +34,17 @@ class Pool:
         return dict(pixels=self.images[index], title=f"{self.name} {index}{kind}", label=label)
 
     def some(self, count: int) -> list[int]:
-        """So many images, as many of each class as there can be; the first ones where there are no labels."""
+        """So many images, as many of each class as there can be; the first ones where there are
+        no labels.
+        """
         labels = self.labels if self.labels.size else np.zeros(len(self.images), np.int64)
         return balanced(torch.from_numpy(labels), count).tolist()
 
 
 def pool_of(images: Any, side: Side, mean: Any = None, std: Any = None) -> Pool:
-    """The images that `explore` was given, as the model takes them, with the words and numbers that go with them."""
+    """The images that `explore` was given, as the model takes them, with the words and numbers
+    that go with them.
+    """
     if isinstance(images, Pool):
         return images
     about = dict(side.run.config.get("data", {})) if side.run else {}
@@ -50,33 +54,51 @@ def pool_of(images: Any, side: Side, mean: Any = None, std: Any = None) -> Pool:
     if isinstance(images, Dataset):
         if side.classes not in (0, len(images.classes)):
             known = len(images.classes)
-            raise ExplorerError(f"The images are of {known} classes, but the model tells {side.classes} apart.")
-        if about.get("name", images.name) == images.name or tuple(about.get("classes", ())) == images.classes:
-            labels = images.test_labels.cpu().numpy()  # else they are of other classes than the model's
+            raise ExplorerError(
+                f"The images are of {known} classes, but the model tells {side.classes} apart."
+            )
+        if (
+            about.get("name", images.name) == images.name
+            or tuple(about.get("classes", ())) == images.classes
+        ):
+            labels = (
+                images.test_labels.cpu().numpy()
+            )  # else they are of other classes than the model's
         about = images.about() | about
         name, images = "test image", images.test_images
     usual = STATISTICS["cifar10" if side.image_channels == 3 else "fashion-mnist-sample"]
     each = zip((mean, std), ("mean", "std"), usual, strict=True)
-    mean, std = (tuple(map(float, about.get(n, u) if given is None else given)) for given, n, u in each)
+    mean, std = (
+        tuple(map(float, about.get(n, u) if given is None else given)) for given, n, u in each
+    )
     if {len(mean), len(std)} != {side.image_channels}:
         needed = f"a number for each of the {side.image_channels} channels"
         raise ExplorerError(f"mean = {mean} and std = {std} must have {needed}.")
     values = fitting(images, side.image_size, side.image_channels)
     if not side.classes:
         return Pool(name, values, labels[:0], (), mean, std)
-    return Pool(name, values, labels, tuple(about.get("classes") or map(str, range(side.classes))), mean, std)
+    return Pool(
+        name,
+        values,
+        labels,
+        tuple(about.get("classes") or map(str, range(side.classes))),
+        mean,
+        std,
+    )
 
 
 def size_of(images: Any) -> tuple[int, int] | None:
-    """Height and width of the images, where they are arrays or a data set; files are of any size."""
+    """Height and width of the images, where they are arrays or a data set; files are of any
+    size.
+    """
     if isinstance(images, Dataset):
         return images.image_size
     return _channels_last(images).shape[1:3] if isinstance(images, np.ndarray | Tensor) else None
 
 
 def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """A path, a Pillow image, an array of one image or several, or a list of such, cropped to that size: (N, height,
-    width, channels) in 8 bits."""
+    """A path, a Pillow image, an array of one image or several, or a list of such, cropped to that
+    size: (N, height, width, channels) in 8 bits."""
     if isinstance(images, list | tuple):
         if not images:
             raise ExplorerError("images is empty: give at least one.")
@@ -95,47 +117,66 @@ def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uin
             raise ExplorerError(f"{images} cannot be read as an image: {error}") from error
     if isinstance(images, Image.Image):
         return _cropped(ImageOps.exif_transpose(images), size, channels)[None]
-    raise ExplorerError(f"One of the images is of type {type(images).__name__}: give paths, Pillow images, or arrays.")
+    raise ExplorerError(
+        f"One of the images is of type {type(images).__name__}: give paths, Pillow images, or arrays."
+    )
 
 
 def _channels_last(images: NDArray | Tensor) -> NDArray[np.uint8]:
-    """Arrays as (N, height, width, channels) in 8 bits: channels may come first, and one image may come alone."""
+    """Arrays as (N, height, width, channels) in 8 bits: channels may come first, and one image
+    may come alone.
+    """
     given = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
     values = given[None] if given.ndim == 3 else given
     if values.ndim == 4 and values.shape[-1] not in (1, 3):
         values = values.transpose(0, 2, 3, 1)
     if values.ndim != 4 or values.shape[-1] not in (1, 3) or not values.size:
-        forms = "(N, height, width, channels) nor (N, channels, height, width), with 1 or 3 channels"
+        forms = (
+            "(N, height, width, channels) nor (N, channels, height, width), with 1 or 3 channels"
+        )
         raise ExplorerError(f"images of shape {given.shape} are empty, or neither {forms}.")
     if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
         values = np.rint(255 * values).astype(np.uint8)
     if values.dtype != np.uint8:
         found = f"{values.dtype} from {values.min()} to {values.max()}"
-        raise ExplorerError(f"images are {found}; they must be uint8, or floats in [0, 1], not normalised.")
+        raise ExplorerError(
+            f"images are {found}; they must be uint8, or floats in [0, 1], not normalised."
+        )
     return np.ascontiguousarray(values)
 
 
 def _cropped(image: Image.Image, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """The middle of an image in the model's aspect ratio, laid on white and resized: (height, width, channels)."""
+    """The middle of an image in the model's aspect ratio, laid on white and resized: (height,
+    width, channels).
+    """
     if image.mode[0] in "IF":  # Pillow would clip them
-        raise ExplorerError(f"An image has pixels of mode {image.mode}: give 8 bits a channel, or floats in [0, 1].")
+        raise ExplorerError(
+            f"An image has pixels of mode {image.mode}: give 8 bits a channel, or floats in [0, 1]."
+        )
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = ImageOps.fit(image.convert("L" if channels == 1 else "RGB"), size[::-1], Image.Resampling.LANCZOS)
+    image = ImageOps.fit(
+        image.convert("L" if channels == 1 else "RGB"), size[::-1], Image.Resampling.LANCZOS
+    )
     return np.asarray(image, dtype=np.uint8).reshape(*size, channels)
 
 
 def _own_data(side: Side, name: str | None) -> Dataset | Tensor:
-    """The data that a run names, where it is on this machine (nothing is downloaded); else pictures of the sample.
+    """The data that a run names, where it is on this machine (nothing is downloaded); else pictures
+    of the sample.
 
-    Labels come along only with the data of that name; for a model alone, with a sample that is as its images are.
-    """
+    Labels come along only with the data of that name; for a model alone, with a sample that is as
+    its images are."""
     if name == "cifar10":
         with contextlib.suppress(DataError):
             if found := find_data(name):
                 return load_data(found.path)
     sample = load_data("embedded")
     form = sample.image_size, sample.image_channels, len(sample.classes)
-    fits = name == sample.name if name else form == (side.image_size, side.image_channels, side.classes)
+    fits = (
+        name == sample.name
+        if name
+        else form == (side.image_size, side.image_channels, side.classes)
+    )
     return sample if fits else sample.test_images

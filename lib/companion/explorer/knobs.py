@@ -1,4 +1,6 @@
-"""A figure with knobs: sliders and lists in a notebook, and what a function of `companion.figures` draws of them."""
+"""A figure with knobs: sliders and lists in a notebook, and what a function of
+`companion.figures` draws of them.
+"""
 
 import io
 import itertools
@@ -16,16 +18,19 @@ from companion.figures.style import settle
 
 
 class Knobs(Pictured, ipywidgets.VBox):
-    """A function that draws a figure, and a control of ipywidgets for each of its arguments, by name.
+    """A function that draws a figure, and a control of ipywidgets for each of its arguments, by
+    name.
 
-    ``ahead``: all its pictures are drawn at once, for a figure that takes longer than a reader waits.
-    """
+    ``ahead``: all its pictures are drawn at once, for a figure that takes longer than a reader
+    waits."""
 
     def __init__(self, draw: Callable[..., Figure], *, ahead: bool = False, **knobs: Any):
         self._draw, self.knobs = draw, knobs
         self._first: Figure | None = None
         self.picture = cache(self._picture)
-        self.image = ipywidgets.Image(format="png", layout=ipywidgets.Layout(align_self="flex-start"))  # not stretched
+        self.image = ipywidgets.Image(
+            format="png", layout=ipywidgets.Layout(align_self="flex-start")
+        )  # not stretched
         for name, knob in knobs.items():
             knob.description, knob.style.description_width = name.replace("_", " "), "initial"
             knob.observe(lambda _: self._show(), "value")
