@@ -63,7 +63,7 @@ def test_tests_need_what_notebooks_need_and_the_library_alone_no_jupyter() -> No
 def test_every_file_of_the_library_is_in_the_wheel() -> None:
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     said = subprocess.run(
-        ["git", "ls-files", "lib/attnconv"], cwd=ROOT, capture_output=True, text=True
+        ["git", "ls-files", "lib"], cwd=ROOT, capture_output=True, text=True
     ).stdout.split()
     packed = set()
     for package in setup["packages"]:
@@ -180,15 +180,6 @@ def test_every_benchmark_is_part_of_make_bench() -> None:
         ROOT / "benchmarks" / "measure.py"
     }:  # what the others share
         assert f"benchmarks/{file.name}" in said
-
-
-def test_every_mistake_of_the_list_can_still_be_made() -> None:
-    """Whether its tests see it, `make mutants` says; that takes hours."""
-    from mutants import LIST, read
-
-    listed = read(LIST.read_text("utf-8"))
-    assert len(listed) > 300
-    assert [(one.file, one.what, fault) for one in listed if (fault := one.fault(ROOT))] == []
 
 
 @pytest.mark.parametrize("user", [0, 1000])
