@@ -194,24 +194,30 @@ def train_epoch(
     return {"train_loss": loss, "train_accuracy": accuracy, "lr": rate, "seconds": seconds}
 
 
+def environment(config: TrainConfig, device: torch.device) -> dict[str, str | int]:
+    """By what, and how, a run of a recipe is computed here."""
+    products = str(products_of(config, device)).removeprefix("torch.")
+    gpu = device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if gpu else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "computation": f"{products}, compiled" if config.compile else products,
+    }
+
+
 def begin(run: Run, preset: str, model: Network, config: TrainConfig, data: Dataset) -> None:
     """Write config.json: what the run is, and how it is computed."""
     for stale in [*run.path.glob(".*.part"), run.path / "attention.npz", run.path / "swaps.npz"]:
         stale.unlink(missing_ok=True)  # of a process that was killed, or of weights that are lost
-    products = str(products_of(config, best_device())).removeprefix("torch.")
+    started = datetime.now().astimezone().isoformat(timespec="seconds")
     about = {
         "preset": preset,
         "model": model.config.model_dump(mode="json"),
         "train": config.model_dump(mode="json"),
         "data": data.about(),
         "kept": getattr(model, "kept", None),  # heads, where some were pruned
-        "environment": {
-            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "torch": torch.__version__,
-            "device": platform.processor() or platform.machine(),
-            "threads": torch.get_num_threads(),
-            "computation": f"{products}, compiled" if config.compile else products,
-        },
+        "environment": {"started": started, **environment(config, best_device())},
     }
     write(run.path / "config.json", json.dumps(about, indent=1) + "\n")
 
