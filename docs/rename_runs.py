@@ -66,9 +66,7 @@ def main(places: list[Path]) -> None:
         if config["train"].get("start_from"):
             former = [name for name in renamed if name.endswith("-" + config["start"])]
             if not former:
-                raise SystemExit(
-                    f"{folder}: run {config['start']}, which it goes on from, is not here"
-                )
+                raise SystemExit(f"{folder}: {config['start']}, which it goes on from, is not here")
             start = renamed[former[0]]
         new = rewritten(config, start)
         around = [place / start for place in {folder.parent, *RECORD} if start]

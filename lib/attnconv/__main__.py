@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from attnconv.config import PRESETS, ModelConfig, for_images, replace, run_name
 
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     train.add_argument("preset", choices=fresh)
     train.add_argument("--data", default="embedded", help="embedded, cifar10, or a path")
     train.add_argument("--output", type=Path, required=True, help="runs go to OUTPUT/runs")
-    words = {"dest": "words", "action": "append"}
+    words: Any = {"dest": "words", "action": "append"}
     train.add_argument("--seed", metavar="N", type="seed={}".format, **words)
     train.add_argument("--epochs", metavar="N", type="epochs={}".format, **words)
     train.add_argument("--set", metavar="NAME=VALUE", **words)

@@ -136,8 +136,10 @@ def forward_of(model: nn.Module, config: TrainConfig) -> nn.Module:
     # Models share one forward: beyond eight of them dynamo would quietly stop compiling.
     torch._dynamo.reset()
     # On a CPU the compiler's own random numbers, for dropout, take twice as long as torch's.
-    options = {"fallback_random": not torch.cuda.is_available()}
-    return torch.compile(forward, dynamic=False, options=options)
+    compiled: Any = torch.compile(
+        forward, dynamic=False, options={"fallback_random": not torch.cuda.is_available()}
+    )
+    return compiled
 
 
 def train_epoch(

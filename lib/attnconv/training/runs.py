@@ -48,7 +48,7 @@ def write(file: Path, content: str | bytes | Mapping[str, ArrayLike]) -> None:
     try:
         with open(temporary, "wb") as opened:
             if isinstance(content, Mapping):
-                np.savez_compressed(opened, **content)
+                np.savez_compressed(opened, **content)  # type: ignore[arg-type]
             else:
                 opened.write(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, file)
