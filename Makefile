@@ -39,7 +39,7 @@ help:
 
 # The user's words reach the shell as variables, so that no character in them means anything to it.
 reproduce: $(READY)
-	@$(RUN) attnconv reproduce --profile "$$PROFILE" $${JOBS:+--jobs "$$JOBS"} $${DATA:+--data "$$DATA"} \
+	@$(VENV)/bin/attnconv reproduce --profile "$$PROFILE" $${JOBS:+--jobs "$$JOBS"} $${DATA:+--data "$$DATA"} \
 		$${OUTPUT:+--output "$$OUTPUT"} $${ONLY:+--only="$$ONLY"} \
 		$(if $(filter-out 0,$(FORCE)),--force) $(if $(filter-out 0,$(RETRAIN)),--retrain) $(if $(filter-out 0,$(DRY)),--dry) \
 		$(RECORD)

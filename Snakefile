@@ -5,7 +5,7 @@ import json
 import shlex
 import subprocess
 
-ATTNCONV = ".venv/bin/python -m attnconv"
+ATTNCONV = ".venv/bin/attnconv"
 PROFILE = config.get("profile", "quick")
 PROFILE_FILE = f"notebooks/profiles/{PROFILE}.yaml"
 DATA = f"--data {shlex.quote(str(config['data']))}" if "data" in config else ""

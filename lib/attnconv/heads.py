@@ -11,7 +11,7 @@ layer together, what content changes, and all that is kept of a trained network.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ from attnconv.attention.layers import evenly_on_a_disc
 from attnconv.attention.mixing import scores
 from attnconv.config import ModelConfig, replace
 from attnconv.models import Attention, AttentionNet, Convolution
-from attnconv.training.data import Dataset, normalize
+
+if TYPE_CHECKING:
+    from attnconv.training.data import Dataset
 
 Query = tuple[int, int]
 """A query pixel: (row, column)."""
@@ -189,14 +191,13 @@ def geometry(
 
 
 @torch.no_grad()
-def network_geometry(model: nn.Module, data: Dataset) -> dict[str, NDArray]:
-    """The `geometry` of a network's heads, without dropout; with content over `GEOMETRY_IMAGES`.
-    Empty for a ResNet.
+def network_geometry(model: nn.Module, images: Tensor) -> dict[str, NDArray]:
+    """The `geometry` of a network's heads, without dropout; with content over normalised images
+    (B, channels, H, W), of which `GEOMETRY_IMAGES` are enough. Empty for a ResNet.
     """
     if not isinstance(model, AttentionNet):
         return {}
     content = model.config.kind == "learned_content"
-    images = normalize(data.test_images[:GEOMETRY_IMAGES], data.mean, data.std)
     return geometry(
         model.attention_layers, *model.config.grid, model.layer_inputs(images) if content else None
     )
@@ -397,7 +398,7 @@ SINGLE_IMAGES = (0, 7, 23)
 
 
 @torch.no_grad()
-def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarray]:
+def measure_attention(model: AttentionNet, data: "Dataset") -> dict[str, np.ndarray]:
     """What every head attends to. It is all that the figures need: weights and images are not read
     again.
 
@@ -408,6 +409,8 @@ def measure_attention(model: AttentionNet, data: Dataset) -> dict[str, np.ndarra
         that the first can be; ``shares`` (3, L, h) of `score_shares`; ``images`` (n,), their
         ``pixels`` (n, H', W', C) and ``labels`` (n,), and ``single`` (n, Q, L, h, H, W) float16.
     """
+    from attnconv.training.data import normalize
+
     layers, (height, width) = model.attention_layers, model.config.grid
     content = model.config.kind == "learned_content"
     device = next(model.parameters()).device

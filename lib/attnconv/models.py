@@ -6,7 +6,7 @@ All take images as torchvision's models do, (B, channels, H, W), already normali
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,7 @@ from attnconv.attention import (
     PositionalAttention,
     QuadraticAttention,
 )
-from attnconv.attention.precision import choose, computing
 from attnconv.config import ModelConfig
-from attnconv.training.data import Dataset, batches
 
 
 class Convolution(nn.Module):
@@ -228,28 +226,3 @@ def predict(model: nn.Module, images: Tensor) -> Tensor:
     """Logits in evaluation mode, without gradients; the model's mode is left as it was."""
     with evaluating(model):
         return model(images)
-
-
-class Evaluation(NamedTuple):
-    """Mean cross-entropy (nats), share of right answers in [0, 1], and the class given to each
-    image: int64 (N,).
-    """
-
-    loss: float
-    accuracy: float
-    predicted: Tensor
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, data: Dataset, *others: Tensor) -> Evaluation:
-    """Evaluation mode, no augmentation, every image once: of the test split, or of ``others``,
-    (images, labels).
-    """
-    device = next(model.parameters()).device
-    images, labels = (part.to(device) for part in others or (data.test_images, data.test_labels))
-    with computing(choose(device), device):
-        logits = torch.cat(
-            [predict(model, x) for x, _ in batches(images, labels, None, 500, data.mean, data.std)]
-        )
-    loss, predicted = F.cross_entropy(logits.double(), labels), logits.argmax(1)
-    return Evaluation(loss.item(), (predicted == labels).double().mean().item(), predicted.cpu())

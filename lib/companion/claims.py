@@ -21,8 +21,8 @@ import pandas as pd
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from attnconv.config import config_hash, read_yaml
-from attnconv.training.runs import Run, read_json, write
+from attnconv.training.runs import Run, write
+from companion._old import config_hash, read_json, read_yaml
 from companion import verdicts
 from companion.evidence import VERDICTS, in_words
 

@@ -8,7 +8,8 @@ import sys
 from typing import Any
 
 from attnconv import __version__
-from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig, read_yaml
+from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig
+from companion._old import read_yaml
 
 
 def parser() -> argparse.ArgumentParser:

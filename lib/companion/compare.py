@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
 
-from attnconv.training.runs import read_json
+from companion._old import read_json
 from companion.claims import read_claims
 from companion.plan import Job
 

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from attnconv.training.runs import read_json
+from companion._old import read_json
 from companion.plan import Job
 from companion.profile import Profile
 from companion.workspace import REPOSITORY, record_of
@@ -88,7 +88,7 @@ def inputs(job: Job, profile: Profile, data: str | None, output: Path) -> Inputs
         file.parent for place in places for file in sorted(place.glob("*/*/config.json"))
     ):
         kind, config = folder.parent.name, read_json(folder / "config.json", dict)
-        if not (folder / "model.safetensors").exists() and config.get("weights_kept", True):
+        if not (folder / "model.safetensors").exists() and not (folder / "no-weights").exists():
             continue  # an unfinished run is nobody's input
         read = [pattern for pattern in job.reads if pattern.startswith(f"{kind}/")]
         with contextlib.suppress(

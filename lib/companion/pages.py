@@ -24,7 +24,8 @@ from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
 
 from attnconv.heads import kernel_cells
-from attnconv.training.runs import Run, find_runs, read_json, write
+from attnconv.training.runs import Run, find_runs, write
+from companion._old import read_json
 from companion.claims import recorded
 from companion.plan import title_of
 

@@ -22,9 +22,8 @@ from typing import Annotated, Any, Literal
 
 import nbformat
 
-from attnconv.config import AsTuple, Config, ConfigError
-from companion.profile import Profile
-
+from attnconv.config import PRESETS, Config, ConfigError
+from companion.profile import AsTuple, Profile
 Words = Annotated[tuple[str, ...], AsTuple]
 GIVEN = (
     "profile",
@@ -134,7 +133,7 @@ def _linked(job: Job, jobs: list[Job], profile: Profile) -> Job:
         reads |= {f"runs/{preset or '*'}/*" for one in named(jobs, number) if one.run}
     if job.run:
         preset, seed = job.run
-        first = profile.configs(preset, seed)[1].start_from
+        first = PRESETS[preset].start
         needed += [
             other for other in jobs if other.notebook == job.notebook and other.run == (first, seed)
         ]

@@ -5,23 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, Strict, model_validator
 
 from attnconv.config import (
     PRESETS,
-    AsTuple,
     Config,
     ConfigError,
-    Count,
     ModelConfig,
-    Names,
-    Seeds,
     TrainConfig,
-    _once,
-    read_yaml,
     replace,
     shown,
 )
+from companion._old import read_yaml
+
+
+def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise ConfigError(f"{twice[0]!r} stands twice; name it once.")
+    return values
+
+
+Count, AsTuple = PositiveInt, Strict(False)
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Seeds = Annotated[tuple[Seed, ...], AsTuple, Field(min_length=1), AfterValidator(_once)]
+Names = Annotated[tuple[str, ...], AsTuple, Field(min_length=1), AfterValidator(_once)]
 
 _SETTLED = {  # values that no profile or command changes, and what to do instead
     **dict.fromkeys(
@@ -127,7 +134,7 @@ class Profile(Config):
             )
         base, own = PRESETS[preset], self.presets.get(preset, {})
         model = {**own.get("model", {}), **(model_changes or {})}
-        if start := base.train.start_from:  # then it has that run's model, but for kernels
+        if start := base.start:  # then it has that run's model, but for kernels
             if other := [name for name in model if name != "kernels"]:
                 raise ConfigError(
                     f"{preset}: {other[0]} cannot be changed, it is that of {start!r}. Change it there."

@@ -31,7 +31,8 @@ from jupyter_client.provisioning import LocalProvisioner
 
 from attnconv.config import ConfigError
 from attnconv.training.data import content_key, data_folder, find_data
-from attnconv.training.runs import LEFTOVERS, held, read_json, said, write
+from attnconv.training.runs import write
+from companion._old import LEFTOVERS, held, read_json, said
 from companion.compare import compare
 from companion.fresh import LIBRARY, Inputs, changed, file_hash, inputs, whole
 from companion.pages import FRONT, export_html, write_page

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnconv.config import ModelConfig, TrainConfig, config_hash, replace
+from attnconv.config import ModelConfig, TrainConfig, identity, replace
 from attnconv.cost import cost
 from attnconv.training.runs import Run
 
@@ -20,7 +20,6 @@ _FREE = {
     "image_channels",
     "classes",
     "seed",
-    "checkpoint_seconds",
     "precision",
     "compile",
 }
@@ -71,7 +70,7 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
         for _, alike in of_model.groupby("recipe", sort=False):
             members = [runs[place] for place in alike.index]
             epochs = members[0].train.epochs
-            note = f" ({epochs} epoch{'s' * (epochs > 1)}, {members[0].config['hash']})"
+            note = f" ({epochs} epoch{'s' * (epochs > 1)}, {members[0].path.name[-8:]})"
             groups[f"{title}{note if len(alike) < len(of_model) else ''}"] = members
     return groups
 
@@ -85,11 +84,11 @@ def of_all_seeds(run: Run, runs: Sequence[Run]) -> list[Run]:
 
 
 def _recipe(run: Run) -> str:
-    recipe = replace(run.train, {"seed": 0, "checkpoint_seconds": 0.0})
+    recipe = replace(run.train, {"seed": 0})
     model = (
         replace(run.model, {"heads": 1}) if run.train.start_from else run.model
     )  # pruning leaves each its own
-    return config_hash(model, recipe, run.config["data"]["key"])
+    return identity(model, recipe, run.config["data"])
 
 
 def curves(runs: Sequence[Run]) -> np.ndarray:
@@ -151,7 +150,6 @@ def settings(
         unused |= ModelConfig.model_fields.keys() - {"resnet_width"} if kind == "resnet" else set()
         unused |= {"adamw_lr"} if values.get("optimizer") != "muon" else set()
         unused |= {"beta2"} if values.get("optimizer") == "sgd" else set()
-        unused |= {"prune"} if not values.get("start_from") else set()
         values.update(dict.fromkeys(unused & values.keys()))  # None
     rows = {name: [values[name] for values in both.values()] for name in dict(config)}
     return pd.DataFrame.from_dict(
@@ -191,7 +189,7 @@ def ahead(
     ][-1]
     least = (
         0.0
-        if len({run.config.get("start") or run.config["hash"] for run in both}) == 1
+        if len({run.train.start_from or run.path.name for run in both}) == 1
         else usual**2
     )
     seeds = [[100 * run.test_accuracy for run in runs] for runs in (better, worse)]
@@ -267,7 +265,7 @@ def before_pruning(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str,
         (
             one
             for one in runs
-            if run.config.get("kept") and one.config["hash"] == run.config["start"]
+            if run.config.get("kept") and one.path.name == run.train.start_from
         ),
         None,
     )

@@ -11,13 +11,13 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from attnconv.attention.precision import choose, computing
 from attnconv.config import ConfigError
 from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
 from attnconv.models import AttentionNet, Convolution
 from attnconv.training.data import Dataset, normalize
-from attnconv.training.machine import progress_bar
 from attnconv.training.runs import Run
 
 SIZES, SHUFFLED, FITTED = (1, 3, 5, 7, 9), (3,), (3, 5)
@@ -93,7 +93,7 @@ def measure_swaps(
     right |= {
         name: np.zeros((len(layers), len(some), len(labels)), bool) for name, some in tried.items()
     }
-    with computing(choose(device), device), progress_bar(len(labels), leave=False) as bar:
+    with computing(choose(device), device), tqdm(total=len(labels), leave=False) as bar:
         bar.set_description(
             "Convolutions in the layers' place"
         )  # up to an hour with content, on two cores

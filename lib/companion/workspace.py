@@ -21,11 +21,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnconv.config import REPOSITORY, ModelConfig, TrainConfig, for_images, replace
-from attnconv.heads import measure_attention
+from attnconv.config import (
+    PRESETS,
+    REPOSITORY,
+    ModelConfig,
+    TrainConfig,
+    for_images,
+    replace,
+    run_name,
+)
+from attnconv.equivalence.swapping import READ_ON, swap, unswap
+from attnconv.heads import measure_attention, pruned
 from attnconv.training import load_run, train
-from attnconv.training.data import Dataset, MissingData, find_data, load_data
-from attnconv.training.runs import Run, find_runs, identity, write, write_arrays, writing
+from attnconv.training.data import Dataset, MissingData, find_data, load_data, normalize
+from attnconv.training.runs import Run, find_runs, write
+from companion._old import writing
 from companion.profile import Profile, load_profile
 from companion.swaps import measure_swaps, untrained
 
@@ -103,7 +113,10 @@ class Workspace:
         says ``recorded`` and the record's images lie beside it. `MissingData` where none is kept
         and no data is here."""
         model, recipe = self.configs(name, seed, **changes)
-        recipe = replace(recipe, {"start_from": start.preset, "prune": False}) if start else recipe
+        preset = PRESETS[name]
+        if preset.start and not start:
+            start = self.run(preset.start, recipe.seed, fresh=fresh)
+        recipe = replace(recipe, {"start_from": start.path.name}) if start else recipe
         if self.profile.recorded and not fresh and (self.folder / "strip.npz").is_file():
             if kept := self._kept(
                 name, model, recipe, kept_in, start, changed=bool(start or any(changes.values()))
@@ -118,11 +131,19 @@ class Workspace:
             raise MissingData(
                 f"{missing}. To train it, say where {self.source} is: --data PATH (make: DATA=PATH)."
             )
-        if recipe.start_from and not start:
-            start = self.run(recipe.start_from, recipe.seed, fresh=fresh)
-        digits = identity(model, recipe, self.data.key, start.config["hash"] if start else None)
-        folder = self.folder / kept_in / f"{name}-seed{recipe.seed}-{digits}"
-        return train(model, recipe, self.data, folder, preset=name, start=start)
+        folder = self.folder / kept_in / run_name(name, model, recipe, self.data.about())
+        if Run(folder).finished:
+            return Run(folder)
+        network = load_run(start.path)[0] if start else None
+        if preset.change == "prune":
+            network = pruned(network)
+        elif network is not None and model.kernels:
+            shown = normalize(self.data.train_images[:READ_ON], self.data.mean, self.data.std)
+            sizes = {layer: side for layer, side in enumerate(model.kernels, 1) if side}
+            network = swap(network, sizes, images=shown)
+        elif network is not None and any(network.config.kernels):
+            network = unswap(network, model.spread_start)
+        return train(model, recipe, self.data, folder, preset=name, start=network)
 
     def _kept(
         self,
@@ -140,8 +161,7 @@ class Workspace:
         free = {"heads": 1} if recipe.start_from else {}  # pruning leaves each run its own
 
         def exact(run: Run) -> bool:
-            same = not start or run.config.get("start") == start.config["hash"]
-            return same and run.train == recipe and replace(run.model, free) == replace(model, free)
+            return run.train == recipe and replace(run.model, free) == replace(model, free)
 
         def alike(run: Run) -> bool:
             return (run.preset, run.train.seed) == (name, recipe.seed) and (
@@ -151,7 +171,8 @@ class Workspace:
         there = [
             run
             for place in dict.fromkeys((kept_in, "runs"))
-            for run in find_runs(self.folder / place, alike)
+            for run in find_runs(self.folder / place)
+            if alike(run)
         ]
         return max(there, key=lambda run: (exact(run), run.train.epochs), default=None)
 
@@ -160,7 +181,7 @@ class Workspace:
         or measured now.
         """
         if not (file := run.path / "attention.npz").is_file():
-            write_arrays(file, measure_attention(load_run(run.path)[0], self.data))
+            write(file, measure_attention(load_run(run.path)[0], self.data))
         return Run(run.path).attention
 
     def swaps(self, run: Run, images: int | None = None) -> dict[str, np.ndarray]:
@@ -176,7 +197,7 @@ class Workspace:
             some = self.data.first(None, self.profile.swap_images).first(None, images)
             if not kept or int(kept["images"]) < len(some.test_labels):
                 first = None if run.train.start_from else untrained(run)
-                write_arrays(
+                write(
                     run.path / "swaps.npz", measure_swaps(load_run(run.path)[0], first, some)
                 )
         return Run(run.path).swaps

@@ -1,22 +1,17 @@
-"""How models are trained and kept: the loop, its data, optimizers and machine, run folders and
-checkpoints.
+"""How models are trained and kept: the loop, its data, its optimizers, run folders.
 
 What stands below is imported when it is first asked for: to read run folders
-(`attnconv.training.runs`) takes no torch."""
+(`attnconv.training.runs`) takes no torch.
+"""
 
-import importlib
 from typing import Any
 
-_OFFERED = {
-    **dict.fromkeys(("Trainer", "TrainingError", "lr_factor", "train"), "attnconv.training.loop"),
-    "load_run": "attnconv.training.checkpoints",
-    "build_optimizers": "attnconv.training.optimizers",
-    "evaluate": "attnconv.models",
-}
-__all__ = list(_OFFERED)
+__all__ = ["evaluate", "load_run", "lr_factor", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OFFERED:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_OFFERED[name]), name)
+    from attnconv.training import loop
+
+    return getattr(loop, name)

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnconv.config import REPOSITORY, errors_as
-from attnconv.training.runs import held, writing
+from attnconv.config import REPOSITORY, TrainConfig
+from attnconv.training.runs import write
 
 REPOSITORY_DATA = REPOSITORY / "data"
 SPLITS = ("train", "test")
@@ -55,6 +56,18 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "fashion-mnist-sample": ((0.2860,), (0.3530,)),
 }
 PAD = 4  # pixels of black around an image before it is cropped to its size again
+
+
+@contextlib.contextmanager
+def errors_as(kind: type[ValueError], what: str, remedy: str) -> Iterator[None]:
+    """Whatever goes wrong here becomes an error of that kind, in one line."""
+    try:
+        yield
+    except kind:
+        raise
+    except Exception as error:  # the readers of damaged files raise dozens of kinds
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise kind(f"{what} ({why}). {remedy}") from error
 
 
 class DataError(ValueError):
@@ -135,6 +148,13 @@ class Dataset:
         key = _digest(self.key, "hold out", n, seed).hex() if n else self.key
         rest = replace(self, key=key, train_images=images[~held], train_labels=labels[~held])
         return rest, images[held], labels[held]
+
+    def for_training(self, config: TrainConfig) -> Dataset:
+        """The data that a recipe trains on: without its validation images (`hold_out` gives those),
+        and with no more than its ``images`` (`few`).
+        """
+        data = self.hold_out(config.validation, config.seed)[0]
+        return data.few(config.images, config.seed) if config.images else data
 
     def few(self, n: int, seed: int) -> Dataset:
         """The data with n of its training images, over and over until they are as many as before;
@@ -341,7 +361,7 @@ def _download() -> Source | None:
     socket.setdefaulttimeout(30)  # seconds without a byte; torchvision would wait for ever
     try:
         with errors_as(MissingData, f"cifar10 is not in {root}. The download failed", remedy):
-            with held(root, wait=True):  # notebooks that run side by side need one copy
+            with FileLock(root / ".lock"):  # notebooks that run side by side need one copy
                 CIFAR10(root, download=True)
     finally:
         socket.setdefaulttimeout(patience)
@@ -424,8 +444,8 @@ def _read(source: Source, key: str) -> dict[str, Any]:
     ):  # missing or damaged: it is made again
         return dict(arrays)
     decoded = _decoded(source)
-    with contextlib.suppress(OSError), writing(cache) as temporary:
-        np.savez(temporary, **decoded)
+    with contextlib.suppress(OSError):
+        write(cache, decoded)
     return decoded
 
 

@@ -17,7 +17,7 @@ from attnconv import heads
 from attnconv.attention import PositionalAttention, QuadraticAttention
 from attnconv.equivalence import TapAttention
 from attnconv.models import Attention, AttentionNet, evaluating, predict
-from attnconv.training.checkpoints import load_run
+from attnconv.training import load_run
 from attnconv.training.runs import Run
 from companion.explorer.arrays import ExplorerError, array, padded, quantize, rounded
 from companion.explorer.edits import convolved, edited, layers_of, sigma_of
