@@ -410,7 +410,9 @@ def test_heads_that_were_pruned_are_nan(work, run):
     layer.centres, layer.spreads = (
         torch.nn.Parameter(p[:2].detach()) for p in (layer.centres, layer.spreads)
     )
-    mean = measure_attention(model, work.data)["mean"]
+    data = work.data
+    images = normalize(data.test_images, data.mean, data.std)
+    mean = measure_attention(model, images, data.test_images, data.test_labels)["mean"]
     assert np.isnan(mean[:, 0, 2]).all() and np.isfinite(mean[:, 1]).all()
 
 

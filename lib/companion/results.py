@@ -12,6 +12,8 @@ import pandas as pd
 
 from attnconv.config import ModelConfig, TrainConfig, config_hash, replace
 from attnconv.cost import cost
+from attnconv.heads import degenerate
+from attnconv.training import load_run
 from attnconv.training.runs import Run
 
 _FREE = {
@@ -263,20 +265,17 @@ def before_pruning(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str,
 
     They stand at the places that they had there, with NaN at heads that were dropped.
     """
-    start = next(
-        (
-            one
-            for one in runs
-            if run.config.get("kept") and one.config["hash"] == run.config["start"]
-        ),
-        None,
-    )
     heads = {name: values[-1] for name, values in run.heads.items()}
-    if start is not None:
-        for name, values in heads.items():
-            heads[name] = np.full_like(start.heads[name][-1], np.nan)
-            for placed, kept, own in zip(heads[name], run.config["kept"], values, strict=True):
-                placed[kept] = own[: len(kept)]
+    starts = [one for one in runs if one.config["hash"] == run.config.get("start")]
+    if not starts or run.model.heads == starts[0].model.heads:  # all heads trained on
+        return None, heads
+    start = starts[0]
+    layers = load_run(start.path)[0].attention_layers
+    kept = [~degenerate(layer) for layer in layers]
+    for name, values in heads.items():
+        heads[name] = np.full_like(start.heads[name][-1], np.nan)
+        for placed, stayed, own in zip(heads[name], kept, values, strict=True):
+            placed[stayed] = own[: stayed.sum()]
     return start, heads
 
 

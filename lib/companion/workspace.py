@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnconv.config import REPOSITORY, ModelConfig, TrainConfig, for_images, replace
-from attnconv.heads import measure_attention
+from attnconv.heads import AVERAGED, measure_attention
 from attnconv.training import load_run, train
-from attnconv.training.data import Dataset, MissingData, find_data, load_data
+from attnconv.training.data import Dataset, MissingData, find_data, load_data, normalize
 from attnconv.training.runs import Run, find_runs, identity, write, write_arrays, writing
 from companion.profile import Profile, load_profile
 from companion.swaps import measure_swaps, untrained
@@ -160,7 +160,11 @@ class Workspace:
         or measured now.
         """
         if not (file := run.path / "attention.npz").is_file():
-            write_arrays(file, measure_attention(load_run(run.path)[0], self.data))
+            network, _ = load_run(run.path)
+            data = self.data
+            images = normalize(data.test_images[:AVERAGED], data.mean, data.std)
+            pixels, labels = data.test_images.numpy(), data.test_labels.numpy()
+            write_arrays(file, measure_attention(network, images, pixels, labels))
         return Run(run.path).attention
 
     def swaps(self, run: Run, images: int | None = None) -> dict[str, np.ndarray]:

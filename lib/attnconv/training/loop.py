@@ -374,7 +374,9 @@ class Trainer:
 
     def measure_heads(self) -> None:
         """Add what every head does now to the history."""
-        for name, value in heads.network_geometry(self.model, self.data).items():
+        seen = self.data.test_images[: heads.GEOMETRY_IMAGES]
+        images = normalize(seen, self.data.mean, self.data.std)
+        for name, value in heads.network_geometry(self.model, images).items():
             self.geometry.setdefault(name, []).append(value)
 
     def refuse_non_finite(self, loss: float | None = None) -> None:
@@ -481,6 +483,6 @@ def train(
         )
         trainer.about |= dict(environment=here, sessions=[*before, here])
         if start:
-            trainer.about |= dict(start=start.config["hash"], kept=getattr(model, "kept", None))
+            trainer.about["start"] = start.config["hash"]
         trainer.fit()
     return Run(folder)
