@@ -14,7 +14,8 @@ for folder in map(Path, sys.argv[1:]):
     run.check()
     if run.without_weights or run.right is None:
         print(
-            f"{folder}: left as it is: {'no weights' if run.without_weights else 'no predictions.npz'}"
+            f"{folder}: left as it is: "
+            f"{'no weights' if run.without_weights else 'no predictions.npz'}"
         )
         continue
     config = json.loads((folder / "config.json").read_text()) | {"weights_kept": False}

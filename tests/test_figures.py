@@ -240,7 +240,6 @@ def axis_names(figure):
 
 
 # --- colours, style, files
-# ----------------------------------------------------------------------------------------
 
 
 def test_everything_is_tried():
@@ -307,9 +306,10 @@ def test_scales_run_from_white_to_black_and_from_blue_to_red():
 
 def test_files_are_the_same_each_time_need_no_torch_and_embed_fonts(tmp_path):
     code = (
-        "import sys, numpy as np; from companion import figures;"
-        "figure = figures.gaussian_heads(np.zeros((1, 2, 2)), np.ones((1, 2, 2, 2)), grid=(7, 7));"
-        "figures.save(figure, sys.argv[1]); figures.save(figure, sys.argv[2]); sys.exit('torch' in sys.modules)"
+        "import sys, numpy as np; from companion import figures;figure = "
+        "figures.gaussian_heads(np.zeros((1, 2, 2)), np.ones((1, 2, 2, 2)), grid=(7, "
+        "7));figures.save(figure, sys.argv[1]); figures.save(figure, sys.argv[2]); "
+        "sys.exit('torch' in sys.modules)"
     )
     one, two = ([tmp_path / f"{name}.pdf", tmp_path / f"{name}.png"] for name in ("one", "two"))
     environment = {**os.environ, "PYTHONHASHSEED": "1", "MPLBACKEND": "agg"}
@@ -328,7 +328,6 @@ def test_files_are_the_same_each_time_need_no_torch_and_embed_fonts(tmp_path):
 
 
 # --- centres
-# ------------------------------------------------------------------------------------------------------
 
 
 def test_gaussian_heads_are_drawn_where_they_are():
@@ -505,7 +504,6 @@ def test_figures_are_the_frames_of_an_animation(tmp_path):
 
 
 # --- maps
-# ---------------------------------------------------------------------------------------------------------
 
 
 def test_attention_grid():
@@ -689,7 +687,6 @@ def test_schema_has_a_head_for_each_tap():
 
 
 # --- curves
-# -------------------------------------------------------------------------------------------------------
 
 
 def test_accuracy_curves():

@@ -181,7 +181,8 @@ def test_a_lead_is_undecided_within_its_noise():
     holds, evidence = results.ahead(runs(0.955), runs(0.95), margin=2)
     assert (
         holds is True
-        and "95.5% against 95.0%, standard error of the difference 1.0 (images 0.3; seeds 1.0), by chance up to 2.0"
+        and "95.5% against 95.0%, standard error of the difference 1.0 (images 0.3; seeds 1.0), by "
+        "chance up to 2.0"
         in evidence
     )
     assert results.ahead(runs(0.952), runs(0.94), margin=0)[0] is None

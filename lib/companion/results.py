@@ -220,7 +220,10 @@ def ahead(
     by_chance = surely(freedom) * math.sqrt(total)
     holds = None if abs(lead) <= by_chance else lead > 0
     parts = f"{how} {error:.1f}" + (f"; seeds {math.sqrt(of_seeds):.1f}" if of_seeds else "")
-    words = f"{a:.1f}% against {b:.1f}%, standard error of the difference {math.sqrt(total):.1f} ({parts}), "
+    words = (
+        f"{a:.1f}% against {b:.1f}%, standard error of the difference {math.sqrt(total):.1f} "
+        f"({parts}), "
+    )
     return holds, f"{words}by chance up to {by_chance:.1f}"
 
 
