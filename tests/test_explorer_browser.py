@@ -481,8 +481,8 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
         while (x.film.index === 0) {
             await new Promise((done) => requestAnimationFrame(done));
             const { models: [{ epoch }], panels: [panel] } = x;
-            const shown = [...panel.shape(0, 0).centre, panel.trails(0)[0].length];
-            if (epoch !== null) frames.push([epoch, ...shown]);
+            if (epoch === null) continue;
+            frames.push([epoch, ...panel.shape(0, 0).centre, panel.trails(0)[0].length]);
         }
         return frames;
     }""")
