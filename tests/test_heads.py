@@ -169,6 +169,9 @@ def test_attention_of_content_layers_with_different_heads():
         maps = heads.query_maps(layer, query, 7, 7, x)
         np.testing.assert_allclose(found["mean"][number, 1, :2], maps.mean(0), atol=1e-3)
         np.testing.assert_allclose(found["single"][1, number, 1, :2], maps[7], atol=1e-3)
+    first, second = (layer.probabilities(half).mean(0).detach() for half in x.tensor_split(2))
+    moved = heads.translation_consistency(first.numpy(), second.numpy())
+    np.testing.assert_allclose(found["halves"][0, 1, :2], moved, rtol=1e-5)
     for numbers in (found["mean"][..., 0, 0], found["shares"], found["halves"]):
         assert np.isnan(numbers[:, 1, 2]).all() and np.isfinite(numbers[:, 1, :2]).all()
 
