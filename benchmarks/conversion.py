@@ -46,7 +46,8 @@ def main() -> None:
             {"CNN": lambda: cnn(x), "attention": lambda: attention(x)}, arguments.rounds, budget=600
         )
     print(
-        f"{arguments.model}, batch {arguments.batch}, {arguments.size}x{arguments.size}, {arguments.threads} threads"
+        f"{arguments.model}, batch {arguments.batch}, {arguments.size}x{arguments.size}, "
+        f"{arguments.threads} threads"
     )
     print(f"conversion       {conversion:8.2f} s")
     for name, times in seconds.items():
@@ -54,7 +55,8 @@ def main() -> None:
     ratio = np.median(np.divide(seconds["attention"], seconds["CNN"]))
     print(f"ratio            {ratio:8.2f}    (goal: at most 1.1)")
     print(
-        f"relative error   {(output - expected).abs().max() / expected.abs().max():8.1e}    (goal: at most 1e-5)"
+        f"relative error   {(output - expected).abs().max() / expected.abs().max():8.1e}    (goal: "
+        "at most 1e-5)"
     )
     print(f"peak memory      {highest_memory() / 2**30:8.2f} GiB (goal: at most 2)")
 

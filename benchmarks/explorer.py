@@ -78,7 +78,8 @@ def hovering(browser: playwright.Browser, kind: str, folder: Path, hovers: int) 
         dragging(seen, hovers)
     times = [seen.root.evaluate(ANSWER, "head") for _ in range(5)]
     print(
-        f"changed head to new prediction in the page, {kind}: median {statistics.median(times):.0f} ms"
+        f"changed head to new prediction in the page, {kind}: median "
+        f"{statistics.median(times):.0f} ms"
     )
     seen.choose_head(2)
     begin = time.perf_counter()
@@ -86,7 +87,8 @@ def hovering(browser: playwright.Browser, kind: str, folder: Path, hovers: int) 
     seen.studied()
     images = seen.get("x.rightWith({}).of")
     print(
-        f"changed head to right answers of {images} images, {kind}: {time.perf_counter() - begin:.1f} s"
+        f"changed head to right answers of {images} images, {kind}: "
+        f"{time.perf_counter() - begin:.1f} s"
     )
     page.close()
 
@@ -117,7 +119,8 @@ def questions(browser: playwright.Browser, kind: str, lab: Callable, repeats: in
     for ask, words in (("image", "new image"), ("head", "changed head")):
         times = [seen.root.evaluate(ANSWER, ask) for _ in range(repeats)]
         print(
-            f"{words} to new prediction in JupyterLab, {kind}: median {statistics.median(times):.0f} ms"
+            f"{words} to new prediction in JupyterLab, {kind}: median "
+            f"{statistics.median(times):.0f} ms"
         )
     page.close()
 

@@ -22,7 +22,8 @@ LISTEN = """root => {
     for (const kind of ["keydown", "change"]) {
         root.addEventListener(kind, () => { root.began = performance.now(); }, true);
     }
-    root.querySelector("img").addEventListener("load", () => root.times.push(performance.now() - root.began));
+    const shown = () => root.times.push(performance.now() - root.began);
+    root.querySelector("img").addEventListener("load", shown);
 }"""
 
 
@@ -70,7 +71,10 @@ def main() -> None:
             root.evaluate(LISTEN)
             for knob in root.locator(".widget-inline-hbox").all():
                 times = turned(page, root, knob, arguments.keys)
-                words = f"median {statistics.median(times):.0f} ms, longest {max(times):.0f}, of {len(times)}"
+                words = (
+                    f"median {statistics.median(times):.0f} ms, longest {max(times):.0f}, of "
+                    f"{len(times)}"
+                )
                 print(f"{number}, {knob.locator('label').inner_text()}: {words}")
             page.close()
 

@@ -1,7 +1,8 @@
 """Attention layers against grid size, heads and width: time in turns with its spread, peak memory,
 a lower bound.
 
-    make bench      (or: python benchmarks/mixing.py [--output DIR] [--repeats 7] [--sides 8 16 32] [--threads 2])
+    make bench
+    python benchmarks/mixing.py [--output DIR] [--repeats 7] [--sides 8 16 32] [--threads 2]
 
 Leaves mixing.csv, mixing.md and mixing.png in outputs/bench: some seven minutes on two cores.
 """

@@ -36,7 +36,8 @@ def steps(rounds: int = 5, batch: int = 100) -> None:
         {k: round(v / 1e9) for k, v in rates.items()},
     )
     print(
-        "Training step, batch 100, 6 layers: ms an image; over plain float32 (quartiles); step over its products"
+        "Training step, batch 100, 6 layers: ms an image; over plain float32 (quartiles); step "
+        "over its products"
     )
     for title, changes in MODELS.items():
         model = ModelConfig(**dict(mlp=2 * changes["hidden"], dropout=0.0) | changes)
@@ -61,7 +62,8 @@ def steps(rounds: int = 5, batch: int = 100) -> None:
             floor = step_flops(model, batch) / rate
             time = statistics.median(seconds[name])
             print(
-                f"    {name:34}{1e3 * time / batch:20.2f} {middle:8.2f} ({low:.2f} to {high:.2f}) {time / floor:8.2f}",
+                f"    {name:34}{1e3 * time / batch:20.2f} {middle:8.2f} ({low:.2f} to {high:.2f}) "
+                f"{time / floor:8.2f}",
                 flush=True,
             )
 
@@ -100,12 +102,14 @@ def memory() -> None:
             for form in ("separable", "dense")
         ]
         print(
-            f"  {side} x {side}, hidden {channels}: {both[0]:.0f} MiB separable, {both[1]:.0f} MiB dense",
+            f"  {side} x {side}, hidden {channels}: {both[0]:.0f} MiB separable, {both[1]:.0f} MiB "
+            "dense",
             flush=True,
         )
     used, dense = peak_memory(Case("separable", 256, 64, 9)) / 2**30, 9 * 256**4 * 4 / 2**30
     print(
-        f"256 x 256, hidden 64, forward + backward: {used:.2f} GiB; P of the dense form: {dense:.0f} GiB"
+        f"256 x 256, hidden 64, forward + backward: {used:.2f} GiB; P of the dense form: "
+        f"{dense:.0f} GiB"
     )
 
 

@@ -80,7 +80,8 @@ def drawn(text: str, folders: Mapping[str, Path] = RECORDS) -> str:
 
     def table(match: re.Match[str]) -> str:
         draw = {"verdicts": verdicts, "accuracies": accuracies}[match[2]]
-        return f"{match[1]}\n\n{draw({name: folders[name] for name in match[3].split(', ')})}\n\n<!-- -->"
+        drawn = draw({name: folders[name] for name in match[3].split(", ")})
+        return f"{match[1]}\n\n{drawn}\n\n<!-- -->"
 
     return re.sub(
         r"(<!-- (verdicts|accuracies): ([\w, ]+) -->).*?<!-- -->", table, text, flags=re.DOTALL

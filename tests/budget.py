@@ -1,4 +1,5 @@
-"""Whether the library keeps to its budgets: code tokens a file, and for each sum of them (`make lint`).
+"""Whether the library keeps to its budgets: code tokens a file, and for each sum of them (`make
+lint`).
 
 A code token is what a reader takes in, however long the lines: comments, docstrings, line ends and
 indentation do not count. ``budget.toml`` has the limits. A file's budget rises only when another's

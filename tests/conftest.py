@@ -23,9 +23,9 @@ os.environ.setdefault(
     "CUDA_VISIBLE_DEVICES", ""
 )  # toys say and give the same on all machines (CONTRIBUTING.md)
 
-LONG = """test_notebooks test_training test_record test_reproduce test_explorer_browser test_knobs test_compare
-    test_playground_browser test_site_browser test_lab_browser test_equivalence test_explorer test_figures
-    test_swapping test_data test_fresh test_workspace""".split()
+LONG = """test_notebooks test_training test_record test_reproduce test_explorer_browser test_knobs
+    test_compare test_playground_browser test_site_browser test_lab_browser test_equivalence
+    test_explorer test_figures test_swapping test_data test_fresh test_workspace""".split()
 """Files that take longest. The first and the third keep two cores busy, those after them wait a
 good deal.
 """

@@ -92,8 +92,8 @@ def read(text: str) -> list[Mutant]:
             or parts["-"] == parts["+"]
         ):
             raise ValueError(
-                f"line {entry[0][0]}: an entry has one line '@ file: what is wrong', then '- ', '+ ', which differ, "
-                "and '> '."
+                f"line {entry[0][0]}: an entry has one line '@ file: what is wrong', then '- ', '+ "
+                "', which differ, and '> '."
             )
         mutants.append(
             Mutant(file, what, "\n".join(parts["-"]), "\n".join(parts["+"]), tuple(parts[">"]))

@@ -90,7 +90,6 @@ def attention(maps, **more):
 
 
 # --- verdicts, each both ways
-# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,11 +132,14 @@ def test_a_grid_is_owed_to_the_ways_of_its_heads():
     centres[:, 1] = 0.61
     found, evidence, where = check()
     assert found is True and where == f"in layer {layers} of 6"
-    words = "0.90 before training, 0.30 after, 0.61 with centres put back, 0.70 with sharpness put back. Made by moving"
+    words = (
+        "0.90 before training, 0.30 after, 0.61 with centres put back, 0.70 with sharpness put "
+        "back. Made by moving"
+    )
     assert f"; layer 6 as 3 × 3: {words}: layer 1, 2, 3, 4, 5, 6" in evidence[0]
     assert (
-        "sharp head: 9, 9, 9, 9, 9, 9 in layers 1 to 6 (if sharp were over 40%, 9, 9, 9, 9, 9, 9; over"
-        in evidence[0]
+        "sharp head: 9, 9, 9, 9, 9, 9 in layers 1 to 6 (if sharp were over 40%, 9, 9, 9, 9, 9, 9; "
+        "over" in evidence[0]
     )
     assert "); five or more, on all sides: layer 1, 2, 3, 4, 5, 6. Layers with" in evidence[0]
     assert (
@@ -811,7 +813,6 @@ def test_every_claim_has_a_function_and_a_notebook_that_calls_it_and_draws_its_p
 
 
 # --- what is recorded
-# ------------------------------------------------------------------------------------------------
 
 
 def saved(folder, name, *found):

@@ -108,7 +108,6 @@ def notice(explorer, **message) -> str:
 
 
 # --- arrays
-# -------------------------------------------------------------------------------------------------------
 
 
 def restored(packed: dict) -> np.ndarray:
@@ -134,7 +133,6 @@ def test_quantization_stays_within_half_a_step(
 
 
 # --- the front end's arithmetic
-# -----------------------------------------------------------------------------------
 
 
 @needs_node
@@ -298,7 +296,8 @@ def test_the_browser_predicts_what_python_does(kind: str, data) -> None:
         const out = tree.images.map((values) => {
             net.setImage({ height: 28, width: 28, channels: 1, values });
             const [before, after] = [net.predict({}), net.predict(tree.edits)];
-            return { before, after, seen: net.examine(1, 2, 3, tree.edits), again: net.predict({}) };
+            const seen = net.examine(1, 2, 3, tree.edits);
+            return { before, after, seen, again: net.predict({}) };
         });"""
     for answer, one in zip(in_node(code, tree), shown, strict=True):
         image = explorer._inputs([one["pixels"]])
@@ -398,7 +397,6 @@ def test_a_layer_is_swapped_in_the_browser_as_in_python(kind: str, data) -> None
 
 
 # --- images
-# -------------------------------------------------------------------------------------------------------
 
 
 def read(image: object, size: tuple[int, int], channels: int) -> np.ndarray:
@@ -562,7 +560,6 @@ def test_labels_of_images_that_are_handed_over_are_of_the_classes_that_the_model
 
 
 # --- what Python answers
-# ------------------------------------------------------------------------------------------
 
 
 def test_it_opens_on_a_clear_image_that_the_model_is_sure_of(data) -> None:
@@ -623,9 +620,13 @@ def test_what_goes_with_the_images_can_be_given(data) -> None:
 def test_a_converted_network_is_explored(tmp_path) -> None:
     torch.manual_seed(0)
     cnn = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 6, 3, stride=2, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(6, 6, 5, padding=2, groups=2),
-        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(6, 4),
-    )  # fmt: skip
+        torch.nn.Conv2d(3, 6, 3, stride=2, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(6, 6, 5, padding=2, groups=2),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(6, 4),
+    )
     network = convert(cnn, alpha=3.0).eval()
     images = np.random.default_rng(0).integers(0, 256, (2, 3, 20, 24), dtype=np.uint8)
     explorer = explore(network, images=images)
@@ -922,7 +923,6 @@ def test_runs_are_chosen_and_compared(runs, data) -> None:
 
 
 # --- elsewhere
-# ----------------------------------------------------------------------------------------------------
 
 
 def tree_of(page: str) -> dict:

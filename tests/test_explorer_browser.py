@@ -63,7 +63,10 @@ class Seen(Shown):
         answers.
         """
         self.idle()
-        counted = "(!Object.keys(x.state.edits).length || x.rightWith(x.state.edits)?.seen === x.rightWith({})?.of)"
+        counted = (
+            "(!Object.keys(x.state.edits).length || x.rightWith(x.state.edits)?.seen === "
+            "x.rightWith({})?.of)"
+        )
         self.wait(f"x.rested && !x.pending.size && x.seen?.key === x.lookKey() && {counted}")
 
     def all_layers(self) -> None:
@@ -182,7 +185,10 @@ def hover_and_click(seen: Seen) -> None:
 def keys_stay_here(seen: Seen) -> None:
     """JupyterLab does not take the keys of lists and sliders for commands on its cells."""
     cells = seen.page.locator(".jp-Notebook .jp-Cell")
-    active = "[...document.querySelectorAll('.jp-Notebook .jp-Cell')].findIndex(c => c.matches('.jp-mod-active'))"
+    active = (
+        "[...document.querySelectorAll('.jp-Notebook .jp-Cell')].findIndex(c => "
+        "c.matches('.jp-mod-active'))"
+    )
     seen.click(3, 3)
     seen.click(3, 3)
     number, before = cells.count(), seen.page.evaluate(active)
@@ -450,7 +456,10 @@ def test_touch_moves_the_query_and_the_page_is_labelled(pages, show):
         "select:visible, input:visible, canvas:visible, button:visible"
     ).all():
         # The text of a list is that of its options: no name.
-        named = "n => n.getAttribute('aria-label') || n.labels?.length || (!n.options && n.textContent.trim())"
+        named = (
+            "n => n.getAttribute('aria-label') || n.labels?.length || (!n.options && "
+            "n.textContent.trim())"
+        )
         assert control.evaluate(named), control
 
 
@@ -460,7 +469,10 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
     name = "parameter_centre" if kind == "quadratic" else "centre"
     heads = runs[kind].heads[name]  # (epochs, layers, heads, 2)
     path = heads[:, 0, 0]
-    tops = "[...x.root.querySelectorAll('.ax-detail, .ax-layer, .ax-glossary')].map((n) => n.getBoundingClientRect().top)"
+    tops = (
+        "[...x.root.querySelectorAll('.ax-detail, .ax-layer, .ax-glossary')].map((n) => "
+        "n.getBoundingClientRect().top)"
+    )
     seen.studied()
     places = seen.get(tops)
     frames = seen.root.evaluate("""async ({ attnconv: x }) => {
@@ -469,7 +481,8 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
         while (x.film.index === 0) {
             await new Promise((done) => requestAnimationFrame(done));
             const { models: [{ epoch }], panels: [panel] } = x;
-            if (epoch !== null) frames.push([epoch, ...panel.shape(0, 0).centre, panel.trails(0)[0].length]);
+            if (epoch === null) continue;
+            frames.push([epoch, ...panel.shape(0, 0).centre, panel.trails(0)[0].length]);
         }
         return frames;
     }""")
@@ -686,7 +699,10 @@ def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
     picture = "root => root.attnconv.picturePage().toDataURL()"
     clearing = """(root, [part, clear]) => {
         const x = root.attnconv, [panel] = x.panels, node = root.querySelector(`.ax-${part}`);
-        panel.draw = function () { Object.getPrototypeOf(this).draw.call(this); eval(clear)(node); };
+        panel.draw = function () {
+            Object.getPrototypeOf(this).draw.call(this);
+            eval(clear)(node);
+        };
         const picture = x.picturePage().toDataURL();
         delete panel.draw;
         return picture;
@@ -701,7 +717,10 @@ def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
         "detail h4",
     ):
         before = seen.root.evaluate(picture)
-        clear = "node => node.getContext ? node.getContext('2d').clearRect(0, 0, 999, 999) : node.textContent = '?'"
+        clear = (
+            "node => node.getContext ? node.getContext('2d').clearRect(0, 0, 999, 999) : "
+            "node.textContent = '?'"
+        )
         assert seen.root.evaluate(clearing, [part, clear]) != before, part
 
     switch = seen.root.locator(".ax-swap")
@@ -721,12 +740,18 @@ def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
     seen.press("Reset all")
 
     # Numbers of any width stay in their column.
-    draw = "root => root.attnconv.panels[0].drawPrediction([...Array(10)].map(() => 1e-6), Array(10).fill(2e-4), 0)"
+    draw = (
+        "root => root.attnconv.panels[0].drawPrediction([...Array(10)].map(() => 1e-6), "
+        "Array(10).fill(2e-4), 0)"
+    )
     seen.root.evaluate(draw)
     bar, number, box = (
         seen.root.locator(f".ax-{n}").first for n in ("bar", "class > :last-child", "predictions")
     )
-    text = "const r = document.createRange(); r.selectNodeContents(node); return r.getBoundingClientRect().toJSON()"
+    text = (
+        "const r = document.createRange(); r.selectNodeContents(node); return "
+        "r.getBoundingClientRect().toJSON()"
+    )
     number = number.evaluate(f"node => {{ {text}; }}")
     bar, box = (one.evaluate("node => node.getBoundingClientRect().toJSON()") for one in (bar, box))
     assert (
@@ -975,7 +1000,10 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
         assert seen.get("x.saysNow()") == pytest.approx(
             predict(swapped, shown).softmax(-1)[0].numpy(), abs=1e-2
         )
-        told = f"As a {size} × {size} convolution in this place: {right} of 20 test images right; with attention"
+        told = (
+            f"As a {size} × {size} convolution in this place: {right} of 20 test images right; "
+            "with attention"
+        )
         assert f"{told} {attention}." in card.inner_text() and right != attention
         np.testing.assert_allclose(
             seen.get("x.seen.kernel.outputs"), outputs.flatten(1).detach(), rtol=0.02, atol=1e-2
@@ -1182,7 +1210,10 @@ def test_a_swap_tells_what_was_counted_with_the_run(runs, show, tmp_path):
     for place, size in enumerate(counts["sizes"][:2]):
         sizes.select_option(str(size))
         seen.idle()
-        told = f"{100 * right[1, place] / 40:.1f}% of all 40 test images right; with attention {100 * whole / 40:.1f}%."
+        told = (
+            f"{100 * right[1, place] / 40:.1f}% of all 40 test images right; with attention "
+            f"{100 * whole / 40:.1f}%."
+        )
         assert told in seen.root.locator(".ax-counted").inner_text()
     seen.drag_head(0, 1, 1)
     seen.studied()
@@ -1265,7 +1296,8 @@ def test_heads_are_dragged(grid, show):
     box = seen.root.locator(".ax-centres").first.bounding_box()
     at = seen.get("""(() => {
         const { card } = x.panels[0], { side } = card.plot;
-        for (let a = 0; a < side; a++) for (let b = 0; b < side; b++) if (card.grip(a, b, false)?.ring) return [a, b];
+        for (let a = 0; a < side; a++)
+            for (let b = 0; b < side; b++) if (card.grip(a, b, false)?.ring) return [a, b];
     })()""")
     seen.drag((box["x"] + at[0] + 1, box["y"] + at[1] + 1), (25, 25))
     seen.idle()
@@ -1477,7 +1509,8 @@ def words_out_of_sight(seen: Seen) -> list[str]:
     wrong, tall = [], seen.page.viewport_size["height"]
     shown = """node => {
         const { left, top, bottom } = node.getBoundingClientRect();
-        return [top + 3, bottom - 3].every((y) => node.contains(document.elementFromPoint(left + 9, y)));
+        const on_top = (y) => node.contains(document.elementFromPoint(left + 9, y));
+        return [top + 3, bottom - 3].every(on_top);
     }"""
     seen.press("Take the tour")
     for step in range(1, 6):
@@ -1607,7 +1640,8 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
     page = as_widget(browser, "explorer", base64.b64encode(tree).decode())
     seen = Seen(page)
     page.evaluate(
-        "model.set('state', { ...model.get('state'), layer: 1, head: 5, all: true, view: 'centres', query: [0, 6] })"
+        "model.set('state', { ...model.get('state'), layer: 1, head: 5, all: true, view: "
+        "'centres', query: [0, 6] })"
     )
     assert [seen.state()[name] for name in ("layer", "head", "view", "query")] == [
         1,
@@ -1626,7 +1660,8 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
             const x = document.querySelector(".attnconv-explorer").attnconv, got = [];
             x.download = () => got.push(1);
             x.exportPage();
-            for (const id of [x.exporting + 1, x.exporting]) for (const act of calls["msg:custom"]) FILE;
+            for (const id of [x.exporting + 1, x.exporting])
+                for (const act of calls["msg:custom"]) FILE;
             return got.length;
         }""".replace("FILE", file)
     )
@@ -1634,7 +1669,8 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
 
     # A model that was chosen in vain is not named as the one that is shown.
     seen.get(
-        "(x.run.append(new Option('Another', 'another')), (x.run.value = 'another'), x.told('notice', 'No.'))"
+        "(x.run.append(new Option('Another', 'another')), (x.run.value = 'another'), "
+        "x.told('notice', 'No.'))"
     )
     seen.wait("x.run.value === x.models[0].name")
 
@@ -1664,7 +1700,8 @@ def test_two_views_of_one_widget_each_keep_their_answer(browser, grid):
     page = as_widget(browser, "explorer", base64.b64encode(tree).decode(), views=2)
     Seen(page)
     known = page.evaluate("""() => {
-        const views = [...document.querySelectorAll(".attnconv-explorer")].map((root) => root.attnconv);
+        const roots = [...document.querySelectorAll(".attnconv-explorer")];
+        const views = roots.map((root) => root.attnconv);
         views[0].serialOfImage += 100; // it was there for more images
         asked.length = 0;
         for (const x of views) {
@@ -1674,7 +1711,8 @@ def test_two_views_of_one_widget_each_keep_their_answer(browser, grid):
         }
         const keys = asked.filter(({ kind }) => kind === "examine").map(({ key }) => key);
         for (const key of keys)
-            for (const act of calls["msg:custom"]) act({ kind: "examined", key, kernel: null, head: null });
+            for (const act of calls["msg:custom"])
+                act({ kind: "examined", key, kernel: null, head: null });
         return [new Set(keys).size, ...views.map((x) => x.seen?.key === x.lookKey())];
     }""")
     assert known == [2, True, True]

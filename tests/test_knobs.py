@@ -124,7 +124,6 @@ def test_agreement_of_one_query_is_a_part_of_that_of_all() -> None:
 
 
 # --- in the notebooks
-# -----------------------------------------------------------------------------------------------
 
 
 def code_of(number: str, profile: str, data: str = "", output: str = "") -> list[str]:
@@ -133,7 +132,10 @@ def code_of(number: str, profile: str, data: str = "", output: str = "") -> list
     sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells} | {
         FEWER: FEWER
     }
-    start = f"profile, data, output, preset, seed = {profile!r}, {data!r}, {output!r}, 'quadratic', None"
+    start = (
+        f"profile, data, output, preset, seed = {profile!r}, {data!r}, {output!r}, 'quadratic', "
+        "None"
+    )
     return [start, *(sources[name] for name in CELLS[number])]
 
 

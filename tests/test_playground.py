@@ -51,7 +51,8 @@ def test_the_browser_computes_what_the_layers_do() -> None:
         ]
     given = dict(height=11, width=8, pixels=image.flatten().tolist())
     answers = in_node(f"""
-        const sums = {json.dumps(cases)}.map((state) => new play.Sums().update(state, {json.dumps(given)}));
+        const given = {json.dumps(given)};
+        const sums = {json.dumps(cases)}.map((state) => new play.Sums().update(state, given));
         const out = sums.map(({{ convolved, total }}) => [convolved, total]);""")
     for case, (convolved, total) in zip(cases, answers, strict=True):
         size = case["size"]

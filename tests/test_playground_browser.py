@@ -283,7 +283,10 @@ def test_the_tour_has_five_steps(show: Callable[..., Seen], file: Path) -> None:
         )  # what was changed is put back
         said.append(seen.root.locator(".pg-step").text_content())
         assert said[-1].startswith(f"{step}. ") and seen.root.locator(".pg-lit").count() >= 1
-        click = "root => { root.querySelector('.pg-tour .pg-main').click(); return Boolean(root.attnconv.flight); }"
+        click = (
+            "root => { root.querySelector('.pg-tour .pg-main').click(); return "
+            "Boolean(root.attnconv.flight); }"
+        )
         assert seen.root.evaluate(click) == (
             step == 1
         )  # to the second step, heads fly to their taps

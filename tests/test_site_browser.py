@@ -130,7 +130,8 @@ def fits(page: playwright.Page) -> bool:
 LOWEST_CONTRAST = r"""(within) => {
   const rgb = (text) => text.match(/[\d.]+/g).map(Number)
   const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4
-  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255)
+  const weights = [0.2126, 0.7152, 0.0722]
+  const light = (rgb) => weights.reduce((sum, w, i) => sum + w * linear(rgb[i] / 255), 0)
   const behind = (element) => {
     for (; element; element = element.parentElement) {
       const colour = rgb(getComputedStyle(element).backgroundColor)
@@ -138,10 +139,12 @@ LOWEST_CONTRAST = r"""(within) => {
     }
     return [255, 255, 255]
   }
-  const written = (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim())
+  const is_text = (node) => node.nodeType === 3 && node.data.trim()
+  const written = (element) => element.checkVisibility() && [...element.childNodes].some(is_text)
   const words = [...document.querySelectorAll(`${within || "body"} *:not(script, style)`)]
-  return Math.min(...words.filter((element) => element.checkVisibility() && written(element)).map((element) => {
-    const [a, b] = [light(rgb(getComputedStyle(element).color)), light(behind(element))].sort((x, y) => y - x)
+  return Math.min(...words.filter(written).map((element) => {
+    const both = [light(rgb(getComputedStyle(element).color)), light(behind(element))]
+    const [a, b] = both.sort((x, y) => y - x)
     return (a + 0.05) / (b + 0.05)
   }))
 }"""
@@ -153,7 +156,10 @@ DOTS = """[...document.querySelectorAll('.film .dot')].map((dot) => {
   return [f, e]
 })"""
 """Where the film's heads are: rows, columns."""
-COLOURED = "[...document.querySelectorAll('.film .tap')].map((one) => [one.y, one.x].map((at) => at.baseVal.value + 0.5))"
+COLOURED = (
+    "[...document.querySelectorAll('.film .tap')].map((one) => [one.y, one.x].map((at) => "
+    "at.baseVal.value + 0.5))"
+)
 """The taps of the kernel that have a head with most of its attention there."""
 HALF = "document.querySelector('.film svg').viewBox.baseVal.width / 2"
 """From the film's middle to its rim, in pixels of the grid."""

@@ -181,7 +181,8 @@ def test_a_lead_is_undecided_within_its_noise():
     holds, evidence = results.ahead(runs(0.955), runs(0.95), margin=2)
     assert (
         holds is True
-        and "95.5% against 95.0%, standard error of the difference 1.0 (images 0.3; seeds 1.0), by chance up to 2.0"
+        and "95.5% against 95.0%, standard error of the difference 1.0 (images 0.3; seeds 1.0), by "
+        "chance up to 2.0"
         in evidence
     )
     assert results.ahead(runs(0.952), runs(0.94), margin=0)[0] is None
@@ -410,7 +411,9 @@ def test_heads_that_were_pruned_are_nan(work, run):
     layer.centres, layer.spreads = (
         torch.nn.Parameter(p[:2].detach()) for p in (layer.centres, layer.spreads)
     )
-    mean = measure_attention(model, work.data)["mean"]
+    data = work.data
+    images = normalize(data.test_images, data.mean, data.std)
+    mean = measure_attention(model, images, data.test_images, data.test_labels)["mean"]
     assert np.isnan(mean[:, 0, 2]).all() and np.isfinite(mean[:, 1]).all()
 
 

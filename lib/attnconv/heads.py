@@ -2,47 +2,49 @@
 content.
 
 Everything is measured on probabilities, so quadratic, learned and content heads are described
-alike. A *map* is what
-heads attend to at one query pixel: (..., H, W), each summing to 1, with its query (row, column). A
-*shift* is key minus query, in pixels of the grid that the layer works on, rows then columns, rows
-pointing down. Functions take and return numpy arrays; a head that is not there (layers with fewer
-heads are padded) is NaN in and NaN out. First come heads at one query, then layers, the heads of a
-layer together, what content changes, and all that is kept of a trained network."""
+alike. A *map* is what heads attend to at one query pixel: (..., H, W), each summing to 1, with its
+query (row, column). A *shift* is key minus query, in pixels of the grid that the layer works on,
+rows then columns, rows pointing down.
 
+The results are numpy arrays. Layers with fewer heads are padded: a head that is not there is NaN in
+and NaN out. First come heads at one query, then layers, the heads of a layer together, what content
+changes, and all that is kept of a trained network.
+"""
+
+import copy
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
+from attnconv.attention import ContentAttention, QuadraticAttention
 from attnconv.attention.layers import evenly_on_a_disc
 from attnconv.attention.mixing import scores
 from attnconv.config import ModelConfig, replace
 from attnconv.models import Attention, AttentionNet, Convolution
 
-if TYPE_CHECKING:
-    from attnconv.training.data import Dataset
-
 Query = tuple[int, int]
 """A query pixel: (row, column)."""
 
 GEOMETRY_IMAGES = 32
-"""Test images over which the attention of content heads is averaged when their geometry is
-recorded.
-"""
+"""Images over which the attention of content heads is averaged when their geometry is recorded."""
+AVERAGED = 100
+"""Images over which attention with content is averaged: the paper's number."""
+SINGLE_IMAGES = (0, 7, 23)
+"""Images whose attention is kept one by one."""
 TAP_MASS = 0.5
-"""A head with more than this share of its attention on one shift is sharp: it covers that tap,
-and no other.
+"""A head with more than this share of its attention on one shift is sharp: it covers that tap, and
+no other.
 """
 
 
 class Description(NamedTuple):
-    """What each map of `describe` shows. Lengths are in pixels; arrays have the maps' leading
-    axes (...).
+    """What each map of `describe` shows. Lengths are in pixels; arrays have the maps' leading axes
+    (...).
     """
 
     centre: NDArray  # (..., 2), mean shift, sum_k P(k) (k - q)
@@ -56,25 +58,24 @@ class Description(NamedTuple):
 def describe(maps: ArrayLike, query: Query) -> Description:
     """Describe what heads attend to at one query pixel: maps (..., H, W), each summing to 1.
 
-    The paper reads centres off the parameters of its Gaussian heads (section 4, figures 3 and 4);
-    this measures them on the probabilities of any head, so one whose centre lies outside the image
-    shows up where it really looks."""
-    p = _checked(maps, query)
-    width, shift = (
-        p.shape[-1],
-        np.argwhere(np.ones(p.shape[-2:])) - np.array(query, dtype=float),
-    )  # (N, 2)
+    The paper reads centres off the parameters of its Gaussian heads (section 4, figures 3 and 4).
+    This measures them on the probabilities of any head, so one whose centre lies outside the image
+    shows up where it really looks. `ValueError` where the query lies outside the maps.
+    """
+    p = np.asarray(maps, dtype=float)
+    _check(query, p.shape)
+    shift = np.argwhere(np.ones(p.shape[-2:])) - np.array(query, dtype=float)  # (N, 2)
     p = p.reshape(*p.shape[:-2], len(shift))
     centre = p @ shift
     offset = shift - centre[..., None, :]  # (..., N, 2)
-    nearest = np.clip(np.rint(np.nan_to_num(centre)), shift[0], shift[-1])
-    index = ((nearest - shift[0]) @ (width, 1)).astype(int)
+    nearest = (shift == np.rint(centre)[..., None, :]).all(-1)  # (..., N), true at one pixel
+    log = np.log(p + (p == 0))  # of a pixel without probability 0
     return Description(
         centre=centre,
         covariance=np.einsum("...n,...nd,...ne->...de", p, offset, offset),
-        mass=np.take_along_axis(p, index[..., None], -1)[..., 0],
-        entropy=-(p * np.log(np.where(p > 0, p, 1.0))).sum(-1) + 0.0,  # no minus zero
-        reach=p @ np.linalg.norm(shift, axis=-1),
+        mass=(p * nearest).sum(-1),
+        entropy=-(p * log).sum(-1) + 0.0,  # no minus zero
+        reach=p @ np.linalg.norm(shift, axis=1),
     )
 
 
@@ -85,33 +86,35 @@ def taps(mass: ArrayLike, centre: ArrayLike, grid: tuple[int, int]) -> NDArray:
     ``centre`` (..., 2) is the learned one of a Gaussian head; of other heads the measured one. The
     pixel at that shift must be on the image (``grid`` H, W) at its central query: for a centre
     outside, the softmax takes the nearest pixel that is left, whatever the shift. NaN (a head that
-    is not there) gives False."""
-    pixel = np.rint(np.asarray(centre)) + (grid[0] // 2, grid[1] // 2)
-    return (np.asarray(mass) > TAP_MASS) & ((pixel >= 0) & (pixel < grid)).all(-1)
+    is not there) gives False.
+    """
+    pixel = np.rint(centre) + np.array(grid) // 2
+    on_image = ((pixel >= 0) & (pixel < grid)).all(-1)
+    return (np.asarray(mass) > TAP_MASS) & on_image
 
 
 def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
     """The window of maps (..., H, W) around the query, (..., 2 radius + 1, 2 radius + 1): NaN
-    outside the image.
+    outside the image. `ValueError` where the query lies outside the maps.
     """
-    p, (row, column), side = _checked(maps, query), query, 2 * radius + 1
-    padded = np.pad(p, [(0, 0)] * (p.ndim - 2) + [(radius, radius)] * 2, constant_values=np.nan)
+    p = np.asarray(maps, dtype=float)
+    _check(query, p.shape)
+    row, column = query
+    side = 2 * radius + 1
+    margins = [(0, 0)] * (p.ndim - 2) + [(radius, radius)] * 2
+    padded = np.pad(p, margins, constant_values=np.nan)
     return padded[..., row : row + side, column : column + side]
 
 
-def _checked(maps: ArrayLike, query: Query) -> NDArray:
-    """Maps in float64. `ValueError` where the query lies outside them."""
-    p = np.asarray(maps, dtype=float)
-    if p.ndim < 2 or not (0 <= query[0] < p.shape[-2] and 0 <= query[1] < p.shape[-1]):
-        raise ValueError(
-            f"query = {tuple(query)} is not a pixel of maps of shape {p.shape}, the last two being H x W."
-        )
-    return p
+def _check(query: Query, shape: tuple[int, ...]) -> None:
+    height, width = shape[-2:]
+    if not (0 <= query[0] < height and 0 <= query[1] < width):
+        raise ValueError(f"query = {tuple(query)} is not a pixel of a {height} x {width} grid.")
 
 
 @torch.no_grad()
 def query_maps(
-    layer: PositionalAttention | ContentAttention,
+    layer: Attention,
     query: Query,
     height: int,
     width: int,
@@ -121,41 +124,62 @@ def query_maps(
     (h, H, W).
 
     With content, P depends on the images: ``features`` (B, H, W, C), the layer's input, is then
-    needed, and the result is (B, h, H, W)."""
-    (row, column), device = query, next(layer.parameters()).device
-    if not (0 <= row < height and 0 <= column < width):
-        raise ValueError(f"query = {tuple(query)} is not a pixel of a {height} x {width} grid.")
+    needed, and the result is (B, h, H, W). `ValueError` where they are missing, or the query lies
+    outside the grid.
+    """
+    _check(query, (height, width))
+    device = next(layer.parameters()).device
     with torch.autocast(device.type, enabled=False):
         if isinstance(layer, ContentAttention):
             if features is None or features.shape[1:3] != (height, width):
-                raise ValueError(
-                    f"ContentAttention needs features (B, {height}, {width}, C): P depends on the images."
-                )
-            x = features.to(device, layer.query.weight.dtype)
-            q = layer.query(x[:, row, column]).unflatten(
-                -1, (layer.heads, layer.key_size)
-            )  # (B, h, K)
-            keys = layer.key.weight.unflatten(
-                0, (layer.heads, layer.key_size)
-            )  # their bias is the same for all pixels
-            by_axis = layer.position_logits(q[:, :, None, None].expand(-1, -1, height, width, -1))
-            by_row, by_column = (logits[:, :, row, column] for logits in by_axis)
-            position = by_row[..., :, None] + by_column[..., None, :]
-            logits = (
-                torch.einsum("bhk,hkc,bijc->bhij", q, keys, x) + position
-            ) / layer.key_size**0.5  # (B, h, H, W)
+                raise ValueError(f"Content needs features (B, {height}, {width}, C) of the images.")
+            logits = _content_logits(layer, query, features.to(layer.query.weight))
         else:
-            rows, columns = torch.tensor([[row], [column]], device=device)
-            logits = scores(rows, columns, *layer.score_terms(height, width))[:, 0]  # (h, H, W)
-        return logits.flatten(-2).softmax(-1).view_as(logits).float().cpu().numpy()
+            row, column = torch.tensor(query, device=device)[:, None]  # of one query each
+            logits = scores(row, column, *layer.score_terms(height, width))[:, 0]  # (h, H, W)
+        maps = logits.flatten(-2).softmax(-1).view_as(logits)
+    return maps.float().cpu().numpy()
+
+
+def _content_logits(layer: ContentAttention, query: Query, x: Tensor) -> Tensor:
+    """Scores of one query pixel, less what is constant over the keys: (B, h, H, W)."""
+    row, column = query
+    split = layer.heads, layer.key_size
+    q = layer.query(x[:, row, column]).unflatten(-1, split)  # (B, h, K)
+    keys = layer.key.weight.unflatten(0, split)  # their bias is the same for all pixels
+    content = torch.einsum("bhk,hkc,bijc->bhij", q, keys, x)
+    at_all_pixels = q[:, :, None, None].expand(-1, -1, *x.shape[1:3], -1)
+    by_row, by_column = layer.position_logits(at_all_pixels)
+    position = by_row[:, :, row, column, :, None] + by_column[:, :, row, column, None]
+    return (content + position) / layer.key_size**0.5
+
+
+def _all_maps(
+    layers: list[Attention | Convolution],
+    query: Query,
+    grid: tuple[int, int],
+    features: list[Tensor] | None,
+) -> NDArray:
+    """The `query_maps` of all layers, averaged over images where they depend on them: (L, h, H, W),
+    NaN where a layer has fewer heads.
+    """
+    heads = max(layer.heads for layer in layers)
+    found = np.full((len(layers), heads, *grid), np.nan, np.float32)
+    for index, layer in enumerate(layers):
+        if isinstance(layer, Convolution):
+            continue
+        x = features[index] if features else None
+        maps = query_maps(layer, query, *grid, x)
+        found[index, : layer.heads] = maps.mean(0) if maps.ndim == 4 else maps
+    return found
 
 
 @torch.no_grad()
 def geometry(
-    layers: Sequence[Attention | Convolution],
+    layers: list[Attention | Convolution],
     height: int,
     width: int,
-    features: Sequence[Tensor] | None = None,
+    features: list[Tensor] | None = None,
 ) -> dict[str, NDArray]:
     """The geometry of all heads of a network, cheap enough to record after every epoch (figures 3,
     4).
@@ -166,92 +190,74 @@ def geometry(
 
     Returns: float32 arrays (layers, most heads of a layer, ...), NaN where a layer has fewer heads:
         those of `Description` and, for quadratic layers, the parameters ``parameter_centre`` (..,
-        2) and ``precision`` (.., 2, 2), Sigma^{-1}."""
-    heads = max((layer.heads for layer in layers), default=0)
-    shapes = {"centre": (2,), "covariance": (2, 2), "mass": (), "entropy": (), "reach": ()}
-    shapes |= {"parameter_centre": (2,), "precision": (2, 2)}
-    result = {
-        name: np.full((len(layers), heads, *shape), np.nan, np.float32)
-        for name, shape in shapes.items()
-    }
+        2) and ``precision`` (.., 2, 2), Sigma^{-1}.
+    """
     query = height // 2, width // 2
+    found = describe(_all_maps(layers, query, (height, width), features), query)._asdict()
+    found["parameter_centre"] = np.full_like(found["centre"], np.nan)
+    found["precision"] = np.full_like(found["covariance"], np.nan)
     for index, layer in enumerate(layers):
-        if isinstance(layer, Convolution) or not layer.heads:
-            continue
-        maps = query_maps(
-            layer, query, height, width, None if features is None else features[index]
-        )
-        found = describe(maps.mean(0) if maps.ndim == 4 else maps, query)._asdict()
         if isinstance(layer, QuadraticAttention):
-            found["parameter_centre"] = layer.centres.float().cpu().numpy()
-            found["precision"] = layer.precision().float().cpu().numpy()
-        for name, values in found.items():
-            result[name][index, : layer.heads] = values
-    return result
+            found["parameter_centre"][index, : layer.heads] = layer.centres.cpu().numpy()
+            found["precision"][index, : layer.heads] = layer.precision().cpu().numpy()
+    return {name: values.astype(np.float32) for name, values in found.items()}
 
 
 @torch.no_grad()
 def network_geometry(model: nn.Module, images: Tensor) -> dict[str, NDArray]:
-    """The `geometry` of a network's heads, without dropout; with content over normalised images
-    (B, channels, H, W), of which `GEOMETRY_IMAGES` are enough. Empty for a ResNet.
+    """The `geometry` of a network's heads, without dropout. Empty for a ResNet.
+
+    With content it depends on the ``images`` (B, channels, H, W), normalised, on the model's
+    device: the first `GEOMETRY_IMAGES` count.
     """
     if not isinstance(model, AttentionNet):
         return {}
-    content = model.config.kind == "learned_content"
-    return geometry(
-        model.attention_layers, *model.config.grid, model.layer_inputs(images) if content else None
-    )
+    features = None
+    if model.config.kind == "learned_content":
+        features = model.layer_inputs(images[:GEOMETRY_IMAGES])
+    return geometry(model.attention_layers, *model.config.grid, features)
 
 
+@torch.no_grad()
 def degenerate(layer: QuadraticAttention) -> NDArray:
     """Which heads the paper's rule drops: (heads,) bool (section 4, generalized quadratic
     encoding).
 
     Full covariance: the condition number of Sigma^{-1} exceeds 1000 (the head smears over a line),
     or its largest eigenvalue is below 1e-5 (it averages everything). Isotropic: spread^2 < 1e-5. A
-    head that is not finite counts too."""
-    spreads = layer.spreads.detach().double().cpu().numpy()
-    spreads = spreads[:, None, None] * np.eye(2) if spreads.ndim == 1 else spreads
-    finite = np.isfinite(spreads).all((-2, -1)) & np.isfinite(
-        layer.centres.detach().cpu().numpy()
-    ).all(-1)
-    singular = np.linalg.svd(
-        np.where(finite[:, None, None], spreads, 0.0), compute_uv=False
-    )  # largest first
-    largest, smallest = (
-        singular[:, 0] ** 2,
-        singular[:, 1] ** 2,
-    )  # eigenvalues of Sigma^{-1} = S^T S
-    return ~finite | (largest > 1000 * smallest) | (largest < 1e-5)
+    head that is not finite counts too.
+    """
+    precision = layer.precision().double().cpu()  # (h, 2, 2)
+    finite = precision.isfinite().all((1, 2)) & layer.centres.cpu().isfinite().all(-1)
+    precision[~finite] = 0.0  # so that it has eigenvalues, and is dropped
+    smallest, largest = torch.linalg.eigvalsh(precision).T
+    return ((largest > 1000 * smallest) | (largest < 1e-5)).numpy()
 
 
-def prune(layer: QuadraticAttention) -> list[int]:
+@torch.no_grad()
+def prune(layer: QuadraticAttention) -> None:
     """Drop a layer's `degenerate` heads; the heads that stay contribute exactly what they did.
-    Gives their numbers.
 
-    MHSA is a sum over heads (section 1): head h adds its average of the pixels times the columns [h
-    C, (h + 1) C) of
-    ``value.weight``, so dropping its centre, spread and columns removes that part and nothing else.
-    The bias stays."""
-    keep = torch.from_numpy(~degenerate(layer)).to(layer.centres.device)
-    blocks = layer.value.weight.unflatten(1, (layer.heads, layer.channels))[:, keep]  # (D, h, C)
+    MHSA is a sum over heads (section 1): head h adds its average of the pixels times the columns
+    [h C, (h + 1) C) of ``value.weight``. Dropping its centre, spread and columns removes that part
+    and nothing else. The bias stays.
+    """
+    keep = torch.from_numpy(~degenerate(layer))
+    weight = layer.value.weight[:, keep.repeat_interleave(layer.channels)]
     layer.heads = int(keep.sum())
-    layer.centres = nn.Parameter(layer.centres.detach()[keep], layer.centres.requires_grad)
-    layer.spreads = nn.Parameter(layer.spreads.detach()[keep], layer.spreads.requires_grad)
-    layer.value.weight = nn.Parameter(blocks.detach().flatten(1), layer.value.weight.requires_grad)
+    layer.centres = nn.Parameter(layer.centres[keep])
+    layer.spreads = nn.Parameter(layer.spreads[keep])
+    layer.value.weight = nn.Parameter(weight)
     layer.value.in_features = layer.heads * layer.channels
-    return keep.nonzero().flatten().tolist()
 
 
 def pruned(network: AttentionNet) -> AttentionNet:
-    """The network itself, with every layer pruned. Its ``kept`` has the numbers of the heads
-    that stay, by layer.
-    """
-    network.kept = [
-        prune(layer) if isinstance(layer, QuadraticAttention) else list(range(layer.heads))
-        for layer in network.attention_layers
-    ]
-    network.config = replace(network.config, {"heads": tuple(map(len, network.kept))})
+    """The network itself, each of its quadratic layers without the `degenerate` heads."""
+    for layer in network.attention_layers:
+        if isinstance(layer, QuadraticAttention):
+            prune(layer)
+    heads = tuple(layer.heads for layer in network.attention_layers)
+    network.config = replace(network.config, {"heads": heads})
     return network
 
 
@@ -261,79 +267,67 @@ def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArra
 
     Lemma 1 wants a bijection between heads and taps; section 4 finds such grids in early layers. A
     head covers the whole shift nearest to its ``centre`` (..., h, 2), in pixels, if its ``mass``
-    (..., h) there exceeds `TAP_MASS`. An even k x k kernel has the query at one of its four middle
-    taps: at the one with which most taps are covered, which
-    is not told: count its cells, do not draw them.
+    (..., h) there exceeds `TAP_MASS`. In an even kernel the query may be at any of the four middle
+    taps. The one is taken with which most taps are covered, so count these cells, do not draw them.
     """
-    reach, starts = (
-        kernel_size // 2,
-        2 - kernel_size % 2,
-    )  # of an even kernel the first row has two choices
-    steps, shift = np.arange(-reach, reach + 1), np.rint(np.asarray(centre, dtype=float))
+    reach = kernel_size // 2
+    side = 2 * reach + 1
+    tap = np.moveaxis(np.indices((side, side)), 0, -1) - reach  # (side, side, 2)
+    nearest = np.rint(centre)[..., None, None, :]
     sharp = (np.asarray(mass) > TAP_MASS)[..., None, None]
-    in_row, in_column = (
-        shift[..., 0, None] == steps,
-        shift[..., 1, None] == steps,
-    )  # (..., h, steps)
-    covered = (sharp & in_row[..., :, None] & in_column[..., None, :]).any(
-        -3
-    )  # (..., steps, steps)
-    kernels = np.lib.stride_tricks.sliding_window_view(
-        covered, (kernel_size, kernel_size), (-2, -1)
-    )
-    choices = kernels.reshape(*covered.shape[:-2], starts**2, kernel_size, kernel_size)
+    covered = (sharp & (nearest == tap).all(-1)).any(-3)  # (..., side, side)
+    places = 2 - kernel_size % 2  # of the query, along each axis
+    kernels = sliding_window_view(covered, (kernel_size, kernel_size), (-2, -1))
+    choices = kernels.reshape(*covered.shape[:-2], places**2, kernel_size, kernel_size)
     best = choices.sum((-2, -1)).argmax(-1)[..., None, None, None]
     return np.take_along_axis(choices, best, axis=-3)[..., 0, :, :]
 
 
-def taps_by_chance(
-    config: ModelConfig, kernel_size: int, draws: int = 20_000, seed: int = 0
-) -> NDArray:
+def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000) -> NDArray:
     """Taps of a k x k kernel that fresh layers of a quadratic model cover once heads snap: whole
-    numbers, (draws,).
+    numbers, (draws,), the same at each call.
 
     Each draw is the start of one layer, as large as the largest of ``config``. Its heads become
-    sharp, each on its
-    nearest pixel: what is covered beyond that, training has done.
+    sharp, each on its nearest pixel: what is covered beyond that, training has done.
     """
     heads = max(config.heads_per_layer)
     if config.centre_start == "taps":  # each head on its own
         return np.full(draws, min(heads, kernel_size**2))
     with torch.random.fork_rng(devices=[]):  # torch's own generator stays as it is
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         if config.centre_start == "gaussian":
             centres = torch.randn(draws, heads, 2)
         else:  # one arrangement, which each layer turns by an angle of its own
             angle = 2 * math.pi * torch.rand(draws)
-            turn = torch.stack(
-                [angle.cos(), -angle.sin(), angle.sin(), angle.cos()], dim=1
-            ).unflatten(1, (2, 2))
+            sine, cosine = angle.sin(), angle.cos()
+            turn = torch.stack([cosine, -sine, sine, cosine], dim=1).view(-1, 2, 2)
             centres = evenly_on_a_disc(heads) @ turn
     shifts = config.centre_std * centres.numpy()
     return kernel_cells(np.ones(shifts.shape[:2]), shifts, kernel_size).sum((-2, -1))
 
 
-def translation_consistency(probabilities: ArrayLike, others: ArrayLike | None = None) -> NDArray:
+def translation_consistency(probabilities: NDArray, others: NDArray | None = None) -> NDArray:
     """Whether heads keep their shifts as the query moves, as a convolution would: P (..., H, W, H,
     W) -> (...).
 
     Section 4 (figures 6, 7) sees it in layers 2 and 3 of the model with content. The map at each
     query is held against the one at the central query (H // 2, W // 2), of ``others`` if they are
     given (P of the same heads on other images): the mean of sum min(P, P_0), 1 for a positional
-    head, as `in_common` weighs it. NaN where no query can be compared."""
-    p = np.asarray(probabilities)
-    q = p if others is None else np.asarray(others)
-    height, width = p.shape[-2:]
+    head, as `in_common` weighs it. NaN where no query can be compared.
+    """
+    height, width = probabilities.shape[-2:]
     middle = height // 2, width // 2
-    weights, agreement = np.zeros(p.shape[:-4]), np.zeros(p.shape[:-4])
-    at_middle = q[..., middle[0], middle[1], :, :]
-    for row, column in np.ndindex(height, width):
-        if (row, column) != middle:
-            common, weight = in_common(p[..., row, column, :, :], (row, column), at_middle, middle)
+    compared = probabilities if others is None else others
+    at_middle = compared[..., *middle, :, :]
+    weights = np.zeros(probabilities.shape[:-4])
+    agreement = np.zeros_like(weights)
+    for query in np.ndindex(height, width):
+        if query != middle:
+            here = probabilities[..., *query, :, :]
+            common, weight = in_common(here, query, at_middle, middle)
             weights += weight
             agreement += weight * common
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return agreement / weights
+    return agreement / np.where(weights > 0, weights, np.nan)
 
 
 def in_common(
@@ -344,18 +338,20 @@ def in_common(
 
     Near a border some shifts leave the image, so both are cut to the shifts that both queries have,
     and renormalized. The weight is the product of what the two cuts keep: a cut that keeps nothing
-    counts for nothing."""
-    a, b = np.asarray(maps, dtype=float), np.asarray(others, dtype=float)
-    up, left = np.minimum(query, other)
-    down, right = np.array(a.shape[-2:]) - np.maximum(
-        query, other
-    )  # shifts from -up to down - 1, and so on
-    a, b = (
-        m[..., i - up : i + down, j - left : j + right] for m, (i, j) in ((a, query), (b, other))
-    )
-    mass_a, mass_b = a.sum((-2, -1)), b.sum((-2, -1))
-    a, b = (m / np.where(s > 0, s, 1)[..., None, None] for m, s in ((a, mass_a), (b, mass_b)))
-    return np.minimum(a, b).sum((-2, -1)), mass_a * mass_b
+    counts for nothing.
+    """
+    before = np.minimum(query, other)  # the shifts that both have are -before .. after - 1
+    after = np.shape(maps)[-2:] - np.maximum(query, other)
+    a, kept_of_a = _cut(maps, query - before, query + after)
+    b, kept_of_b = _cut(others, other - before, other + after)
+    return np.minimum(a, b).sum((-2, -1)), kept_of_a * kept_of_b
+
+
+def _cut(maps: ArrayLike, start: NDArray, stop: NDArray) -> tuple[NDArray, NDArray]:
+    """A window of maps (..., H, W), renormalized where it holds anything; and what it held."""
+    window = np.asarray(maps, dtype=float)[..., start[0] : stop[0], start[1] : stop[1]]
+    mass = window.sum((-2, -1))
+    return window / np.where(mass > 0, mass, 1)[..., None, None], mass
 
 
 @torch.no_grad()
@@ -370,96 +366,86 @@ def score_shares(layer: ContentAttention, x: Tensor) -> NDArray:
     part's share is its covariance with the score over the score's variance, both averaged over
     queries and images; it leaves [0, 1] where parts cancel. NaN for a head whose score is constant.
     """
-    height, width, scale = x.shape[1], x.shape[2], layer.key_size**-0.5
-    mean_query = layer.query(x).mean((0, 1, 2)).unflatten(0, (1, layer.heads, 1, 1, layer.key_size))
-    rows, columns = layer.position_logits(mean_query.expand(-1, -1, height, width, -1))
-    fixed = _over_keys(scale * (rows[..., :, None] + columns[..., None, :]))[0]  # (h, N, N)
+    alike = copy.deepcopy(layer)  # every query is the mean one
+    alike.query.weight.zero_()
+    alike.query.bias.copy_(layer.query(x).mean((0, 1, 2)))
+    fixed = _over_keys(alike.score_parts(x[:1])[1])
     shared = np.zeros((3, layer.heads))
     for image in x.split(1):
-        content, position = (_over_keys(part)[0] for part in layer.score_parts(image))
-        for number, part in enumerate((fixed, position - fixed, content)):
-            shared[number] += (part * (content + position)).mean((1, 2)).cpu().numpy()
-    total = shared.sum(0)  # the parts add up to the score
-    return shared / np.where(total > 0, total, np.nan)
+        content, position = (_over_keys(part) for part in layer.score_parts(image))
+        parts = torch.stack([fixed, position - fixed, content])  # (3, h, N, N)
+        shared += (parts * (content + position)).mean((2, 3)).cpu().numpy()
+    variance = shared.sum(0)  # the parts add up to the score
+    return shared / np.where(variance > 0, variance, np.nan)
 
 
 def _over_keys(part: Tensor) -> Tensor:
-    """A part of the scores (..., H, W, H, W) in float64, less its mean over the keys: (..., N,
-    N).
+    """A part of one image's scores (1, h, H, W, H, W) in float64, less its mean over the keys: (h,
+    N, N).
     """
-    part = part.double().flatten(-4, -3).flatten(-2)
+    part = part[0].double().flatten(-4, -3).flatten(-2)
     return part - part.mean(-1, keepdim=True)
 
 
-AVERAGED = 100
-"""Test images over which attention with content is averaged: the paper's number."""
-SINGLE_IMAGES = (0, 7, 23)
-"""Test images whose attention is kept one by one."""
-
-
 @torch.no_grad()
-def measure_attention(model: AttentionNet, data: "Dataset") -> dict[str, np.ndarray]:
+def measure_attention(
+    model: AttentionNet, images: Tensor, pixels: NDArray, labels: NDArray
+) -> dict[str, NDArray]:
     """What every head attends to. It is all that the figures need: weights and images are not read
     again.
 
+    Args: images: normalised, (N, channels, H', W'); with content the first `AVERAGED` count. pixels
+        and labels: of the same images, uint8 (N, H', W', channels) and (N,).
+
     Returns: ``queries`` (Q, 2) and ``mean`` (Q, L, h, H, W) float16: P at these queries, NaN for
-        heads that a layer does not have. With content, it is over the first `AVERAGED` test images,
-        and there are also: ``halves`` (2, L, h), what two halves of these images agree on
-        (`translation_consistency`), with the query moved and with the same query, which is the most
-        that the first can be; ``shares`` (3, L, h) of `score_shares`; ``images`` (n,), their
-        ``pixels`` (n, H', W', C) and ``labels`` (n,), and ``single`` (n, Q, L, h, H, W) float16.
+        heads that a layer does not have. With content, it is over the images, and there are also:
+        ``halves`` (2, L, h), what two halves of these images agree on (`translation_consistency`),
+        with the query moved and with the same query, which is the most that the first can be;
+        ``shares`` (3, L, h) of `score_shares`; ``images`` (n,), the numbers of `SINGLE_IMAGES`,
+        their ``pixels`` (n, H', W', channels) and ``labels`` (n,), and ``single``
+        (n, Q, L, h, H, W) float16.
     """
-    from attnconv.training.data import normalize
-
-    layers, (height, width) = model.attention_layers, model.config.grid
-    content = model.config.kind == "learned_content"
-    device = next(model.parameters()).device
-    x = normalize(data.test_images[: AVERAGED if content else 0].to(device), data.mean, data.std)
-    inputs = (
-        model.layer_inputs(x) if content else [x] * len(layers)
-    )  # without content nobody looks at them
-    images = [image for image in SINGLE_IMAGES if image < len(x)]
-
-    middle = height // 2, width // 2  # and three off it: figures 7 to 10 move the query
-    places = [
-        middle,
+    layers = model.attention_layers
+    height, width = model.config.grid
+    places = [  # the middle, and three off it: figures 7 to 10 move the query
+        (height // 2, width // 2),
         (height // 4, width // 4),
         (height // 3, width // 2),
         (2 * height // 3, width // 3),
     ]
-    shape = (len(places), len(layers), max(layer.heads for layer in layers), height, width)
-    mean, single = (
-        np.full(shape, np.nan, np.float16),
-        np.full((len(images), *shape), np.nan, np.float16),
-    )
-    halves, shares = np.full((2, *shape[1:3]), np.nan), np.full((3, *shape[1:3]), np.nan)
-    for index, (layer, seen) in enumerate(zip(layers, inputs, strict=True)):
-        if isinstance(layer, Convolution):
-            continue
-        for q, query in enumerate(places):
-            maps = query_maps(
-                layer, query, height, width, seen
-            )  # with content (B, h, H, W), else (h, H, W)
-            mean[q, index, : layer.heads] = maps.mean(0) if content else maps
-            if content:
-                single[:, q, index, : layer.heads] = maps[images]
+    queries = np.array(places)
+
+    def at_queries(features: list[Tensor] | None) -> NDArray:  # (Q, L, h, H, W)
+        maps = [_all_maps(layers, query, (height, width), features) for query in places]
+        return np.stack(maps).astype(np.float16)
+
+    if model.config.kind != "learned_content":
+        return {"queries": queries, "mean": at_queries(None)}
+    images = images[:AVERAGED].to(next(model.parameters()).device)
+    inputs = model.layer_inputs(images)
+    mean = at_queries(inputs)
+    chosen = [image for image in SINGLE_IMAGES if image < len(images)]
+    single = [at_queries([x[[image]] for x in inputs]) for image in chosen]
+    numbers = np.full((5, *mean.shape[1:3]), np.nan)
+    for index, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
         if isinstance(layer, ContentAttention):
-            first, second = (_mean_probabilities(layer, half) for half in seen.tensor_split(2))
-            halves[0, index, : layer.heads] = translation_consistency(first, second)
-            halves[1, index, : layer.heads] = np.minimum(first, second).sum((-2, -1)).mean((-2, -1))
-            shares[:, index, : layer.heads] = score_shares(layer, seen)
-    found = dict(queries=np.array(places), mean=mean)
-    if content:
-        found |= dict(halves=halves, shares=shares, images=np.array(images), single=single)
-        found |= dict(
-            pixels=data.test_images[images].cpu().numpy(),
-            labels=data.test_labels[images].cpu().numpy(),
-        )
-    return found
+            first, second = (_mean_probabilities(layer, half) for half in x.tensor_split(2))
+            moved = translation_consistency(first, second)
+            unmoved = np.minimum(first, second).sum((-2, -1)).mean((-2, -1))
+            numbers[:, index, : layer.heads] = [moved, unmoved, *score_shares(layer, x)]
+    return {
+        "queries": queries,
+        "mean": mean,
+        "halves": numbers[:2],
+        "shares": numbers[2:],
+        "images": np.array(chosen),
+        "single": np.stack(single),
+        "pixels": pixels[chosen],
+        "labels": labels[chosen],
+    }
 
 
 def _mean_probabilities(layer: ContentAttention, x: Tensor) -> NDArray:
     """P averaged over images x (B, H, W, C), ten of which exist at a time: (h, H, W, H, W)."""
-    return torch.stack([layer.probabilities(part).sum(0) for part in x.split(10)]).sum(
-        0
-    ).cpu().numpy() / len(x)
+    total = torch.stack([layer.probabilities(part).sum(0) for part in x.split(10)]).sum(0)
+    return total.cpu().numpy() / len(x)

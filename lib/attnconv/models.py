@@ -113,10 +113,6 @@ class AttentionNet(nn.Module):
     a linear classifier.
     """
 
-    kept: list[list[int]] | None = (
-        None  # of a pruned network: the numbers of the heads that stayed, by layer
-    )
-
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config

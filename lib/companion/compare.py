@@ -99,7 +99,8 @@ def compare(
     print(f"\nBeside the record {record}, which was only read:")
     print(f"  files of the same bytes: {len(names) - number['bytes']} of {len(names)}{others}")
     print(
-        f"  statements of claims, tables, captions: {number['same']} the same, {number['rounded']} but for rounding"
+        f"  statements of claims, tables, captions: {number['same']} the same, {number['rounded']} "
+        "but for rounding"
     )
     print("\n    ".join([f"  differ: {number['differ']}", *found["differ"]]), flush=True)
     return 1 if found["differ"] else 0

@@ -56,7 +56,10 @@ def of_every_seed(check: Callable[..., Verdict | Placed]) -> Callable[..., Place
             ]
             return holds[0], lines, "; ".join(filter(None, [places[0], *other]))
         part = all("in part" in place for one, place in zip(holds, places, strict=True) if one)
-        counts = f"holds {'in part ' * (part and any(holds))}in {holds.count(True) or 'none'} of {len(runs)} networks"
+        counts = (
+            f"holds {'in part ' * (part and any(holds))}in {holds.count(True) or 'none'} of "
+            f"{len(runs)} networks"
+        )
         counts += f", fails in {holds.count(False)}" * (False in holds)
         return None, [*lines, f"seeds differ: {said[0]}"], counts
 
@@ -104,14 +107,18 @@ def small_convolutions(run: Run) -> SmallConvolutions:
     )  # where none fits, the first, which is left out below
     before, after = run.swaps["error"][:, np.arange(len(fits)), smallest]
     lines = [
-        f"points lost with a {size} × {size} convolution in one layer's place: {by_layer(points, '.1f')}"
+        f"points lost with a {size} × {size} convolution in one layer's place: "
+        f"{by_layer(points, '.1f')}"
         for size, points in zip(sizes, lost.T, strict=True)
         if size <= SMALL
     ]
     found = SmallConvolutions(
         fine, may_fit.any(1) & ~fine, smallest, before, after, sizes[smallest], lines
     )
-    which = "the smallest convolution in one layer's place that surely costs less than a point (two standard errors)"
+    which = (
+        "the smallest convolution in one layer's place that surely costs less than a point (two "
+        "standard errors)"
+    )
     lines.insert(0, f"{which}: {found.words(fine) or 'none'}")
     return found
 
@@ -267,12 +274,18 @@ def by_layer(
     values: ArrayLike, form: str, of: int | None = None, before: ArrayLike | None = None
 ) -> str:
     """A number for each layer, of at most ``of``; and the same ``before`` training."""
-    words = f"{listed(values, form)}{f' of {of}' if of else ''} in layers 1 to {len(np.asarray(values))}"
+    words = (
+        f"{listed(values, form)}{f' of {of}' if of else ''} in layers 1 to "
+        f"{len(np.asarray(values))}"
+    )
     return words if before is None else f"{words}; before training {listed(before, form)}"
 
 
 def as_convolution(layer: int, side: int, before: float, after: float) -> str:
-    return f"layer {layer + 1} as {side} × {side}: relative error {after:.2f}, before training {before:.2f}"
+    return (
+        f"layer {layer + 1} as {side} × {side}: relative error {after:.2f}, before training "
+        f"{before:.2f}"
+    )
 
 
 def numbered(layers: NDArray) -> str:

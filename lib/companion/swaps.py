@@ -48,7 +48,8 @@ def measure_swaps(
     height, width = trained.config.grid
     if not {*SHUFFLED} <= {*(sizes := [size for size in SIZES if size <= min(height, width)])}:
         raise ConfigError(
-            f"On {height} x {width} pixels no layer is a 3 x 3 convolution: take a smaller downsampling."
+            f"On {height} x {width} pixels no layer is a 3 x 3 convolution: take a smaller "
+            "downsampling."
         )
     fits = [size for size in FITTED if size in sizes]
     shown = normalize(data.train_images[:READ_ON].to(device), data.mean, data.std)

@@ -76,7 +76,10 @@ def flops(linear: float, separable: float, dense: float) -> Placed:
     """Of the paper's quadratic model: linear layers only, with the averaging along rows and
     columns, with whole P.
     """
-    more = f"with the averaging {dense / 1e9:.1f} billion, or {separable / 1e9:.1f} along rows and columns"
+    more = (
+        f"with the averaging {dense / 1e9:.1f} billion, or {separable / 1e9:.1f} along rows and "
+        "columns"
+    )
     lines = [f"{linear / 1e9:.2f} billion in linear layers alone", more]
     return round(linear / 1e9, 1) == 6.2, lines, "of its linear layers alone"
 
@@ -117,7 +120,10 @@ def grid(run: Run) -> Placed:
     there, back = small.fine & (own > 4), errors[2, np.arange(len(own)), small.smallest]
     made = there & (own > snapped) & small.nearer(evidence.NEARER)
     made &= back >= (small.before + small.after) / 2  # half of the gain is lost
-    four = "{:.2f} before training, {:.2f} after, {:.2f} with centres put back, {:.2f} with sharpness put back"
+    four = (
+        "{:.2f} before training, {:.2f} after, {:.2f} with centres put back, {:.2f} with "
+        "sharpness put back"
+    )
     words = (
         f"layer {n + 1} as {sizes[k]} × {sizes[k]}: {four.format(*errors[:, n, k])}"
         for n in np.flatnonzero(there)
@@ -125,14 +131,17 @@ def grid(run: Run) -> Placed:
     )
     lot = (taps_by_chance(run.model, 3) >= own.max()).mean()
     lines = [
-        f"pixels of the 3 × 3 around the query that have a sharp head: {by_layer(own, 'd')} (if sharp were over 40%, "
-        f"{listed(loose, 'd')}; over 60%, {listed(strict, 'd')}); five or more, on all sides: layer "
-        f"{numbered((own > 4) & around)}. Layers with five of these that a small convolution can replace, and its "
-        f"relative error: {'; '.join(words) or 'none'}. Made by moving: {'layer ' * bool(made.any())}{numbered(made)}",
+        f"pixels of the 3 × 3 around the query that have a sharp head: {by_layer(own, 'd')} (if "
+        f"sharp were over 40%, {listed(loose, 'd')}; over 60%, {listed(strict, 'd')}); five or "
+        f"more, on all sides: layer {numbered((own > 4) & around)}. Layers with five of these that "
+        f"a small convolution can replace, and its relative error: {'; '.join(words) or 'none'}. "
+        f"Made by moving: {'layer ' * bool(made.any())}{numbered(made)}",
         *small.lines,
-        f"heads with over half of their attention on a pixel: {by_layer(sharp.sum(1), 'd', sharp.shape[1])}; "
-        f"mean distance that these heads moved, in pixels: {listed(moved.where(sharp).mean(axis=1), '.1f')}",
-        f"pixels that the start's heads would have, each made sharp on its nearest: {listed(snapped, 'd')}",
+        "heads with over half of their attention on a pixel: "
+        f"{by_layer(sharp.sum(1), 'd', sharp.shape[1])}; mean distance that these heads moved, in "
+        f"pixels: {listed(moved.where(sharp).mean(axis=1), '.1f')}",
+        "pixels that the start's heads would have, each made sharp on its nearest: "
+        f"{listed(snapped, 'd')}",
         f"by chance, of {len(own)} layers so snapped, one or more has {own.max()} pixels or more: "
         f"p = {1 - (1 - lot) ** len(own):.2f}",
     ]
@@ -166,7 +175,8 @@ def local(run: Run) -> Placed:
     even = (run.heads["entropy"][-1] > EVEN * math.log(math.prod(grid))).sum(1)
     lines = [
         "heads with over half of their attention in the 5 × 5 around the query: "
-        f"{by_layer(after, 'd', there.shape[1], before)}; now over 40%: {listed(low, 'd')}; 60%: {listed(high, 'd')}",
+        f"{by_layer(after, 'd', there.shape[1], before)}; now over 40%: {listed(low, 'd')}; 60%: "
+        f"{listed(high, 'd')}",
         f"heads whose attention is spread all but evenly over the image: {by_layer(even, 'd')}",
     ]
     if not there[:2].any(1).all():
@@ -189,9 +199,10 @@ def farther(run: Run) -> Verdict:
     before, after = (farthest[:, 2:] >= farthest[:, :2].max(1, keepdims=True) + 1).sum(1)
     deeper = farthest.shape[1] - 2
     lines = [
-        f"farthest mean shift of a head, in pixels: {by_layer(farthest[1], '.1f', before=farthest[0])}",
-        f"deeper layers with a head at least a pixel farther than all of layers 1 and 2: {after} of {deeper}; "
-        f"before training {before}",
+        "farthest mean shift of a head, in pixels: "
+        f"{by_layer(farthest[1], '.1f', before=farthest[0])}",
+        f"deeper layers with a head at least a pixel farther than all of layers 1 and 2: {after} "
+        f"of {deeper}; before training {before}",
         f"mean reach, in pixels: {by_layer(np.nanmean(run.heads['reach'][-1], axis=1), '.1f')}",
     ]
     return (
@@ -223,12 +234,13 @@ def apart_by_lot(run: Run) -> Verdict:
     p, p_less = ((1 + (sign * lead <= 1e-9).sum()) / (1 + DRAWS) for sign in (1, -1))
     p_more = (1 + (lead <= lead_at_start).sum()) / (1 + DRAWS)
     lines = [
-        f"lead over what was drawn anew, all layers together, in percent of the attention: {lead.mean():.1f} "
-        f"({whole:.1f} against {whole - lead.mean():.1f}); {significance(p)}",
+        "lead over what was drawn anew, all layers together, in percent of the attention: "
+        f"{lead.mean():.1f} ({whole:.1f} against {whole - lead.mean():.1f}); {significance(p)}",
         f"attention that is left when duplicates count once: {listed(end[:, 0] / heads, '.0%')} "
         f"in layers {numbered(there.any(1))}; before training {listed(start[:, 0] / heads, '.0%')}",
         f"the same heads, centres drawn anew, mean: {listed(end[:, 1:].mean(1) / heads, '.0%')}",
-        f"the lead before training: {lead_at_start.mean():.1f}; as much added by chance {significance(p_more)}",
+        f"the lead before training: {lead_at_start.mean():.1f}; as much added by chance "
+        f"{significance(p_more)}",
         "layers where heads do overlap, with less than two thirds left: "
         + numbered(
             np.isin(
@@ -265,7 +277,8 @@ def sixteen(run: Run) -> Placed:
     became = small.nearer(0.5)
     lines += [
         *small.lines,
-        f"layers that are small convolutions: {numbered(small.fine)}; twice as near as they began: {numbered(became)}",
+        f"layers that are small convolutions: {numbered(small.fine)}; twice as near as they began: "
+        f"{numbered(became)}",
     ]
     if after.sum() <= before.sum():
         return (None if after.any() else False), lines, ""
@@ -282,7 +295,8 @@ def pruned(run: Run, whole: Run, control: Run | None) -> Placed:
     lines += [f"test accuracy with all heads {100 * whole.test_accuracy:.1f}%"]
     if run.right_at_start is not None:
         lines += [
-            f"without the degenerate ones, before it was trained on {100 * run.right_at_start.mean():.1f}%"
+            "without the degenerate ones, before it was trained on "
+            f"{100 * run.right_at_start.mean():.1f}%"
         ]
     if heads[0] == heads[1]:
         return None, [*lines, "no head was degenerate, so none was dropped"], ""
@@ -314,9 +328,12 @@ def single_pixels(run: Run) -> Verdict:
         binom.cdf(near.sum(), count, lot) < LEVEL,
     )
     lines = [
-        f"heads with over half of their attention on one pixel: {by_layer(single.sum(1), 'd', maps.shape[1])}",
-        f"different pixels of the 7 × 7 around the query among theirs: {by_layer([len(one) for one in own], 'd')}",
-        f"their shifts: {', '.join(sorted(f'({a:+d}, {b:+d})' for a, b in set().union(*own))) or 'none'}",
+        "heads with over half of their attention on one pixel: "
+        f"{by_layer(single.sum(1), 'd', maps.shape[1])}",
+        "different pixels of the 7 × 7 around the query among theirs: "
+        f"{by_layer([len(one) for one in own], 'd')}",
+        "their shifts: "
+        f"{', '.join(sorted(f'({a:+d}, {b:+d})' for a, b in set().union(*own))) or 'none'}",
         f"together {different} of {count}; at random {significance(chance)}",
     ]
     return (True if chance < LEVEL else False if fewer or not count else None), lines
@@ -345,12 +362,12 @@ def symmetric(run: Run) -> Verdict:
     )
     p, p_less = evidence.by_signs(more)
     lines = [
-        f"left-right more than up-down: {significance(p)}; heads whose two highest columns are each other's mirror "
-        f"image: {pairs[0]}; two highest rows: {pairs[1]}; "
-        f"heads that reach farther than any did before training: {far.sum()}, {significance(p_far)}",
+        f"left-right more than up-down: {significance(p)}; heads whose two highest columns are "
+        f"each other's mirror image: {pairs[0]}; two highest rows: {pairs[1]}; heads that reach "
+        f"farther than any did before training: {far.sum()}, {significance(p_far)}",
         f"heads that are not local: {by_layer(wide.sum(1), 'd')}",
-        f"correlation of their profiles with the mirror image, mean: left-right {across[wide].mean():.2f}, "
-        f"up-down {upright[wide].mean():.2f}",
+        "correlation of their profiles with the mirror image, mean: left-right "
+        f"{across[wide].mean():.2f}, up-down {upright[wide].mean():.2f}",
         f"left-right less up-down: {listed(more, '.2f')} in layers {numbered(wide.any(1))} "
         f"(the least p that so many layers allow: {2.0 ** -len(more):.2g})",
         f"heads that reach farther than {np.nanmax(reach_before):.1f} pixels: {by_layer(far, 'd')}",
@@ -372,8 +389,9 @@ def constant_shift(run: Run) -> Verdict:
         return None, [*lines, "the network has no layer 3"]
     for layer, head in np.argwhere(kept[1:3]) + (1, 0):
         lines += [
-            f"head {head + 1} of layer {layer + 1}: shift ({listed(shifts[layer, head], 'd')}); agreement of two "
-            f"halves of the images {same[layer, head]:.2f}, with the query moved {moved[layer, head]:.2f}"
+            f"head {head + 1} of layer {layer + 1}: shift ({listed(shifts[layer, head], 'd')}); "
+            f"agreement of two halves of the images {same[layer, head]:.2f}, with the query moved "
+            f"{moved[layer, head]:.2f}"
         ]
     different = [len(of_layer) for of_layer in evidence.distinct(shifts[1:3], kept[1:3])]
     return (True if min(different) > 1 else False if max(different) == 0 else None), lines
@@ -387,15 +405,17 @@ def content_use(run: Run) -> Verdict:
     fixed, questions, content = run.attention["shares"]
     kept, _ = evidence.following(run)
     lines = [
-        f"of what makes scores vary, the same for every image and query: {by_layer(np.nanmean(fixed, axis=1), '.0%')}",
+        "of what makes scores vary, the same for every image and query: "
+        f"{by_layer(np.nanmean(fixed, axis=1), '.0%')}",
         f"with what the query holds: {by_layer(np.nanmean(questions, axis=1), '.0%')}",
         f"comparison of contents: {by_layer(np.nanmean(content, axis=1), '.0%')}",
     ]
     decided = content + questions  # the query's content decides on the second part
     if kept.any() and not kept.all():
         lines += [
-            f"what content decides, over all layers: of heads that follow the query {np.nanmean(decided[kept]):.0%}, "
-            f"of others {np.nanmean(decided[~kept]):.0%} (layers differ anyway, so this does not decide)"
+            "what content decides, over all layers: of heads that follow the query "
+            f"{np.nanmean(decided[kept]):.0%}, of others {np.nanmean(decided[~kept]):.0%} (layers "
+            "differ anyway, so this does not decide)"
         ]
     mixed = (
         kept.any(1) & ~kept.all(1) & np.isfinite(decided).all(1)
@@ -411,8 +431,9 @@ def content_use(run: Run) -> Verdict:
     p, p_less = evidence.by_chance(more, more[0])
     alone = np.diff(evidence.by_kind(content[mixed], shuffled), axis=0)[0]
     lines = [
-        f"heads that follow the query: {by_layer(kept.sum(1), 'd')}; where both kinds are, what content decides of "
-        f"theirs {theirs[0]:.0%}, of the others' {others[0]:.0%}; {significance(p)}",
+        f"heads that follow the query: {by_layer(kept.sum(1), 'd')}; where both kinds are, what "
+        f"content decides of theirs {theirs[0]:.0%}, of the others' {others[0]:.0%}; "
+        f"{significance(p)}",
         *lines,
         "a second look, which does not decide: of a comparison of contents alone "
         + significance(evidence.by_chance(alone, alone[0])[0]),
@@ -449,7 +470,8 @@ def hybrid(made: Sequence[Run], control: Sequence[Run], first: Sequence[Run]) ->
         else []
     )
     lines += [
-        f"against the attention network before either was trained on: {results.ahead(made, first)[1]}"
+        "against the attention network before either was trained on: "
+        f"{results.ahead(made, first)[1]}"
     ]
     own, other = cost(made[0].model), cost(control[0].model)
     ratios = own.parameters / other.parameters, own.separable / other.separable
@@ -471,7 +493,8 @@ def _ahead(better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0) -> 
         shared = min(epochs)
         a, b = (100 * results.curves(runs)[:, shared - 1].mean() for runs in (better, worse))
         lines += [
-            f"trained for {epochs[0]} and {epochs[1]} epochs; after {shared} of them {a:.1f}% against {b:.1f}%"
+            f"trained for {epochs[0]} and {epochs[1]} epochs; after {shared} of them {a:.1f}% "
+            f"against {b:.1f}%"
         ]
         lead, error = a - b + margin, math.sqrt((a * (100 - a) + b * (100 - b)) / images)
         holds = holds if holds == (lead > 0) and abs(lead) > 2 * error else None
@@ -502,7 +525,8 @@ def content_harder(learned: Sequence[Run], content: Sequence[Run]) -> Placed:
     ]
     lines = [
         f"training loss at the end {losses[0]:.3f} with content, {losses[1]:.3f} without; noise "
-        f"{noise:.3f}{'' if seeds > 1 else ', as short runs spread'}; seeds: {len(content)} and {len(learned)}",
+        f"{noise:.3f}{'' if seeds > 1 else ', as short runs spread'}; seeds: {len(content)} and "
+        f"{len(learned)}",
         f"training accuracy at the end {accuracies[0]:.1%} and {accuracies[1]:.1%}",
         f"learning rates with content {rates[0]}; without {rates[1]}; "
         f"epochs {recipes[0].epochs} and {recipes[1].epochs}",
@@ -520,14 +544,16 @@ def more_than_snapping(taps: NDArray, snapped: NDArray) -> Verdict:
     """Taps covered after training and by snapping before it, of the same seeds: (seeds,) each."""
     gain = taps - snapped
     lines = [
-        f"taps covered {taps.mean():.1f}, by snapping alone {snapped.mean():.1f}; seeds: {len(gain)}"
+        f"taps covered {taps.mean():.1f}, by snapping alone {snapped.mean():.1f}; seeds: "
+        f"{len(gain)}"
     ]
     if len(gain) < 2:
         return None, [*lines, "a single seed, so the noise is not known"]
     error = gain.std(ddof=1) / math.sqrt(len(gain))
     asked = results.surely(len(gain) - 1)
     lines += [
-        f"difference {gain.mean():+.1f}, standard error {error:.1f}; {asked:.1f} standard errors are needed"
+        f"difference {gain.mean():+.1f}, standard error {error:.1f}; {asked:.1f} standard errors "
+        "are needed"
     ]
     sure = error > 0 and abs(gain.mean()) > asked * error
     return (bool(gain.mean() > 0) if sure else None), lines
