@@ -30,8 +30,8 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.provisioning import LocalProvisioner
 
 from attnconv.config import ConfigError
-from attnconv.training.data import content_key, data_folder, find_data
-from attnconv.training.runs import LEFTOVERS, held, read_json, said, write
+from attnconv.training.data import data_folder, find_data, load_data
+from attnconv.training.runs import LEFTOVERS, data_key, held, read_json, said, write
 from companion.compare import compare
 from companion.fresh import LIBRARY, Inputs, changed, file_hash, inputs, whole
 from companion.pages import FRONT, export_html, write_page
@@ -88,8 +88,10 @@ class Batch:
         downloaded.
         """
         about = self.manifest["data"]
-        if "sha256" not in about and (source := find_data(self.data)):
-            about |= {"name": source.name, "form": source.form, "sha256": content_key(source)}
+        if "sha256" not in about and find_data(self.data):
+            described = load_data(self.data).about()
+            about |= {"name": described["name"], "form": described["form"]}
+            about |= {"sha256": data_key(described)}
         return inputs(job, self.profile, about.get("sha256"), self.output)
 
     def reason(self, job: Job, now: Inputs) -> str:
@@ -352,7 +354,7 @@ def reproduce(
     if record and found and (folder / "strip.npz").is_file():
         why = "but the record is drawn from its own images, as everyone can draw it again"
         remedy = "For this command, let ATTNCONV_DATA name an empty folder"
-        raise ConfigError(f"The data set is here ({found.path}), {why}. {remedy}.")
+        raise ConfigError(f"The data set is here ({found}), {why}. {remedy}.")
     data = data if data in NAMED_DATA else str(absolute(data))
     given = {
         "profile": profile.name,

@@ -25,7 +25,7 @@ from attnconv.config import REPOSITORY, ModelConfig, TrainConfig, for_images, re
 from attnconv.heads import measure_attention
 from attnconv.training import load_run, train
 from attnconv.training.data import Dataset, MissingData, find_data, load_data
-from attnconv.training.runs import Run, find_runs, identity, write, write_arrays, writing
+from attnconv.training.runs import Run, data_key, find_runs, identity, write, write_arrays, writing
 from companion.profile import Profile, load_profile
 from companion.swaps import measure_swaps, untrained
 
@@ -120,7 +120,8 @@ class Workspace:
             )
         if recipe.start_from and not start:
             start = self.run(recipe.start_from, recipe.seed, fresh=fresh)
-        digits = identity(model, recipe, self.data.key, start.config["hash"] if start else None)
+        key = data_key(self.data.about())
+        digits = identity(model, recipe, key, start.config["hash"] if start else None)
         folder = self.folder / kept_in / f"{name}-seed{recipe.seed}-{digits}"
         return train(model, recipe, self.data, folder, preset=name, start=start)
 

@@ -15,6 +15,7 @@ as many threads, as one that was never stopped. Under torchrun the same loop run
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import shutil
@@ -41,7 +42,16 @@ from attnconv.training import machine
 from attnconv.training.checkpoints import load_run, read_state, write_state
 from attnconv.training.data import Dataset, batches, epoch_plan, normalize
 from attnconv.training.optimizers import Muon, build_optimizers, own_rates
-from attnconv.training.runs import LEFTOVERS, Run, RunError, held, identity, write, write_arrays
+from attnconv.training.runs import (
+    LEFTOVERS,
+    Run,
+    RunError,
+    data_key,
+    held,
+    identity,
+    write,
+    write_arrays,
+)
 
 
 class TrainingError(RuntimeError):
@@ -157,9 +167,8 @@ class Trainer:
             device=self.device,
         )
         images, labels = data.train_images, data.train_labels
-        feed = batches(
-            images, labels, plan, config.batch_size, data.mean, data.std, start=self.step
-        )
+        every = batches(images, labels, plan, config.batch_size, data.mean, data.std)
+        feed = itertools.islice(every, self.step, None)
 
         self.model.train()
         before, started = self.seconds, time.monotonic()
@@ -434,7 +443,8 @@ def train(
         raise RunError(
             f"start_from = {train_config.start_from!r}, but the run to start from is {start}."
         )
-    name = identity(model_config, train_config, data.key, start.config["hash"] if start else None)
+    key = data_key(data.about())
+    name = identity(model_config, train_config, key, start.config["hash"] if start else None)
     team, device = machine.Team(), machine.best_device()
     if team.any(Run(folder).finished_as(name)):
         return Run(folder)
@@ -476,9 +486,8 @@ def train(
         model_values, train_values = (
             config.model_dump(mode="json") for config in (model.config, train_config)
         )
-        trainer.about = dict(
-            preset=preset, hash=name, model=model_values, train=train_values, data=data.about()
-        )
+        trainer.about = dict(preset=preset, hash=name, model=model_values, train=train_values)
+        trainer.about |= dict(data=data.about() | {"key": key})
         trainer.about |= dict(environment=here, sessions=[*before, here])
         if start:
             trainer.about |= dict(start=start.config["hash"], kept=getattr(model, "kept", None))

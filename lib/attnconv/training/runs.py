@@ -49,6 +49,12 @@ def identity(
     return config_hash(model, recipe, data_key, start)
 
 
+def data_key(about: dict[str, Any]) -> str:
+    """Hex sha256 of what names a data set, whatever form its copy has."""
+    names = ("name", "classes", "train_images", "test_images", "mean", "std")
+    return config_hash(*(about[name] for name in names))
+
+
 class _Config(Config, extra="allow"):
     """What is read of config.json; all else is kept as it is."""
 
