@@ -451,4 +451,4 @@ def pixels(image: str | Path | io.BytesIO | Image.Image) -> np.ndarray:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    return np.atleast_3d(image.convert(channels))
+    return np.atleast_3d(np.asarray(image.convert(channels)))

@@ -86,8 +86,9 @@ def _known_labels(images: Dataset, side: Side, about: dict[str, Any]) -> NDArray
             f"The images are of {known} classes, but the model tells {side.classes} apart."
         )
     labels = images.test_labels.cpu().numpy()
-    same = tuple(about.get("classes", images.classes)) == images.classes
-    return labels if same else labels[:0]
+    same_name = about.get("name", images.name) == images.name
+    same_classes = tuple(about.get("classes", ())) == images.classes
+    return labels if same_name or same_classes else labels[:0]
 
 
 def size_of(images: Any) -> tuple[int, int] | None:
