@@ -415,7 +415,7 @@ def test_any_mode_and_size_is_read(mode: str, tmp_path) -> None:
 def test_pixels_that_would_be_clipped_are_refused(mode: str, tmp_path) -> None:
     Image.new(mode, (9, 9)).save(tmp_path / "a.tiff")
     with pytest.raises(
-        ExplorerError, match=rf"pixels of mode {mode}.* 8 bits a channel, or floats in \[0, 1\]"
+        ExplorerError, match=rf"a.tiff cannot be read.*pixels are of mode {mode}.* 8 bits a channel"
     ):
         read(tmp_path / "a.tiff", (16, 16), 1)
 
@@ -476,23 +476,27 @@ def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
         (2, 32, 32, 3),
         (2, 3, 64, 40),
         (30, 50, 1),
-        (3, 30, 50),
+        (30, 50, 3),
     ):  # of any size, and in any order
         for images in (
             np.full(shape, 77, np.uint8),
             torch.full(shape, 77 / 255),
+            torch.full(shape, 77 / 255, dtype=torch.bfloat16),
             np.full(shape, 77 / 255),
         ):
             assert (fitting(images, (28, 28), 1) == 77).all()
     mixed = [
         np.full((28, 28, 1), 77 / 255),
-        torch.full((3, 40, 40), 77, dtype=torch.uint8),
+        torch.full((1, 3, 40, 40), 77, dtype=torch.uint8),
         Image.new("L", (9, 9), 77),
     ]
     assert (fitting(mixed, (28, 28), 1) == 77).all()
     for images, words in (
         (np.zeros((2, 5, 5, 5), np.uint8), "or neither"),
         (np.zeros((7, 9, 11), np.uint8), "or neither"),
+        (np.zeros((3, 28, 28), np.uint8), "or neither"),  # one in colour, or three grey ones
+        (np.zeros((28, 28), np.uint8), "or neither"),
+        (torch.full((1, 28, 28, 1), torch.inf, dtype=torch.bfloat16), "to inf; they must be"),
         (np.zeros((1, 28, 28, 1), int), "int64 from 0 to 0; they must be uint8"),
         (
             np.full((1, 28, 28, 1), -0.1),

@@ -1,9 +1,8 @@
-"""Images: CIFAR-10, the embedded sample of Fashion-MNIST, or your own; and batches made on the
-device.
+"""Images: CIFAR-10, the embedded sample of Fashion-MNIST, or your own; and batches on the device.
 
 A data set is read once into four tensors, moved whole to the device, and stays uint8. What happens
-to a batch is a few
-tensor operations there: no worker processes, no Python per image, no wait for the GPU.
+to a batch is a few tensor operations there: no worker processes, no Python per image, no wait for
+the GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import io
 import json
 import os
 import socket
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from glob import glob
@@ -23,51 +23,31 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from filelock import FileLock
-from PIL import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
 from attnconv.config import REPOSITORY, TrainConfig
-from attnconv.training.runs import write
 
-REPOSITORY_DATA = REPOSITORY / "data"
+SAMPLE = REPOSITORY / "data" / "fashion-mnist-sample" / "fashion-mnist-sample.npz"
 SPLITS = ("train", "test")
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-CIFAR10_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
-CIFAR10_IMAGES = (
-    50_000,
-    10_000,
-)  # Parquet files do not name their classes: these counts tell CIFAR-10
+CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+BATCHES = "cifar-10-batches-py"  # the folder of CIFAR-10 as it is published
+Floats = tuple[float, ...]  # one for each channel
 # Mean and standard deviation per channel, pixels in [0, 1]: the original code's for CIFAR-10, else
 # the usual ones.
-STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+STATISTICS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "fashion-mnist-sample": ((0.2860,), (0.3530,)),
 }
+# Arrow's types of columns that may hold labels; floats and lists are refused by the row.
+LABELS = ("int", "uint", "string", "large_string", "dictionary", "float", "double", "list")
+FORMATS = "BMP GIF JPEG PNG PPM TIFF WEBP".split()  # of images, as Pillow names them
+FORMS = f"""Name embedded or cifar10, or the path of {BATCHES}, of a folder with train*.parquet \
+and test*.parquet, or of one with train/<class>/ and test/<class>/ (images)"""
 PAD = 4  # pixels of black around an image before it is cropped to its size again
-
-
-@contextlib.contextmanager
-def errors_as(kind: type[ValueError], what: str, remedy: str) -> Iterator[None]:
-    """Whatever goes wrong here becomes an error of that kind, in one line."""
-    try:
-        yield
-    except kind:
-        raise
-    except Exception as error:  # the readers of damaged files raise dozens of kinds
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise kind(f"{what} ({why}). {remedy}") from error
+PATIENCE = 20  # seconds that a download may wait for a byte
 
 
 class DataError(ValueError):
@@ -86,14 +66,13 @@ class Dataset:
 
     name: str  # cifar10, fashion-mnist-sample, or the folder's name
     form: str  # what it was read from: "Parquet, JPEG images", "image folders", ...
-    key: str  # hex sha256 that names the content; a subset has its own
     classes: tuple[str, ...]
     train_images: Tensor = field(repr=False)  # uint8 (N, H, W, C)
     train_labels: Tensor = field(repr=False)  # int64 (N,)
     test_images: Tensor = field(repr=False)
     test_labels: Tensor = field(repr=False)
-    mean: tuple[float, ...]  # per channel, pixels in [0, 1]
-    std: tuple[float, ...]
+    mean: Floats  # pixels in [0, 1]
+    std: Floats
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -102,17 +81,14 @@ class Dataset:
 
     @property
     def image_channels(self) -> int:
+        """1 of grey images, 3 of those in colour."""
         return self.train_images.shape[3]
 
     def about(self) -> dict[str, Any]:
         """What a run's config.json says of its data."""
-        about = {
-            name: getattr(self, name) for name in ("name", "form", "key", "classes", "mean", "std")
-        }
-        return about | {
-            "train_images": len(self.train_labels),
-            "test_images": len(self.test_labels),
-        }
+        about = {name: getattr(self, name) for name in ("name", "form", "classes", "mean", "std")}
+        counts = {"train_images": len(self.train_labels), "test_images": len(self.test_labels)}
+        return about | counts
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on that device."""
@@ -122,46 +98,40 @@ class Dataset:
     def first(self, train: int | None, test: int | None) -> Dataset:
         """This many images of each split, in their order: the first of each class, as many of each
         as can be. None, or a number larger than the split, keeps the whole split."""
-        train = None if train is None or train >= len(self.train_labels) else train
-        test = None if test is None or test >= len(self.test_labels) else test
-        if train is None and test is None:
-            return self
-        kept = {
-            "train": balanced(self.train_labels, train),
-            "test": balanced(self.test_labels, test),
-        }
-        arrays: dict[str, Any] = {
-            name: getattr(self, name)[kept[name.split("_")[0]]] for name in ARRAYS
-        }
-        return replace(self, key=_digest(self.key, "first", train, test).hex(), **arrays)
+        which = balanced(self.test_labels, test)
+        tested = replace(
+            self, test_images=self.test_images[which], test_labels=self.test_labels[which]
+        )
+        return tested._trained_on(balanced(self.train_labels, train))
 
     def hold_out(self, n: int, seed: int) -> tuple[Dataset, Tensor, Tensor]:
         """The data without n training images, and those n for validation: images (n, H, W, C) and
         labels (n,). The seed draws them, as many of each class as can be."""
-        images, labels, total = self.train_images, self.train_labels, len(self.train_labels)
+        total = len(self.train_labels)
         if not 0 <= n < total:
             raise DataError(
                 f"{n} validation images cannot be held out of {total}: choose 0 to {total - 1}."
             )
-        held = torch.zeros_like(labels, dtype=torch.bool)
-        held[_drawn(labels, n, "hold out", seed)] = True
-        key = _digest(self.key, "hold out", n, seed).hex() if n else self.key
-        rest = replace(self, key=key, train_images=images[~held], train_labels=labels[~held])
-        return rest, images[held], labels[held]
+        held = torch.zeros_like(self.train_labels, dtype=torch.bool)
+        held[_drawn(self.train_labels, n, "hold out", seed)] = True
+        return self._trained_on(~held), self.train_images[held], self.train_labels[held]
+
+    def few(self, n: int, seed: int) -> Dataset:
+        """The data with n of its training images, over and over until they are as many as before.
+        The seed draws them, as many of each class as can be; more images hold the fewer ones."""
+        total = len(self.train_labels)
+        chosen = _drawn(self.train_labels, n, "few", seed)
+        times = -(-total // len(chosen))
+        return self._trained_on(chosen.repeat(times)[:total])
 
     def for_training(self, config: TrainConfig) -> Dataset:
         """The data that a recipe trains on: without its validation images (`hold_out` gives those),
-        and with no more than its ``images`` (`few`).
-        """
+        and with no more than its ``images`` (`few`)."""
         data = self.hold_out(config.validation, config.seed)[0]
         return data.few(config.images, config.seed) if config.images else data
 
-    def few(self, n: int, seed: int) -> Dataset:
-        """The data with n of its training images, over and over until they are as many as before;
-        its key stays. The seed draws them, as many of each class as can be; more images hold the
-        fewer ones."""
-        chosen, total = _drawn(self.train_labels, n, "few", seed), len(self.train_labels)
-        which = chosen.repeat(-(-total // len(chosen)))[:total]
+    def _trained_on(self, which: Tensor) -> Dataset:
+        """The data with those of its training images, by index or by a mask."""
         return replace(
             self, train_images=self.train_images[which], train_labels=self.train_labels[which]
         )
@@ -171,14 +141,10 @@ def balanced(labels: Tensor, n: int | None) -> Tensor:
     """Sorted indices of n labels: the first of every class, then the second of every class, and
     so on.
     """
-    counts = torch.bincount(labels)
-    by_class = labels.argsort(stable=True)
-    rank = torch.empty_like(labels)  # how many of the same class come before
-    rank[by_class] = (
-        torch.arange(len(labels), device=labels.device)
-        - (counts.cumsum(0) - counts)[labels[by_class]]
-    )
-    return (rank * len(counts) + labels).argsort()[:n].sort().values
+    seen = F.one_hot(labels).cumsum(0)  # (N, classes): so many of each class up to here
+    rank = seen.gather(1, labels[:, None])[:, 0]
+    turn = rank * seen.shape[1] + labels
+    return turn.argsort()[:n].sort().values
 
 
 def _drawn(labels: Tensor, n: int, purpose: str, seed: int) -> Tensor:
@@ -187,15 +153,12 @@ def _drawn(labels: Tensor, n: int, purpose: str, seed: int) -> Tensor:
     return shuffled[balanced(labels[shuffled], n)]
 
 
-def _digest(*parts: object) -> bytes:
-    return hashlib.sha256(json.dumps(parts).encode()).digest()
-
-
 def _generator(*parts: object) -> torch.Generator:
     """A CPU generator that depends on these values only. They are hashed, because torch keeps 32
     bits of a seed.
     """
-    return torch.Generator().manual_seed(int.from_bytes(_digest(*parts)[:4], "little"))
+    digest = hashlib.sha256(json.dumps(parts).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
 
 
 class Plan(NamedTuple):
@@ -215,303 +178,277 @@ def epoch_plan(
     """The plan of one epoch for n images: a function of its arguments only, so that a resumed run
     repeats it exactly. It is drawn on the CPU, so the same on every device."""
     generator = _generator("epoch", seed, epoch)
-    order = torch.randperm(n, generator=generator)
+    order = torch.randperm(n, generator=generator).to(device)
     if not augment:
-        return Plan(order.to(device))
-    rows, columns = torch.randint(0, 2 * PAD + 1, (2, n), generator=generator)
+        return Plan(order)
+    rows, columns = torch.randint(0, 2 * PAD + 1, (2, n), generator=generator).to(device)
     flips = torch.rand(n, generator=generator) < 0.5
-    return Plan(order.to(device), tuple(part.to(device) for part in (rows, columns, flips)))
+    return Plan(order, (rows, columns, flips.to(device)))
 
 
 def augment(images: Tensor, rows: Tensor, columns: Tensor, flips: Tensor) -> Tensor:
     """Pad (B, H, W, C) with black, crop each image to (H, W) at its own row and column (0 to 2
-    PAD), then mirror it: torchvision's RandomCrop(padding=PAD) and RandomHorizontalFlip, in one
-    gather for the whole batch."""
-    batch, height, width, _ = images.shape
-    device = images.device
+    PAD), then mirror it: torchvision's RandomCrop(padding=PAD) and RandomHorizontalFlip, for the
+    whole batch at once."""
+    _, height, width, _ = images.shape
     padded = F.pad(images, (0, 0, PAD, PAD, PAD, PAD))
-    x = torch.arange(width, device=device)
-    x = torch.where(flips[:, None], width - 1 - x, x) + columns[:, None]  # (B, W)
-    y = torch.arange(height, device=device) + rows[:, None]  # (B, H)
-    which = torch.arange(batch, device=device)[:, None, None]
-    return padded[which, y[:, :, None], x[:, None, :]]
+    crops = padded.unfold(1, height, 1).unfold(2, width, 1)  # (B, 9, 9, C, H, W), a view
+    which = torch.arange(len(images), device=images.device)
+    cropped = crops[which, rows, columns].permute(0, 2, 3, 1)
+    return torch.where(flips[:, None, None, None], cropped.flip(2), cropped).contiguous()
 
 
 def normalize(images: Tensor, mean: Tensor | tuple, std: Tensor | tuple) -> Tensor:
     """uint8 (B, H, W, C) to (pixel / 255 - mean) / std as (B, C, H, W), channels last in memory."""
-    mean, std = (
-        torch.as_tensor(values, dtype=torch.float32, device=images.device) for values in (mean, std)
-    )
+    mean = torch.as_tensor(mean, device=images.device)
+    std = torch.as_tensor(std, device=images.device)
     return images.float().div_(255).sub_(mean).div_(std).permute(0, 3, 1, 2)
 
 
 def batches(
-    images: Tensor,
-    labels: Tensor,
-    plan: Plan | None,
-    batch_size: int,
-    mean: tuple,
-    std: tuple,
-    start: int = 0,
+    images: Tensor, labels: Tensor, plan: Plan | None, batch_size: int, mean: tuple, std: tuple
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalised images (B, C, H, W) and labels (B,) of one epoch, from step ``start`` on; the last
-    may be smaller. Without a plan all are in their own order. All stays on the device of
-    ``images``, and Python never waits for it."""
+    """Normalised images (B, C, H, W) and labels (B,) of one epoch; the last batch may be smaller.
+    Without a plan all are in their own order. All stays on the device of ``images``, and Python
+    never waits for it."""
     statistics = [torch.tensor(values, device=images.device) for values in (mean, std)]
-    for first in range(start * batch_size, len(labels), batch_size):
+    for first in range(0, len(labels), batch_size):
         part = slice(first, first + batch_size)
         which = part if plan is None else plan.order[part]
-        x, y = images[which], labels[which]
+        x = images[which]
         if plan and plan.crops:
             x = augment(x, *(each[part] for each in plan.crops))
-        yield normalize(x, *statistics), y
-
-
-EMBEDDED, NPZ, PARQUET, FOLDERS = "embedded sample", "npz", "Parquet", "image folders"
-BATCHES = "cifar-10-batches-py"  # as CIFAR-10 is published
-LAYOUTS = (  # of a folder: a form, and its files of both splits
-    (BATCHES, "data_batch_*", "test_batch"),
-    (PARQUET, "train*.parquet", "test*.parquet"),
-    (FOLDERS, "train/*/*", "test/*/*"),
-)
-FORMS = f"""Name embedded or cifar10, or the path of {BATCHES}, of a folder with train*.parquet and test*.parquet \
-(columns img, label), or of one with train/<class>/ and test/<class>/ (images)"""
-SAMPLE = "fashion-mnist-sample/fashion-mnist-sample.npz"
-
-
-class Source(NamedTuple):
-    """A data set on disk. An npz file holds both splits, and is listed under train."""
-
-    name: str
-    form: str
-    path: Path  # the folder that holds the files, or the one file
-    train: tuple[Path, ...]
-    test: tuple[Path, ...] = ()
-
-
-def find_data(source: str | Path = "embedded") -> Source | None:
-    """Find ``embedded``, ``cifar10`` or what lies at a path; nothing is decoded or downloaded. None
-    where CIFAR-10 is not on this machine yet; `DataError` where nothing else is that can be
-    read."""
-    root, name = data_folder(), str(source)
-    named = {"embedded": [REPOSITORY_DATA / SAMPLE], "cifar10": [root / BATCHES, root / "cifar10"]}
-    with reading_data(source):
-        for path in (places := named.get(name) or [Path(source).expanduser().absolute()]):
-            if path.suffix == ".npz" and path.is_file():
-                return Source(path.stem, EMBEDDED if name == "embedded" else NPZ, path, (path,))
-            for form, *patterns in LAYOUTS:
-                # Nothing hidden: `glob` leaves out what begins with a dot.
-                files = [
-                    sorted(filter(Path.is_file, map(path.joinpath, glob(p, root_dir=path))))
-                    for p in patterns
-                ]
-                if all(files):
-                    return Source(
-                        name if name in named else path.name, form, path, *map(tuple, files)
-                    )
-    if name == "cifar10":
-        return None
-    remedy = (
-        "'git checkout data' restores it in a clone of the repository"
-        if name == "embedded"
-        else FORMS
-    )
-    raise DataError(f"There is no data set that can be read at {places[0]}. {remedy}.")
+        yield normalize(x, *statistics), labels[which]
 
 
 def data_folder() -> Path:
-    """Where downloads and caches go: $ATTNCONV_DATA, or else the repository's ``data``."""
-    return Path(os.environ.get("ATTNCONV_DATA") or REPOSITORY_DATA).expanduser().absolute()
+    """Where CIFAR-10 is and downloads go: $ATTNCONV_DATA, or else the repository's ``data``."""
+    return Path(os.environ.get("ATTNCONV_DATA") or REPOSITORY / "data").expanduser().absolute()
 
 
-def content_key(source: Source) -> str:
-    """Hex sha256 of a source: its form, its splits, the classes of image folders, and every byte
-    of every file.
-    """
-    digest = hashlib.sha256(source.form.encode())
-    for split in SPLITS:
-        for file in getattr(source, split):
-            with reading_data(file):
-                content = file.read_bytes()
-            where = f"{split} {file.parent.name}" if source.form == FOLDERS else split
-            digest.update(f"\0{where}\0{len(content)}\0".encode(errors="surrogateescape"))
-            digest.update(content)
-    return digest.hexdigest()
-
-
-def _unpacked(folder: Path) -> bool:
-    """Whether CIFAR-10 is whole there: another process may be unpacking it, or one was cut off."""
-    from torchvision.datasets import CIFAR10
-    from torchvision.datasets.utils import check_integrity
-
-    return all(
-        check_integrity(str(folder / name), md5)
-        for name, md5 in [*CIFAR10.train_list, *CIFAR10.test_list]
-    )
-
-
-def _download() -> Source | None:
-    """Let torchvision fetch CIFAR-10 into the data folder, or unpack the archive there. It
-    checks what it gets.
-    """
-    from torchvision.datasets import CIFAR10
-
-    root, patience = data_folder(), socket.getdefaulttimeout()
-    remedy = f"Bring its published files to {root / BATCHES} yourself, or use 'embedded', which needs no download."
-    socket.setdefaulttimeout(30)  # seconds without a byte; torchvision would wait for ever
-    try:
-        with errors_as(MissingData, f"cifar10 is not in {root}. The download failed", remedy):
-            with FileLock(root / ".lock"):  # notebooks that run side by side need one copy
-                CIFAR10(root, download=True)
-    finally:
-        socket.setdefaulttimeout(patience)
-    return find_data("cifar10")
-
-
-def load_data(source: str | Path = "embedded") -> Dataset:
-    """The data set ``embedded``, ``cifar10``, or what lies at a path (see `FORMS`).
-
-    CIFAR-10 is downloaded where it is missing. Decoded images are cached in the folder for data.
-    Raises `DataError` naming file, row and remedy."""
-    found = find_data(source)
-    if found is None or (
-        str(source) == "cifar10" and found.form == BATCHES and not _unpacked(found.path)
-    ):
-        found = _download()
-    assert found, "a download that does not fail brings it"
-    key = content_key(found)
-    with reading_data(found.path):
-        arrays = _read(found, key)
-        tensors: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in ARRAYS}
-        for part, values in tensors.items():  # gray images get the one channel that they may lack
-            tensors[part] = (
-                values.reshape(*values.shape[:3], -1) if "images" in part else values.long()
-            )
-        classes, form = tuple(map(str, arrays["classes"])), str(arrays.get("form", found.form))
-        if not all(tensors[f"{split}_images"].dtype == torch.uint8 for split in SPLITS):
-            raise ValueError("its images are not uint8, from 0 to 255")
-        labels = torch.cat([tensors[f"{split}_labels"] for split in SPLITS])
-        if ((labels < 0) | (labels >= len(classes))).any():
-            raise ValueError(
-                f"its labels are not whole numbers from 0 to {len(classes) - 1}, of its classes"
-            )
-    images, counts = (
-        tensors["train_images"],
-        tuple(len(tensors[f"{split}_labels"]) for split in SPLITS),
-    )
-    if (
-        classes == tuple("0123456789")
-        and counts == CIFAR10_IMAGES
-        and images.shape[1:] == (32, 32, 3)
-    ):
-        classes = CIFAR10_CLASSES
-    is_cifar10 = classes == CIFAR10_CLASSES and images.shape[1:] == (32, 32, 3)
-    if found.name == "cifar10" and not is_cifar10:
-        raise DataError(
-            f"{found.path} is not CIFAR-10 as published. Rename it, and give its path as the source."
-        )
-    name = "cifar10" if is_cifar10 else found.name
-    mean, std = STATISTICS.get(name) or _statistics(images)
-    return Dataset(name=name, form=form, key=key, classes=classes, mean=mean, std=std, **tensors)
-
-
-def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel, pixels in [0, 1]; 1 where all pixels are the
-    same.
-    """
-    channels = [images[..., c].numpy() for c in range(images.shape[3])]
-    return tuple(c.mean().item() / 255 for c in channels), tuple(
-        c.std().item() / 255 or 1.0 for c in channels
-    )
-
-
-def _read(source: Source, key: str) -> dict[str, Any]:
-    """The `ARRAYS` of a source, its classes and, where it is not the source's, its form."""
-    if source.form in (NPZ, EMBEDDED):
-        with np.load(source.path) as arrays:
-            return dict(arrays)
-    if source.form == BATCHES:  # torchvision unpickles CIFAR-10 only if all its checksums are right
-        from torchvision.datasets import CIFAR10
-
-        here: Any = type("Here", (CIFAR10,), {"base_folder": ""})  # the folder may have any name
-        train, test = (here(source.path, train=split == "train") for split in SPLITS)
-        values = map(np.ascontiguousarray, (train.data, train.targets, test.data, test.targets))
-        return dict(zip(ARRAYS, values, strict=True)) | {"classes": train.classes}
-    cache = data_folder() / "cache" / f"{key}.npz"
-    with (
-        contextlib.suppress(Exception),
-        np.load(cache) as arrays,
-    ):  # missing or damaged: it is made again
-        return dict(arrays)
-    decoded = _decoded(source)
-    with contextlib.suppress(OSError):
-        write(cache, decoded)
-    return decoded
-
-
-def _decoded(source: Source) -> dict[str, Any]:
-    """What `_read` gives, of image folders and Parquet files. Images must be of one size, and
-    all gray or all RGB.
-    """
-    rows = {split: _rows(source, split) for split in SPLITS}
-    classes, others = (sorted({label for *_, label in part}) for part in rows.values())
-    if classes != others:
-        raise DataError(
-            f"{source.path}: the classes are {classes} in train, {others} in test. Give both the same."
-        )
-    arrays: dict[str, Any] = {"form": source.form}
-    for split, part in rows.items():
-        images: list[np.ndarray] = []
-        for place, content, _ in part:
-            with reading_data(place):
-                images.append(_pixels(content))
-                if images[-1].shape != (first := arrays.get("train_images", images)[0].shape):
-                    raise ValueError(
-                        f"it is {images[-1].shape}, the first image {first}; make all alike"
-                    )
-        arrays[f"{split}_images"] = np.array(images)
-        arrays[f"{split}_labels"] = np.array([classes.index(label) for *_, label in part])
-    if rows["train"][0][1].startswith(b"\xff\xd8"):
-        arrays["form"] += ", JPEG images"
-    return arrays | {"classes": classes}
-
-
-def _rows(source: Source, split: str) -> list[tuple[str, bytes, Any]]:
-    """The place, the encoded image and the label of each image of a split."""
-    from pyarrow.parquet import read_table
-
-    files = getattr(source, split)
-    if source.form == FOLDERS:
-        return [(str(file), file.read_bytes(), file.parent.name) for file in files]
-    table = read_table([*files]).to_pydict()
-    images, labels = table.get("img", table.get("image")), table.get("label", table.get("labels"))
-    if not images or not labels:
-        raise DataError(
-            f"{files[0]} has columns {[*table]}. Needed are img or image, label or labels, and rows."
-        )
-    encoded = [image["bytes"] if isinstance(image, dict) else image for image in images]
-    return [
-        (f"{source.path}, {split} row {row}", encoded[row], label)
-        for row, label in enumerate(labels)
-    ]
-
-
-def _pixels(content: bytes) -> np.ndarray:
-    """uint8 (H, W, 1) or (H, W, 3) of an encoded image. Palettes become RGB, an alpha channel is
-    dropped.
-    """
-    with Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "BMP", "PPM", "WEBP")) as image:
-        if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
-            raise ValueError(f"its pixels are of kind {image.mode}; save it as 8-bit gray or RGB")
-        return np.atleast_3d(
-            np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
-        )
-
-
-def reading_data(place: object) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def reading(place: object) -> Iterator[None]:
     """Whatever a library raises on a damaged or foreign file becomes one `DataError` that names
     the place.
     """
-    return errors_as(
-        DataError, f"{place} cannot be read", "Copy it again, replace it or remove it."
-    )
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # readers of damaged files raise dozens of kinds
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        remedy = "Copy it again, replace it or remove it."
+        raise DataError(f"{place} cannot be read ({why}). {remedy}") from error
+
+
+def find_data(source: str | Path = "embedded") -> Path | None:
+    """Where ``embedded``, ``cifar10`` or the data set at a path lies. Nothing is read or
+    downloaded: None where CIFAR-10 is not on this machine. `DataError` where nothing is at the
+    path."""
+    if source == "embedded":
+        return SAMPLE
+    if source == "cifar10":
+        places = [data_folder() / BATCHES, data_folder() / "cifar10"]
+        return next(filter(Path.exists, places), None)
+    with reading(source):
+        path = Path(source).expanduser().absolute()
+        if path.exists():
+            return path
+    raise DataError(f"There is no data set at {path}. {FORMS}.")
+
+
+def load_data(source: str | Path = "embedded") -> Dataset:
+    """The data set ``embedded``, ``cifar10``, or what lies at a path (see `FORMS`). CIFAR-10 is
+    downloaded where it is missing.
+
+    A copy of CIFAR-10 in any form is known as ``cifar10``: by its images' size and the names of its
+    classes. Parquet files may lack these names; then 0 to 9 are taken for them in a folder that is
+    called ``cifar10``, and nowhere else.
+
+    Raises `DataError` that names file, row and remedy; `MissingData` where the download fails."""
+    path = find_data(source) or _download(data_folder())
+    with reading(path):
+        found = _read(path)
+    tensors = dict[str, Any]()
+    for name in ARRAYS:
+        values = torch.as_tensor(found[name])
+        if name.endswith("labels"):
+            tensors[name] = values.long()
+        else:  # grey ones may lack their channel
+            tensors[name] = values.reshape(*values.shape[:3], -1).contiguous()
+    images = tensors["train_images"]
+    classes = tuple(map(str, found["classes"]))
+    if len(classes) < 2:
+        raise DataError(f"{path} has one class, {classes[0]}. Training needs two or more.")
+    if path.name == "cifar10" and classes == tuple("0123456789"):
+        classes = CIFAR10_CLASSES
+    name = path.stem if path.suffix == ".npz" else path.name
+    if classes == CIFAR10_CLASSES and images.shape[1:] == (32, 32, 3):
+        name = "cifar10"
+    elif name == "cifar10":
+        raise DataError(f"{path} is not CIFAR-10. Rename it, and give its path as the source.")
+    mean, std = STATISTICS.get(name) or _statistics(images.numpy())
+    form = str(found["form"])
+    return Dataset(name=name, form=form, classes=classes, mean=mean, std=std, **tensors)
+
+
+def _statistics(images: np.ndarray) -> tuple[Floats, Floats]:
+    """Mean and standard deviation per channel, pixels in [0, 1]; 1 where all pixels are the
+    same.
+    """
+    channels = [images[..., channel] for channel in range(images.shape[-1])]
+    mean = tuple(values.mean().item() / 255 for values in channels)
+    return mean, tuple(values.std().item() / 255 or 1.0 for values in channels)
+
+
+def _download(root: Path) -> Path:
+    """Let torchvision fetch CIFAR-10 into that folder, or unpack the archive there. It checks
+    sums."""
+    from torchvision.datasets import CIFAR10
+
+    patience = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(PATIENCE)  # torchvision would wait for ever
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / ".lock"):  # notebooks that run side by side need one copy
+            CIFAR10(root, download=True)
+    except Exception as error:  # of the network, the disk or the archive
+        why = " ".join(str(error).split())
+        remedy = f"Bring {CIFAR10.url} there yourself, or use 'embedded', which needs no download."
+        raise MissingData(
+            f"cifar10 is not in {root}, and the download failed ({why}). {remedy}"
+        ) from error
+    finally:
+        socket.setdefaulttimeout(patience)
+    return root / BATCHES
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The `ARRAYS` of a data set, its ``classes`` and its ``form``."""
+    if path.suffix == ".npz":  # the embedded sample, or the images of a record
+        with np.load(path) as arrays:
+            return {"form": "embedded sample"} | dict(arrays)
+    if path.name != BATCHES:
+        return _decoded(path)
+    from torchvision.datasets import CIFAR10
+
+    train = CIFAR10(path.parent, train=True)  # unpickled only if all checksums are right
+    test = CIFAR10(path.parent, train=False)
+    arrays = zip(ARRAYS, (train.data, train.targets, test.data, test.targets), strict=True)
+    return {"form": BATCHES, "classes": train.classes} | dict(arrays)
+
+
+# An image's file and its row there, the encoded image, what its class is sorted by, and its class.
+Row = tuple[str, bytes, int, str]
+
+
+def _decoded(path: Path) -> dict[str, Any]:
+    """What `_read` gives, of Parquet files or image folders. Images must be of one size, and all
+    grey or all in colour.
+    """
+    found = dict[str, Any]()
+    classes = dict[str, list]()
+    shape: tuple[int, ...] = ()
+    for split in SPLITS:
+        images, labels = [], []
+        for place, content, number, name in _rows(path, split):
+            with reading(place):
+                image = pixels(io.BytesIO(content))
+            shape = shape or image.shape
+            if image.shape != shape:
+                raise DataError(f"{place} is {image.shape}, others are {shape}. Make all alike.")
+            images.append(image)
+            labels.append((number, unicodedata.normalize("NFC", name)))
+        if not images:
+            raise DataError(f"There are no {split} images in {path}. {FORMS}.")
+        classes[split] = sorted({*labels})
+        index = {label: number for number, label in enumerate(classes[split])}
+        found[f"{split}_images"] = np.stack(images)
+        found[f"{split}_labels"] = np.array([index[label] for label in labels])
+    train, test = classes.values()
+    if train != test:
+        differing = [name for _, name in sorted({*train} ^ {*test})]
+        raise DataError(f"{path}: not both in train and in test are the classes {differing}.")
+    form = "Parquet" if any(path.glob("train*.parquet")) else "image folders"
+    if content.startswith(b"\xff\xd8"):  # the last one, as the others are
+        form += ", JPEG images"
+    return found | {"form": form, "classes": [name for _, name in train]}
+
+
+def _rows(path: Path, split: str) -> Iterator[Row]:
+    """The images of a split: of Parquet files or, where there are none, of class folders."""
+    files = sorted(path.glob(f"{split}*.parquet"))
+    for file in files:
+        yield from _parquet_rows(file)
+    if not files:
+        yield from _folder_rows(path / split)
+
+
+def _folder_rows(folder: Path) -> Iterator[Row]:
+    """All files below the folder of each class, at any depth, but for what begins with a dot."""
+    for part in sorted(map(Path, glob("*/**", root_dir=folder, recursive=True))):
+        file = folder / part
+        if not file.is_dir():
+            yield str(file), file.read_bytes(), 0, part.parts[0]
+
+
+def _parquet_rows(file: Path) -> Iterator[Row]:
+    """The rows of a Parquet file. One column holds encoded images, or the Hub's structs of them.
+    Labels are numbers from 0 on, which the Hub's metadata may name, or words."""
+    from pyarrow.parquet import ParquetFile
+
+    with reading(file):
+        table = ParquetFile(file).read()
+        image, label = _columns(file, table.schema)
+        about = json.loads((table.schema.metadata or {}).get(b"huggingface", "{}"))
+        feature = about.get("info", {}).get("features", {}).get(label, {})
+    names = feature.get("names") or range(10**9)  # a number without a name is its own
+    for number, row in enumerate(table.to_pylist()):
+        place = f"{file}, row {number}"
+        content, value = row[image], row[label]
+        if isinstance(content, dict):
+            content = content["bytes"]
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # where one is missing, pandas makes all of them floats
+        if isinstance(value, str):
+            yield place, content, 0, value
+        elif isinstance(value, int) and value in range(len(names)):
+            yield place, content, value, str(names[value])
+        else:
+            needed = "A label is a word, or a whole number from 0 on that names a class"
+            raise DataError(f"{place}: the label is {value}. {needed}.")
+
+
+def _columns(file: Path, schema: Any) -> tuple[str, str]:
+    """The columns of images and of labels in a Parquet file, by their types. Where more than one
+    may hold labels, it is that called label or labels."""
+    kinds = {column.name: str(column.type) for column in schema}
+    images = [name for name, kind in kinds.items() if "binary" in kind]
+    words = [name for name, kind in kinds.items() if kind.startswith(LABELS)]
+    labels = [name for name in words if name in ("label", "labels")] or words
+    if len(images) != 1 or len(labels) != 1:
+        needed = "one of images (binary), one of labels (whole numbers or words)"
+        raise DataError(f"{file} has the columns {kinds}. Needed are {needed}.")
+    return images[0], labels[0]
+
+
+def pixels(image: str | Path | io.BytesIO | Image.Image) -> np.ndarray:
+    """An image file, or an image of Pillow's, as viewers show it: uint8 (H, W, 1) of grey ones,
+    (H, W, 3) of all others.
+
+    It is turned as its EXIF orientation says, and laid on white where it is transparent; of several
+    frames it is the first. Raises ValueError where it is none of `FORMATS`, and where a channel has
+    more than 8 bits that would have to be cut off."""
+    if not isinstance(image, Image.Image):
+        try:
+            image = Image.open(image, formats=FORMATS)
+        except UnidentifiedImageError:
+            raise ValueError(f"it is no image of the formats {', '.join(FORMATS)}") from None
+    image = ImageOps.exif_transpose(image)
+    if image.mode[0] in "IF":
+        raise ValueError(f"its pixels are of mode {image.mode}: save it with 8 bits a channel")
+    channels = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return np.atleast_3d(np.asarray(image.convert(channels)))

@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from attnconv.training.data import STATISTICS, DataError, Dataset, balanced, find_data, load_data
+from attnconv.training.data import (
+    STATISTICS,
+    DataError,
+    Dataset,
+    balanced,
+    find_data,
+    load_data,
+    pixels,
+)
 from companion.explorer.arrays import ExplorerError
 from companion.explorer.sides import Side
 
@@ -50,41 +58,37 @@ def pool_of(images: Any, side: Side, mean: Any = None, std: Any = None) -> Pool:
     about = dict(side.run.config.get("data", {})) if side.run else {}
     if images is None:
         images = _own_data(side, about.get("name"))
-    name, labels = "image", np.zeros(0, np.int64)
+    name = "image"
+    labels = np.zeros(0, np.int64)
     if isinstance(images, Dataset):
-        if side.classes not in (0, len(images.classes)):
-            known = len(images.classes)
-            raise ExplorerError(
-                f"The images are of {known} classes, but the model tells {side.classes} apart."
-            )
-        if (
-            about.get("name", images.name) == images.name
-            or tuple(about.get("classes", ())) == images.classes
-        ):
-            labels = (
-                images.test_labels.cpu().numpy()
-            )  # else they are of other classes than the model's
+        labels = _known_labels(images, side, about)
         about = images.about() | about
-        name, images = "test image", images.test_images
+        name = "test image"
+        images = images.test_images
     usual = STATISTICS["cifar10" if side.image_channels == 3 else "fashion-mnist-sample"]
-    each = zip((mean, std), ("mean", "std"), usual, strict=True)
-    mean, std = (
-        tuple(map(float, about.get(n, u) if given is None else given)) for given, n, u in each
-    )
+    mean = tuple(map(float, about.get("mean", usual[0]) if mean is None else mean))
+    std = tuple(map(float, about.get("std", usual[1]) if std is None else std))
     if {len(mean), len(std)} != {side.image_channels}:
         needed = f"a number for each of the {side.image_channels} channels"
         raise ExplorerError(f"mean = {mean} and std = {std} must have {needed}.")
     values = fitting(images, side.image_size, side.image_channels)
     if not side.classes:
         return Pool(name, values, labels[:0], (), mean, std)
-    return Pool(
-        name,
-        values,
-        labels,
-        tuple(about.get("classes") or map(str, range(side.classes))),
-        mean,
-        std,
-    )
+    classes = about.get("classes") or map(str, range(side.classes))
+    return Pool(name, values, labels, tuple(classes), mean, std)
+
+
+def _known_labels(images: Dataset, side: Side, about: dict[str, Any]) -> NDArray[np.int64]:
+    """The test images' labels; none where the model's run was on other classes than these."""
+    if side.classes not in (0, len(images.classes)):
+        known = len(images.classes)
+        raise ExplorerError(
+            f"The images are of {known} classes, but the model tells {side.classes} apart."
+        )
+    labels = images.test_labels.cpu().numpy()
+    same_name = about.get("name", images.name) == images.name
+    same_classes = tuple(about.get("classes", ())) == images.classes
+    return labels if same_name or same_classes else labels[:0]
 
 
 def size_of(images: Any) -> tuple[int, int] | None:
@@ -105,36 +109,37 @@ def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uin
         return np.concatenate([fitting(one, size, channels) for one in images])
     if isinstance(images, np.ndarray | Tensor):
         values = _channels_last(images)
-        if values.shape[1:] == (*size, channels):
-            return values
-        flat = values[..., 0] if values.shape[-1] == 1 else values  # as Pillow wants grey ones
-        return np.stack([_cropped(Image.fromarray(one), size, channels) for one in flat])
-    if isinstance(images, str | Path):
+    elif isinstance(images, str | Path | Image.Image):
         try:
-            with Image.open(images) as file:
-                return fitting(file, size, channels)
+            values = pixels(images)[None]
         except Exception as error:  # Pillow's plugins raise what they like on damaged files
             raise ExplorerError(f"{images} cannot be read as an image: {error}") from error
-    if isinstance(images, Image.Image):
-        return _cropped(ImageOps.exif_transpose(images), size, channels)[None]
-    raise ExplorerError(
-        f"One of the images is of type {type(images).__name__}: give paths, Pillow images, or arrays."
-    )
+    else:
+        kind = type(images).__name__
+        raise ExplorerError(
+            f"One of the images is of type {kind}: give paths, Pillow images, or arrays."
+        )
+    if values.shape[1:] == (*size, channels):
+        return values
+    return np.stack([_cropped(one, size, channels) for one in values])
 
 
 def _channels_last(images: NDArray | Tensor) -> NDArray[np.uint8]:
     """Arrays as (N, height, width, channels) in 8 bits: channels may come first, and one image
-    may come alone.
+    may come alone, with its channels last.
     """
-    given = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
-    values = given[None] if given.ndim == 3 else given
+    if isinstance(images, Tensor):
+        images = images.detach().cpu()
+        images = (images.float() if images.is_floating_point() else images).numpy()
+    values = images[None] if images.ndim == 3 and images.shape[-1] in (1, 3) else images
     if values.ndim == 4 and values.shape[-1] not in (1, 3):
         values = values.transpose(0, 2, 3, 1)
     if values.ndim != 4 or values.shape[-1] not in (1, 3) or not values.size:
-        forms = (
-            "(N, height, width, channels) nor (N, channels, height, width), with 1 or 3 channels"
+        many = "(N, height, width, channels) nor (N, channels, height, width)"
+        raise ExplorerError(
+            f"images of shape {images.shape} are empty, or neither {many} nor (height, width, "
+            "channels), with 1 or 3 channels."
         )
-        raise ExplorerError(f"images of shape {given.shape} are empty, or neither {forms}.")
     if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
         values = np.rint(255 * values).astype(np.uint8)
     if values.dtype != np.uint8:
@@ -145,21 +150,15 @@ def _channels_last(images: NDArray | Tensor) -> NDArray[np.uint8]:
     return np.ascontiguousarray(values)
 
 
-def _cropped(image: Image.Image, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """The middle of an image in the model's aspect ratio, laid on white and resized: (height,
-    width, channels).
+def _cropped(image: NDArray, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
+    """The middle of an image (H, W, 1 or 3) in the model's aspect ratio, resized: (height, width,
+    channels).
     """
-    if image.mode[0] in "IF":  # Pillow would clip them
-        raise ExplorerError(
-            f"An image has pixels of mode {image.mode}: give 8 bits a channel, or floats in [0, 1]."
-        )
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = ImageOps.fit(
-        image.convert("L" if channels == 1 else "RGB"), size[::-1], Image.Resampling.LANCZOS
-    )
-    return np.asarray(image, dtype=np.uint8).reshape(*size, channels)
+    grey = image.shape[-1] == 1
+    picture = Image.fromarray(image[..., 0] if grey else image)
+    picture = picture.convert("L" if channels == 1 else "RGB")
+    picture = ImageOps.fit(picture, size[::-1], Image.Resampling.LANCZOS)
+    return np.asarray(picture).reshape(*size, channels)
 
 
 def _own_data(side: Side, name: str | None) -> Dataset | Tensor:
@@ -170,13 +169,11 @@ def _own_data(side: Side, name: str | None) -> Dataset | Tensor:
     its images are."""
     if name == "cifar10":
         with contextlib.suppress(DataError):
-            if found := find_data(name):
-                return load_data(found.path)
+            path = find_data(name)
+            if path:
+                return load_data(path)
     sample = load_data("embedded")
     form = sample.image_size, sample.image_channels, len(sample.classes)
-    fits = (
-        name == sample.name
-        if name
-        else form == (side.image_size, side.image_channels, side.classes)
-    )
+    alike = form == (side.image_size, side.image_channels, side.classes)
+    fits = name == sample.name if name else alike
     return sample if fits else sample.test_images
