@@ -9,7 +9,7 @@ import functools
 import gc
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.utils import _ntuple, _reverse_repeat_tuple
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -51,6 +50,13 @@ class TapAttention(QuadraticAttention):
     no gradient: heads that are to move want an alpha of 3 to 10. `axis_logits(length, axis)` and
     what is made of it take the length without padding, and give (h, Q, H') or (h, R, W')."""
 
+    weight: Tensor
+    bias: Tensor | None
+    padding_mode: str
+    dimensions: int
+    by_axis: list[tuple[int, ...]]  # kernel size, stride and dilation, each of rows and columns
+    added: list[int]  # pixels of padding before and after, the last axis first
+
     @property
     def value(self) -> Any:  # type: ignore[override]  # of other layers a module; here only shown
         """W^h (with groups, its blocks) as attention layers hold them: ``weight`` (D, h
@@ -58,7 +64,7 @@ class TapAttention(QuadraticAttention):
         """
         return SimpleNamespace(weight=value_matrices(self.weight), bias=self.bias)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = self.centres.data, self.spreads.data
         super()._apply(fn, recurse)
         if self.centres.dtype.itemsize < 4:  # `half()` and the like would lose their digits
@@ -97,8 +103,6 @@ class TapAttention(QuadraticAttention):
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`forward` with another kernel, under the name that code around a `Conv2d` may call."""
-        if x.dim() == self.dimensions + 1:  # one image
-            return self._conv_forward(x[None], weight, bias)[0]
         if x.dim() != self.dimensions + 2 or x.shape[1] != self.channels:
             takes = f"(B, {self.channels}, {'H, W' if self.dimensions == 2 else 'L'})"
             raise ValueError(f"TapAttention takes {takes}, channels first, not {tuple(x.shape)}.")
@@ -107,10 +111,8 @@ class TapAttention(QuadraticAttention):
         x = self.pad(x).flatten(2).mT.contiguous()  # (B, H' W', C)
         at_once = max(1, MIXED // (math.prod(queries) * self.heads * self.channels))
         values = value_matrices(weight)
-        parts = []
-        for part in x.split(at_once):
-            parts.append(self._project(self._mix(part, height, width), values, bias))
-        y = torch.cat(parts)  # (B, Q R, D)
+        mixed = (self._mix(part, height, width) for part in x.split(at_once))
+        y = torch.cat([self._project(part, values, bias) for part in mixed])  # (B, Q R, D)
         return y.mT.unflatten(2, queries[-self.dimensions :])
 
     def _mix(self, x: Tensor, height: int, width: int) -> Tensor:
@@ -164,18 +166,17 @@ def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
     """Make a convolution with this kernel attention: the same object, parameters and attributes,
     with heads.
     """
-    exact = torch.promote_types(weight.dtype, torch.float32)
+    exact = torch.promote_types(weight.dtype.to_real(), torch.float32)
     alpha = checked_alpha(alpha, exact)
     conv.__class__ = TapAttention
     conv.channels = conv.in_channels
     conv.heads = math.prod(conv.kernel_size)
     conv.dimensions = len(conv.kernel_size)
-    # Of rows and columns; a Conv1d has one row. Numbers may have been set later, one for all axes.
+    # A Conv1d has one row. Numbers may have been set later, one for all axes.
     tuples: Any = _ntuple(conv.dimensions)
     numbers = (conv.kernel_size, conv.stride, conv.dilation)
     conv.by_axis = [(1, *tuples(each))[-2:] for each in numbers]
-    # Pixels added before and after, the last axis first. Only with zeros does a convolution look at
-    # its padding again in each pass.
+    # Only with zeros does a convolution look at its padding again in each pass.
     conv.added = conv._reversed_padding_repeated_twice
     if conv.padding_mode == "zeros" and not isinstance(conv.padding, str):
         conv.added = _reverse_repeat_tuple(tuples(conv.padding), 2)
@@ -286,31 +287,29 @@ def _held_by(network: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _refuse(module: nn.Module, place: str) -> None:
     """Raise a TypeError if attention cannot stand for what a module computes."""
-    kind = type(module)
+    kind: Any = type(module)
     names = _names_used(kind)
-    plain = isinstance(module, (nn.Conv1d, nn.Conv2d)) and not isinstance(module, LazyModuleMixin)
-    imaginary = plain and any(p.is_complex() for p in module.parameters(recurse=False))
-    quantized = "quantized" in kind.__module__ and "Conv" in kind.__name__
-    other = isinstance(module, _ConvNd) and not plain
+    title = f"{kind.__module__}.{kind.__name__}"
     graph = isinstance(module, torch.fx.GraphModule)
-    reasons = {
-        "is a script": isinstance(module, torch.jit.ScriptModule),
-        "is a graph": graph and names & {*TAKEN, *OTHERS, "convolution"},
-        "has a forward of its own, set on the instance": "forward" in vars(module),
-        "convolves otherwise (transposed, 3-D, deformable, lazy, complex, quantized)": (
-            other or imaginary or quantized or names & OTHERS
-        ),
-    }
-    for why, holds in reasons.items():
-        if holds:
-            message = f"{place}: {kind.__name__} {why}. Attention stands for Conv1d, Conv2d, and "
-            message += "classes that call them: convert before compiling, tracing or quantizing."
-            raise TypeError(message.lstrip(": "))
+    if (
+        isinstance(module, torch.jit.ScriptModule)
+        or (isinstance(module, _ConvNd) and not isinstance(module, (nn.Conv1d, nn.Conv2d)))
+        or ("Conv" in title and ("quantized" in title or ".Lazy" in title))
+        or names & OTHERS
+        or (graph and names & {*TAKEN, "convolution"})
+        or "forward" in vars(module)
+    ):
+        raise TypeError(
+            f"{place or 'The network'}: attention cannot stand for this {kind.__name__}. It takes "
+            "Conv1d, Conv2d, and classes whose code calls these or their functions; no transposed, "
+            "3-D, deformable, lazy or quantized convolution, no script, no graph that calls "
+            "functions, no forward set on an instance (so convert first, then compile)."
+        )
 
 
 def _let_attend(thing: Any, alpha: float) -> None:
     """Make a convolution attention, and let attention take those that a module's own code calls."""
-    kind = type(thing)
+    kind: Any = type(thing)
     if kind in (nn.Conv1d, nn.Conv2d):
         _take_over(thing, thing.weight, alpha)
     elif isinstance(thing, nn.Module) and kind is not TapAttention:
@@ -370,14 +369,5 @@ def _by_attention(kind: Any, alpha: float) -> type:
             with _Attending(alpha):
                 return super().forward(*inputs, **options)
 
-        def __reduce__(self) -> tuple[Any, ...]:
-            return _empty, (kind, alpha), self.__dict__
-
     ByAttention.__name__ = f"{kind.__name__}ByAttention"
     return ByAttention
-
-
-def _empty(kind: type, alpha: float) -> Any:
-    """An instance without attributes yet, for pickle and deepcopy."""
-    made = _by_attention(kind, alpha)
-    return made.__new__(made)
