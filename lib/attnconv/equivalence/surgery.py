@@ -103,6 +103,8 @@ class TapAttention(QuadraticAttention):
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`forward` with another kernel, under the name that code around a `Conv2d` may call."""
+        if x.dim() == self.dimensions + 1:  # one image
+            return self._conv_forward(x[None], weight, bias)[0]
         if x.dim() != self.dimensions + 2 or x.shape[1] != self.channels:
             takes = f"(B, {self.channels}, {'H, W' if self.dimensions == 2 else 'L'})"
             raise ValueError(f"TapAttention takes {takes}, channels first, not {tuple(x.shape)}.")
