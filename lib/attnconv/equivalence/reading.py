@@ -6,7 +6,6 @@ kernel is the part of it that is near."""
 
 import copy
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -24,9 +23,8 @@ INTERIOR = 33
 class KernelReport:
     """What a convolution in the place of an attention layer leaves out."""
 
-    outside: (
-        Tensor | None
-    )  # (h,): mass of each head on shifts that are no taps of the kernel; None for a fitted one
+    # (h,): mass of each head on shifts that are no taps of the kernel; None for a fitted one
+    outside: Tensor | None
     relative_error: float
     """|attention - convolution| / |attention - bias|, each a root mean square. From
     `attention_to_conv` its expectation over white noise, where each shift adds |sum_h P_h(Delta)
@@ -35,6 +33,7 @@ class KernelReport:
     on: str = "white noise"  # or images
 
 
+@torch.no_grad()
 def attention_to_conv(
     layer: PositionalAttention,
     kernel_size: int | None = None,
@@ -58,92 +57,68 @@ def attention_to_conv(
         raise TypeError(
             f"A convolution is read where attention depends on positions alone, not from a {kind}."
         )
-    conv, kernel, dilation = _empty_conv(layer, kernel_size, padding_mode)
-    if size is not None:
-        height, width = size
-    elif isinstance(layer, LearnedAttention):
-        height = width = layer.max_size
-    else:
-        height, width = (
-            max(INTERIOR, 2 * d * (k - 1) + 1) for k, d in zip(kernel, dilation, strict=True)
-        )
-        height = 1 if isinstance(conv, nn.Conv1d) else height
+    conv = _empty_conv(layer, kernel_size, padding_mode)
+    taps = tap_shifts((1, *conv.kernel_size)[-2:], (1, *conv.dilation)[-2:])  # (K K, 2)
+    if size is None:
+        side = max(INTERIOR, 2 * int(taps.abs().max()) + 1)
+        side = layer.max_size if isinstance(layer, LearnedAttention) else side
+        size = (side, side) if isinstance(conv, nn.Conv2d) else (1, side)
 
     exact = torch.promote_types(conv.weight.dtype, torch.float32)
-    with torch.no_grad():
-        layer = copy.deepcopy(layer).to(exact)
-        p, first = _central_probabilities(layer, height, width)
-        i, j = (tap_shifts(kernel, dilation) - first).T  # where the taps are
-        if min(i.min(), j.min()) < 0 or i.max() >= p.shape[1] or j.max() >= p.shape[2]:
-            learned = (
-                isinstance(layer, LearnedAttention) and size is None
-            )  # then the grid is as large as it can be
-            remedy = f"max_size = {layer.max_size}" if learned else "a larger size"
-            needs = (
-                f"shifts that the central query of a {height}x{width} grid does not have ({remedy})"
-            )
-            raise ValueError(f"A {kernel[0]}x{kernel[1]} kernel needs {needs}.")
-        weight = layer.value.weight.unflatten(
-            1, (layer.heads, layer.channels // conv.groups)
-        )  # (D, h, C/groups)
-        conv.weight.copy_(torch.einsum("ht,dhc->dct", p[:, i, j], weight).view_as(conv.weight))
-        if conv.bias is not None:
-            conv.bias.copy_(layer.value.bias)
-
-        left_out = p.clone()
-        left_out[:, i, j] = 0
-        outside = left_out.sum((1, 2))  # summed as it is: 1 - sum inside would lose small masses
-        alike = torch.einsum("dhc,dgc->hg", weight, weight)  # <W^h, W^g>
-        lost, whole = (
-            (alike * (t.flatten(1) @ t.flatten(1).T)).sum().clamp_min(0).sqrt()
-            for t in (left_out, p)
+    layer = copy.deepcopy(layer).to(exact)
+    p, first = _central_probabilities(layer, *size)
+    i, j = (taps - first).T  # where the taps are
+    if min(i.min(), j.min()) < 0 or i.max() >= p.shape[1] or j.max() >= p.shape[2]:
+        raise ValueError(
+            f"A kernel of {conv.kernel_size} needs shifts that the central query of a {size[0]}x"
+            f"{size[1]} grid does not have: take a larger size, or max_size, or a smaller kernel."
         )
-    return conv, KernelReport(outside, (lost / whole.clamp_min(torch.finfo(exact).tiny)).item())
+    each = (layer.heads, layer.channels // conv.groups)
+    weight = layer.value.weight.unflatten(1, each)  # (D, h, C/groups)
+    kernel = torch.einsum("ht,dhc->dct", p[:, i, j], weight)
+    conv.weight.copy_(kernel.view_as(conv.weight))
+    if conv.bias is not None:
+        conv.bias.copy_(layer.value.bias)
+
+    left_out = p.clone()
+    left_out[:, i, j] = 0
+    alike = torch.einsum("dhc,dgc->hg", weight, weight)  # <W^h, W^g>
+
+    def norm(of: Tensor) -> Tensor:
+        """Of sum_h P_h(Delta) W^h over all shifts."""
+        of = of.flatten(1)
+        return (alike * (of @ of.T)).sum().clamp_min(0).sqrt()
+
+    error = norm(left_out) / norm(p).clamp_min(torch.finfo(exact).tiny)
+    # Outside is summed as it is: 1 - sum inside would lose small masses.
+    return conv, KernelReport(left_out.sum((1, 2)), error.item())
 
 
-def _empty_conv(
-    layer: PositionalAttention, kernel_size: int | None, padding_mode: str
-) -> tuple[nn.Conv1d | nn.Conv2d, tuple[int, ...], tuple[int, ...]]:
-    """The convolution to read, weights not set, and the rows and columns of its kernel and its
-    dilation.
-    """
-    weight, bias = layer.value.weight, layer.value.bias
-    options: dict[str, Any] = {
-        "bias": bias is not None,
-        "device": weight.device,
-        "dtype": weight.dtype,
-    }
-    if isinstance(layer, TapAttention):
-        if kernel_size is not None:
-            raise ValueError(
-                f"kernel_size = {kernel_size!r}: this layer's convolution has its own; leave it out."
-            )
-        (kernel, _, dilation), n = layer.by_axis, layer.dimensions
-        options |= {"stride": layer.stride, "dilation": layer.dilation, "groups": layer.groups}
-        options |= {"padding": layer.padding, "padding_mode": layer.padding_mode}
-    elif isinstance(kernel_size, Integral) and kernel_size >= 1:  # NumPy's, too
-        kernel, dilation, n = (int(kernel_size),) * 2, (1, 1), 2
-        options |= {"padding": "same", "padding_mode": padding_mode}
-    else:
-        raise ValueError(f"kernel_size = {kernel_size!r} must be a whole number, at least 1.")
-    kind = (nn.Conv1d, nn.Conv2d)[n - 1]
-    conv = nn.utils.skip_init(kind, layer.channels, layer.out_channels, kernel[-n:], **options)
-    return conv, kernel, dilation
+def _empty_conv(layer: Any, kernel_size: int | None, padding_mode: str) -> Any:
+    """The convolution to read, weights not set."""
+    if (kernel_size is None) != isinstance(layer, TapAttention):
+        raise ValueError(
+            f"kernel_size = {kernel_size!r} must be the side of a kernel; only a TapAttention has "
+            "one of its own, and takes no other."
+        )
+    if kernel_size is None:
+        conv = copy.deepcopy(layer)
+        conv.__class__ = nn.Conv1d if layer.dimensions == 1 else nn.Conv2d
+        del conv.centres, conv.spreads
+        return conv
+    weight = layer.value.weight
+    options = {"padding_mode": padding_mode, "device": weight.device, "dtype": weight.dtype}
+    sizes = (layer.channels, layer.out_channels, kernel_size)
+    return nn.utils.skip_init(nn.Conv2d, *sizes, padding="same", **options)
 
 
-def _central_probabilities(
-    layer: PositionalAttention, height: int, width: int
-) -> tuple[Tensor, Tensor]:
+def _central_probabilities(layer: Any, height: int, width: int) -> tuple[Tensor, Tensor]:
     """P of the central query over all keys (h, H, W), and the shift (rows, columns) of the first
     key: (2,).
     """
-    axes = [
-        layer.shifts(length, axis) for axis, length in enumerate((height, width))
-    ]  # (Q, H), (R, W)
-    middle = [len(shifts) // 2 for shifts in axes]
-    query = torch.tensor(middle, device=axes[0].device)[:, None]
+    rows, columns = layer.shifts(height, 0), layer.shifts(width, 1)  # (Q, H), (R, W)
+    i, j = len(rows) // 2, len(columns) // 2
+    query = torch.tensor([[i], [j]], device=rows.device)
     logits = scores(*query, *layer.score_terms(height, width))[:, 0]
-    first = torch.tensor(
-        [int(shifts[place, 0]) for shifts, place in zip(axes, middle, strict=True)]
-    )
-    return logits.flatten(1).softmax(1).view_as(logits), first
+    p = logits.flatten(1).softmax(1).view_as(logits)
+    return p, torch.stack([rows[i, 0], columns[j, 0]]).cpu()

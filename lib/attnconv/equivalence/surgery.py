@@ -4,33 +4,37 @@
 kernel: strides, dilations, groups, paddings, one dimension. Shape letters as in
 `attnconv.attention`, and H' x W' pixels of the padded input, Q x R of the output (the queries)."""
 
-import contextlib
 import copy
 import functools
+import gc
+import inspect
 import math
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._pytree import tree_leaves
+from torch.nn.modules.utils import _ntuple, _reverse_repeat_tuple
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.attention import QuadraticAttention, tap_shifts
-from attnconv.attention.mixing import in_torch_func, mix_separable
-from attnconv.attention.precision import choose, computing
+from attnconv.attention.mixing import mix_separable
 from attnconv.equivalence.theorem import ALPHA, checked_alpha, value_matrices
 
-MIXED = (
-    2**22
-)  # values (images x queries x heads x channels) to hold at a time, if one image has no more: 16 MiB
+# values (images x queries x heads x channels) to hold at a time, if one image has no more: 16 MiB
+MIXED = 2**22
+# Functions that attention takes where a module's own code calls them, and those that it cannot.
+TAKEN = {"conv1d", "conv2d", "_conv_forward"}
+OTHERS = {f"conv_transpose{n}d" for n in (1, 2, 3)} | {"conv3d", "deform_conv2d"}
 
 
 class TapAttention(QuadraticAttention):
     """Quadratic attention with one head per kernel tap, in the place of a `Conv2d` or `Conv1d`
-    (Theorem 1).
+    (Theorem 1). `conv_to_attention` and `convert` make it.
 
     Takes and returns what the convolution does, **channels first**: (B, C, H, W) -> (B, D, Q, R),
     or (B, C, L) for a Conv1d, which is an image of one row.
@@ -39,231 +43,155 @@ class TapAttention(QuadraticAttention):
       x W' pixels of the padded image, and queries are its interior pixels only.
     - A stride attends from every stride-th query; a dilation moves the heads apart.
     - The value matrices are the kernel: ``weight`` and ``bias`` are the convolution's own
-      parameters.
+      parameters. All its other attributes are there, too.
 
     ``centres`` and ``spreads`` are float32 at least, as bfloat16 has no shift of 257 pixels. They
     are trained if the kernel is, but frozen where the softmax is exactly one-hot, as it passes them
     no gradient: heads that are to move want an alpha of 3 to 10. `axis_logits(length, axis)` and
-    what is made of it take the length without padding, and give (h, Q, H') or (h, R, W'). The
-    constructor takes the parameters of ``conv`` over; `conv_to_attention` does not."""
+    what is made of it take the length without padding, and give (h, Q, H') or (h, R, W')."""
 
-    def __init__(self, conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA):
-        weight, bias = conv.weight, conv.bias
-        exact = torch.promote_types(weight.dtype, torch.float32)
-        alpha = checked_alpha(alpha, exact)
-        out_channels, channels, *kernel = weight.shape
-        with torch.device(
-            "meta"
-        ):  # every parameter is set below: no random numbers drawn, no memory used
-            super().__init__(conv.groups * channels, out_channels, math.prod(kernel))
-            # Strides and the like may have been set later, one for all axes: a fresh convolution
-            # makes them tuples.
-            kind: Any = (nn.Conv1d, nn.Conv2d)[len(kernel) - 1]
-            fresh = kind(
-                1,
-                1,
-                kernel,
-                conv.stride,
-                conv.padding,
-                conv.dilation,
-                padding_mode=conv.padding_mode,
-            )
-        del self._modules["value"]  # `weight` takes its place
-        self.in_channels, self.groups, self.dimensions = self.channels, conv.groups, len(kernel)
-        self.padding, self.padding_mode = conv.padding, conv.padding_mode
-        # As the convolution has them, for what reads them; and for rows and columns, of which a
-        # Conv1d has one row.
-        self.kernel_size, self.stride, self.dilation = numbers = (
-            tuple(kernel),
-            fresh.stride,
-            fresh.dilation,
-        )
-        self.by_axis = [(1, *each)[-2:] for each in numbers]
-        # Pixels added before and after, the last axis first. Only with zeros does a convolution
-        # work them out anew.
-        self._amounts = (
-            fresh if conv.padding_mode == "zeros" else conv
-        )._reversed_padding_repeated_twice
-
-        # Where the softmax is exactly one-hot no gradient reaches positions, and weight decay alone
-        # would move them.
-        trained = weight.requires_grad and math.exp(-alpha) >= torch.finfo(exact).smallest_normal
-        centres = tap_shifts(*self.by_axis[::2]).to(
-            weight.device, exact
-        )  # of the kernel's size and its dilation
-        self.centres = nn.Parameter(centres, requires_grad=trained)
-        self.spreads = nn.Parameter(
-            torch.full_like(centres[:, 0], math.sqrt(2 * alpha)), requires_grad=trained
-        )
-
-        # In memory the kernel lies as the value matrices do, so that seeing it as such costs
-        # nothing.
-        values = value_matrices(weight.data).contiguous()
-        weight.data = values.unflatten(1, (self.heads, -1)).transpose(1, 2).view(weight.shape)
-        self.weight, self.bias = weight, bias
-        self.train(conv.training)
+    weight: Tensor
+    bias: Tensor | None
+    padding_mode: str
+    dimensions: int
+    by_axis: list[tuple[int, ...]]  # kernel size, stride and dilation, each of rows and columns
+    added: list[int]  # pixels of padding before and after, the last axis first
 
     @property
-    def value(self) -> SimpleNamespace:  # type: ignore[override]  # of other layers a module; here shown, never set
+    def value(self) -> Any:  # type: ignore[override]  # of other layers a module; here only shown
         """W^h (with groups, its blocks) as attention layers hold them: ``weight`` (D, h
         C/groups), ``bias`` (D,).
         """
         return SimpleNamespace(weight=value_matrices(self.weight), bias=self.bias)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        centres, spreads = self.centres.data, self.spreads.data
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = self.centres.data, self.spreads.data
         super()._apply(fn, recurse)
-        if (
-            self.centres.dtype.itemsize < 4
-        ):  # after `half()` and the like, positions are still what they were
-            self.centres.data, self.spreads.data = (
-                t.to(self.weight.device) for t in (centres, spreads)
-            )
+        if self.centres.dtype.itemsize < 4:  # `half()` and the like would lose their digits
+            self.centres.data, self.spreads.data = (t.to(self.weight.device) for t in before)
         return self
 
     def _padded(self, length: int, axis: int) -> int:
         """Pixels of an axis (0 rows, 1 columns), padding included: H' or W'."""
-        return length + sum(self._amounts[2 - 2 * axis : 4 - 2 * axis])
+        return length + sum(self.added[2 - 2 * axis : 4 - 2 * axis])
 
-    def queries(self, length: int, axis: int) -> range:
+    def queries(self, length: int, axis: int) -> Tensor:
         """Where the queries are along one axis (0 rows, 1 columns), in pixels of the padded
-        image: Q or R of them.
+        image: (Q,) or (R,).
         """
-        padded, (kernel, stride, dilation) = (
-            self._padded(length, axis),
-            [each[axis] for each in self.by_axis],
-        )
+        kernel, stride, dilation = (each[axis] for each in self.by_axis)
         reach = dilation * (kernel - 1)
-        if padded <= reach:
-            side = f"{('height', 'width')[axis]} of {length} ({padded} with padding)"
-            raise ValueError(
-                f"A {side} is less than a kernel of {kernel} at dilation {dilation}: {reach + 1} pixels."
-            )
-        return range(reach // 2, padded - reach + reach // 2, stride)
+        last = self._padded(length, axis) - reach
+        if last < 1:
+            raise ValueError(f"{length} pixels, padded, are less than the kernel's {reach + 1}.")
+        first = reach // 2
+        return torch.arange(first, first + last, stride, device=self.centres.device)
 
     def shifts(self, length: int, axis: int) -> Tensor:
         """Shift of each pixel of the padded image from each query: (Q, H') or (R, W')."""
-        places = range(self._padded(length, axis)), self.queries(length, axis)
-        keys, queries = (torch.tensor(pixels, device=self.centres.device) for pixels in places)
-        return keys - queries[:, None]
+        keys = torch.arange(self._padded(length, axis), device=self.centres.device)
+        return keys - self.queries(length, axis)[:, None]
 
     def pad(self, x: Tensor) -> Tensor:
         """(..., H, W) -> (..., H', W'), as the convolution pads."""
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        return F.pad(x, self._amounts, mode) if any(self._amounts) else x
+        return F.pad(x, self.added, mode) if any(self.added) else x
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, D, Q, R), or for a Conv1d (B, C, L) -> (B, D, R)."""
+        return self._conv_forward(x, self.weight, self.bias)
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`forward` with another kernel, under the name that code around a `Conv2d` may call."""
+        if x.dim() == self.dimensions + 1:  # one image
+            return self._conv_forward(x[None], weight, bias)[0]
         if x.dim() != self.dimensions + 2 or x.shape[1] != self.channels:
-            takes = f"{self.dimensions + 2}-D input (B, {self.channels}, {'H, W' if self.dimensions == 2 else 'L'})"
-            raise ValueError(
-                f"TapAttention takes {takes}, channels first, not {x.dim()}-D input {tuple(x.shape)}."
-            )
-        size = (1, *x.shape[2:])[-2:]
-        queries = [len(self.queries(length, axis)) for axis, length in enumerate(size)]
-        x = self.pad(x)
-        x = x.unsqueeze(2) if self.dimensions == 1 else x
-        x = x.permute(0, 2, 3, 1).contiguous()  # (B, H', W', C)
+            takes = f"(B, {self.channels}, {'H, W' if self.dimensions == 2 else 'L'})"
+            raise ValueError(f"TapAttention takes {takes}, channels first, not {tuple(x.shape)}.")
+        height, width = (1, *x.shape[2:])[-2:]
+        queries = len(self.queries(height, 0)), len(self.queries(width, 1))
+        x = self.pad(x).flatten(2).mT.contiguous()  # (B, H' W', C)
         at_once = max(1, MIXED // (math.prod(queries) * self.heads * self.channels))
-        compiled = (
-            torch.compiler.is_compiling()
-        )  # how products are computed is then the compiler's choice
-        with contextlib.nullcontext() if compiled else computing(choose(x.device), x.device):
-            parts = [self._project(self._mix(part, *size)) for part in x.split(at_once)]
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)  # (B, Q R, D)
-        y = y.unflatten(1, queries).permute(0, 3, 1, 2)
-        return y.squeeze(2) if self.dimensions == 1 else y
+        values = value_matrices(weight)
+        mixed = (self._mix(part, height, width) for part in x.split(at_once))
+        y = torch.cat([self._project(part, values, bias) for part in mixed])  # (B, Q R, D)
+        return y.mT.unflatten(2, queries[-self.dimensions :])
 
     def _mix(self, x: Tensor, height: int, width: int) -> Tensor:
-        """Average pixels by P = P_row (x) P_col, never built: x (B, H', W', C) -> (B, Q R, h C).
+        """Average pixels by P = P_row (x) P_col, never built: x (B, H' W', C) -> (B, Q R, h C).
 
         Where every softmax is exactly one-hot in floating point, each query and head picks one
-        pixel. These are picked directly, unless positions want gradients, or cannot be read: in
-        torch.func, or while a graph is made."""
-        moving = torch.is_grad_enabled() and (
-            self.centres.requires_grad or self.spreads.requires_grad
-        )
-        unseen = (
-            in_torch_func()
-            or torch.compiler.is_exporting()
-            or torch.jit.is_tracing()
-            or self.centres.is_meta
-        )
-        if moving or unseen or not self._one_hot():
-            row, column = (
-                self.axis_probabilities(n, axis).to(x.dtype)
-                for axis, n in ((0, height), (1, width))
-            )
+        pixel. These are picked directly, unless positions want gradients."""
+        trained = self.centres.requires_grad or self.spreads.requires_grad
+        if (torch.is_grad_enabled() and trained) or not self._one_hot():
+            row = self.axis_probabilities(height, 0).to(x.dtype)
+            column = self.axis_probabilities(width, 1).to(x.dtype)
+            x = x.unflatten(1, (row.shape[2], column.shape[2]))
             return mix_separable(x, row, column).flatten(1, 2)
-        queries, centres = (
-            (self.queries(height, 0), self.queries(width, 1)),
-            tuple(map(tuple, self.centres.tolist())),
-        )
-        pixels = _nearest_pixels(centres, queries, x.shape[1:3], x.device)
-        x = x.flatten(1, 2)  # (B, H' W', C)
-        x = x if isinstance(pixels, slice) else x.index_select(1, pixels)  # (B, Q R h, C)
+        rows, columns = self._nearest(height, 0), self._nearest(width, 1)
+        pixels = rows[:, None] * self._padded(width, 1) + columns  # (Q, R, h)
+        # A kernel of one tap picks every pixel in order: then nothing need be copied.
+        if pixels.numel() != x.shape[1] or self.centres.tolist() != [[0, 0]]:
+            x = x.index_select(1, pixels.flatten())
         return x.unflatten(1, (-1, self.heads)).flatten(2)
 
+    def _nearest(self, length: int, axis: int) -> Tensor:
+        """The pixel nearest to each query plus each centre, along one axis: (Q, h) or (R, h)."""
+        place = self.queries(length, axis)[:, None] + self.centres.detach()[:, axis]
+        return place.round().clamp(0, self._padded(length, axis) - 1).long()
+
     def _one_hot(self) -> bool:
-        """Whether every softmax, rounded, is one-hot, as the pixel next to the nearest has no
-        weight beside it.
+        """Whether every softmax, rounded, is one-hot: each centre is on a pixel, beside which the
+        next, of weight exp(-spread^2 / 2), is lost in float64, too.
 
-        With a the distance of a centre from the nearest pixel along an axis, the next is at 1 - a,
-        and its weight is exp(-1/2 spread^2 ((1 - a)^2 - a^2)); beyond the border it is less. NaN is
-        not one-hot."""
-        least = -math.log(torch.finfo(self.centres.dtype).eps / 8)
-        heads = zip(self.centres.tolist(), self.spreads.tolist(), strict=True)
-        return all(
-            0.5 * spread**2 * abs(1 - 2 * (c % 1)) > least
-            for centre, spread in heads
-            for c in centre
-        )
+        False where nobody can look: while a graph is made, or without values."""
+        unseen = type(self.centres) is not nn.Parameter or self.centres.is_meta
+        if unseen or torch.compiler.is_exporting():
+            return False
+        on_pixels = all(c.is_integer() for centre in self.centres.tolist() for c in centre)
+        return on_pixels and all(spread**2 > 80 for spread in self.spreads.tolist())
 
-    def _project(self, mixed: Tensor) -> Tensor:
+    def _project(self, mixed: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
         """Each head's value matrix and their sum: (B, Q R, h C) -> (B, Q R, D)."""
-        values = value_matrices(self.weight)
         if self.groups == 1:
-            return F.linear(mixed, values, self.bias)
-        mixed, values = mixed.unflatten(-1, (self.heads, -1)), values.unflatten(1, (self.heads, -1))
-        values = values.unflatten(0, (self.groups, -1))  # (groups, D/groups, h, C/groups)
-        if (
-            self.channels == self.groups
-        ):  # depthwise: W^h is diagonal, and this four times faster than the einsum
-            y = mixed.new_zeros(1)
-            for head in range(self.heads):
-                y = torch.addcmul(y, mixed[:, :, head, :, None], values[:, :, head, 0])
-        else:
-            y = torch.einsum("bnhgc,gdhc->bngd", mixed.unflatten(-1, (self.groups, -1)), values)
-        return y.flatten(-2) if self.bias is None else y.flatten(-2) + self.bias
+            return F.linear(mixed, values, bias)
+        mixed = mixed.unflatten(-1, (self.heads, self.groups, -1))
+        values = values.unflatten(1, (self.heads, -1)).unflatten(0, (self.groups, -1))
+        y = torch.einsum("bnhgc,gdhc->bngd", mixed, values).flatten(-2)
+        return y if bias is None else y + bias.to(y.dtype)  # the type that autocast chose
 
     def extra_repr(self) -> str:
-        own = ("heads", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-        return ", ".join(
-            [f"{self.channels}, {self.out_channels}", *(f"{n}={getattr(self, n)!r}" for n in own)]
-        )
+        return f"{_ConvNd.extra_repr(self)}, heads={self.heads}"  # type: ignore[arg-type]
 
 
-@functools.lru_cache(maxsize=64)
-@torch.inference_mode(False)
-def _nearest_pixels(
-    centres: tuple[tuple[float, float], ...],
-    queries: tuple[range, range],
-    size: tuple[int, int],
-    device: torch.device,
-) -> Tensor | slice:
-    """The pixel nearest to each query plus each centre, in an image of that size: (Q R h,), of its
-    pixels in order.
-
-    A slice if that is every pixel in order, as with a kernel of one tap: then nothing is copied.
+def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
+    """Make a convolution with this kernel attention: the same object, parameters and attributes,
+    with heads.
     """
-    nearest = torch.tensor(centres, dtype=torch.float64).round().long()  # (h, 2)
-    rows, columns = (
-        torch.tensor(queries[axis])[:, None] + nearest[:, axis] for axis in (0, 1)
-    )  # (Q, h), (R, h)
-    pixels = (
-        rows.clamp(0, size[0] - 1)[:, None] * size[1] + columns.clamp(0, size[1] - 1)
-    ).flatten()
-    return slice(None) if torch.equal(pixels, torch.arange(math.prod(size))) else pixels.to(device)
+    exact = torch.promote_types(weight.dtype.to_real(), torch.float32)
+    alpha = checked_alpha(alpha, exact)
+    conv.__class__ = TapAttention
+    conv.channels = conv.in_channels
+    conv.heads = math.prod(conv.kernel_size)
+    conv.dimensions = len(conv.kernel_size)
+    # A Conv1d has one row. Numbers may have been set later, one for all axes.
+    tuples: Any = _ntuple(conv.dimensions)
+    numbers = (conv.kernel_size, conv.stride, conv.dilation)
+    conv.by_axis = [(1, *tuples(each))[-2:] for each in numbers]
+    # Only with zeros does a convolution look at its padding again in each pass.
+    conv.added = conv._reversed_padding_repeated_twice
+    if conv.padding_mode == "zeros" and not isinstance(conv.padding, str):
+        conv.added = _reverse_repeat_tuple(tuples(conv.padding), 2)
+
+    kernel, _, dilation = conv.by_axis
+    centres = tap_shifts(kernel, dilation).to(weight.device, exact)
+    spreads = torch.full_like(centres[:, 0], math.sqrt(2 * alpha))
+    # Where the softmax is exactly one-hot no gradient reaches positions, and weight decay alone
+    # would move them.
+    soft = math.exp(-alpha) >= torch.finfo(exact).smallest_normal
+    conv.centres = nn.Parameter(centres, requires_grad=weight.requires_grad and soft)
+    conv.spreads = nn.Parameter(spreads, requires_grad=weight.requires_grad and soft)
+    return conv
 
 
 def conv_to_attention(conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA) -> TapAttention:
@@ -273,67 +201,175 @@ def conv_to_attention(conv: nn.Conv1d | nn.Conv2d, alpha: float = ALPHA) -> TapA
     Head h is tap h of the kernel, row by row: its centre is the tap's shift, its value matrix the
     tap's slice of the kernel. ``alpha`` is Lemma 2's sharpness: with the default every softmax is
     exactly one-hot; a smaller one leaves ``missed_mass(alpha)`` around each tap of a `Conv2d`, and
-    gives the positions a gradient. A convolution whose weight is computed anew in every forward
-    pass (parametrized, pruned) is refused."""
-    return TapAttention(copy.deepcopy(_checked(conv)), alpha)
+    gives the positions a gradient. A TypeError if it is no plain `Conv1d` or `Conv2d`; `convert`
+    takes those that have code of their own."""
+    layer = convert(conv, alpha)
+    if not isinstance(layer, TapAttention):
+        raise TypeError(f"conv_to_attention takes a Conv1d or Conv2d, not a {type(conv).__name__}.")
+    return layer
 
 
-def convert(network: nn.Module, alpha: float = ALPHA) -> nn.Module:
-    """A copy of the network in which every `Conv2d` and `Conv1d` is self-attention; its outputs are
-    the same.
+def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> nn.Module:
+    """A copy of the network in which every convolution is self-attention; its outputs are the same.
 
-    Everything else is copied as it is. Fast under `torch.no_grad`. ``alpha`` is that of
-    `conv_to_attention`. Kernels
-    lie in memory as value matrices do: safetensors, and what flattens weights, want them made
-    ``contiguous()`` first.
+    Each `Conv2d` and `Conv1d` becomes a `TapAttention`. A module whose own code convolves, as with
+    `F.conv2d` and weights or paddings that it works out itself, becomes a subclass: its code runs,
+    and attention takes the products. Everything else is copied as it is. The copy shares nothing
+    with the network; activations that it keeps are copied without their graph.
+
+    Args: alpha: that of `conv_to_attention`. check: an example input, or a tuple of inputs. The
+        network and its copy then answer it in evaluation mode, and no convolution may run.
+
+    Raises: TypeError: attention cannot stand for a module. ValueError: the copy leads back to the
+        network, or a convolution still runs. AssertionError: the answers to ``check`` differ.
+
     Outputs lie channels last: a network that flattens them with ``view`` wants ``flatten`` or
-    ``reshape`` there."""
+    ``reshape`` there. Fast under `torch.no_grad`."""
     if not isinstance(network, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, not {network!r}.")
-    convolutions, known = [], {*network.modules()}
-    for name, module in network.named_modules():
-        held = tree_leaves(
-            [many for many in vars(module).values() if isinstance(many, (list, tuple, dict))]
+    originals = set()
+    detached = {}
+    for place, thing in _held_by(network):
+        if isinstance(thing, nn.Module):
+            _refuse(thing, place)
+            originals.add(id(thing))
+        elif isinstance(thing, Tensor) and not thing.is_leaf:
+            detached[id(thing)] = thing.detach().clone()
+    # deepcopy takes what it finds in its memo for the copy, and adds to it.
+    converted = copy.deepcopy(network, dict(detached))
+    for place, thing in list(_held_by(converted)):
+        if id(thing) in originals:
+            raise ValueError(
+                f"{place or 'The network'} leads to a {type(thing).__name__} of the original: a "
+                "function holds it, or it copies as itself. Keep modules as attributes alone."
+            )
+        _let_attend(thing, alpha)
+    modes = {name: module.training for name, module in network.named_modules()}
+    for name, module in converted.named_modules():
+        if module.training != modes[name]:  # a copy of a torch.fx graph is in training mode
+            module.train(modes[name])
+    if check is not None:
+        inputs = check if isinstance(check, tuple) else (check,)
+        _compare(copy.deepcopy(converted), copy.deepcopy(network, detached), inputs)
+    return converted
+
+
+@torch.no_grad()
+def _compare(converted: nn.Module, network: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Raise an error if the converted network answers otherwise, or a convolution runs in it."""
+    with FlopCounterMode(display=False) as flops:
+        found = converted.eval()(*inputs)
+    if any("conv" in str(operation) for operation in flops.get_flop_counts()["Global"]):
+        raise ValueError(
+            "Convolutions still run in the copy: code calls them that is not seen from the classes "
+            "of its modules. Call F.conv2d in a module's forward."
         )
-        if any(isinstance(one, nn.Module) and one not in known for one in held):
-            why = "holds modules in a plain list or dict, where PyTorch does not see them (nor their weights)"
-            remedy = "put them into an nn.ModuleList or nn.ModuleDict, then convert"
-            raise ValueError(f"{name or type(module).__name__} {why}: {remedy}.")
-        # torch.ao's quantized ones are no convolutions to Python, and hold packed integers.
-        quantized = "quantized" in type(module).__module__ and "Conv" in type(module).__name__
-        if quantized or isinstance(module, (_ConvNd, torch.jit.ScriptModule)):
-            convolutions.append(_checked(module, name))
-    copies: dict[
-        int, Any
-    ] = {}  # deepcopy's memo: what it finds here it takes for the copy, wherever it is used
-    for conv in convolutions:
-        copies[id(conv)] = TapAttention(copy.deepcopy(conv, copies), alpha)
-    return copy.deepcopy(network, copies)
+    torch.testing.assert_close(found, network.eval()(*inputs), rtol=1e-3, atol=1e-3)
 
 
-def _checked(module: nn.Module, name: str = "") -> nn.Conv1d | nn.Conv2d:
-    """The module itself, if Theorem 1 covers it; else an error says why not, with its path in
-    the network.
+def _held_by(network: nn.Module) -> Iterator[tuple[str, Any]]:
+    """All that a network holds, itself first, each with its place: what attributes, containers and
+    the variables of functions lead to.
     """
-    own = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Conv1d
-    methods = ("__call__", "forward", "_conv_forward")
-    if not isinstance(module, own):
-        why = "is not a Conv1d or Conv2d; attention gathers pixels (a transposed convolution spreads them out)"
-    elif any(getattr(type(module), m) is not getattr(own, m) or m in vars(module) for m in methods):
-        why = (
-            f"computes in its own way: put what it adds into a module around a plain {own.__name__}"
+    known = set()
+    waiting: list[tuple[str, Any]] = [("", network)]
+    for place, thing in waiting:  # grows meanwhile, so that the nearest come first
+        if id(thing) in known or isinstance(thing, (type, ModuleType)):
+            continue
+        known.add(id(thing))
+        yield place, thing
+        if isinstance(thing, nn.Module):
+            parts = {**thing._modules, **vars(thing)}
+            waiting.extend((f"{place}.{name}".strip("."), part) for name, part in parts.items())
+        elif isinstance(thing, FunctionType):
+            waiting.append((place, thing.__closure__))
+        else:
+            waiting.extend((place, part) for part in gc.get_referents(thing))
+
+
+def _refuse(module: nn.Module, place: str) -> None:
+    """Raise a TypeError if attention cannot stand for what a module computes."""
+    kind: Any = type(module)
+    names = _names_used(kind)
+    title = f"{kind.__module__}.{kind.__name__}"
+    graph = isinstance(module, torch.fx.GraphModule)
+    if (
+        isinstance(module, torch.jit.ScriptModule)
+        or (isinstance(module, _ConvNd) and not isinstance(module, (nn.Conv1d, nn.Conv2d)))
+        or ("Conv" in title and ("quantized" in title or ".Lazy" in title))
+        or names & OTHERS
+        or (graph and names & {*TAKEN, "convolution"})
+        or "forward" in vars(module)
+    ):
+        raise TypeError(
+            f"{place or 'The network'}: attention cannot stand for this {kind.__name__}. It takes "
+            "Conv1d, Conv2d, and classes whose code calls these or their functions; no transposed, "
+            "3-D, deformable, lazy or quantized convolution, no script, no graph that calls "
+            "functions, no forward set on an instance (so convert first, then compile)."
         )
-    elif any(
-        vars(module)[f"_{kind}_hooks"]
-        for kind in ("forward", "forward_pre", "backward", "backward_pre")
-    ):
-        ways = "remove those of pruning, weight or spectral norms by `nn.utils`, and run a lazy module once"
-        why = f"has hooks, which attention would lack: {ways}"
-    elif (
-        not {"weight", "bias"} <= module._parameters.keys() or not module.weight.is_floating_point()
-    ):
-        remedy = "`nn.utils.parametrize.remove_parametrizations` makes it one"
-        why = f"has a weight or bias that is not a parameter of real numbers: {remedy}"
-    else:
-        return module
-    raise TypeError(f"{name}{name and ': '}{type(module).__name__} {why}.")
+
+
+def _let_attend(thing: Any, alpha: float) -> None:
+    """Make a convolution attention, and let attention take those that a module's own code calls."""
+    kind: Any = type(thing)
+    if kind in (nn.Conv1d, nn.Conv2d):
+        _take_over(thing, thing.weight, alpha)
+    elif isinstance(thing, nn.Module) and kind is not TapAttention:
+        if isinstance(thing, _ConvNd) or _names_used(kind) & TAKEN:
+            thing.__class__ = _by_attention(kind, alpha)
+
+
+@functools.cache
+def _names_used(kind: type) -> set[str]:
+    """Names of functions and attributes in the code of a class, and in functions that this code
+    calls by name; less PyTorch's own code.
+    """
+    names: set[str] = set()
+    known = set()
+    waiting = [member for base in kind.__mro__ for member in vars(base).values()]
+    for member in waiting:  # grows meanwhile
+        function = inspect.unwrap(member)
+        code = getattr(function, "__code__", function)
+        own = not str(getattr(function, "__module__", "")).startswith("torch.")
+        if isinstance(code, CodeType) and own and code not in known:
+            known.add(code)
+            names.update(code.co_names)
+            waiting.extend(code.co_consts)  # functions inside
+            beside = getattr(function, "__globals__", {})
+            waiting.extend(beside.get(name) for name in code.co_names)
+    return names
+
+
+class _Attending(TorchFunctionMode):
+    """Inside, attention takes the convolutions that any code calls."""
+
+    def __init__(self, alpha: float):
+        super().__init__()
+        self.alpha = alpha
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "").split(".")[0]
+        function = self.convolve if name in TAKEN else func
+        return function(*args, **(kwargs or {}))
+
+    def convolve(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *numbers: Any, **named: Any
+    ) -> Tensor:
+        """`F.conv1d` and `F.conv2d`: numbers are stride, padding, dilation, groups, as there."""
+        kind: Any = nn.Conv2d if weight.dim() == 4 else nn.Conv1d
+        sizes = (input.shape[1 - weight.dim()], weight.shape[0], tuple(weight.shape[2:]))
+        conv = kind(*sizes, *numbers, **named, bias=False, device="meta")
+        return _take_over(conv, weight, self.alpha)._conv_forward(input, weight, bias)
+
+
+@functools.cache
+def _by_attention(kind: Any, alpha: float) -> type:
+    """A subclass whose code runs as it is, but for convolutions: attention takes them."""
+
+    class ByAttention(kind):
+        def forward(self, *inputs: Any, **options: Any) -> Any:
+            with _Attending(alpha):
+                return super().forward(*inputs, **options)
+
+    ByAttention.__name__ = f"{kind.__name__}ByAttention"
+    return ByAttention

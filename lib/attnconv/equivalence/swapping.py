@@ -7,7 +7,7 @@ the answer."""
 
 import copy
 from collections.abc import Mapping, Sequence
-from numbers import Integral
+from operator import index
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, tap_shifts
-from attnconv.attention.precision import choose, computing
 from attnconv.config import replace
 from attnconv.equivalence.reading import KernelReport, attention_to_conv
 from attnconv.equivalence.theorem import theorem_1
@@ -55,60 +54,57 @@ def swap(
         is a convolution already; an even size; no images for content."""
     if not isinstance(network, AttentionNet):
         raise TypeError(
-            f"swap takes an AttentionNet; a {type(network).__name__} has no attention layers to swap."
+            f"swap takes an AttentionNet; a {type(network).__name__} has no attention to swap."
         )
-    swapped, network = (
-        copy.deepcopy(network),
-        copy.deepcopy(network).eval(),
-    )  # whatever its mode, without dropout
-    layers, grid, kernels = (
-        network.attention_layers,
-        network.config.grid,
-        list(network.config.kernel_per_layer),
-    )
-    largest = (
-        2 * ((min(grid) - 1) // 2) + 1
-    )  # a larger one has taps that the query in the middle does not see
+    swapped = copy.deepcopy(network)
+    kernels = list(network.config.kernel_per_layer)
     shown = images if fit is None else fit
-    seen: list[Any] = [None] * len(layers) if shown is None else network.layer_inputs(shown)
+    seen: Any = [None] * len(kernels) if shown is None else network.layer_inputs(shown)
     for number, size in kernel_sizes.items():
-        if not isinstance(number, Integral) or not 1 <= number <= len(layers):
-            raise ValueError(
-                f"There is no layer {number!r}: the network has layers 1 to {len(layers)}."
-            )
-        layer, x = layers[number - 1], seen[number - 1]
-        if isinstance(layer, Convolution):
-            raise ValueError(
-                f"Layer {number} is a convolution already. Swap in the network that it came from."
-            )
-        if not isinstance(size, Integral) or size not in range(1, largest + 1, 2):
-            where = f"Layer {number}: a kernel of side {size!r} cannot lie around a pixel of {grid[0]}x{grid[1]}"
-            raise ValueError(f"{where}; its side is an odd number, at most {largest}.")
-        size = int(size)  # NumPy's, too
-        if not isinstance(layer, ContentAttention):
-            conv, report = attention_to_conv(layer, size, grid)
-            weight, outside = conv.weight, report.outside
-        elif x is not None:
-            weight, outside = mean_kernel(layer, x, size)
-        else:
-            raise ValueError(
-                f"Layer {number} looks at content, so its attention is a mean over images: pass images=."
-            )
-        place = (
-            Convolution(layer.channels, layer.out_channels, size).to(weight).train(swapped.training)
-        )
-        place.conv.load_state_dict({"weight": weight, "bias": layer.value.bias})
+        number, size = index(number), index(size)  # NumPy's, too
+        _check(network, number, size)
+        layer: Any = copy.deepcopy(network.attention_layers[number - 1]).eval()  # no dropout
+        x = seen[number - 1]
+        place = _in_place_of(layer, size, network.config.grid, x)
         if fit is not None:
             fit_kernel(place, layer, x)
-            outside = None
-        if fit is not None or isinstance(layer, ContentAttention):
-            report = KernelReport(outside, relative_errors([place], layer, x)[0], "images")
-        place.report = report
-        swapped.blocks[number - 1].attention = place
+            place.report = KernelReport(None, relative_errors([place], layer, x)[0], "images")
+        swapped.blocks[number - 1].attention = place.train(swapped.training)
         kernels[number - 1] = size
-    last = max((number for number, size in enumerate(kernels, 1) if size), default=0)
-    swapped.config = replace(network.config, {"kernels": kernels[:last]})
+    while kernels and not kernels[-1]:
+        kernels.pop()
+    swapped.config = replace(network.config, {"kernels": kernels})
     return swapped
+
+
+def _check(network: AttentionNet, number: int, size: int) -> None:
+    """Raise a ValueError if no convolution of this size can be put in this layer's place."""
+    layers = network.attention_layers
+    # A larger one has taps that the query in the middle does not see.
+    largest = 2 * ((min(network.config.grid) - 1) // 2) + 1
+    if not 1 <= number <= len(layers):
+        raise ValueError(f"There is no layer {number}: the network has layers 1 to {len(layers)}.")
+    if isinstance(layers[number - 1], Convolution) or size not in range(1, largest + 1, 2):
+        raise ValueError(
+            f"Layer {number} cannot become a {size}x{size} convolution: a kernel's side is odd, "
+            f"here at most {largest}, and the layer must not be a convolution already."
+        )
+
+
+def _in_place_of(layer: Any, size: int, grid: tuple[int, int], x: Any) -> Any:
+    """The convolution that is read out of a layer, for content on what it sees, x (B, H, W, C)."""
+    place: Any = Convolution(layer.channels, layer.out_channels, size).to(layer.value.weight)
+    place.conv.bias.copy_(layer.value.bias)
+    if isinstance(layer, ContentAttention):
+        if x is None:
+            raise ValueError("Attention by content is read as a mean over images: pass images=.")
+        weight, outside = mean_kernel(layer, x, size)
+        place.conv.weight.copy_(weight)
+        place.report = KernelReport(outside, relative_errors([place], layer, x)[0], "images")
+    else:
+        conv, place.report = attention_to_conv(layer, size, grid)
+        place.conv.weight.copy_(conv.weight)
+    return place
 
 
 @torch.no_grad()
@@ -125,15 +121,15 @@ def unswap(network: AttentionNet, spread: float) -> AttentionNet:
         )
     attention = copy.deepcopy(network)
     for block in attention.blocks:
-        if isinstance(layer := block.attention, Convolution):
-            assert layer.conv.bias is not None
-            block.attention = theorem_1(layer.conv.weight, layer.conv.bias, spread**2 / 2).train(
-                layer.training
-            )
-            block.attention.dropout = config.attention_dropout
+        place = block.attention
+        if isinstance(place, Convolution):
+            layer = theorem_1(place.conv.weight, place.conv.bias, spread**2 / 2)
+            layer.dropout = config.attention_dropout
+            block.attention = layer.train(place.training)
     heads = [layer.heads for layer in attention.attention_layers]
-    start = {"kernels": [], "heads": heads[0] if len({*heads}) == 1 else heads}
-    attention.config = replace(config, start | {"centre_start": "taps", "spread_start": spread})
+    start = {"kernels": [], "centre_start": "taps", "spread_start": spread}
+    start["heads"] = heads[0] if len(set(heads)) == 1 else heads
+    attention.config = replace(config, start)
     return attention
 
 
@@ -142,14 +138,13 @@ def relative_errors(convs: Sequence[nn.Module], layer: Attention, x: Tensor) -> 
     """|layer - conv| / |layer - bias| of each convolution on what the layer sees, x (B, H, W,
     C); root mean squares.
     """
-    lost, whole = [0.0] * len(convs), 0.0
-    with computing(choose(x.device), x.device):
-        for part in x.split(AT_ONCE):
-            out = layer(part)
-            whole += (out - layer.value.bias).double().square().sum().item()
-            for n, conv in enumerate(convs):
-                lost[n] += (conv(part) - out).double().square().sum().item()
-    return [(one / max(whole, torch.finfo(torch.float64).tiny)) ** 0.5 for one in lost]
+    totals = torch.zeros(1 + len(convs), dtype=torch.float64, device=x.device)
+    for part in x.split(AT_ONCE):
+        out = layer(part)
+        differences = [out - layer.value.bias, *(conv(part) - out for conv in convs)]
+        totals += torch.stack([one.double().square().sum() for one in differences])
+    whole, *lost = totals.sqrt().tolist()
+    return [one / max(whole, 1e-150) for one in lost]
 
 
 @torch.no_grad()
@@ -159,11 +154,11 @@ def mean_kernel(layer: ContentAttention, x: Tensor, size: int) -> tuple[Tensor, 
 
     The weight of a tap is the mean of P over the images and over all queries from which its shift
     leads to a pixel."""
-    total = x.new_zeros(())
-    for part in x.split(AT_ONCE // 4):
-        total = total + layer.probabilities(part).sum(0)  # (h, H, W, H, W)
-    total, shifts = total / len(x), tap_shifts((size, size)).tolist()
-    taps = [total.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2)) for row, column in shifts]
+    total = sum(layer.probabilities(part).sum(0) for part in x.split(AT_ONCE // 4))
+    p: Any = total / len(x)  # (h, H, W, H, W)
+    taps = []
+    for row, column in tap_shifts((size, size)).tolist():
+        taps.append(p.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2)))
     mass = torch.stack(taps, dim=1)  # (h, K K)
     weight = layer.value.weight.unflatten(1, (layer.heads, layer.channels))
     kernel = torch.einsum("ht,dhc->dct", mass, weight).unflatten(2, (size, size))
@@ -177,35 +172,28 @@ def fit_kernel(place: Convolution, layer: Attention, x: Tensor) -> None:
 
     What is fitted is a correction to the present kernel, so taps that the images say nothing about
     stay as they are."""
-    conv, size = place.conv, place.conv.kernel_size[0]
-    unknowns = layer.channels * size**2 + 1
-    gram = torch.zeros(unknowns, unknowns, dtype=torch.float64, device=x.device)
-    moment = torch.zeros(unknowns, layer.out_channels, dtype=torch.float64, device=x.device)
+    conv: Any = place.conv
+    size = conv.kernel_size[0]
     margin = (size // 2,) * 4
-    with computing(choose(x.device), x.device):
-        for part in x.split(AT_ONCE):
-            left = (layer(part) - place(part)).flatten(0, 2)  # (n, D)
-            patches = F.unfold(
-                F.pad(part.permute(0, 3, 1, 2), margin, conv.padding_mode), size
-            )  # (b, C K K, N)
-            patches = F.pad(
-                patches.transpose(1, 2).flatten(0, 1), (0, 1), value=1.0
-            )  # (n, C K K + 1)
-            gram += patches.T @ patches
-            moment += patches.T @ left
+    gram: Any = 0
+    moment: Any = 0
+    for part in x.split(AT_ONCE):
+        left = (layer(part) - place(part)).flatten(0, 2)  # (n, D)
+        padded = F.pad(part.permute(0, 3, 1, 2), margin, conv.padding_mode)
+        patches = F.unfold(padded, size).transpose(1, 2).flatten(0, 1)  # (n, C K K)
+        patches = F.pad(patches, (0, 1), value=1.0)  # the bias sees a 1
+        gram = gram + (patches.T @ patches).double()
+        moment = moment + (patches.T @ left).double()
     if not (gram.isfinite().all() and moment.isfinite().all()):
         raise ValueError(
             "No kernel can be fitted: on these images the layer sees, or gives, what is not finite."
         )
-    ridge, failed = RIDGE * gram.diagonal().mean(), True
+    ridge = RIDGE * gram.diagonal().mean()
+    failed: Any = True
     while failed:  # float32 sums may leave the matrix a little less than positive
         gram.diagonal().add_(ridge)
         factor, failed = torch.linalg.cholesky_ex(gram)
         ridge = 10 * ridge
-    found = torch.cholesky_solve(moment, factor).to(conv.weight)
-    assert conv.bias is not None
-    conv.load_state_dict(
-        dict(
-            weight=conv.weight + found[:-1].T.reshape(conv.weight.shape), bias=conv.bias + found[-1]
-        )
-    )
+    change = torch.cholesky_solve(moment, factor).to(conv.weight)
+    conv.weight += change[:-1].T.reshape(conv.weight.shape)
+    conv.bias += change[-1]

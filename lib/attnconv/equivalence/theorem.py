@@ -3,7 +3,8 @@
 A K x K convolution adds up one matrix product for each tap Delta of its kernel. Multi-head
 self-attention adds up one for each head h:
 
-    Conv(X)_q = sum_Delta X_{q + Delta} W_Delta + b,        MHSA(X)_q = sum_h sum_k P_h(q, k) X_k W^h + b.
+    Conv(X)_q = sum_Delta X_{q + Delta} W_Delta + b,
+    MHSA(X)_q = sum_h sum_k P_h(q, k) X_k W^h + b.
 
 *A head that always looks at the same shift k - q = Delta is one tap of the kernel.* The rest is to
 find such heads.
@@ -24,8 +25,6 @@ The condition on D_h: W^h = W_val^h W_out^h has rank D_h at most. The heads of t
 full matrix W^h, so all output channels are right."""
 
 import math
-from numbers import Real
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,23 +55,20 @@ def quadratic_scores(shifts: Tensor, centres: Tensor, alpha: float) -> Tensor:
         r_delta = (|delta|^2, delta_1, delta_2),        v = -alpha (1, -2 Delta_1, -2 Delta_2)
 
     it is -alpha |delta - Delta|^2 + alpha |Delta|^2. The last term is the same for all keys, and
-    the softmax cancels
-    it: attention is a Gaussian around Delta. As alpha grows, all of it goes to the one pixel at
-    shift Delta. `QuadraticAttention` computes -alpha |delta - Delta|^2, with alpha = spread^2 / 2.
-    """
+    the softmax cancels it: attention is a Gaussian around Delta. As alpha grows, all of it goes to
+    the one pixel at shift Delta. `QuadraticAttention` computes -alpha |delta - Delta|^2, with alpha
+    = spread^2 / 2."""
     r = torch.cat([shifts.square().sum(-1, keepdim=True), shifts], dim=-1)  # (n, 3)
-    v = -float(alpha) * torch.cat([torch.ones_like(centres[:, :1]), -2 * centres], dim=-1)  # (h, 3)
+    v = -alpha * torch.cat([torch.ones_like(centres[:, :1]), -2 * centres], dim=-1)  # (h, 3)
     return v @ r.T.to(v.dtype)  # shifts may be whole numbers
 
 
-def checked_alpha(alpha: Any, dtype: torch.dtype) -> float:
-    """Lemma 2's sharpness as a number that positions of this type can have: their spreads are
-    squared.
-    """
+def checked_alpha(alpha: float, dtype: torch.dtype) -> float:
+    """Lemma 2's sharpness, if positions of this type can have it: their spreads are squared."""
     largest = torch.finfo(dtype).max / 2
-    if not isinstance(alpha, Real) or not 0 < float(alpha) <= largest:
+    if not 0 < alpha <= largest:
         raise ValueError(
-            f"alpha = {alpha!r} must be a positive number, and for {dtype} at most {largest:.2g}."
+            f"alpha = {alpha} must be a positive number, and for {dtype} at most {largest:.2g}."
         )
     return float(alpha)
 
@@ -85,7 +81,8 @@ def theorem_1(kernel: Tensor, bias: Tensor | None, alpha: float = ALPHA) -> Quad
     makes that all of them."""
     if kernel.dim() != 4:
         raise ValueError(
-            f"theorem_1 takes a kernel (D, C, K, K), not {tuple(kernel.shape)}; see conv_to_attention."
+            f"theorem_1 takes a kernel (D, C, K, K), not {tuple(kernel.shape)}: others are for "
+            "conv_to_attention."
         )
     alpha = checked_alpha(alpha, kernel.dtype)
     out_channels, channels, height, width = kernel.shape
@@ -94,7 +91,9 @@ def theorem_1(kernel: Tensor, bias: Tensor | None, alpha: float = ALPHA) -> Quad
         layer.centres.copy_(tap_shifts((height, width)))  # Lemma 2: head h looks at tap h ...
         layer.spreads.fill_(math.sqrt(2 * alpha))  # ... and nowhere else
         layer.value.weight.copy_(value_matrices(kernel))  # Lemma 1
-        layer.value.bias.copy_(torch.zeros_like(layer.value.bias) if bias is None else bias)
+        layer.value.bias.zero_()
+        if bias is not None:
+            layer.value.bias.copy_(bias)
     return layer
 
 
@@ -118,9 +117,7 @@ def missed_mass(alpha: float | Tensor) -> float | Tensor:
     (float64)."""
     a = torch.as_tensor(alpha, dtype=torch.float64)
     if not (a > 0).all():
-        raise ValueError(
-            f"alpha = {alpha} must be positive: the mass of a flat head has no centre."
-        )
+        raise ValueError(f"alpha = {alpha} must be positive: a flat head has no centre.")
     terms = math.ceil(math.sqrt(40 / a.min().item())) + 1  # exp(-40) is below float64's rounding
     n = torch.arange(1, terms + 1, dtype=torch.float64, device=a.device)
     beside = 2 * torch.exp(-a[..., None] * n.square()).sum(-1)  # S - 1, without cancellation
