@@ -15,7 +15,6 @@ from decimal import Decimal
 from pathlib import Path
 
 from attnconv.training.runs import read_json
-from companion.claims import read_claims
 from companion.plan import Job
 
 NUMBER = re.compile(r"[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
@@ -33,15 +32,14 @@ def statements(file: Path) -> dict[str, str]:
                 for column, cell in row.items()
             }
     if file.suffix == ".json" and "-claims" in file.stem:
-        claims = {
-            f"{claim.key}{claim.about and f' of {claim.about}'}": claim
-            for claim in read_claims(file)
-        }
-        verdicts = {f"{name}, verdict": claim.verdict for name, claim in claims.items()}
-        evidence = [
-            (name, *line) for name, claim in claims.items() for line in enumerate(claim.evidence, 1)
-        ]
-        return verdicts | {f"{name}, line {number}": line for name, number, line in evidence}
+        found = {}
+        for claim in read_json(file, list):
+            found[f"{claim['key']}, sign"] = claim["sign"]
+            found[f"{claim['key']}, number"] = claim["number"]
+            for number, row in enumerate(claim["table"], 1):
+                for column, cell in row.items():
+                    found[f"{claim['key']}, {column}, row {number}"] = str(cell)
+        return found
     if file.suffix == ".json":
         return {
             name: json.dumps(value, ensure_ascii=False)

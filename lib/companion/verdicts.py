@@ -150,6 +150,8 @@ def sixteen(runs: Runs) -> Verdict:
 
 def learns_convolution(runs: Runs, others: Runs = ()) -> Verdict:
     """In how many layers, by encoding, did training make a small convolution?"""
+    if not runs:
+        return NOTHING
     kinds: dict[str, list[np.ndarray]] = {}
     for run in runs:
         kinds.setdefault(ENCODINGS[run.model.kind], []).append(stats.learned(run))
