@@ -30,7 +30,8 @@ def run_of(heads=None, attention=None, swaps=None, seed=0, kind="quadratic", cou
     made = Run(Path(f"{kind}-seed{seed}"))
     model = ModelConfig(kind=kind, image_size=(32, 32), downsampling=2, layers=6, heads=count)
     train = TrainConfig(seed=seed, optimizer="muon", epochs=more.pop("epochs", 10))
-    kept = {"heads": heads or {}, "attention": attention or {}, "swaps": swaps or {}, "config": {}}
+    kept = {"heads": heads or {}, "attention": attention or {}, "swaps": swaps or {}}
+    more["config"] = {"preset": kind}
     vars(made).update(kept, model=model, train=train, _parsed=SimpleNamespace(preset=kind), **more)
     return made
 

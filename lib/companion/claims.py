@@ -9,6 +9,7 @@ notebook writes
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
@@ -33,12 +34,6 @@ class Sentence:
     decides: str
     section: str = ""
 
-    @property
-    def source(self) -> str:
-        if not self.section:
-            return "Ours, not the paper's"
-        return f"The paper, {'section ' * self.section[0].isdigit()}{self.section}"
-
 
 _ENTRIES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 SENTENCES = {key: Sentence(**entry) for key, entry in _ENTRIES.items()}
@@ -60,13 +55,14 @@ class Claim:
         said = SENTENCES[self.key]
         table = pd.DataFrame(self.table)
         figures = table.to_html(index=False, border=0, na_rep="—", float_format="{:.4g}".format)
-        sure = f"{self.networks} networks decide; they differ in their seeds. "
-        if self.networks < 2:
-            sure = "One network decides. " * self.networks
+        source = f"The paper, {said.section}" if said.section else "Ours, not the paper's"
+        sure = {0: "", 1: "One network decides."}.get(
+            self.networks, f"{self.networks} networks decide, which differ in their seeds."
+        )
         return (
             f'<blockquote class="claim {self.sign.replace(" ", "-")}">'
             f'<b title="{self.sign}">{SIGNS[self.sign]} {escape(self.number)}</b><br>'
-            f"{escape(said.text)} <i>{escape(said.source)}</i>"
+            f"{escape(said.text)} <i>{escape(source)}</i>"
             f"<details><summary>Test and figures</summary><p>{escape(said.test)} "
             f"It {escape(said.decides)}. {sure}</p>{figures}</details></blockquote>"
         )
@@ -115,12 +111,13 @@ def _runs(given: Any) -> list[Run]:
 
 
 def recorded(folder: Path) -> dict[str, Claim]:
-    """What was recorded in an output folder, by key; nothing of an older form."""
+    """What was recorded in an output folder, by key; nothing of a file that cannot be read."""
     found = {}
     for file in sorted((folder / "tables").glob("??-claims.json")):
-        for entry in json.loads(file.read_text("utf-8")):
-            if "sign" in entry:
-                found[entry["key"]] = Claim(**entry)
+        with suppress(ValueError, TypeError):  # damaged, or of an older form
+            for entry in json.loads(file.read_text("utf-8")):
+                claim = Claim(**entry)
+                found[claim.key] = claim
     return {key: found[key] for key in SENTENCES if key in found}
 
 

@@ -156,21 +156,16 @@ def ahead(runs: Sequence[Run], others: Sequence[Run], of: str = "test_accuracy")
     test images alone, paired where both runs kept their answers; of a loss it is 0."""
     rows = []
     for run, other in pairs(runs, others):
-        both = [one.metrics[-1][of] for one in (run, other)]
-        error = 0.0
-        if of.endswith("accuracy"):
-            both = [100 * value for value in both]
-            error = _error_of_images(run, other)
-        row = {"network": named(run), of: both[0], "against": named(other), "its": both[1]}
-        rows.append(row | {"difference": both[0] - both[1], "standard error": error})
+        unit, error = 1, 0.0
+        if of == "test_accuracy":
+            unit, error = 100, math.nan
+            if run.right is not None and other.right is not None:
+                differs = 100.0 * (run.right.astype(float) - other.right)
+                error = differs.std() / math.sqrt(len(differs))
+        mine, its = unit * run.metrics[-1][of], unit * other.metrics[-1][of]
+        row = {"network": named(run), of: mine, "against": named(other), "its": its}
+        rows.append(row | {"difference": mine - its, "standard error": error})
     return pd.DataFrame(rows)
-
-
-def _error_of_images(run: Run, other: Run) -> float:
-    """Standard error, in points, of the difference of two accuracies on the same test images."""
-    if run.right is None or other.right is None:
-        return math.nan
-    return 100 * (run.right.astype(float) - other.right).std() / math.sqrt(len(run.right))
 
 
 def error_as(run: Run, side: int = 3) -> np.ndarray:
@@ -184,34 +179,31 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
     """What networks lose by convolutions in the place of their layers: a row for each network that
     was tried.
 
-    Columns: ``model`` (a title of `group`), ``seed``; ``layers``, ``alone`` or ``up to``, and
-    ``layer``, from 1 on; ``kernel``: its side; ``how``: ``read``, ``fitted``, or ``shuffled`` for
-    the control; ``accuracy`` of the network, that of the ``whole`` one (%), their ``difference`` in
-    points and its paired standard ``error``, over so many ``images``. Runs for which nothing was
-    measured (`Workspace.swaps`) are left out."""
-    kinds = [("alone", "alone", "read"), ("fitted", "up to", "fitted")]
-    kinds += [("shuffled", "up to", "shuffled"), ("up_to", "up to", "read")]
+    Columns: ``model`` (a title of `group`), ``seed``; ``layers``, ``alone`` or ``up to``; ``how``:
+    ``read``, ``fitted``, or ``shuffled`` for the control; ``layer``, from 1 on; ``kernel``: its
+    side; ``accuracy`` of the network, that of the ``whole`` one (%), their ``difference`` in points
+    and its paired standard ``error``, over so many ``images``. Runs for which nothing was measured
+    (`Workspace.swaps`) are left out."""
+    kinds = {"alone": ("alone", "read"), "fitted": ("up to", "fitted")}
+    kinds |= {"shuffled": ("up to", "shuffled"), "up_to": ("up to", "read")}
     rows = []
     for title, runs in groups.items():
         for run in runs:
-            for kind in kinds if run.swaps else ():
-                rows += [
-                    {"model": title, "seed": run.train.seed} | row for row in _swapped(run, *kind)
-                ]
+            for kind, (layers, how) in kinds.items() if run.swaps else ():
+                about = {"model": title, "seed": run.train.seed, "layers": layers, "how": how}
+                rows += [about | row for row in _swapped(run, kind)]
     return pd.DataFrame(rows)
 
 
-def _swapped(run: Run, kind: str, layers: str, how: str) -> Iterator[dict[str, Any]]:
+def _swapped(run: Run, kind: str) -> Iterator[dict[str, float]]:
     whole = run.swaps["whole"]
-    sizes = run.swaps["sizes" if how == "read" else f"{how}_sizes"]
+    sizes = run.swaps.get(f"{kind}_sizes", run.swaps["sizes"])
     for layer, place in np.ndindex(run.swaps[kind].shape[:-1]):
         right = run.swaps[kind][layer, place]
         lost = 100.0 * (right.astype(float) - whole)
         yield {
-            "layers": layers,
             "layer": layer + 1,
             "kernel": int(sizes[place]),
-            "how": how,
             "accuracy": 100 * right.mean(),
             "whole": 100 * whole.mean(),
             "images": len(whole),

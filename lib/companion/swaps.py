@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import trange
+from tqdm.auto import tqdm
 
 from attnconv.config import ConfigError
 from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
@@ -57,7 +57,8 @@ def measure_swaps(
     tests = normalize(data.test_images[:COMPARED].to(device), data.mean, data.std)
     seen = trained.eval().layer_inputs(tests)
     read = _read(trained, sizes, shown)
-    fitted = [swap(trained, _all_layers(trained, size), fit=shown) for size in fits]
+    layers = range(1, len(trained.blocks) + 1)
+    fitted = [swap(trained, dict.fromkeys(layers, size), fit=shown) for size in fits]
 
     error = np.array([_errors(trained, read, seen)] * 2)
     error[0] = np.nan
@@ -78,9 +79,9 @@ def measure_swaps(
     for name, networks in tried.items():
         answers = []
         # up to an hour with content, on two cores
-        for layer in trange(len(trained.blocks), desc=f"Convolutions, {name}", disable=quiet):
-            start = layer if name == "alone" else 0
-            mixed = [_mixed(trained, network, start, layer + 1) for network in networks]
+        for layer in tqdm(layers, f"Convolutions, {name}", disable=quiet):
+            start = layer - 1 if name == "alone" else 0
+            mixed = [_mixed(trained, network, start, layer) for network in networks]
             answers.append([_right(network, data) for network in mixed])
         found[name] = np.array(answers)
     sides = {"sizes": sizes, "fitted_sizes": fits, "shuffled_sizes": [SHUFFLED]}
@@ -88,14 +89,11 @@ def measure_swaps(
     return found | {"images": np.array(len(data.test_labels))}
 
 
-def _all_layers(network: AttentionNet, size: int) -> dict[int, int]:
-    return dict.fromkeys(range(1, len(network.blocks) + 1), size)
-
-
 def _read(network: AttentionNet, sizes: Sequence[int], shown: Tensor) -> list[AttentionNet]:
     """The network with convolutions of each size, read out of all its layers."""
     images = shown if network.config.kind == "learned_content" else None
-    return [swap(network, _all_layers(network, size), images=images) for size in sizes]
+    layers = range(1, len(network.blocks) + 1)
+    return [swap(network, dict.fromkeys(layers, size), images=images) for size in sizes]
 
 
 def _errors(
