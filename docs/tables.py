@@ -21,12 +21,10 @@ RECORDS = {"evening": ROOT / "outputs" / "evening", "quick": ROOT / "docs" / "qu
 
 
 def verdicts(folders: Mapping[str, Path]) -> str:
-    """Each claim of the paper with the verdict in each folder, as Markdown; a dash for what is
-    not there.
-    """
-    table = board(folders)
-    pairs = zip(table["The paper says"], table.pop("Notebook"), strict=True)
-    table["The paper says"] = [f"[{text}](../{_source(number)})" for text, number in pairs]
+    """Each claim of the paper with what was found in a folder, as Markdown."""
+    (folder,) = folders.values()
+    table = board(folder)
+    table["Notebook"] = [f"[{number}](../{_source(number)})" for number in table["Notebook"]]
     return tabulate(
         table.to_numpy().tolist(), list(table.columns), tablefmt="pipe", disable_numparse=True
     )
@@ -80,8 +78,8 @@ def drawn(text: str, folders: Mapping[str, Path] = RECORDS) -> str:
 
     def table(match: re.Match[str]) -> str:
         draw = {"verdicts": verdicts, "accuracies": accuracies}[match[2]]
-        drawn = draw({name: folders[name] for name in match[3].split(", ")})
-        return f"{match[1]}\n\n{drawn}\n\n<!-- -->"
+        chosen = {name: folders[name] for name in match[3].split(", ")}
+        return f"{match[1]}\n\n{draw(chosen)}\n\n<!-- -->"
 
     return re.sub(
         r"(<!-- (verdicts|accuracies): ([\w, ]+) -->).*?<!-- -->", table, text, flags=re.DOTALL

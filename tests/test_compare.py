@@ -16,7 +16,7 @@ import pytest
 import companion.reproduce as runner
 from attnconv.config import ConfigError
 from companion import workspace
-from companion.claims import Claims
+from companion.claims import Claim, Claims
 from companion.compare import alike, compare, statements
 from companion.fresh import changed, inputs
 from companion.profile import load_profile
@@ -65,7 +65,8 @@ def draw(
 ) -> dict[str, list[str]]:
     """What notebooks 02 and 03 leave, and what each has made."""
     claims = Claims(folder / "tables" / "02-claims.json")
-    claims.record("grid", holds, [f"{accuracy}%", f"{taps} taps"], "a run")
+    table = [{"accuracy": accuracy}]
+    claims.record(Claim("grid", "holds" if holds else "does not", f"{taps} taps", table))
     write(folder / "tables" / "02-taps.csv", f"model,taps\nattention,{taps}\n")
     write(
         folder / "figures" / "02-a.json",
@@ -86,8 +87,11 @@ def test_what_a_file_states_has_names(tmp_path: Path) -> None:
     draw(tmp_path)
     table = {"model, row 1": "attention", "taps, row 1": "8 of 9"}
     assert statements(tmp_path / "tables" / "02-taps.csv") == table
-    lines = {"grid of a run, line 1": "87.52%", "grid of a run, line 2": "8 of 9 taps"}
-    claims = {"grid of a run, verdict": "holds"} | lines
+    claims = {
+        "grid, sign": "holds",
+        "grid, number": "8 of 9 taps",
+        "grid, accuracy, row 1": "87.52",
+    }
     assert statements(tmp_path / "tables" / "02-claims.json") == claims
     assert statements(tmp_path / "figures" / "02-a.json") == {
         "caption": '"Heads."',
@@ -106,17 +110,17 @@ def test_what_a_file_states_has_names(tmp_path: Path) -> None:
         (
             {"accuracy": 87.54},
             "differ: 1",
-            ["grid of a run, line 1: 87.52% in the record, 87.54% here"],
+            ["grid, accuracy, row 1: 87.52 in the record, 87.54 here"],
         ),
         (
             {"holds": False},
             "differ: 1",
-            ["grid of a run, verdict: holds in the record, does not hold here"],
+            ["grid, sign: holds in the record, does not here"],
         ),
         (
             {"taps": "7 of 9"},
             "differ: 2",
-            ["claims.json: grid of a run, line 2", "taps.csv: taps, row 1: 8 of 9"],
+            ["claims.json: grid, number", "taps.csv: taps, row 1: 8 of 9"],
         ),
     ],
 )
@@ -340,6 +344,6 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(
     done = attnconv()
     assert done.returncode == 1 and status() == " M notebooks/02_a.ipynb\n"
     assert (
-        "tables/02-claims.json: grid of a run, line 1: 8 of 9 taps in the record, 5 of 9 taps here"
+        "tables/02-claims.json: grid, number: 8 of 9 taps in the record, 5 of 9 taps here"
         in done.stdout
     )

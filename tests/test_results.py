@@ -1,7 +1,6 @@
-"""Table 1: what it says of a run, and the files that it becomes."""
+"""Table 1, pairs of seeds and what swaps cost: what they say of runs."""
 
 import csv
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,68 +11,48 @@ import pytest
 
 from attnconv.config import PRESETS, ModelConfig, replace
 from attnconv.cost import cost
-from attnconv.training.runs import Run, find_runs, identity
+from attnconv.training.runs import Run
 from companion import results
 from companion.profile import Profile
 from companion.workspace import Workspace
 
 
-def run(
-    preset: str,
-    accuracy: float,
-    data: str = "cifar10",
-    form: str = "",
-    seconds: float = 60,
-    **changes,
-) -> Run:
-    """What the table reads of a run of a preset, with changes to its configurations."""
-    made = Run(Path(preset))
-    about = {"name": data, "form": form, "key": data, "train_images": 50_000, "test_images": 10_000}
+def run(preset: str, accuracy: float, data: str = "cifar10", folder: str = "a", **changes) -> Run:
+    """What is read of a run of a preset, with changes to its configurations."""
+    made = Run(Path(f"{preset}-{folder:0>8}"))
+    about = {"name": data, "key": data, "train_images": 50_000, "test_images": 10_000}
     base = PRESETS.get(preset, PRESETS["quadratic"])
     of_model = {name: value for name, value in changes.items() if name in ModelConfig.model_fields}
     of_recipe = {name: value for name, value in changes.items() if name not in of_model}
-    config = {"preset": preset, "hash": str(accuracy), "data": about}
-    metrics = [{"test_accuracy": accuracy, "seconds": seconds}]
-    model, train = replace(base.model, of_model), replace(base.train, of_recipe)
     vars(made).update(
         _parsed=SimpleNamespace(preset=preset),
-        config=config,
-        model=model,
-        train=train,
-        metrics=metrics,
+        config={"preset": preset, "data": about},
+        model=replace(base.model, of_model),
+        train=replace(base.train, of_recipe),
+        metrics=[{"test_accuracy": 0.2}, {"test_accuracy": accuracy}],
+        right=np.arange(10_000) < 10_000 * accuracy,
     )
     return made
 
 
 GROUPS = {
     "ResNet18": [run("resnet18", accuracy) for accuracy in (0.9463, 0.9451, 0.947)],
-    "SA learned": [run("learned", 0.9231, form="Parquet, JPEG images", seconds=80_000)],
-    "mine_1 | 50% & more": [run("quadratic", 0.5, "Fashion_MNIST", epochs=6)],
-    "another": [run("quadratic_full", 0.5)],
-    "less": [run("quadratic", 0.5, form="Parquet, JPEG images", epochs=6)],
+    "mine_1 | 50% & more": [run("learned", 0.9231)],
 }
 
 
-def test_results_table():
-    table = results.results_table(GROUPS)
-    assert table["Model"].tolist() == list(GROUPS)
-    first = table.iloc[0]
-    assert first["Accuracy (%)"] == 94.61 and first["Parameters (M)"] == 11.2
-    assert (first["Seeds"], first["Epochs"]) == (3, 300)
+def test_table_1_has_means_over_seeds_and_costs_of_the_model():
+    first, second = results.results_table(GROUPS).to_dict("records")
+    assert (first["Model"], first["Accuracy (%)"], first["Seeds"]) == ("ResNet18", 94.61, 3)
+    assert first["Parameters (M)"] == 11.2 and first["Epochs"] == 300
     assert first["±"] == pytest.approx(np.std([94.63, 94.51, 94.7], ddof=1), abs=0.006)
+    assert math.isnan(second["±"]) and second["Paper (%)"] == 91.8  # whatever its row is called
     price = cost(PRESETS["learned"].model)
+    counts = [second[column] for column, _ in list(results.COSTS.values())[1:]]
     flops = [price.paper, price.dense, price.separable]
-    assert table.iloc[1, -4:-1].tolist() == [
-        pytest.approx(count / 1e9, rel=0.005) for count in flops
-    ]
-    assert math.isnan(table["±"][1]) and table["Training (min)"].tolist()[:2] == [1, 1330]
-    assert table["Paper (%)"].tolist()[:3] == [93.8, 91.8, 93.8], (
-        "of the model, whatever its row is called"
-    )
-    small = run("quadratic", 0.5, layers=1, hidden=4, mlp=4)
-    assert results.results_table({"small": [small]})["Parameters (M)"][0] == 0.000353, (
-        "three digits of whatever size"
-    )
+    assert counts == [pytest.approx(count / 1e9, rel=0.005) for count in flops]
+    titles = {preset.title for preset in PRESETS.values()}
+    assert titles >= results.PAPER_TABLE.keys() | results.REPRODUCTION_2021.keys()
 
 
 def test_settings_stand_beside_those_at_full_size():
@@ -82,136 +61,74 @@ def test_settings_stand_beside_those_at_full_size():
     assert model.loc["hidden"].to_dict() == {"ours": 96, "at full size": 400}
     assert not {"key_size", "resnet_width", "classes", "kernels"} & set(model.index)
     recipe = results.settings(ours.train, paper.train, "quadratic")
-    assert recipe.loc["clip"].tolist() == [5.0, None] and recipe.loc["adamw_lr"].tolist() == [
-        0.003,
-        None,
-    ]
-    assert not {"seed", "position_lr", "validation", "prune"} & set(recipe.index), (
-        "neither uses them"
-    )
+    assert recipe.loc["clip"].tolist() == [5.0, None]
+    assert recipe.loc["adamw_lr"].tolist() == [0.003, None]
+    assert not {"seed", "position_lr", "validation", "start_from"} & set(recipe.index)
     own = results.settings(paper.train, paper.train, "resnet")
     assert (own["ours"] == own["at full size"]).all() and not {"adamw_lr", "beta2"} & set(own.index)
     assert list(results.settings(paper.model, paper.model, "resnet").index) == ["resnet_width"]
 
 
 def test_seeds_share_a_row_and_recipes_do_not():
-    own, longer, seed = (
-        run("quadratic", 0.9, **c) for c in ({"epochs": 6}, {"epochs": 7}, {"epochs": 6, "seed": 1})
-    )
-    assert results.group([longer]) == {"SA quadratic": [longer]}, "nothing to tell it from"
+    own, seed = run("quadratic", 0.9, epochs=6), run("quadratic", 0.9, epochs=6, seed=1)
+    longer = run("quadratic", 0.9, folder="b", epochs=7)
     assert results.group([own, seed]) == {"SA quadratic": [own, seed]} and results.group([]) == {}
-    titles = {"SA quadratic (7 epochs, 0.9)": [longer], "SA quadratic (6 epochs, 0.9)": [own, seed]}
-    assert results.group([longer, own, seed]) == titles
-    elsewhere, wider = (
-        run("quadratic", 0.8, "another copy", epochs=6),
-        run("quadratic", 0.7, epochs=6, hidden=800),
-    )
+    digits = "(7 epochs, 0000000b)", "(6 epochs, 0000000a)"
+    names = [f"SA quadratic {note}" for note in digits]
+    assert results.group([longer, own, seed]) == {names[0]: [longer], names[1]: [own, seed]}
+    assert results.of_all_seeds(own, [longer, seed, own]) == [own, seed]
+    elsewhere = run("quadratic", 0.8, "another", "c", epochs=6)
+    wider = run("quadratic", 0.7, folder="d", epochs=6, hidden=800)
     assert len(results.group([own, elsewhere, wider])) == 3
-    assert list(results.group([own, run("mine", 0.6)])) == ["SA quadratic", "mine"]
 
 
-def test_a_table_becomes_three_files(tmp_path):
-    work = Workspace(Profile(name="p"), "embedded", tmp_path)
+def test_the_papers_own_network_is_known_whatever_its_length():
+    assert results.of_the_paper(run("quadratic", 0.9, epochs=40, seed=3))
+    for other in ({"hidden": 64}, {"lr": 0.2}, {"optimizer": "muon"}):
+        assert not results.of_the_paper(run("quadratic", 0.9, **other))
+    assert not results.of_the_paper(run("mine", 0.9))
+
+
+def test_runs_are_compared_with_those_of_the_same_seed():
+    runs = [run("quadratic", 0.9, seed=seed) for seed in (0, 1, 2)]
+    others = [run("learned", accuracy, seed=seed) for seed, accuracy in ((2, 0.8), (1, 0.95))]
+    table = results.ahead(runs, others)
+    assert table["difference"].tolist() == pytest.approx([-5, 10])
+    paired = 100 * math.sqrt(0.1 * 0.9 / 10_000)  # they differ on one image of ten
+    assert table["standard error"][1] == pytest.approx(paired)
+    assert results.ahead(runs, []).empty
+
+
+def test_curves_are_of_the_test_images_and_a_table_becomes_three_files(tmp_path):
+    assert results.curves(GROUPS["ResNet18"])[:, 0].tolist() == [0.2] * 3
     frame = results.results_table(GROUPS)
-    work.save_table(frame, "table")
-    markdown, plain, latex = (
-        (tmp_path / "tables" / f"table.{form}").read_text() for form in ("md", "csv", "tex")
-    )
-    lines = markdown.splitlines()
-    assert len(lines) == 7 and "94.61" in lines[2] and "11.2 " in lines[2] and "—" in lines[3]
-    rows = list(csv.DictReader(plain.splitlines()))
-    assert rows[2]["Model"] == "mine_1 | 50% & more" and rows[3]["±"] == ""
-    pd.testing.assert_frame_equal(
-        pd.read_csv(tmp_path / "tables" / "table.csv"), frame, check_dtype=False
-    )
-    assert r"mine\_1 | 50\% \& more" in latex and "94.61" in latex and "---" in latex
-    assert not list(tmp_path.rglob(".*")), "no temporary file stays"
-
-
-def test_runs_come_in_the_order_of_presets_then_of_seeds(tmp_path, monkeypatch):
-    monkeypatch.setattr(Run, "check", lambda run: None)
-    for name, preset, seed in (
-        ("a", "mine", 0),
-        ("b", "quadratic", 1),
-        ("c", "resnet18", 0),
-        ("d", "quadratic", 0),
-    ):
-        base = PRESETS["quadratic"]
-        config = {
-            "preset": preset,
-            "model": base.model.model_dump(mode="json"),
-            "data": {"key": "k"},
-        }
-        config["train"] = replace(base.train, {"seed": seed}).model_dump(mode="json")
-        config["hash"] = identity(config["model"], config["train"], "k")
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
-        (tmp_path / name / "model.safetensors").touch()
-    order = [(made.preset, made.train.seed) for made in find_runs(tmp_path)]
-    listed = [name for name in PRESETS if name in ("quadratic", "resnet18")]
-    own = {"quadratic": [("quadratic", 0), ("quadratic", 1)], "resnet18": [("resnet18", 0)]}
-    assert order == [*own[listed[0]], *own[listed[1]], ("mine", 0)]
-
-
-def test_the_last_epoch_counts_and_curves_are_of_the_test_images():
-    made = run("quadratic", 0.9)
-    vars(made).update(
-        metrics=[{"test_accuracy": a, "train_accuracy": a / 2} for a in (0.2, 0.8, 0.6)]
-    )
-    assert (
-        made.test_accuracy == 0.6 and results.curves([made, made]).tolist() == [[0.2, 0.8, 0.6]] * 2
-    )
+    Workspace(Profile(name="p"), "embedded", tmp_path).save_table(frame, "table")
+    texts = [(tmp_path / "tables" / f"table.{form}").read_text() for form in ("md", "csv", "tex")]
+    assert "94.61" in texts[0].splitlines()[2] and "—" in texts[0]
+    rows = list(csv.DictReader(texts[1].splitlines()))
+    assert rows[1]["Model"] == "mine_1 | 50% & more" and rows[1]["±"] == ""
+    assert r"mine\_1 | 50\% \& more" in texts[2]
 
 
 def test_swaps_become_rows_and_the_size_that_costs_less_than_a_point():
-    """Two layers, kernels of 1 and 3: each alone, and up to each; 100 images, of which the whole
-    network knows 90.
-    """
-    right = np.arange(100)[:, None] < np.array(
-        [89.0, 90, 40, 70]
-    )  # alone: layer 1 with 1, 3; layer 2 with 1, 3
-    swapped = {
-        "whole": np.arange(100) < 90,
-        "sizes": np.array([1, 3]),
-        "alone": right.T.reshape(2, 2, 100),
-    }
-    swapped["up_to"] = np.arange(100) < np.array([[90, 90], [90, 30]])[..., None]
-    swapped |= {
-        f"{how}{end}": value
-        for how in ("fitted", "shuffled")
-        # fmt: skip
-        for end, value in (("_sizes", np.array([3])), ("", swapped["up_to"][:, :1]))
-    }
-    made = run("quadratic", 0.9, seed=4)
+    """Two layers, kernels of 1 and 3, 100 images, of which the whole network knows 90."""
+    alone = np.arange(100) < np.array([[89, 90], [40, 70]])[..., None]
+    up_to = np.arange(100) < np.array([[90, 90], [90, 30]])[..., None]
+    swapped = {"whole": np.arange(100) < 90, "sizes": np.array([1, 3]), "alone": alone}
+    swapped |= {"up_to": up_to, "fitted": up_to[:, :1], "shuffled": up_to[:, :1]}
+    swapped |= {"fitted_sizes": np.array([3]), "shuffled_sizes": np.array([3])}
+    made, without = run("quadratic", 0.9, seed=4), run("learned", 0.9)
     vars(made).update(swaps=swapped)
-    without = run("learned", 0.9)
     vars(without).update(swaps={})
     table = results.swap_table({"SA quadratic": [made, without]})
     assert len(table) == 12 and (table["seed"] == 4).all() and (table["whole"] == 90).all()
-    (row,) = table[
-        (table["layers"] == "alone") & (table["layer"] == 2) & (table["kernel"] == 3)
-    ].to_dict("records")
-    assert (row["accuracy"], row["difference"], row["images"]) == (70, -20, 100) and row[
-        "error"
-    ] == pytest.approx(4)
-    assert table[(table["how"] == "shuffled")]["layer"].tolist() == [1, 2]
-    sizes = results.size_as_convolution(table)
-    assert sizes.loc["SA quadratic"].to_dict() == {1: 3, 2: math.inf}, (
-        "one image of a hundred may be more than a point"
-    )
-    for points, kernel in ((2, 3), (4, 1)):  # two are within the noise
-        assert results.size_as_convolution(table, points).loc["SA quadratic"].to_dict() == {
-            1: kernel,
-            2: math.inf,
-        }
+    row = table[(table["layers"] == "alone") & (table["layer"] == 2) & (table["kernel"] == 3)]
+    row = row.iloc[0]
+    assert (row["accuracy"], row["difference"], row["images"]) == (70, -20, 100)
+    assert row["error"] == pytest.approx(4) and row["how"] == "read"
+    for points, kernel in ((1, 3), (2, 3), (4, 1)):  # one image of 100 may be two or three
+        sizes = results.size_as_convolution(table, points).loc["SA quadratic"]
+        assert sizes.to_dict() == {1: kernel, 2: math.inf}
     other = table.assign(seed=5, difference=table["difference"].where(table["kernel"] > 1, -50))
     both = results.size_as_convolution(pd.concat([table, other]), 4)
-    assert both.loc["SA quadratic", 1] == 3, "what serves every seed"
-
-
-def test_published_numbers_belong_to_the_presets():
-    titles = {preset.title for preset in PRESETS.values()}
-    assert set(results.PAPER_TABLE) <= titles
-    assert {"ResNet18", "SA quadratic", "SA quadratic, 16 heads", "SA learned"} <= set(
-        results.REPRODUCTION_2021
-    )
+    assert both.loc["SA quadratic", 1] == 3  # what serves every seed

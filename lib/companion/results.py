@@ -3,44 +3,28 @@ cost, who is ahead.
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from attnconv.config import ModelConfig, TrainConfig, identity, replace
+from attnconv.config import PRESETS, ModelConfig, TrainConfig
 from attnconv.cost import cost
 from attnconv.training.runs import Run
+from companion.statistics import named
 
-_FREE = {
-    "kind",
-    "image_size",
-    "image_channels",
-    "classes",
-    "seed",
-    "precision",
-    "compile",
-}
+SPEED = {"seed", "checkpoint_seconds", "precision", "compile"}
+"""Settings of a recipe that do not tell one from another."""
+FREE = {"kind", "image_size", "image_channels", "classes"} | SPEED
 """Settings that follow from the preset, the data or the machine."""
-_ONLY = {
+ONLY = {
     "quadratic": ("covariance", "centre_std", "centre_start", "spread_start", "position_lr"),
     "learned": ("encoding_lr",),
     "learned_content": ("encoding_lr", "key_size"),
     "resnet": ("resnet_width",),
 }
 """Settings that concern only models of these kinds."""
-SEED_SPREAD = {0: 0.7, 20: 0.45}
-"""Standard deviation of the accuracy over seeds, in points, of runs of so many epochs or more, from
-the record's
-repeated runs: .73 over 16 recipes of one epoch, .66 over three of four, .88 over two of ten; and of
-those of twenty .42 at most (95%, here rounded up), where quadratic spreads by .25 and ResNet18 by
-.02 (three seeds each; quadratic's alone allow 1.1)."""
-LOSS_SPREAD = 0.016
-"""Standard deviation of the last training loss over seeds, as a share of it: of the record's
-recipes of four epochs.
-"""
 PAPER_TABLE = {
     "ResNet18": 93.8,
     "SA quadratic": 93.8,
@@ -58,37 +42,54 @@ REPRODUCTION_2021 = {
 """The same of Prabhu & Varma, ML Reproducibility Challenge 2020."""
 
 
+COSTS = {
+    "parameters": ("Parameters (M)", 1e6),
+    "paper": ("GFLOPs as in the paper", 1e9),
+    "dense": ("GFLOPs, dense", 1e9),
+    "separable": ("GFLOPs, separable", 1e9),
+}
+"""Columns of Table 1 and their units, by the field of `attnconv.cost`."""
+
+
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs that differ in their seed only, under their model's title, with epochs and digits
     where it has several.
     """
-    frame = pd.DataFrame(
-        {"title": [run.title for run in runs], "recipe": [_recipe(run) for run in runs]}
-    )
+    recipes: dict[Any, list[Run]] = {}
+    for run in runs:
+        recipes.setdefault((run.title, _recipe(run)), []).append(run)
+    titles = [title for title, _ in recipes]
     groups = {}
-    for title, of_model in frame.groupby("title", sort=False):
-        for _, alike in of_model.groupby("recipe", sort=False):
-            members = [runs[place] for place in alike.index]
-            epochs = members[0].train.epochs
-            note = f" ({epochs} epoch{'s' * (epochs > 1)}, {members[0].path.name[-8:]})"
-            groups[f"{title}{note if len(alike) < len(of_model) else ''}"] = members
+    for (title, _), members in recipes.items():
+        epochs, digits = members[0].train.epochs, members[0].path.name[-8:]
+        note = f" ({epochs} epoch{'s' * (epochs > 1)}, {digits})"
+        groups[title + note * (titles.count(title) > 1)] = members
     return groups
 
 
 def of_all_seeds(run: Run, runs: Sequence[Run]) -> list[Run]:
     """This run, then those of ``runs`` that differ from it in their seed only."""
-    return [
-        run,
-        *(one for one in runs if _recipe(one) == _recipe(run) and one.train.seed != run.train.seed),
-    ]
+    alike = [one for one in runs if _recipe(one) == _recipe(run)]
+    return [run, *(one for one in alike if one.train.seed != run.train.seed)]
 
 
-def _recipe(run: Run) -> str:
-    recipe = replace(run.train, {"seed": 0})
-    model = (
-        replace(run.model, {"heads": 1}) if run.train.start_from else run.model
-    )  # pruning leaves each its own
-    return identity(model, recipe, run.config["data"])
+def _recipe(run: Run) -> tuple[str, ...]:
+    """What runs of one recipe share: model, training and data."""
+    pruned = {"heads"} if run.train.start_from else set()  # each seed has its own left
+    model = run.model.model_dump_json(exclude=pruned)
+    data = run.config["data"]
+    training = run.train.model_dump_json(exclude=SPEED)
+    return model, training, data["name"], str(data["train_images"])
+
+
+def of_the_paper(run: Run) -> bool:
+    """Whether it is the paper's own network by the paper's recipe, for however many epochs."""
+    if run.preset not in PRESETS:
+        return False
+    model, recipe = PRESETS[run.preset].model, PRESETS[run.preset].train
+    free = {"epochs", *SPEED}
+    own = run.train.model_dump(exclude=free)
+    return run.model == model and own == recipe.model_dump(exclude=free)
 
 
 def curves(runs: Sequence[Run]) -> np.ndarray:
@@ -101,37 +102,24 @@ def results_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
     `group`'s.
 
     Accuracies are means over seeds in percent, ± the sample standard deviation from two seeds on.
-    Training takes the median epoch's time for each epoch, since a machine may have been busy, or
-    asleep, in some."""
-    table = pd.DataFrame([_row(title, runs) for title, runs in groups.items()]).round(
-        {"Accuracy (%)": 2, "±": 2}
-    )
-    costs = table.columns[-5:]
-    return table.assign(
-        **table[costs].map(lambda number: float(f"{number:.3g}"))
-    )  # three significant digits
-
-
-def _row(title: str, runs: Sequence[Run]) -> dict[str, Any]:
-    accuracies = [100 * run.test_accuracy for run in runs]
-    prices = [cost(run.model) for run in runs]  # not the same where heads were pruned
-    seconds = [
-        np.median([line["seconds"] for line in run.metrics]) * len(run.metrics) for run in runs
-    ]
-    return {
-        "Model": title,
-        "Accuracy (%)": np.mean(accuracies),
-        "±": np.std(accuracies, ddof=1) if len(runs) > 1 else math.nan,
-        "Seeds": len(runs),
-        "Epochs": runs[0].train.epochs,
-        "Paper (%)": PAPER_TABLE.get(runs[0].title, math.nan),
-        "Reproduction 2021 (%)": REPRODUCTION_2021.get(runs[0].title, math.nan),
-        "Parameters (M)": np.mean([price.parameters for price in prices]) / 1e6,
-        "GFLOPs as in the paper": np.mean([price.paper for price in prices]) / 1e9,
-        "GFLOPs, dense": np.mean([price.dense for price in prices]) / 1e9,
-        "GFLOPs, separable": np.mean([price.separable for price in prices]) / 1e9,
-        "Training (min)": np.mean(seconds) / 60,
-    }
+    """
+    rows = []
+    for title, runs in groups.items():
+        accuracies = pd.Series([100 * run.test_accuracy for run in runs])
+        prices = pd.DataFrame([cost(run.model) for run in runs])  # pruned seeds differ
+        row = {
+            "Model": title,
+            "Accuracy (%)": round(accuracies.mean(), 2),
+            "±": round(accuracies.std(), 2),
+            "Seeds": len(runs),
+            "Epochs": runs[0].train.epochs,
+            "Paper (%)": PAPER_TABLE.get(runs[0].title, math.nan),
+            "Reproduction 2021 (%)": REPRODUCTION_2021.get(runs[0].title, math.nan),
+        }
+        for field, (column, unit) in COSTS.items():
+            row[column] = float(f"{prices[field].mean() / unit:.3g}")
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def settings(
@@ -142,140 +130,42 @@ def settings(
 
     ``kind`` is the model's. Columns are ``ours`` and ``at full size``; None is a value that is not
     set or not used."""
-    both = {"ours": dict(config), "at full size": dict(full_size)}
-    for values in both.values():
-        unused = {name for names in _ONLY.values() for name in names}.difference(
-            _ONLY[kind]
-        ) | _FREE
-        unused |= ModelConfig.model_fields.keys() - {"resnet_width"} if kind == "resnet" else set()
-        unused |= {"adamw_lr"} if values.get("optimizer") != "muon" else set()
-        unused |= {"beta2"} if values.get("optimizer") == "sgd" else set()
-        values.update(dict.fromkeys(unused & values.keys()))  # None
-    rows = {name: [values[name] for values in both.values()] for name in dict(config)}
-    return pd.DataFrame.from_dict(
-        {name: pair for name, pair in rows.items() if any(pair)}, "index", object, [*both]
-    )
+    table = pd.DataFrame({"ours": dict(config), "at full size": dict(full_size)}, dtype=object)
+    unused = FREE.union(*ONLY.values()) - {*ONLY[kind]}
+    if kind == "resnet":
+        unused |= ModelConfig.model_fields.keys() - {"resnet_width"}
+    table = table.drop(index=unused, errors="ignore")
+    if "optimizer" in table.index:
+        table.loc["adamw_lr"] = table.loc["adamw_lr"].where(table.loc["optimizer"] == "muon", None)
+        table.loc["beta2"] = table.loc["beta2"].where(table.loc["optimizer"] != "sgd", None)
+    return table[table.map(bool).any(axis=1)]
 
 
-def ahead(
-    better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0, assumed: float | None = None
-) -> tuple[bool | None, str]:
-    """Whether runs are more accurate than others, by the mean over their seeds, and the numbers in
-    words.
-
-    ``margin``: points that they may lie behind. None where chance may be the reason (5%, Student's
-    t). The standard
-    error of the difference has two parts: of the images, one by one where all runs kept their
-    answers to the same test images, else of two independent accuracies; and of the seeds. A side
-    with one seed is taken to spread as the other does, and by `SEED_SPREAD` at least, but for runs
-    that all go on from the same one, which share what chance gave it; or by ``assumed``, in points,
-    if that is given."""
-    both = [*better, *worse]
-    a, b = (100 * float(np.mean([run.test_accuracy for run in runs])) for runs in (better, worse))
-    images = min(run.config["data"]["test_images"] for run in both)
-    if len({run.config["data"]["key"] for run in both}) == 1 and all(
-        run.right is not None for run in both
-    ):
-        right, other = (
-            np.mean([np.asarray(run.right) for run in runs], axis=0) for runs in (better, worse)
-        )
-        error, how = 100 * (right - other).std() / math.sqrt(images), "images, paired"
-    else:
-        error, how = math.sqrt((a * (100 - a) + b * (100 - b)) / images), "images"
-    usual = [
-        spread
-        for epochs, spread in SEED_SPREAD.items()
-        if epochs <= min(run.train.epochs for run in both)
-    ][-1]
-    least = (
-        0.0
-        if len({run.train.start_from or run.path.name for run in both}) == 1
-        else usual**2
-    )
-    seeds = [[100 * run.test_accuracy for run in runs] for runs in (better, worse)]
-    several = [
-        (float(np.var(side, ddof=1)), len(side) - 1) if len(side) > 1 else None for side in seeds
-    ]
-    # Of a side with one seed: variance, degrees of freedom.
-    lone = (
-        max([*filter(None, several), (least, math.inf)])
-        if assumed is None
-        else (assumed**2, math.inf)
-    )
-    spreads = [own or lone for own in several]
-    each = [(spread / len(side), free) for side, (spread, free) in zip(seeds, spreads, strict=True)]
-    of_seeds, doubt = (
-        sum(spread for spread, _ in each),
-        sum(spread**2 / free for spread, free in each),
-    )
-    if None in several and lone in several:  # one estimate serves both sides, and so does its error
-        doubt = of_seeds**2 / lone[1]
-    total = error**2 + of_seeds
-    freedom = total**2 / doubt if doubt else math.inf  # Welch and Satterthwaite
-    lead = a - b + margin
-    by_chance = surely(freedom) * math.sqrt(total)
-    holds = None if abs(lead) <= by_chance else lead > 0
-    parts = f"{how} {error:.1f}" + (f"; seeds {math.sqrt(of_seeds):.1f}" if of_seeds else "")
-    words = f"{a:.1f}% against {b:.1f}%, standard error of the difference {math.sqrt(total):.1f} ({parts}), "
-    return holds, f"{words}by chance up to {by_chance:.1f}"
+def pairs(runs: Sequence[Run], others: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
+    """Runs and others of the same seed, which saw the same images in the same order."""
+    of_seed = {other.train.seed: other for other in others}
+    for run in runs:
+        if run.train.seed in of_seed:
+            yield run, of_seed[run.train.seed]
 
 
-def rests_on(
-    holds: bool | None, better: Sequence[Run], worse: Sequence[Run], margin: float = 0.0
-) -> str:
-    """In words, the spread over seeds, of a model trained once, that would undo a verdict of
-    `ahead`; none if far.
-    """
-    if holds is None or min(len(better), len(worse)) > 1:
-        return ""
-    limit = (
-        bisect_left(
-            range(1000), True, key=lambda s: ahead(better, worse, margin, s / 100)[0] is None
-        )
-        / 100
-    )
-    return f"if seeds spread by less than {limit:.2f} points" * (limit < 2 * SEED_SPREAD[20])
+def ahead(runs: Sequence[Run], others: Sequence[Run], of: str = "test_accuracy") -> pd.DataFrame:
+    """How far runs are ahead of others of the same seeds: a row a pair.
 
-
-def loss_noise(content: Sequence[Run], learned: Sequence[Run]) -> float:
-    """How large chance may make the difference of two models' last training losses (5%): by their
-    seeds or, where one model has a single seed, by `LOSS_SPREAD`."""
-    ends = [[run.metrics[-1]["train_loss"] for run in runs] for runs in (content, learned)]
-    if (seeds := min(map(len, ends))) == 1:
-        return 2 * math.sqrt(2) * LOSS_SPREAD * float(np.mean(ends[1]))
-    return surely(seeds - 1) * math.sqrt(sum(np.var(end, ddof=1) / len(end) for end in ends))
-
-
-def surely(freedom: float) -> float:
-    """How many standard errors a difference must exceed to be none of chance (5%, both sides):
-    Student's t.
-    """
-    from scipy.stats import t  # takes a second
-
-    return float(t.ppf(0.975, freedom))
-
-
-def before_pruning(run: Run, runs: Sequence[Run]) -> tuple[Run | None, dict[str, np.ndarray]]:
-    """The run whose heads this one was pruned from, if it is among ``runs``, and this one's heads
-    after training.
-
-    They stand at the places that they had there, with NaN at heads that were dropped.
-    """
-    start = next(
-        (
-            one
-            for one in runs
-            if run.config.get("kept") and one.path.name == run.train.start_from
-        ),
-        None,
-    )
-    heads = {name: values[-1] for name, values in run.heads.items()}
-    if start is not None:
-        for name, values in heads.items():
-            heads[name] = np.full_like(start.heads[name][-1], np.nan)
-            for placed, kept, own in zip(heads[name], run.config["kept"], values, strict=True):
-                placed[kept] = own[: len(kept)]
-    return start, heads
+    Accuracies are in percent, and their difference in points. Its standard error is that of the
+    test images alone, paired where both runs kept their answers; of a loss it is 0."""
+    rows = []
+    for run, other in pairs(runs, others):
+        unit, error = 1, 0.0
+        if of == "test_accuracy":
+            unit, error = 100, math.nan
+            if run.right is not None and other.right is not None:
+                differs = 100.0 * (run.right.astype(float) - other.right)
+                error = differs.std() / math.sqrt(len(differs))
+        mine, its = unit * run.metrics[-1][of], unit * other.metrics[-1][of]
+        row = {"network": named(run), of: mine, "against": named(other), "its": its}
+        rows.append(row | {"difference": mine - its, "standard error": error})
+    return pd.DataFrame(rows)
 
 
 def error_as(run: Run, side: int = 3) -> np.ndarray:
@@ -289,33 +179,37 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
     """What networks lose by convolutions in the place of their layers: a row for each network that
     was tried.
 
-    Columns: ``model`` (a title of `group`), ``seed``; ``layers``, ``alone`` or ``up to``, and
-    ``layer``, from 1 on;
-    ``kernel``: its side; ``how``: ``read``, ``fitted``, or ``shuffled`` for the control;
-    ``accuracy`` of the network, that of the ``whole`` one (%), their ``difference`` in points and
-    its paired standard ``error``, over so many ``images``. Runs for which nothing was measured
+    Columns: ``model`` (a title of `group`), ``seed``; ``layers``, ``alone`` or ``up to``; ``how``:
+    ``read``, ``fitted``, or ``shuffled`` for the control; ``layer``, from 1 on; ``kernel``: its
+    side; ``accuracy`` of the network, that of the ``whole`` one (%), their ``difference`` in points
+    and its paired standard ``error``, over so many ``images``. Runs for which nothing was measured
     (`Workspace.swaps`) are left out."""
     kinds = {"alone": ("alone", "read"), "fitted": ("up to", "fitted")}
     kinds |= {"shuffled": ("up to", "shuffled"), "up_to": ("up to", "read")}
     rows = []
-    for title, run in ((title, run) for title, runs in groups.items() for run in runs if run.swaps):
-        found, whole = run.swaps, run.swaps["whole"]
-        for kind, (layers, how) in kinds.items():
-            sizes = found["sizes" if how == "read" else f"{how}_sizes"]
-            for layer, s in np.ndindex(found[kind].shape[:-1]):
-                right = found[kind][layer, s]
-                lost = 100.0 * (right.astype(float) - whole)
-                row = {"model": title, "seed": run.train.seed, "layers": layers, "layer": layer + 1}
-                row |= {"kernel": int(sizes[s]), "how": how}
-                row |= {
-                    "accuracy": 100 * right.mean(),
-                    "whole": 100 * whole.mean(),
-                    "images": len(whole),
-                }
-                rows.append(
-                    row | {"difference": lost.mean(), "error": lost.std() / math.sqrt(len(lost))}
-                )
+    for title, runs in groups.items():
+        for run in runs:
+            for kind, (layers, how) in kinds.items() if run.swaps else ():
+                about = {"model": title, "seed": run.train.seed, "layers": layers, "how": how}
+                rows += [about | row for row in _swapped(run, kind)]
     return pd.DataFrame(rows)
+
+
+def _swapped(run: Run, kind: str) -> Iterator[dict[str, float]]:
+    whole = run.swaps["whole"]
+    sizes = run.swaps.get(f"{kind}_sizes", run.swaps["sizes"])
+    for layer, place in np.ndindex(run.swaps[kind].shape[:-1]):
+        right = run.swaps[kind][layer, place]
+        lost = 100.0 * (right.astype(float) - whole)
+        yield {
+            "layer": layer + 1,
+            "kernel": int(sizes[place]),
+            "accuracy": 100 * right.mean(),
+            "whole": 100 * whole.mean(),
+            "images": len(whole),
+            "difference": lost.mean(),
+            "error": lost.std() / math.sqrt(len(lost)),
+        }
 
 
 def size_as_convolution(table: pd.DataFrame, points: float = 1.0) -> pd.DataFrame:
@@ -326,8 +220,7 @@ def size_as_convolution(table: pd.DataFrame, points: float = 1.0) -> pd.DataFram
     seeds the largest; infinite where the largest that was tried may cost more than so many
     ``points``, with two standard errors."""
     alone = table[(table["layers"] == "alone") & (table["how"] == "read")]
-    enough = alone.assign(
-        kernel=alone["kernel"].where(alone["difference"] - 2 * alone["error"] > -points, math.inf)
-    )
-    smallest = enough.groupby(["model", "seed", "layer"], sort=False)["kernel"].min()
+    enough = alone["difference"] - 2 * alone["error"] > -points
+    sides = alone.assign(kernel=alone["kernel"].where(enough, math.inf))
+    smallest = sides.groupby(["model", "seed", "layer"], sort=False)["kernel"].min()
     return smallest.groupby(["model", "layer"], sort=False).max().unstack()

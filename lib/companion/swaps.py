@@ -6,22 +6,22 @@ counts answers. It also measures how well each layer's output is met, before tra
 which layers *became* convolutions."""
 
 import copy
-import math
+import os
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from attnconv.attention.precision import choose, computing
 from attnconv.config import ConfigError
 from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
 from attnconv.models import AttentionNet, Convolution
 from attnconv.training.data import Dataset, normalize
 from attnconv.training.runs import Run
 
-SIZES, SHUFFLED, FITTED = (1, 3, 5, 7, 9), (3,), (3, 5)
-"""Sides of kernels: of all; of those with taps in another order, the control; of those that are
+SIZES, SHUFFLED, FITTED = (1, 3, 5, 7, 9), 3, (3, 5)
+"""Sides of kernels: of all; of the one with taps in another order, the control; of those that are
 fitted besides.
 """
 COMPARED = 100
@@ -46,108 +46,106 @@ def measure_swaps(
         centres, or its spreads, as they began."""
     device = next(trained.parameters()).device
     height, width = trained.config.grid
-    if not {*SHUFFLED} <= {*(sizes := [size for size in SIZES if size <= min(height, width)])}:
-        raise ConfigError(
-            f"On {height} x {width} pixels no layer is a 3 x 3 convolution: take a smaller "
-            "downsampling."
-        )
+    sizes = [size for size in SIZES if size <= min(height, width)]
     fits = [size for size in FITTED if size in sizes]
+    if SHUFFLED not in sizes:
+        raise ConfigError(
+            f"On {height} x {width} pixels no layer is a 3 x 3 convolution: "
+            "take a smaller downsampling."
+        )
     shown = normalize(data.train_images[:READ_ON].to(device), data.mean, data.std)
     tests = normalize(data.test_images[:COMPARED].to(device), data.mean, data.std)
-    layers, seen = range(1, len(trained.blocks) + 1), trained.eval().layer_inputs(tests)
+    seen = trained.eval().layer_inputs(tests)
+    read = _read(trained, sizes, shown)
+    layers = range(1, len(trained.blocks) + 1)
+    fitted = [swap(trained, dict.fromkeys(layers, size), fit=shown) for size in fits]
 
-    def made(network: AttentionNet, size: int, **how: Tensor) -> AttentionNet:
-        return swap(network, dict.fromkeys(layers, size), **how)
-
-    def read(network: AttentionNet) -> list[AttentionNet]:
-        images = {"images": shown} if network.config.kind == "learned_content" else {}
-        return [made(network, size, **images) for size in sizes]
-
-    def errors(
-        network: AttentionNet, swapped: list[AttentionNet], x: list[Tensor] = seen
-    ) -> list[list[float]]:
-        convs = zip(*(one.attention_layers for one in swapped), strict=True)  # of each layer
-        layers = [layer for layer in network.attention_layers if not isinstance(layer, Convolution)]
-        return [relative_errors(*each) for each in zip(convs, layers, x, strict=True)]
-
-    after = read(trained)
-    fitted = [made(trained, size, fit=shown) for size in fits]
-    error, backs = np.array([errors(trained, after)] * 2), []
-    error[0] = math.nan
+    error = np.array([_errors(trained, read, seen)] * 2)
+    error[0] = np.nan
+    found = {"error": error, "fitted_error": _errors(trained, fitted, seen)}
     if untrained is not None:
-        error[0] = errors(
-            untrained.to(device).eval(), read(untrained), untrained.layer_inputs(tests)
-        )
-        for name in ("centres", "spreads") if trained.config.kind == "quadratic" else ():
-            back = copy.deepcopy(trained)
-            first = {
-                key: value for key, value in untrained.state_dict().items() if key.endswith(name)
-            }
-            back.load_state_dict(first, strict=False)
-            backs.append(errors(back, read(back)))
-    shuffled = [_shuffled(copy.deepcopy(after[sizes.index(size)])) for size in SHUFFLED]
-    networks = {"up_to": after, "fitted": fitted, "shuffled": shuffled}
+        untrained.to(device).eval()
+        first = _read(untrained, sizes, shown)
+        error[0] = _errors(untrained, first, untrained.layer_inputs(tests))
+        if trained.config.kind == "quadratic":
+            backs = [_put_back(trained, untrained, name) for name in ("centres", "spreads")]
+            put_back = [_errors(back, _read(back, sizes, shown), seen) for back in backs]
+            found["put_back"] = np.array(put_back)
 
-    labels = data.test_labels.to(device)
-    tried = {"alone": after, **networks}
-    right: dict[str, np.ndarray] = {"whole": np.zeros(len(labels), bool)}
-    right |= {
-        name: np.zeros((len(layers), len(some), len(labels)), bool) for name, some in tried.items()
-    }
-    with computing(choose(device), device), tqdm(total=len(labels), leave=False) as bar:
-        bar.set_description(
-            "Convolutions in the layers' place"
-        )  # up to an hour with content, on two cores
-        for start in range(0, len(labels), BATCH):
-            part = slice(start, start + BATCH)
-            x, y = normalize(data.test_images[part].to(device), data.mean, data.std), labels[part]
-            inputs = trained.layer_inputs(x)
-            right["whole"][part] = _right(trained, len(layers) - 1, inputs[-1], y)
-            for name, some in networks.items():
-                for n, network in enumerate(some):
-                    so_far = inputs[0]
-                    for i, block in enumerate(network.blocks):
-                        so_far = block(so_far)
-                        right[name][i, n, part] = up_to = _right(trained, i + 1, so_far, y)
-                        if name == "up_to":
-                            right["alone"][i, n, part] = (
-                                _right(trained, i + 1, block(inputs[i]), y) if i else up_to
-                            )
-            bar.update(len(y))
-    sides = {
-        "sizes": sizes,
-        "fitted_sizes": fits,
-        "shuffled_sizes": SHUFFLED,
-        "images": len(labels),
-    }
-    return (
-        {name: np.array(value) for name, value in sides.items()}
-        | {name: np.packbits(answers, axis=-1) for name, answers in right.items()}
-        | {"error": error, "fitted_error": np.array(errors(trained, fitted))}
-        | ({"put_back": np.array(backs)} if backs else {})
-    )
+    shuffled = [_shuffled(read[sizes.index(SHUFFLED)])]
+    tried = {"alone": read, "up_to": read, "fitted": fitted, "shuffled": shuffled}
+    found["whole"] = _right(trained, data)
+    quiet = os.environ.get("ATTNCONV_QUIET") == "1"
+    for name, networks in tried.items():
+        answers = []
+        # up to an hour with content, on two cores
+        for layer in tqdm(layers, f"Convolutions, {name}", disable=quiet):
+            start = layer - 1 if name == "alone" else 0
+            mixed = [_mixed(trained, network, start, layer) for network in networks]
+            answers.append([_right(network, data) for network in mixed])
+        found[name] = np.array(answers)
+    sides = {"sizes": sizes, "fitted_sizes": fits, "shuffled_sizes": [SHUFFLED]}
+    found |= {name: np.array(side) for name, side in sides.items()}
+    return found | {"images": np.array(len(data.test_labels))}
+
+
+def _read(network: AttentionNet, sizes: Sequence[int], shown: Tensor) -> list[AttentionNet]:
+    """The network with convolutions of each size, read out of all its layers."""
+    images = shown if network.config.kind == "learned_content" else None
+    layers = range(1, len(network.blocks) + 1)
+    return [swap(network, dict.fromkeys(layers, size), images=images) for size in sizes]
+
+
+def _errors(
+    network: AttentionNet, swapped: Sequence[AttentionNet], seen: Sequence[Tensor]
+) -> np.ndarray:
+    """Relative error of each layer, on what it sees, as each of the convolutions: (L, S)."""
+    found = []
+    for number, layer in enumerate(network.attention_layers):
+        assert not isinstance(layer, Convolution)
+        convolutions = [one.attention_layers[number] for one in swapped]
+        found.append(relative_errors(convolutions, layer, seen[number]))
+    return np.array(found)
+
+
+def _put_back(trained: AttentionNet, untrained: AttentionNet, name: str) -> AttentionNet:
+    """The trained network with all parameters of this name as they began."""
+    back = copy.deepcopy(trained)
+    state = untrained.state_dict()
+    first = {key: value for key, value in state.items() if key.endswith(name)}
+    back.load_state_dict(first, strict=False)
+    return back
 
 
 @torch.no_grad()
 def _shuffled(network: AttentionNet) -> AttentionNet:
-    """The same swapped network, its kernels' taps in another order."""
+    """A copy of a swapped network, its kernels' taps in another order."""
+    network = copy.deepcopy(network)
     for layer in network.attention_layers:
         assert isinstance(layer, Convolution)
         taps = layer.conv.weight.flatten(2)
-        order = torch.randperm(taps.shape[2], generator=torch.Generator().manual_seed(0)).to(
-            taps.device
-        )
-        layer.conv.weight.copy_(taps[:, :, order].view_as(layer.conv.weight))
+        order = torch.randperm(taps.shape[2], generator=torch.Generator().manual_seed(0))
+        layer.conv.weight.copy_(taps[:, :, order.to(taps.device)].view_as(layer.conv.weight))
     return network
 
 
-def _right(network: AttentionNet, done: int, x: Tensor, labels: Tensor) -> np.ndarray:
-    """Whether the network answers right, going on from what its first ``done`` blocks give, x
-    (B, H, W, C): (B,).
-    """
-    for block in network.blocks[done:]:
-        x = block(x)
-    return (network.classifier(x.mean(dim=(1, 2))).argmax(1) == labels).cpu().numpy()
+def _mixed(trained: AttentionNet, swapped: AttentionNet, start: int, end: int) -> AttentionNet:
+    """The trained network with some of its layers swapped, from start to before end."""
+    mixed = copy.deepcopy(trained)
+    for layer in range(start, end):
+        mixed.blocks[layer].attention = swapped.blocks[layer].attention
+    return mixed
+
+
+def _right(network: AttentionNet, data: Dataset) -> np.ndarray:
+    """Whether the network answers each test image right: bits, packed."""
+    device = next(network.parameters()).device
+    right = []
+    batches = zip(data.test_images.split(BATCH), data.test_labels.split(BATCH), strict=True)
+    for images, labels in batches:
+        answers = network(normalize(images.to(device), data.mean, data.std)).argmax(1)
+        right.append(answers.cpu() == labels.cpu())
+    return np.packbits(torch.cat(right).numpy())
 
 
 def untrained(run: Run) -> AttentionNet:
