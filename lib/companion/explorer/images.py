@@ -12,8 +12,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from attnconv.training.data import STATISTICS, DataError, Dataset, balanced, find_data, load_data
-from companion.explorer.arrays import ExplorerError
-from companion.explorer.sides import Side
+from companion.explorer.edits import ExplorerError
+from companion.explorer.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Pool:
         return balanced(torch.from_numpy(labels), count).tolist()
 
 
-def pool_of(images: Any, side: Side, mean: Any = None, std: Any = None) -> Pool:
+def pool_of(images: Any, side: Subject, mean: Any = None, std: Any = None) -> Pool:
     """The images that `explore` was given, as the model takes them, with the words and numbers
     that go with them.
     """
@@ -162,7 +162,7 @@ def _cropped(image: Image.Image, size: tuple[int, int], channels: int) -> NDArra
     return np.asarray(image, dtype=np.uint8).reshape(*size, channels)
 
 
-def _own_data(side: Side, name: str | None) -> Dataset | Tensor:
+def _own_data(side: Subject, name: str | None) -> Dataset | Tensor:
     """The data that a run names, where it is on this machine (nothing is downloaded); else pictures
     of the sample.
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import traitlets
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
@@ -21,6 +20,7 @@ from torch import nn
 from attnconv.equivalence import conv_to_attention
 from companion import figures
 from companion.explorer import assets
+from companion.explorer.widgets import Widget, synced
 
 # files of front/ to choose from: name, title, source, and the query's row and column at first
 PICTURES = (
@@ -51,7 +51,7 @@ def pictures() -> list[dict[str, Any]]:
     return found
 
 
-class Playground(assets.Widget):
+class Playground(Widget):
     """Theorem 1 at work: choose a kernel and a picture, move its heads, and compare their sum with
     `Conv2d`.
 
@@ -61,10 +61,10 @@ class Playground(assets.Widget):
 
     _esm = assets.script("playground.js")
     _css = assets.style("playground.css")
-    pictures: traitlets.List[Any] = traitlets.List().tag(sync=True)
-    colours: traitlets.List[str] = traitlets.List().tag(sync=True)
-    state = traitlets.Unicode().tag(sync=True)
-    start = traitlets.Unicode().tag(sync=True)  # the state that "Start again" leads to
+    pictures = synced([])
+    colours = synced([])
+    state = synced("")
+    start = synced("")  # the state that "Start again" leads to
 
     def __init__(self, alpha: float = 50.0):
         if not 0.02 <= alpha <= 50:
@@ -107,5 +107,5 @@ class Playground(assets.Widget):
             dict(pictures=self.pictures, colours=self.colours, state=self.state, start=self.start)
         )
         return assets.page(
-            "A convolution is attention with one head per tap", "playground", data, self._png
+            "A convolution is attention with one head per tap", "playground", data, self.png()
         )
