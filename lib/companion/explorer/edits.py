@@ -15,6 +15,7 @@ from attnconv.equivalence import TapAttention, attention_to_conv
 from attnconv.models import AttentionNet
 from companion.explorer.packing import Tree
 
+Edits = Sequence[Tree]  # as `edited` takes them
 SIGMAS = (0.05, 50.0)
 """Least and largest standard deviation of a Gaussian head, in pixels of the grid."""
 
@@ -30,17 +31,8 @@ def layers_of(model: nn.Module) -> tuple[Any, ...]:
     return tuple(module for module in model.modules() if isinstance(module, TapAttention))
 
 
-def listed(edits: dict[str, Tree]) -> list[Tree]:
-    """Changes as a page keeps them, by "layer" or "layer.head", as `edited` takes them."""
-    found = []
-    for place, change in edits.items():
-        numbers = map(int, place.split("."))
-        found.append(dict(zip(("layer", "head"), numbers, strict=False)) | change)
-    return found
-
-
 @contextlib.contextmanager
-def edited(model: nn.Module, edits: Sequence[Tree]) -> Iterator[None]:
+def edited(model: nn.Module, edits: Edits) -> Iterator[None]:
     """The model with some changes, inside a ``with`` block; all is put back afterwards.
 
     An edit of a head names a ``layer`` and a ``head`` (from 0) and any of: ``off`` (true: the head
@@ -68,15 +60,14 @@ def edited(model: nn.Module, edits: Sequence[Tree]) -> Iterator[None]:
 
 def _swapped(model: nn.Module, layer: Any, edit: Tree) -> RemovableHandle:
     """Put a convolution in a layer's place, until what is returned is closed."""
-    size = edit["kernel"]
-    sizes, grid = range(0), None
-    if isinstance(model, AttentionNet) and isinstance(layer, PositionalAttention):
-        grid = model.config.grid
-        sizes = range(1, min(grid) + 1, 2)
-    if size not in sizes:
-        can = "a layer of an AttentionNet that does not look at content, of an odd side on its grid"
-        which = f"Layer {edit['layer'] + 1} cannot be a convolution of side {size!r} here"
-        raise ExplorerError(f"{which}: only {can}.")
+    number, size = edit["layer"] + 1, edit["kernel"]
+    if not isinstance(model, AttentionNet) or not isinstance(layer, PositionalAttention):
+        which = "only a layer of an AttentionNet can that does not look at content"
+        raise ExplorerError(f"Layer {number} cannot be a convolution here: {which}.")
+    grid = model.config.grid
+    if size not in range(1, min(grid) + 1, 2):
+        fits = f"it must be an odd number, at most {min(grid)}"
+        raise ExplorerError(f"A kernel of side {size!r} does not fit: {fits}.")
 
     def convolved(layer: PositionalAttention, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         # Read anew whenever it computes: its heads may be changed after this.

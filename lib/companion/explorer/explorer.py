@@ -26,7 +26,7 @@ from attnconv.training.data import normalize
 from attnconv.training.runs import Run, find_runs
 from companion import figures
 from companion.explorer import assets
-from companion.explorer.edits import SIGMAS, ExplorerError, listed
+from companion.explorer.edits import SIGMAS, Edits, ExplorerError
 from companion.explorer.images import pool_of, size_of
 from companion.explorer.packing import Tree, array, as_text, in_halves, pack
 from companion.explorer.subject import Subject, run_title, subject_of
@@ -150,7 +150,9 @@ class Explorer(Widget):
 
     def _others(self, label: int | None) -> list[int]:
         """The images that are not shown; of one class, if it is named."""
-        fits = np.full(len(self._pool.images), True) if label is None else self._pool.labels == label
+        fits = (
+            np.full(len(self._pool.images), True) if label is None else self._pool.labels == label
+        )
         others = np.flatnonzero(fits)
         others = others[others != self._index].tolist()
         if not others:
@@ -178,9 +180,9 @@ class Explorer(Widget):
         return self._inputs(self._shown["pixels"][None])
 
     def _inputs(self, pixels: NDArray) -> Tensor:
-        return normalize(torch.from_numpy(pixels), self._pool.mean, self._pool.std)
+        return normalize(torch.tensor(pixels), self._pool.mean, self._pool.std)
 
-    def _says(self, chosen: list[int], edits: Sequence[Tree] = ()) -> list[list[float]]:
+    def _says(self, chosen: list[int], edits: Edits = ()) -> list[list[float]]:
         """What the model, with some changes, says of these images: class probabilities."""
         return self._sides[0].says(self._inputs(self._pool.images[chosen]), edits)
 
@@ -228,10 +230,7 @@ class Explorer(Widget):
         tree: Tree = dict(sides=sides, choices=self.choices, state=self.state, average=[])
         tree["image"] = look(self._shown)
         tree["gallery"] = [] if maps else [look(one) for one in self._strip(but=self._shown)]
-        edits = listed(self.state.get("edits", {}))
-        if edits:
-            tree["edited"] = dict(first.look(self._input, edits, bits=8), heads=edits)
-        if not site and any(side.content for side in self._sides):
+        if not site:
             tree["average"] = self._averages(8)
         head = ""
         if site and first.run:
@@ -254,13 +253,10 @@ class Explorer(Widget):
         if not first:
             remedy = "use export_html for a model alone"
             raise ExplorerError(f"Only runs have others beside them: {remedy}.")
-        longest: dict[str, Run] = {}
-        for run in sorted(reversed(self._runs.values()), key=lambda run: run.train.epochs):
-            if not run.train.start_from:
-                longest[run.preset] = run
         site = {"explorer.html": first}
-        for preset in sorted(longest.keys() - {first.preset}):
-            site[f"explorer-{preset}.html"] = longest[preset]
+        for run in sorted(self._runs.values(), key=lambda run: -run.train.epochs):
+            if run.preset != first.preset and not run.train.start_from:
+                site.setdefault(f"explorer-{run.preset}.html", run)
         images = {one["title"]: array(one["pixels"]) for one in self._strip()}
         text = json.dumps(as_text(pack(images)))
         folder.mkdir(parents=True, exist_ok=True)

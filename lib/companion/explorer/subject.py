@@ -19,10 +19,9 @@ from attnconv.equivalence import TapAttention
 from attnconv.models import AttentionNet, evaluating, predict
 from attnconv.training import load_run
 from attnconv.training.runs import Run
-from companion.explorer.edits import ExplorerError, edited, layers_of, sigmas_of
+from companion.explorer.edits import Edits, ExplorerError, edited, layers_of, sigmas_of
 from companion.explorer.packing import Tree, array, padded, quantize, rounded
 
-Edits = Sequence[Tree]  # as `edited` takes them
 LEAST = 1e-6  # of a row's largest P: what is below it is told as that
 
 
@@ -186,7 +185,6 @@ class Subject:
         layer's output y, <y_h, y> / |y|^2, which add up to 1; the ``probabilities`` without it.
         None where the network skips the layer."""
         attention, passed = self.layers[layer], []
-        kernel = None
         with evaluating(self.model), edited(self.model, edits):
             with attention.register_forward_hook(lambda _, x, y: passed.append((x[0], y))):
                 self.says(image)
@@ -194,19 +192,25 @@ class Subject:
                 return dict(kernel=None, head=None)
             x, y = passed[-1]
             bias = attention(torch.zeros_like(x))
-            with edited(self.model, [dict(layer=layer, head=head, off=True)]):
-                own, without = y - attention(x), self.says(image)
-            if self.swaps:
-                outputs = [attention.forward(x) - bias]  # `forward`: past what is in its place
-                with edited(self.model, [dict(layer=layer, kernel=size)]):
-                    outputs.append(attention(x) - bias)
-                    kernel = Tree(probabilities=self.says(image)[0])
-                kernel["error"] = _size(outputs[1] - outputs[0]) / _size(outputs[0])
-                kernel["outputs"] = [one.norm(dim=-1).flatten().tolist() for one in outputs]
-        output = own[0].norm(dim=0 if isinstance(attention, TapAttention) else -1)
-        told: Tree = dict(shape=list(output.shape), output=output.flatten().tolist())
-        told["share"] = (own * (y - bias)).sum().item() / _size(y - bias) ** 2
-        return dict(kernel=kernel, head=dict(told, probabilities=without[0]))
+            without, answer = self._changed(image, x, dict(layer=layer, head=head, off=True))
+            own, whole = y - without, y - bias
+            output = own[0].norm(dim=0 if isinstance(attention, TapAttention) else -1)
+            seen: Tree = dict(probabilities=answer, shape=list(output.shape))
+            seen["output"] = output.flatten().tolist()
+            seen["share"] = (own * whole).sum().item() / _length(whole) ** 2
+            if not self.swaps:
+                return dict(kernel=None, head=seen)
+            replaced, answer = self._changed(image, x, dict(layer=layer, kernel=size))
+            both = [attention.forward(x) - bias, replaced - bias]  # `forward`: past what is there
+            kernel: Tree = dict(probabilities=answer)
+            kernel["outputs"] = [one.norm(dim=-1).flatten().tolist() for one in both]
+            kernel["error"] = _length(both[1] - both[0]) / _length(both[0])
+        return dict(kernel=kernel, head=seen)
+
+    def _changed(self, image: Tensor, x: Tensor, edit: Tree) -> tuple[Tensor, list[float]]:
+        """With a change of a layer: what it makes of its input, and what the model says."""
+        with edited(self.model, [edit]):
+            return self.layers[edit["layer"]](x), self.says(image)[0]
 
     @torch.no_grad()
     def maps(self, query: tuple[int, int], image: Tensor) -> NDArray:
@@ -216,7 +220,9 @@ class Subject:
         found = []
         inputs = self.model.layer_inputs(self._input(image)) if self.content else self.layers
         for layer, x in zip(self.layers, inputs, strict=True):
-            if isinstance(layer, TapAttention):  # its heads on this grid, without stride and padding
+            if isinstance(
+                layer, TapAttention
+            ):  # its heads on this grid, without stride and padding
                 tap, layer = layer, QuadraticAttention(1, 1, layer.heads)
                 layer.centres, layer.spreads = tap.centres, tap.spreads
             maps = heads.query_maps(layer, query, *self.grid, x if self.content else None)
@@ -238,7 +244,7 @@ def _scores_by_shift(layer: LearnedAttention, length: int, axis: int) -> Tensor:
     return torch.cat([scores[:, -1, :-1], scores[:, 0]], dim=-1)
 
 
-def _size(values: Tensor) -> float:
+def _length(values: Tensor) -> float:
     """The root of the sum of squares, never 0."""
     return values.norm().clamp_min(1e-12).item()
 
@@ -260,9 +266,13 @@ def subject_of(given: Any, size: tuple[int, int] | None = None) -> Subject:
         given, run = load_run(given.path if isinstance(given, Run) else given)
     kind = type(given).__name__
     layers = layers_of(given) if isinstance(given, nn.Module) else ()
-    if not any(layer.heads for layer in layers) or any(getattr(layer, "dimensions", 2) == 1 for layer in layers):
+    if not any(layer.heads for layer in layers) or any(
+        getattr(layer, "dimensions", 2) == 1 for layer in layers
+    ):
         takes = "a run of another preset, an AttentionNet, or convert(a network of Conv2d)"
-        raise ExplorerError(f"A {kind} has no attention heads to explore over images. Take {takes}.")
+        raise ExplorerError(
+            f"A {kind} has no attention heads to explore over images. Take {takes}."
+        )
     if not isinstance(given, AttentionNet):
         return _of_converted(given, layers, size or (32, 32))
     config = given.config
