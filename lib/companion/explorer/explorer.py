@@ -82,6 +82,7 @@ class Explorer(Widget):
             runs=runs,
             classes=list(pool.classes),
             sigmas=list(SIGMAS),
+            colours=figures.head_colours(20),
             labelled=len(self._labelled),
             mean=list(pool.mean),
             std=list(pool.std),
