@@ -154,13 +154,16 @@ def as_widget(
         """async ([code, text, views]) => {
             const file = new Blob([code], { type: "text/javascript" });
             const { default: widget, unpack } = await import(URL.createObjectURL(file));
-            const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
-            const traits = unpack ? unpack(bytes(text)) : JSON.parse(text), calls = (window.calls = {});
-            const asked = (window.asked = []);
+            const codes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+            const traits = unpack ? unpack(codes(text).buffer) : JSON.parse(text);
+            const calls = (window.calls = {}), asked = (window.asked = []);
             window.model = {
                 traits,
                 get: (name) => traits[name],
-                set(name, value) { traits[name] = value; (calls[`change:${name}`] || []).forEach((act) => act()); },
+                set(name, value) {
+                    traits[name] = value;
+                    (calls[`change:${name}`] || []).forEach((act) => act());
+                },
                 save_changes() {},
                 send: (message) => asked.push(message),
                 on(name, act) { (calls[name] ||= []).push(act); },

@@ -129,7 +129,10 @@ def fits(page: playwright.Page) -> bool:
 LOWEST_CONTRAST = r"""(within) => {
   const rgb = (text) => text.match(/[\d.]+/g).map(Number)
   const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4
-  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255)
+  const light = (colour) => {
+    const [r, g, b] = colour.map((v) => linear(v / 255))
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+  }
   const behind = (element) => {
     for (; element; element = element.parentElement) {
       const colour = rgb(getComputedStyle(element).backgroundColor)
@@ -137,10 +140,12 @@ LOWEST_CONTRAST = r"""(within) => {
     }
     return [255, 255, 255]
   }
-  const written = (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim())
+  const isText = (node) => node.nodeType === 3 && node.data.trim()
+  const written = (element) => element.checkVisibility() && [...element.childNodes].some(isText)
   const words = [...document.querySelectorAll(`${within || "body"} *:not(script, style)`)]
-  return Math.min(...words.filter((element) => element.checkVisibility() && written(element)).map((element) => {
-    const [a, b] = [light(rgb(getComputedStyle(element).color)), light(behind(element))].sort((x, y) => y - x)
+  return Math.min(...words.filter(written).map((element) => {
+    const both = [rgb(getComputedStyle(element).color), behind(element)]
+    const [a, b] = both.map(light).sort((x, y) => y - x)
     return (a + 0.05) / (b + 0.05)
   }))
 }"""
@@ -152,7 +157,8 @@ DOTS = """[...document.querySelectorAll('.film .dot')].map((dot) => {
   return [f, e]
 })"""
 """Where the film's heads are: rows, columns."""
-COLOURED = "[...document.querySelectorAll('.film .tap')].map((one) => [one.y, one.x].map((at) => at.baseVal.value + 0.5))"
+COLOURED = """[...document.querySelectorAll('.film .tap')].map((one) =>
+  [one.y, one.x].map((at) => at.baseVal.value + 0.5))"""
 """The taps of the kernel that have a head with most of its attention there."""
 HALF = "document.querySelector('.film svg').viewBox.baseVal.width / 2"
 """From the film's middle to its rim, in pixels of the grid."""
