@@ -154,11 +154,9 @@ def as_widget(
         """async ([code, text, views]) => {
             const file = new Blob([code], { type: "text/javascript" });
             const { default: widget, unpack } = await import(URL.createObjectURL(file));
-            const code_of = (letter) => letter.charCodeAt(0);
-            const bytes = (text) => Uint8Array.from(atob(text), code_of).buffer;
-            const traits = unpack ? unpack(bytes(text)) : JSON.parse(text);
-            const calls = (window.calls = {});
-            const asked = (window.asked = []);
+            const codes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+            const traits = unpack ? unpack(codes(text).buffer) : JSON.parse(text);
+            const calls = (window.calls = {}), asked = (window.asked = []);
             window.model = {
                 traits,
                 get: (name) => traits[name],

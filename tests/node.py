@@ -34,8 +34,8 @@ def in_node(source: str, tree: Any = None) -> Any:
         import {{ readFileSync }} from "node:fs";
         const tree = heads.unpack(new Uint8Array(readFileSync(0)).buffer);
         {source}
-        const listed = (key, value) => (ArrayBuffer.isView(value) ? [...value] : value);
-        console.log(JSON.stringify(out, listed));"""
+        const plain = (key, value) => (ArrayBuffer.isView(value) ? [...value] : value);
+        console.log(JSON.stringify(out, plain));"""
     given = gzip.decompress(pack(tree))
     done = subprocess.run(
         [NODE, "--input-type=module", "-e", script], input=given, capture_output=True

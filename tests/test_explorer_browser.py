@@ -22,10 +22,10 @@ from PIL import Image
 from attnconv.config import ModelConfig
 from attnconv.equivalence import swap
 from attnconv.models import build_model, predict
-from attnconv.training.checkpoints import load_run
+from attnconv.training import load_run
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
-from browser import PHONE, SETTLED, Shown, as_widget, finger, needs_browser, run_all
+from browser import PHONE, Shown, as_widget, finger, needs_browser, run_all
 from companion.explorer import Explorer, edited, explore, pack
 from companion.swaps import measure_swaps
 from companion.workspace import REPOSITORY, open_workspace
@@ -63,10 +63,8 @@ class Seen(Shown):
         answers.
         """
         self.idle()
-        counted = (
-            "(!Object.keys(x.state.edits).length || x.rightWith(x.state.edits)?.seen === "
-            "x.rightWith({})?.of)"
-        )
+        counted = "x.rightWith(x.state.edits)?.seen === x.rightWith({})?.of"
+        counted = f"(!Object.keys(x.state.edits).length || {counted})"
         self.wait(f"x.rested && !x.pending.size && x.seen?.key === x.lookKey() && {counted}")
 
     def all_layers(self) -> None:
@@ -126,13 +124,6 @@ def changed(before: np.ndarray, after: np.ndarray) -> bool:
     return before.shape != after.shape or bool((before != after).any())
 
 
-def another(before: np.ndarray, after: np.ndarray) -> bool:
-    """Whether another map is drawn: edges of a line may be smoothed otherwise when it is drawn
-    again.
-    """
-    return before.shape != after.shape or bool((np.abs(before.astype(int) - after) > 32).any())
-
-
 def files(folder: Path) -> tuple[Path, Path]:
     """A good picture and a broken one."""
     good, broken = folder / "good.png", folder / "broken.jpg"
@@ -184,15 +175,9 @@ def hover_and_click(seen: Seen) -> None:
 
 def keys_stay_here(seen: Seen) -> None:
     """JupyterLab does not take the keys of lists and sliders for commands on its cells."""
-    cells = seen.page.locator(".jp-Notebook .jp-Cell")
-    active = (
-        "[...document.querySelectorAll('.jp-Notebook .jp-Cell')].findIndex(c => "
-        "c.matches('.jp-mod-active'))"
-    )
-    seen.click(3, 3)
-    seen.click(3, 3)
-    number, before = cells.count(), seen.page.evaluate(active)
-    slider, value = seen.root.get_by_label("centre row", exact=True), seen.state()["head"]
+    cells, head = seen.page.locator(".jp-Notebook .jp-Cell"), seen.state()["head"]
+    number = cells.count()
+    slider = seen.root.get_by_label("centre row", exact=True)
     for control, keys in (
         (seen.field("Head"), ["ArrowDown"]),
         (slider, ["ArrowUp", "ArrowRight"]),
@@ -203,63 +188,28 @@ def keys_stay_here(seen: Seen) -> None:
         for key in keys:
             seen.page.keyboard.press(key)
         seen.idle()
-        assert control.input_value() != was and control.evaluate(
-            "node => node === document.activeElement"
-        ), keys
-        assert cells.count() == number and seen.page.evaluate(active) == before, keys
-    assert seen.state()["head"] == value + 1
+        focused = control.evaluate("node => node === document.activeElement")
+        assert control.input_value() != was and focused and cells.count() == number, keys
+    assert seen.state()["head"] == head + 1
     seen.choose("Class", "")
     seen.field("Head").press("ArrowUp")
     seen.press("Reset all")
 
 
-def averages_follow_the_models(seen: Seen) -> None:
-    """Chosen before another model is shown, the average is still one."""
-    names = {
-        kind: seen.field("Model").locator("option", has_text=kind).last.get_attribute("value")
-        for kind in ("quadratic", "content")
-    }
-    seen.choose("Model", names["content"])
-    seen.idle("x.models[0].content")
-    one = seen.pixels()
-    seen.choose("Over", "average")
-    seen.idle("x.models[0].averages")
-    before = seen.pixels()
-    assert another(one, before)
-    for name, number in ((names["quadratic"], 2), ("", 1)):
-        seen.choose("Compare with", name)
-        seen.idle(f"x.models.length === {number} && x.models[0].averages")
-        assert seen.state()["average"]
-    assert not another(before, seen.pixels())
-    seen.choose("Model", names["quadratic"])
-    seen.idle("!x.models[0].content")
-
-
 def themes_are_switched(seen: Seen) -> None:
-    """From light to dark and back while the explorer is open: colours, not sizes, change."""
+    """To dark and back while the explorer is open: colours, not sizes, change."""
     names = ("grid", "centres", "zoom")
-
-    def drawn() -> tuple[list[np.ndarray], str]:
-        """What is drawn, once JupyterLab has laid out its page, and on which background."""
-        sizes: list[list[tuple[int, ...]]] = []
-        while len(sizes) < 3 or (len(sizes) < 40 and not sizes[-1] == sizes[-2] == sizes[-3]):
-            seen.page.wait_for_timeout(250)
-            seen.idle()
-            now = [seen.pixels(name) for name in names]
-            sizes.append([one.shape for one in now])
-        return now, seen.root.evaluate("root => getComputedStyle(root).backgroundColor")
-
-    light, back = drawn()
-    for dark in (True, False, True, False):
+    light = [seen.pixels(name) for name in names]
+    for dark in (True, False):
         seen.page.locator(".lm-MenuBar-itemLabel", has_text="Settings").first.click()
         seen.page.locator(".lm-Menu-itemLabel", has_text="Theme").first.hover()
         theme = "JupyterLab Dark" if dark else "JupyterLab Light"
         seen.page.locator(".lm-Menu-itemLabel", has_text=theme).first.click()
         seen.idle(f"x.colours.dark === {str(dark).lower()} && !x.frame")
-        now, behind = drawn()
+        seen.page.wait_for_timeout(1000)
+        seen.idle()
+        now = [seen.pixels(name) for name in names]
         assert [one.shape for one in now] == [one.shape for one in light]
-        assert changed(light[0], now[0]) == changed(light[1], now[1]) == dark
-        assert (behind != back) == dark
         assert (now[1][:20, :20].mean() < 80) == dark and seen.get("x.notice.hidden")
 
 
@@ -312,25 +262,19 @@ def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
     seen.press("Undo")
     seen.press("Undo")
 
-    # Changed heads stay on another image, and after a file that is refused.
+    # Changed heads stay on another image.
     seen.root.get_by_label("head on").uncheck()
     seen.choose("Class", "1")
-    choose, (good, broken) = seen.root.locator("input[type=file]"), files(tmp_path)
-    choose.set_input_files(broken)
-    seen.root.locator(".ax-notice", has_text="broken.jpg is not an image").wait_for()
     seen.wait("x.host.edited.heads?.length === 1")
-    assert (
-        "→" in seen.root.locator(".ax-predictions").first.text_content() and seen.state()["edits"]
-    )
+    assert "→" in seen.root.locator(".ax-predictions").first.text_content()
     seen.press("Undo")
     seen.idle("x.host.edited.heads?.length === 0")
-    assert not seen.state()["edits"]
 
     # Images: by class, and the reader's own.
     seen.choose("Class", "3")
     assert ": Dress" in seen.root.locator(".ax-caption").text_content()
     picture = seen.pixels("image")
-    choose.set_input_files(good)
+    seen.root.locator("input[type=file]").set_input_files(files(tmp_path)[0])
     seen.idle("x.caption.textContent === 'good.png'")
     assert changed(picture, seen.pixels("image"))
 
@@ -351,14 +295,7 @@ def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
     assert changed(before, seen.pixels(panel=1))
     seen.choose("Compare with", "")
     seen.wait("x.models.length === 1")
-    averages_follow_the_models(seen)
     seen.studied()
-    row = seen.root.locator(".ax-sliders .ax-row")
-    tops = [
-        row.get_by_text(text).bounding_box()["y"] for text in ("head on", "Reset head", "Reset all")
-    ]
-    assert max(tops) - min(tops) < 12  # one line
-
     assert not words_out_of_sight(seen)
     themes_are_switched(seen)
 
@@ -401,20 +338,6 @@ def test_an_exported_content_model(pages, show):
     )  # before it was drawn
 
 
-def test_a_page_that_is_hidden_for_a_moment_is_laid_out_after_it(pages, show):
-    """JupyterLab hides it while themes change; no observer tells when it comes back within a
-    frame.
-    """
-    seen = show(pages["quadratic"])
-    seen.studied()  # nothing else is on its way that would draw it
-    seen.root.evaluate("""root => {
-        root.style.display = "none";
-        Object.assign(root.attnconv, { stale: true, relayout: true }).paint();
-        root.style.display = "";
-    }""")
-    seen.wait("!x.relayout && !x.stale && !x.frame")
-
-
 def test_touch_moves_the_query_and_the_page_is_labelled(pages, show):
     seen = show(pages["quadratic"], **PHONE)
     page, before = seen.page, seen.pixels()
@@ -436,17 +359,6 @@ def test_touch_moves_the_query_and_the_page_is_labelled(pages, show):
         < seen.root.locator(".ax-image").bounding_box()["y"]
     )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
-    page.set_viewport_size(dict(width=700, height=700))
-    seen.idle()
-    image, grid = (
-        seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("image", "grid")
-    )
-    assert (
-        image["x"] + image["width"] < grid["x"] and grid["y"] + grid["height"] < 700 + 60
-    )  # of the options
-    assert seen.root.locator(".ax-controls").bounding_box()["y"] < image["y"]
-    page.set_viewport_size(PHONE["viewport"])
-    seen.idle()
     page.touchscreen.tap(*seen.point(5, 1))
     assert not seen.state()["locked"]
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
@@ -456,54 +368,41 @@ def test_touch_moves_the_query_and_the_page_is_labelled(pages, show):
         "select:visible, input:visible, canvas:visible, button:visible"
     ).all():
         # The text of a list is that of its options: no name.
-        named = (
-            "n => n.getAttribute('aria-label') || n.labels?.length || (!n.options && "
-            "n.textContent.trim())"
-        )
+        named = "n => n.ariaLabel || n.labels?.length || (!n.options && n.textContent.trim())"
         assert control.evaluate(named), control
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "learned_content"])
 def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
-    seen = show(pages[kind], reduced_motion="no-preference")
-    name = "parameter_centre" if kind == "quadratic" else "centre"
-    heads = runs[kind].heads[name]  # (epochs, layers, heads, 2)
+    seen, replayed = show(pages[kind], reduced_motion="no-preference"), kind == "quadratic"
+    heads = runs[kind].heads["parameter_centre" if replayed else "centre"]  # (epochs, L, h, 2)
     path = heads[:, 0, 0]
-    tops = (
-        "[...x.root.querySelectorAll('.ax-detail, .ax-layer, .ax-glossary')].map((n) => "
-        "n.getBoundingClientRect().top)"
-    )
     seen.studied()
-    places = seen.get(tops)
     frames = seen.root.evaluate("""async ({ attnconv: x }) => {
         const frames = [];
         x.film.play(0);
         while (x.film.index === 0) {
             await new Promise((done) => requestAnimationFrame(done));
             const { models: [{ epoch }], panels: [panel] } = x;
-            if (epoch === null) continue;
-            frames.push([epoch, ...panel.shape(0, 0).centre, panel.trails(0)[0].length]);
+            const { length } = panel.trails(0)[0];
+            if (epoch !== null) frames.push([epoch, ...panel.shape(0, 0).centre, length]);
         }
         return frames;
     }""")
-    epochs, centres = np.array(frames)[:, 0], np.array(frames)[:, 1:3]
-    assert len(set(epochs)) > 4 * len(path) and (np.diff(epochs) >= 0).all()
+    epochs, centres, lengths = np.split(np.array(frames), [1, 3], axis=1)
+    assert len(set(epochs[:, 0])) > 4 * len(path) and (np.diff(epochs[:, 0]) >= 0).all()
     steps = np.arange(len(path))
-    expected = np.stack([np.interp(epochs, steps, path[:, axis]) for axis in (0, 1)], -1)
-    np.testing.assert_allclose(centres, expected, atol=1e-4)
-    assert all(length == np.floor(epoch) + (2 if epoch % 1 else 1) for epoch, *_, length in frames)
+    expected = [np.interp(epochs[:, 0], steps, path[:, axis]) for axis in (0, 1)]
+    np.testing.assert_allclose(centres.T, expected, atol=1e-4)
+    assert (lengths == np.floor(epochs) + 1 + (epochs % 1 > 0)).all()
 
-    # It stops at an epoch, and nothing has moved but the heads; where motion is not wanted, it goes
-    # on by one epoch.
+    # It stops at an epoch, and where motion is not wanted, it goes on by one epoch.
     seen.root.evaluate("({ attnconv: x }) => x.film.play(0)")
     seen.wait("x.models[0].epoch % 1 > 0")
     seen.root.evaluate("({ attnconv: x }) => x.film.stop()")
     seen.idle()
     epoch = seen.state()["epochs"][0]
-    assert epoch is None or (epoch == int(epoch) and seen.get("x.models[0].epoch") == epoch)
-    if kind == "quadratic":
-        assert seen.get(tops) == pytest.approx(places, abs=2)
-        playing_stops_when_another_plays_or_the_models_change(seen)
+    assert epoch is None or epoch == int(epoch) == seen.get("x.models[0].epoch")
     seen = show(pages[kind])
     for epoch in (0, 1):
         seen.root.get_by_role("button", name="Next epoch").click()
@@ -511,174 +410,81 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
         assert seen.get("[x.film.index, x.models[0].epoch]") == [None, epoch]
 
     # What an epoch shows: of heads that are learned with content, only where they are.
-    replayed, slider = kind == "quadratic", seen.root.locator(".ax-epoch input").first
-    card, kernel = seen.root.locator(".ax-layer").first, seen.root.locator(".ax-kernel").first
-    last, drawn, told = slider.get_attribute("max"), [], []
-    for epoch in (last, "1", "0"):
+    slider, card = (seen.root.locator(one).first for one in (".ax-epoch input", ".ax-layer"))
+    drawn = []
+    for epoch in (slider.get_attribute("max"), "1", "0"):
         slider.fill(epoch)
         seen.idle()
         drawn.append(seen.pixels("centres"))
-        told.append(("matrices only at the end" in card.inner_text(), kernel.is_visible()))
-        assert epoch == last or len(seen.get("x.panels[0].trails(0)[0]")) == int(epoch) + 1
+        shown = seen.root.locator(".ax-kernel").first.is_visible()
+        assert shown == (replayed and len(drawn) == 1)  # it needs the trained model's matrices
     assert changed(drawn[0], drawn[1]) and changed(drawn[1], drawn[2])
-    assert told == [
-        (False, replayed),
-        (True, False),
-        (True, False),
-    ]  # a kernel needs the trained model's matrices
+    assert "matrices only at the end" in card.inner_text()
     centres = [shape["centre"] for shape in seen.get("x.panels[0].shapes(0)")]
     np.testing.assert_allclose(centres, heads[0, 0], atol=1e-5)
     assert seen.root.locator(".ax-zoom").first.is_visible() == replayed
-    assert (
-        seen.get("x.panels[0].box.wide") > 100 or replayed
-    )  # plots have the room that maps would not take
-    assert (
-        "would be" not in card.inner_text()
-        and seen.get("x.panels[0].card.pictures().flat().length") == 1
-    )
-    if not replayed:  # what is said is of that epoch, too
-        box = seen.root.locator(".ax-grid").bounding_box()
-        for down in (12, 40):  # where a word would be, and below it
-            seen.page.mouse.move(box["x"] + 12, box["y"] + down)
-            seen.idle()
-            assert seen.root.locator(".ax-tip:visible").count() == 0
-        assert re.fullmatch(
-            r"Layer 1, head 1: centre \(.*\)", seen.root.locator(".ax-hint").inner_text()
-        )
-        assert re.fullmatch(r"measured centre \(.*\)", seen.get("x.panels[0].told"))
-        seen.root.get_by_role("button", name="Head 2", exact=True).press("Enter")
-        seen.idle()
-        assert seen.state()["head"] == 1
-
-
-def playing_stops_when_another_plays_or_the_models_change(seen: Seen) -> None:
-    slider = seen.root.locator(".ax-epoch input").first
-    slider.fill(slider.get_attribute("max"))
-    seen.all_layers()
-    seen.choose("Compare with", "epoch")
-    buttons = seen.root.locator(".ax-epoch button")
-    for pressed, shown in ((1, ["▶", "❚❚"]), (0, ["❚❚", "▶"]), (0, ["▶", "▶"]), (1, ["▶", "❚❚"])):
-        buttons.nth(pressed).click()
-        assert buttons.all_inner_texts() == shown
-    seen.choose("Compare with", "")
-    assert seen.get("x.film.index") is None
-    buttons.first.click()
-    seen.wait("x.film.index === null")  # the last epoch is the trained model
-    assert seen.state()["epochs"][0] is None and buttons.first.inner_text() == "▶"
-    buttons.first.click()
-    seen.wait("x.models[0].epoch > 1")
-    seen.page.evaluate(
-        "location.hash = encodeURIComponent(JSON.stringify({ epochs: [0, null] }))"
-    )  # a link
-    seen.wait("x.film.index === null")
-    assert seen.state()["epochs"][0] == 0
 
 
 def test_two_models_of_unlike_kinds_share_the_scale_of_centres(runs, show, tmp_path):
-    explorer = explore(runs["quadratic"])
-    explorer._receive(None, dict(kind="compare", name=runs["learned_content"].path.name))
-    explorer.sides = [
-        explorer.sides[0],
-        explorer.sides[1] | dict(heads=[2] * len(explorer.sides[1]["heads"])),
-    ]
+    explorer, other = explore(runs["quadratic"]), runs["learned_content"].path.name
+    explorer._receive(None, dict(kind="compare", name=other))
+    few = dict(explorer.sides[1], heads=[2] * len(explorer.sides[1]["heads"]))
+    explorer._sides[1].__dict__["arrays"] = few
     explorer.state = dict(all=True, view="centres", layer=0, head=3)
     seen = show(explorer.export_html(tmp_path / "page.html"), viewport=dict(width=900, height=900))
     seen.studied()
-    names = [grid.get_attribute("aria-label") for grid in seen.root.locator(".ax-grid").all()]
-    assert (
-        all("all" in name and "lists Layer and Head" in name for name in names)
-        and names[0] != names[1]
-    )
-    seen.press("Show one layer")
-    seen.studied()
-    assert "lists" not in seen.root.locator(".ax-grid").first.get_attribute("aria-label")
-    seen.press("Show all layers")
     ranges = seen.get("x.panels.map((panel) => panel.range)")
     assert ranges[0] == ranges[1] > 0
     left, right = (seen.root.locator(".ax-panel").nth(i).bounding_box() for i in (0, 1))
-    assert (
-        left["y"] == right["y"] and left["x"] + left["width"] < right["x"]
-    )  # side by side also in this window
-    for canvas in seen.root.locator(".ax-panel:first-child canvas:visible").all():
-        assert canvas.bounding_box()["x"] + canvas.bounding_box()["width"] <= right["x"]
+    assert left["y"] == right["y"] and left["x"] + left["width"] < right["x"]  # side by side
 
     # The second has two heads only.
-    title, zoom = (
-        seen.root.locator(".ax-detail h4").filter(has_text="Layer"),
-        seen.root.locator(".ax-zoom"),
-    )
-    assert title.all_inner_texts() == [
-        "Layer 1, head 4",
-        "Layer 1, head 4: this model has no such head",
-    ]
+    title = seen.root.locator(".ax-detail h4").filter(has_text="Layer")
+    zoom, first = seen.root.locator(".ax-zoom"), "Layer 1, head 4"
+    assert title.all_inner_texts() == [first, f"{first}: this model has no such head"]
     assert zoom.nth(0).is_visible() and not zoom.nth(1).is_visible()
     seen.field("Head").select_option(label="2")
     seen.idle()
     assert title.all_inner_texts() == ["Layer 1, head 2"] * 2 and zoom.nth(1).is_visible()
 
-    # The page holds these two models: another epoch of the first can take the second's place, and
-    # it can come back.
+    # Another epoch of the first can take the second's place, and it can come back.
     options = seen.field("Compare with").locator("option:not([hidden])")
-    assert [option.get_attribute("value") for option in options.all()] == [
-        "epoch",
-        runs["learned_content"].path.name,
-    ]
-    for name, kinds in (
-        ("epoch", [False, False]),
-        (runs["learned_content"].path.name, [False, True]),
-    ):
+    assert [one.get_attribute("value") for one in options.all()] == ["epoch", other]
+    for name, content in (("epoch", False), (other, True)):
         seen.choose("Compare with", name)
-        assert seen.get("x.models.map((model) => Boolean(model.content))") == kinds
+        assert seen.get("x.models.map((model) => Boolean(model.content))") == [False, content]
 
     # Of the reader's own picture the page knows only what the first says.
     answers = "x.panels.map((panel) => panel.predictions.textContent.includes('%'))"
     assert seen.get(answers) == [True, True]
-    seen.press("Show one layer")
     seen.root.locator("input[type=file]").set_input_files(files(tmp_path)[0])
     seen.wait("x.caption.textContent === 'good.png'")
-    assert seen.get(answers) == [True, False] and not seen.get(
-        "x.panels[1].predictions.textContent"
-    )
-    badges = [
-        seen.root.locator(".ax-panel").nth(i).locator(".ax-badges button:visible") for i in (0, 1)
-    ]
-    assert (
-        badges[0].count() > 0 and badges[1].count() == 0
-    )  # nor are there words on maps of the picture before
+    assert seen.get(answers) == [True, False]
 
 
-def test_a_phone_says_whose_prediction_it_keeps_in_sight(runs, show, tmp_path):
+@pytest.mark.parametrize("screen", [PHONE, {}], ids=["phone", "desktop"])
+def test_a_page_without_weights_says_what_needs_python(runs, show, tmp_path, screen):
     explorer = explore(runs["quadratic"])
-    explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(15_000_000))
-    seen = show(explorer.export_html(tmp_path / "page.html"), **PHONE)
-    says = seen.root.locator(".ax-says")
-    assert says.inner_text().startswith("Prediction: ")
+    large = np.random.default_rng(0).integers(0, 2**15, 7_500_000, np.uint16)
+    explorer._sides[0].__dict__["weights"] = dict(large=large.view(np.float16))
+    seen = show(explorer.export_html(tmp_path / "page.html"), **screen)
+    answer, switch = seen.root.locator(".ax-predictions").first, seen.root.locator(".ax-swap")
+    assert "needs Python" in switch.inner_text() and switch.get_by_role("checkbox").is_disabled()
+    assert "needs Python" not in answer.inner_text()
     seen.slide("centre row", 2)
-    assert says.inner_text().startswith("Prediction of the unchanged model: ")
+    assert "needs Python" in answer.inner_text() and "→" not in answer.inner_text()
+    if screen:
+        says = seen.root.locator(".ax-says").inner_text()
+        assert says.startswith("Prediction of the unchanged model: ")
+    seen.press("Random image")
+    assert seen.state()["edits"] and "needs Python" in answer.inner_text()
+    seen.press("Reset all")
+    assert "needs Python" not in answer.inner_text() and "→" not in answer.inner_text()
 
 
-def test_what_is_said_of_a_button_follows_what_it_does(grid, show):
+def test_a_saved_picture_is_of_all_parts_and_sharp(grid, show):
+    """It is composed of canvases that are drawn for it, with twice the screen's pixels."""
     seen = show(grid[1])
-    seen.root.get_by_role("button", name="Show all layers").focus()
-    seen.page.keyboard.press("Enter")
-    seen.idle()
-    assert seen.root.locator(".ax-tip:visible").inner_text() == "One layer, large"
-
-
-def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
-    """It knows the prediction of the changed heads it was exported with, and of no others; so
-    does its picture.
-    """
-    explorer = explore(runs["quadratic"])
-    explorer._sides[0].__dict__["weights"] = dict(large=np.random.default_rng(0).bytes(15_000_000))
-    edits = {"1.2": dict(centre=[3, -1.5], sigma=0.5), "0.0": dict(off=True)}
-    explorer._receive(None, dict(kind="export", state=dict(edits=edits, layer=1, head=2)))
-    seen = show(explorer.export_html(tmp_path / "page.html"))
-    answer = seen.root.locator(".ax-predictions").first
-    assert "→" in answer.inner_text() and "needs Python" not in answer.inner_text()
-
-    # The picture is composed of canvases that are drawn for it, with twice the screen's pixels; and
-    # of all parts.
     sizes = """root => {
         const sizes = [], { drawImage } = CanvasRenderingContext2D.prototype;
         CanvasRenderingContext2D.prototype.drawImage = function (canvas, ...more) {
@@ -689,76 +495,25 @@ def test_a_page_without_weights_is_as_the_view_was(runs, show, tmp_path):
         CanvasRenderingContext2D.prototype.drawImage = drawImage;
         return [sizes, whole.width];
     }"""
-    seen.idle()
+    seen.studied()
     shown = seen.pixels()
     sources, wide = seen.root.evaluate(sizes)
-    assert len(sources) >= 7 and all(abs(pixels - 2 * width) <= 1 for pixels, width in sources), (
-        sources
-    )
+    assert len(sources) >= 7 and all(abs(pixels - 2 * width) <= 1 for pixels, width in sources)
     assert wide > 1400 and not changed(shown, seen.pixels())  # the page is as it was
-    picture = "root => root.attnconv.picturePage().toDataURL()"
-    clearing = """(root, [part, clear]) => {
+    clearing = """(root, part) => {
         const x = root.attnconv, [panel] = x.panels, node = root.querySelector(`.ax-${part}`);
         panel.draw = function () {
             Object.getPrototypeOf(this).draw.call(this);
-            eval(clear)(node);
+            if (node?.getContext) node.getContext("2d").clearRect(0, 0, 999, 999);
+            else if (node) node.textContent = "?";
         };
         const picture = x.picturePage().toDataURL();
         delete panel.draw;
         return picture;
     }"""
-    for part in (
-        "zoom",
-        "track",
-        "centres",
-        "kernel",
-        "numbers dd",
-        "class > :last-child",
-        "detail h4",
-    ):
-        before = seen.root.evaluate(picture)
-        clear = (
-            "node => node.getContext ? node.getContext('2d').clearRect(0, 0, 999, 999) : "
-            "node.textContent = '?'"
-        )
-        assert seen.root.evaluate(clearing, [part, clear]) != before, part
-
-    switch = seen.root.locator(".ax-swap")
-    assert "needs Python" in switch.inner_text() and switch.get_by_role("checkbox").is_disabled()
-    seen.slide("centre row", 2)
-    assert "needs Python" in answer.inner_text() and "→" not in answer.inner_text()
-    seen.press("Reset all")
-    assert "needs Python" not in answer.inner_text() and "→" not in answer.inner_text()
-
-    # Back step by step to the heads of the export, which stay on another image.
-    seen.press("Undo")
-    assert "needs Python" in answer.inner_text()
-    seen.press("Undo")
-    assert seen.state()["edits"]["1.2"]["centre"][0] == 3 and "→" in answer.inner_text()
-    seen.press("Random image")
-    assert len(seen.state()["edits"]) == 2 and "needs Python" in answer.inner_text()
-    seen.press("Reset all")
-
-    # Numbers of any width stay in their column.
-    draw = (
-        "root => root.attnconv.panels[0].drawPrediction([...Array(10)].map(() => 1e-6), "
-        "Array(10).fill(2e-4), 0)"
-    )
-    seen.root.evaluate(draw)
-    bar, number, box = (
-        seen.root.locator(f".ax-{n}").first for n in ("bar", "class > :last-child", "predictions")
-    )
-    text = (
-        "const r = document.createRange(); r.selectNodeContents(node); return "
-        "r.getBoundingClientRect().toJSON()"
-    )
-    number = number.evaluate(f"node => {{ {text}; }}")
-    bar, box = (one.evaluate("node => node.getBoundingClientRect().toJSON()") for one in (bar, box))
-    assert (
-        bar["width"] > 20
-        and bar["right"] < number["left"]
-        and number["right"] <= box["right"] + 0.5
-    )
+    whole = seen.root.evaluate(clearing, "none")
+    for part in ("zoom", "centres", "kernel", "numbers dd", "class > :last-child", "detail h4"):
+        assert seen.root.evaluate(clearing, part) != whole, part
 
 
 GRID = torch.cartesian_prod(torch.arange(-1.0, 2), torch.arange(-1.0, 2))
@@ -786,71 +541,55 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Explorer, Path]:
 
 def python_says(explorer: Explorer, seen: Seen) -> np.ndarray:
     """What Python predicts for the image and the changes that a page shows."""
-    pixels = np.array(seen.get("[...x.host.image.pixels.data]"), np.uint8).reshape(28, 28, 1)
+    pixels = np.array(seen.get("[...x.host.image.pixels.data]"), np.uint8).reshape(1, 28, 28, 1)
     edits = changed_heads(seen.state())
-    return np.array(explorer._sides[0].look(explorer._inputs([pixels]), edits)[0]["probabilities"])
+    return np.array(explorer._sides[0].says(explorer._inputs(pixels), edits)[0])
 
 
 def test_a_layer_is_a_kernel(grid, show):
     explorer, file = grid
     seen = show(file)
     card = seen.root.locator(".ax-layer").first
+    reading, swapped = card.locator(".ax-reading"), card.locator(".ax-swap")
     assert "8 of 9 taps of a 3 × 3 kernel" in card.inner_text()
-    kinds = seen.get("x.panels[0].read(0).heads.map(({kind, same}) => [kind, same])")
-    assert kinds == [["tap", 3 if head == 4 else -1] for head in range(9)]
-    assert seen.get("x.panels[0].read(1).heads.map(({kind}) => kind)") == ["outside"] + 8 * ["blur"]
+    kinds = seen.get("[0, 1].map((l) => x.panels[0].read(l).heads.map(({kind}) => kind))")
+    assert kinds == [9 * ["tap"], ["outside"] + 8 * ["blur"]]
     seen.studied()
     expected = explorer._sides[0].examine(explorer._input, [], 0, 0, 3)
-    assert seen.get("x.seen.kernel.error") == pytest.approx(expected["kernel"]["error"], abs=1e-2)
-    reading, swapped = card.locator(".ax-reading"), card.locator(".ax-swap")
-    assert (
-        "its output is <0.01% off" in swapped.inner_text()
-    )  # its heads are taps, at the borders too
-    assert seen.get("x.seen.head.share") == pytest.approx(expected["head"]["share"], abs=1e-2)
-    assert "white noise" in reading.inner_text()
-    share = seen.root.locator(".ax-does p").first
-    assert (
-        "share of the layer's output" in share.inner_text() and np.ptp(seen.pixels("output")) > 50
-    )
+    told = seen.get("[x.seen.kernel.error, x.seen.head.share]")
+    values = [expected["kernel"]["error"], expected["head"]["share"]]
+    assert told == pytest.approx(values, abs=1e-2)
+    assert "its output is <0.01% off" in swapped.inner_text()  # taps, at the borders too
+    assert "white noise" in reading.inner_text() and np.ptp(seen.pixels("output")) > 50
 
     # Each tap of the kernel has the colour of its norm, at its place.
-    norms, ramp = (
-        np.array(seen.get("x.panels[0].card.around.norms")),
-        seen.get("Array.from(x.colours.ramp)"),
-    )
+    norms = np.array(seen.get("x.panels[0].card.around.norms"))
+    ramp = np.reshape(seen.get("[...x.colours.ramp]"), (256, 3))
     drawn, window = seen.pixels("kernel"), round(len(norms) ** 0.5)
-    assert len({*norms.round(3)}) > 3
     for tap, norm in enumerate(norms):
         row, column = (int((place + 0.2) * len(drawn) / window) for place in divmod(tap, window))
-        level = 3 * round(255 * norm / norms.max())
-        np.testing.assert_allclose(
-            drawn[row, column], ramp[level : level + 3], atol=4, err_msg=str(tap)
-        )
+        level = round(255 * norm / norms.max())
+        np.testing.assert_allclose(drawn[row, column], ramp[level], atol=4, err_msg=str(tap))
 
-    # A tap under the pointer names its heads; another size is another kernel.
-    box = card.locator(".ax-kernel").bounding_box()
+    # A tap under the pointer, or a finger, names its heads; another size is another kernel.
+    kernel = card.locator(".ax-kernel")
+    box = kernel.bounding_box()
     seen.page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.5 * box["height"])
     seen.idle()
-    assert (
-        "Tap (+0, −1)" in card.inner_text()
-        and "head 4 (" in card.inner_text()
-        and "head 5 (" in card.inner_text()
-    )
+    for words in ("Tap (+0, −1)", "head 4 (", "head 5 ("):
+        assert words in card.inner_text()
     before, text = seen.pixels("kernel"), reading.inner_text()
     card.get_by_label("Size of the kernel").select_option("1")
     seen.idle()
     assert changed(before, seen.pixels("kernel")) and reading.inner_text() != text
-    card.get_by_label("Size of the kernel").select_option("7")
+    seen = show(file, **PHONE)
+    kernel = seen.root.locator(".ax-kernel").first
+    kernel.scroll_into_view_if_needed()
     seen.idle()
-    box = card.locator(".ax-kernel").bounding_box()
-    seen.page.mouse.move(box["x"] + 2, box["y"] + 2)
+    box = kernel.bounding_box()
+    kernel.tap(position=dict(x=0.3 * box["width"], y=0.5 * box["height"]))
     seen.idle()
-    assert "Tap (−" in card.inner_text()
-    card.get_by_label("Size of the kernel").select_option(
-        "1"
-    )  # by keys: the pointer rests where no tap is now
-    seen.idle()
-    assert "Numbers: each tap's norm" in card.inner_text()
+    assert "Tap (+0, −1)" in seen.root.locator(".ax-layer").first.inner_text()
 
 
 def near(pixels: np.ndarray, colour: tuple[int, int, int]) -> tuple[float, float]:
@@ -927,31 +666,16 @@ def test_sliders_maps_and_bars_show_what_they_say(show, tmp_path):
             at = zoom[int((row + 0.15) * cell), int((column + 0.15) * cell)]
             np.testing.assert_allclose(at, mixed, atol=15, err_msg=f"{layer} {head} {shift}")
 
-    shares = [
-        float(text.strip("%"))
-        for text in seen.root.locator(".ax-class > :last-child").all_inner_texts()
-    ]
-    assert len(shares) == 10 and shares == sorted(shares, reverse=True)
-
     for axis, name in enumerate(("centre row", "centre column")):
         now = seen.state()["edits"].get("1.0", {}).get("centre", shifts[1, 0].tolist())
         seen.slide(name, 3.5)
         now[axis] = 3.5
         assert seen.state()["edits"]["1.0"]["centre"] == pytest.approx(now)
-    seen.root.evaluate("""({ attnconv: x }) => {
-        x.host.choices.classes = Array.from({ length: 12 }, (_, c) => `class ${c}`);
-        const before = [0.89, ...Array(11).fill(0.01)], after = [...Array(11).fill(0.01), 0.89];
-        x.panels[0].drawPrediction(before, after, null);
-    }""")
-    shown = seen.root.locator(".ax-predictions").inner_text()
-    assert (
-        "class 0" in shown and "class 11" in shown and seen.root.locator(".ax-class").count() == 10
-    )
 
 
 def test_a_layer_as_a_convolution(grid, show, tmp_path):
-    """Prediction, right answers and pictures are those of Python's `swap`; undone, reset, kept
-    in a link.
+    """Prediction, right answers and pictures are those of Python's `swap`; undone, reset, kept in a
+    link.
     """
     model, pixels = copy.deepcopy(grid[0]._sides[0].model), grid[0]._pool.images
     images = grid[0]._inputs(pixels)
@@ -960,12 +684,8 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
         model.classifier.bias -= predict(model, images).mean(0)  # it tells these images apart,
     labels = predict(model, images).argmax(-1)
     labels[::4] = 0  # and is right about most of them
-    explorer = explore(
-        model,
-        images=dataclasses.replace(
-            load_data("embedded"), test_images=torch.from_numpy(pixels), test_labels=labels
-        ),
-    )
+    mine = dict(test_images=torch.from_numpy(pixels), test_labels=labels)
+    explorer = explore(model, images=dataclasses.replace(load_data("embedded"), **mine))
     file, shown = explorer.export_html(tmp_path / "page.html"), explorer._input
     seen = show(file)
     seen.layer(2)
@@ -974,13 +694,9 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
     seen.studied()
     answer, card = seen.root.locator(".ax-predictions").inner_text(), seen.root.locator(".ax-swap")
     heads = changed_heads(seen.state())
-    switch, sizes = (
-        card.get_by_role("checkbox", name="this layer as a convolution"),
-        card.get_by_role("combobox"),
-    )
-    assert not switch.is_checked() and sizes.locator("option").all_inner_texts() == [
-        f"{n} × {n}" for n in (1, 3, 5, 7)
-    ]
+    switch = card.get_by_role("checkbox", name="this layer as a convolution")
+    sizes = card.get_by_role("combobox")
+    assert sizes.locator("option").all_inner_texts() == [f"{n} × {n}" for n in (1, 3, 5, 7)]
     switch.press("Space")
     for size in (5, 3):
         sizes.select_option(str(size))
@@ -989,62 +705,30 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
         assert changed_heads(seen.state()) == [dict(layer=1, kernel=size), *heads]
         with edited(model, heads):
             swapped = swap(model, {2: size})
-            right, attention = (
-                (predict(n, images).argmax(-1) == labels).sum() for n in (swapped, model)
-            )
-            x = model.layer_inputs(shown)[1]
-            pair = model.attention_layers[1](x), swapped.attention_layers[1](x)
-            outputs = torch.stack(
-                [(one - model.attention_layers[1].value.bias)[0].norm(dim=-1) for one in pair]
-            )
-        assert seen.get("x.saysNow()") == pytest.approx(
-            predict(swapped, shown).softmax(-1)[0].numpy(), abs=1e-2
-        )
-        told = (
-            f"As a {size} × {size} convolution in this place: {right} of 20 test images right; "
-            "with attention"
-        )
-        assert f"{told} {attention}." in card.inner_text() and right != attention
-        np.testing.assert_allclose(
-            seen.get("x.seen.kernel.outputs"), outputs.flatten(1).detach(), rtol=0.02, atol=1e-2
-        )
-        off = (
-            (pair[1] - pair[0]).norm() / (pair[0] - model.attention_layers[1].value.bias).norm()
-        ).item()
-        assert seen.get("x.seen.kernel.error") == pytest.approx(off, abs=1e-2)
+            both = [(predict(one, images).argmax(-1) == labels).sum() for one in (swapped, model)]
+        told = f"As a {size} × {size} convolution in this place: {both[0]} of 20 test images right"
+        assert f"{told}; with attention {both[1]}." in card.inner_text() and both[0] != both[1]
+        now = predict(swapped, shown).softmax(-1)[0].numpy()
+        assert seen.get("x.saysNow()") == pytest.approx(now, abs=1e-2)
+        expected = explorer._sides[0].examine(shown, heads, 1, 7, size)["kernel"]
+        outputs = np.array(seen.get("x.seen.kernel.outputs"))
+        np.testing.assert_allclose(outputs, expected["outputs"], rtol=0.02, atol=1e-2)
+        assert seen.get("x.seen.kernel.error") == pytest.approx(expected["error"], abs=1e-2)
 
     # Both pictures have one scale: the same number, the same colour.
     pictures = [seen.canvas(card.locator("canvas").nth(i)) for i in (0, 1)]
-    side = pictures[0].shape[0]
-    cells = [round((cell + 0.5) * side / 7) for cell in range(7)]
+    cells = [round((cell + 0.5) * len(pictures[0]) / 7) for cell in range(7)]
     found = np.array([picture[np.ix_(cells, cells)].reshape(-1, 3) for picture in pictures])
-    ramp, told = (
-        np.array(seen.get("[...x.colours.ramp]")).reshape(256, 3),
-        np.array(seen.get("x.seen.kernel.outputs")),
-    )
-    level = np.rint(255 * (told - told.min()) / np.ptp(told)).astype(int)
+    ramp = np.array(seen.get("[...x.colours.ramp]")).reshape(256, 3)
+    level = np.rint(255 * (outputs - outputs.min()) / np.ptp(outputs)).astype(int)
     assert abs(found - ramp[level]).max() <= 2
     assert "now a 3 × 3 convolution" in seen.root.locator(".ax-layer h4").inner_text()
-    names = seen.root.locator(".ax-tabs button")
-    assert [names.nth(i).get_attribute("aria-label") for i in (0, 1)] == [
-        "Layer 1",
-        "Layer 2, now a 3 × 3 convolution",
-    ]
-
-    assert seen.get("x.panels[0].card.pictures().flat().length") == 4  # in a saved picture, too
 
     # In a link, and on another image; step by step back.
     other = show(file, seen.page.evaluate("location.hash.slice(1)"))
     other.studied()
-    assert other.state()["edits"] == seen.state()["edits"] and other.get("x.saysNow()") == seen.get(
-        "x.saysNow()"
-    )
+    assert other.state()["edits"] == seen.state()["edits"]
     assert other.root.locator(".ax-swap").get_by_role("checkbox").is_checked()
-    other.wait("x.rightBoth().seen === 20")
-    assert (
-        other.root.locator(".ax-counted").inner_text()
-        == seen.root.locator(".ax-counted").inner_text()
-    )
     other.press("Random image")
     other.studied()
     assert other.get("x.saysNow()") == pytest.approx(python_says(explorer, other), abs=1e-2)
@@ -1055,12 +739,6 @@ def test_a_layer_as_a_convolution(grid, show, tmp_path):
         assert sizes.input_value() == size and switch.is_checked()
     seen.press("Undo")
     assert not switch.is_checked() and seen.root.locator(".ax-predictions").inner_text() == answer
-    switch.check()
-    seen.layer(1)
-    assert not switch.is_checked()
-    seen.layer(2)
-    switch.uncheck()
-    assert changed_heads(seen.state()) == heads
 
 
 SCREENS = dict(
@@ -1072,24 +750,17 @@ SCREENS = dict(
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_the_first_screen_asks_and_shows_one_layer(grid, show, name):
-    phone = dict(has_touch=True, is_mobile=True) if name == "phone" else {}
-    seen = show(grid[1], viewport=SCREENS[name], **phone)
-    tall, parts = SCREENS[name]["height"], ["heading", "image", "grid", "centres"]
-    parts += ["says"] if name == "phone" else ["kernel", "predictions", "swap input"]
+    touch = dict(has_touch=True, is_mobile=True) if name == "phone" else {}
+    screen = dict(viewport=SCREENS[name], **touch)
+    seen = show(grid[1], **screen)
+    parts = ["[role=heading]", ".ax-image", ".ax-grid", ".ax-centres"]
+    parts += [".ax-says"] if touch else [".ax-kernel", ".ax-predictions", ".ax-swap input"]
     for theme in ("light", "dark"):
         seen.page.emulate_media(color_scheme=theme)
         seen.idle(f"x.colours.dark === {str(theme == 'dark').lower()} && !x.frame")
-        assert (
-            seen.root.get_by_role("heading", level=1).inner_text() == "Where does each head look?"
-        )
-        if name == "phone":
-            assert seen.root.locator(".ax-says").inner_text().startswith("Prediction: ")
         for part in parts:
-            box = seen.root.locator(
-                "[role=heading]" if part == "heading" else f".ax-{part}"
-            ).first.bounding_box()
-            assert box["y"] >= 0 and box["y"] + box["height"] <= tall, (part, box)
-        assert seen.page.evaluate("scrollY") == 0
+            box = seen.root.locator(part).first.bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= SCREENS[name]["height"], part
         assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
         assert seen.root.locator(".ax-badges button").count() == 9
         assert seen.root.locator(".ax-controls").is_hidden() and seen.field("Layer").is_hidden()
@@ -1098,44 +769,27 @@ def test_the_first_screen_asks_and_shows_one_layer(grid, show, name):
         # of the query.
         box, (row, column) = seen.get("x.panels[0].box"), seen.state()["query"]
         picture, cell = seen.pixels() @ [0.299, 0.587, 0.114], box["wide"] / 7
-        rows, columns = (
-            [round(box[at] + (n + 0.2) * cell) for n in range(7)] for at in ("top", "left")
-        )
-        light = picture[np.ix_(rows[1:], columns)]
+        places = [[round(box[at] + (n + 0.2) * cell) for n in range(7)] for at in ("top", "left")]
+        light = picture[np.ix_(places[0][1:], places[1])]
         assert np.unravel_index(np.argmax(light), (6, 7)) == (row - 2, column - 1)
 
-    # One layer after another; then all.
+    # One layer after another; then all, also in a link.
     seen.layer(2)
-    assert (
-        seen.state()["layer"] == 1 and "Layer 2" in seen.root.locator(".ax-layer h4").inner_text()
-    )
+    assert "Layer 2" in seen.root.locator(".ax-layer h4").inner_text()
     one = seen.pixels().shape
     seen.choose_head(3)
-    assert seen.state()["head"] == 2
     seen.press("Options")
-    assert seen.field("Brightness").is_visible() and seen.field("Layer").is_hidden()
     before = seen.pixels("image")
     seen.choose("Image", "pixels")
     assert changed(before, seen.pixels("image"))
     seen.press("Options")
     assert seen.field("Brightness").is_hidden()
     seen.press("Show all layers")
-    assert (
-        seen.pixels().shape != one
-        and seen.field("Layer").is_visible()
-        and seen.field("Show").is_visible()
-    )
+    assert seen.pixels().shape != one and seen.field("Layer").is_visible()
     seen.studied()
-    other = show(
-        grid[1], seen.page.evaluate("location.hash.slice(1)"), viewport=SCREENS[name], **phone
-    )
-    assert [other.state()[name] for name in ("all", "smooth", "layer", "head")] == [
-        True,
-        False,
-        1,
-        2,
-    ]
-    assert other.root.get_by_role("button", name="Show one layer").is_visible()
+    other = show(grid[1], seen.page.evaluate("location.hash.slice(1)"), **screen)
+    state = [other.state()[name] for name in ("all", "smooth", "layer", "head")]
+    assert state == [True, False, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -1147,7 +801,6 @@ def test_words_explain_themselves_and_stay_in_sight(pages, show, screen):
     """
     seen = show(pages["quadratic"], **screen)
     assert not words_out_of_sight(seen)
-    the_page_does_not_jump_when_another_head_is_chosen(seen)
     seen, tip = show(pages["quadratic"], **screen), ".ax-tip:visible"
     seen.studied()
     ask = (lambda node: node.tap()) if screen is PHONE else (lambda node: node.hover())
@@ -1172,23 +825,6 @@ def test_words_explain_themselves_and_stay_in_sight(pages, show, screen):
     assert box["x"] >= 0 and box["x"] + box["width"] <= seen.page.viewport_size["width"]
 
 
-def the_page_does_not_jump_when_another_head_is_chosen(seen: Seen) -> None:
-    seen.studied()
-    seen.page.evaluate("""() => {
-        const end = document.querySelector(".ax-glossary"), tops = (window.tops = new Set());
-        const look = () => {
-            tops.add(Math.round(end.getBoundingClientRect().top + scrollY));
-            requestAnimationFrame(look);
-        };
-        look();
-    }""")
-    for head in (3, 4, 2):
-        seen.choose_head(head)
-        seen.studied()
-    tops = seen.page.evaluate("[...tops]")
-    assert max(tops) - min(tops) <= 20, tops  # a line more or less of words
-
-
 def test_a_swap_tells_what_was_counted_with_the_run(runs, show, tmp_path):
     """Of all test images, where a run has it; with another change besides, those of the page are
     counted.
@@ -1211,52 +847,39 @@ def test_a_swap_tells_what_was_counted_with_the_run(runs, show, tmp_path):
         sizes.select_option(str(size))
         seen.idle()
         told = (
-            f"{100 * right[1, place] / 40:.1f}% of all 40 test images right; with attention "
-            f"{100 * whole / 40:.1f}%."
+            f"{right[1, place] / 40:.1%} of 40 test images right; with attention {whole / 40:.1%}."
         )
         assert told in seen.root.locator(".ax-counted").inner_text()
     seen.drag_head(0, 1, 1)
     seen.studied()
-    assert "of all 40" not in seen.root.locator(".ax-counted").inner_text()
+    assert "of 40" not in seen.root.locator(".ax-counted").inner_text()
 
 
 def test_it_opens_on_the_best_kernel_near_the_query(show, tmp_path):
     """The other layers' heads are far apart; one of the kernel's is so far away that an arrow
     points to it.
     """
-    torch.manual_seed(0)
-    config = ModelConfig(
-        image_size=(28, 28), image_channels=1, downsampling=2, layers=3, heads=9, hidden=8, mlp=8
-    )
-    model = build_model(config).eval()
+    explorer = page_of(tmp_path, downsampling=2, layers=3, heads=9)
     with torch.no_grad():
-        for layer, apart in zip(model.attention_layers, (3, 1, 5), strict=True):
+        for layer, apart in zip(explorer._sides[0].layers, (3, 1, 5), strict=True):
             layer.centres.copy_(apart * GRID)
             layer.spreads.fill_(5)
-        model.attention_layers[1].centres[0] = torch.tensor([0.0, 6])
-    seen = show(explore(model).export_html(tmp_path / "page.html"))
+        explorer._sides[0].layers[1].centres[0] = torch.tensor([0.0, 6])
+    seen = show(explore(explorer._sides[0].model).export_html(tmp_path / "page.html"))
     card = seen.root.locator(".ax-layer").first
     assert seen.state()["layer"] == 1 and "8 of 9 taps" in card.inner_text()
-    near, half = seen.get("x.panels[0].card.range"), seen.get("x.panels[0].card.plot.side / 2")
-    far = seen.get("x.panels[0].card.places.map((place) => place.far)")
-    assert near == 2.5 and far == [0] + 8 * [None]
-    assert seen.get("x.panels[0].card.places[8].x") == pytest.approx(half * (1 + 1 / 2.5))
+    near, half = seen.get("[x.panels[0].card.range, x.panels[0].card.plot.side / 2]")
+    places = seen.get("x.panels[0].card.places")
+    assert near == 2.5 and [place.get("far") for place in places] == [0] + 8 * [None]
+    assert places[8]["x"] == pytest.approx(half * (1 + 1 / 2.5))
     picture = seen.pixels("centres")
-    at = round(half * (1 - 1.5 / 2.5))  # the kernel's outline
-    assert abs(picture[round(half * 0.7), at] - picture[round(half * 0.7), at + 12]).max() > 100
     seen.press("Show the whole field")
     assert seen.get("x.panels[0].card.range") > 5 and changed(picture, seen.pixels("centres"))
-    assert seen.get("x.panels[0].card.places[0].far") is None and seen.state()["whole"]
+    assert seen.state()["whole"]
     seen.press("Zoom to the query")
     assert not changed(picture, seen.pixels("centres"))
     seen.layer(3)
     assert card.get_by_role("button", name="Show the whole field").is_hidden()
-    wide = seen.pixels().shape[1]
-    seen.page.evaluate(
-        "Object.defineProperty(window, 'devicePixelRatio', { value: 2, configurable: true })"
-    )
-    seen.hover(1, 1)
-    assert seen.pixels().shape[1] == 2 * wide
 
 
 def test_heads_are_dragged(grid, show):
@@ -1272,16 +895,6 @@ def test_heads_are_dragged(grid, show):
         mouse.up(button=button)
         seen.idle()
         assert seen.state()["head"] == 2 and seen.state()["edits"] == {}, button
-    mouse.move(x, y)
-    mouse.down()
-    for far in (30, 60):
-        mouse.move(x + far, y)
-        seen.page.wait_for_timeout(1000)
-    mouse.up()
-    assert seen.state()["edits"]["0.2"]
-    seen.press("Undo")
-    assert seen.state()["edits"] == {}
-
     maps, kernel = seen.pixels(), seen.pixels("kernel")
     seen.drag_head(4, 0.3, 0.9)
     dragged = seen.state()["edits"]["0.4"]["centre"]
@@ -1317,7 +930,6 @@ def test_heads_are_dragged(grid, show):
     assert seen.state()["edits"]["0.4"]["centre"] == [1, 0]
     seen.layer(2)
     seen.press("Make it a grid")
-    seen.press("Make it a grid")  # changes nothing: no step to undo
     assert "9 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
     centres = [seen.state()["edits"][f"1.{head}"]["centre"] for head in range(9)]
     assert sorted(centres) == GRID.tolist() and centres[0] == [-1, -1]
@@ -1326,10 +938,8 @@ def test_heads_are_dragged(grid, show):
     seen.press("Harden all")
     assert "8 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
     seen.press("Solo")
-    edits = seen.state()["edits"]
-    assert [edits.get(f"1.{head}", {}).get("off", False) for head in range(9)] == [
-        head != 4 for head in range(9)
-    ]
+    off = [seen.state()["edits"].get(f"1.{head}", {}).get("off", False) for head in range(9)]
+    assert off == [head != 4 for head in range(9)]
     seen.press("Solo")
 
     # The page predicts what Python does, also on another image; the changes stay.
@@ -1343,9 +953,7 @@ def test_heads_are_dragged(grid, show):
     images = explorer._inputs(explorer._pool.images[explorer._labelled])
     labels = explorer._pool.labels[explorer._labelled]
     for counted, changes in zip(right, ([], changed_heads(seen.state())), strict=True):
-        said = np.argmax(
-            [one["probabilities"] for one in explorer._sides[0].look(images, changes)], axis=-1
-        )
+        said = np.argmax(explorer._sides[0].says(images, changes), axis=-1)
         assert counted["of"] == 20 and counted["right"] == (said == labels).sum()
     assert "On 20 test images" in seen.root.locator(".ax-answer").inner_text()
 
@@ -1380,18 +988,6 @@ def test_an_image_of_the_reader(grid, show, tmp_path):
         )
     other.press("Random image")
     assert notice.count() == 0
-    widest = seen.root.evaluate("""({ attnconv: x }) => {
-        const { fillText } = CanvasRenderingContext2D.prototype;
-        let most = null;
-        x.caption.textContent = "a long name ".repeat(9);
-        CanvasRenderingContext2D.prototype.fillText = function (text, left, top, wide) {
-            if (text === x.caption.textContent) most = [wide, this.measureText(text).width];
-        };
-        x.picturePage();
-        CanvasRenderingContext2D.prototype.fillText = fillText;
-        return most;
-    }""")
-    assert 0 < widest[0] < widest[1]
 
 
 def test_a_finger_drags_a_head(grid, show):
@@ -1443,17 +1039,6 @@ def test_a_finger_drags_a_head(grid, show):
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
 
 
-def test_a_finger_asks_about_a_tap(grid, show):
-    seen = show(grid[1], **PHONE)
-    kernel = seen.root.locator(".ax-kernel").first
-    kernel.scroll_into_view_if_needed()
-    seen.idle()
-    box = kernel.bounding_box()
-    kernel.tap(position=dict(x=0.3 * box["width"], y=0.5 * box["height"]))
-    seen.idle()
-    assert "Tap (+0, −1)" in seen.root.locator(".ax-layer").first.inner_text()
-
-
 def test_the_tour_and_the_words(grid, show):
     seen = show(grid[1], viewport=dict(width=1280, height=2000))
     told, lit = [], []
@@ -1463,39 +1048,23 @@ def test_the_tour_and_the_words(grid, show):
     for _ in range(5):
         told.append(seen.root.locator(".ax-tour p").inner_text())
         lit.append(seen.root.locator(".ax-lit").get_attribute("class"))
-        seen.root.locator(
-            ".ax-tour button:visible", has_text="Done" if len(told) == 5 else "Next"
-        ).click()
-        seen.idle()
+        seen.press("Done" if len(told) == 5 else "Next")
     assert [text[:2] for text in told] == [f"{n}." for n in range(1, 6)] and len(set(lit)) == 5
     assert "kernel" in told[2] and seen.root.locator(".ax-lit").count() == 0
     assert seen.page.evaluate(focused) == "Take the tour"
     seen.root.get_by_text("What the words mean").click()
     words = seen.root.locator(".ax-glossary dt").all_inner_texts()
-    assert {"query", "tap", "kernel", "share"} <= set(words) and seen.root.locator(
-        ".ax-glossary"
-    ).is_visible()
-    assert (
-        seen.root.locator(".ax-glossary a").get_attribute("href")
-        == "https://arxiv.org/abs/1911.03584"
-    )
     names = seen.root.locator(".ax-numbers dt")
     assert set(names.all_inner_texts()) <= set(words)  # every number is explained
     names.filter(has_text="entropy").click()
     assert "How undecided" in seen.root.locator(".ax-hint").inner_text()
 
-    # The words on the tiles: one for each head, with a sentence of its own; in the view of all
-    # layers, too.
-    seen = show(grid[1])
+    # The words on the tiles: one for each head, with a sentence of its own.
     tip = seen.root.locator(".ax-tip:visible")
-    for head, words in ((1, "more than half"), (5, "same shift as head 4")):
+    for head, meaning in ((1, "more than half"), (5, "same shift as head 4")):
         seen.root.get_by_role("button", name=f"Head {head}:").focus()
-        assert words in tip.inner_text()
+        assert meaning in tip.inner_text()
     seen.press("Show all layers")
-    box = seen.get("x.panels[0].box")
-    place = dict(x=box["left"] + 4 * (box["wide"] + box["gap"]) + 9, y=box["top"] + 9)
-    seen.root.locator(".ax-grid").hover(position=place)
-    assert "same shift as head 4" in tip.inner_text()
     for control in seen.root.locator(".ax-controls label:visible").all():
         control.locator("select").focus()
         control.hover()
@@ -1509,8 +1078,8 @@ def words_out_of_sight(seen: Seen) -> list[str]:
     wrong, tall = [], seen.page.viewport_size["height"]
     shown = """node => {
         const { left, top, bottom } = node.getBoundingClientRect();
-        const on_top = (y) => node.contains(document.elementFromPoint(left + 9, y));
-        return [top + 3, bottom - 3].every(on_top);
+        const at = (y) => document.elementFromPoint(left + 9, y);
+        return [top + 3, bottom - 3].every((y) => node.contains(at(y)));
     }"""
     seen.press("Take the tour")
     for step in range(1, 6):
@@ -1542,7 +1111,9 @@ def copied(seen: Seen) -> tuple[str, str]:
 
 
 def test_a_link_holds_the_view(pages, show):
-    """The image, the query, the changed head, and another epoch beside it."""
+    """The image, the query, the changed head, and another epoch beside it; what it changes can be
+    undone.
+    """
     seen = show(file := pages["quadratic"])
     first = seen.root.locator(".ax-caption").inner_text()
     seen.press("Random image")
@@ -1550,7 +1121,6 @@ def test_a_link_holds_the_view(pages, show):
     seen.choose_head(4)
     seen.slide("centre row", 1.5)
     seen.root.get_by_label("Size of the kernel").select_option("5")
-    seen.hover(2, 5)
     seen.click(2, 5)
     seen.all_layers()
     seen.choose("Compare with", "epoch")
@@ -1560,75 +1130,38 @@ def test_a_link_holds_the_view(pages, show):
     assert told in ("Copied.", "The address bar has the link.")
     other = show(file, link)
     other.studied()
-    caption, titles = (
-        other.root.locator(".ax-caption").inner_text(),
-        other.root.locator("h3").all_inner_texts(),
-    )
-    assert caption == seen.root.locator(".ax-caption").inner_text() != first
+    captions = [one.root.locator(".ax-caption").inner_text() for one in (seen, other)]
+    assert captions[0] == captions[1] != first
+    titles = other.root.locator("h3").all_inner_texts()
     assert len(titles) == 2 and "after epoch 1" in titles[1]
-    state, there = seen.state(), other.state()
-    sizes = other.root.get_by_label("Size of the kernel").first
-    assert sizes.input_value() == "5" and other.get("x.panels[0].card.inside.size") == 5
-    assert [there[n] for n in ("query", "locked", "layer", "head", "edits")] == [
-        [2, 5],
-        True,
-        1,
-        3,
-        state["edits"],
-    ]
-    assert list(there["edits"]) == ["1.3"] and other.get("x.saysNow()") == seen.get("x.saysNow()")
+    names = ("query", "locked", "layer", "head", "size")
+    assert [other.state()[name] for name in names] == [[2, 5], True, 1, 3, 5]
+    own = other.state()["edits"]
+    assert list(own) == ["1.3"] and own == seen.state()["edits"]
+    assert other.get("x.saysNow()") == seen.get("x.saysNow()")
     for name, panel in (("image", 0), ("grid", 0), ("grid", 1)):
         assert not changed(seen.pixels(name, panel), other.pixels(name, panel))
+    off = "{ '0.5': { off: true } }"
     other.page.evaluate(  # the page rests, and saves its view, before it hears of the link
         "location.hash = encodeURIComponent(JSON.stringify("
-        "{ image: 'of another page', compare: null, layer: 0, head: 1, edits: {} }));"
+        f"{{ image: 'of another page', compare: null, layer: 0, head: 1, edits: {off} }}));"
         "document.querySelector('.attnconv-explorer').attnconv.settle()"
     )
     other.wait("x.models.length === 1 && x.state.layer === 0 && x.state.head === 1")
-    assert other.state()["edits"] == {}
+    assert list(other.state()["edits"]) == ["0.5"]
     assert "does not hold the image of this link" in other.root.locator(".ax-view").inner_text()
+    other.idle()
+    other.press("Undo")
+    assert other.state()["edits"] == own
     assert show(file, "%7B%22layer%22:").state()["query"] == [3, 3]  # damaged
-    last = seen.root.locator(".ax-epoch input").nth(1)
-    last.fill(last.get_attribute("max"))
-    seen.studied()
-    other = show(file, copied(seen)[0])
-    assert other.root.locator("h3").all_inner_texts() == seen.root.locator("h3").all_inner_texts()
 
 
-def test_what_a_link_changes_can_be_undone(grid, show):
-    """Step by step, back to the reader's own changes."""
-    seen = show(grid[1])
-    seen.slide("centre row", 2)
-    own = seen.state()["edits"]
-    assert own
-    seen.page.evaluate(
-        "location.hash = encodeURIComponent(JSON.stringify({ edits: { '0.5': { off: true } } }))"
-    )
-    seen.wait("x.state.edits['0.5']")
-    assert list(seen.state()["edits"]) == ["0.5"]
-    seen.idle()
-    for edits in (own, {}):
-        seen.press("Undo")
-        assert seen.state()["edits"] == edits
-
-
-def test_a_count_goes_on_after_an_undo(grid, show):
-    """What is said of the chosen head is counted to its end, also where the change it was begun
-    for was undone.
-    """
-    seen = show(grid[1])
-    seen.studied()
-    seen.root.evaluate("""async ({ attnconv: x }) => {
-        const key = JSON.stringify(x.withoutHead());
-        x.edit((edit) => { edit.off = true; });
-        while (!(x.strip.get(key)?.length >= 2)) await new Promise((done) => setTimeout(done));
-        x.undo();
-        window.counted = x.strip.get(key).length;
-    }""")
-    assert 2 <= seen.page.evaluate("counted") < 20
-    seen.wait("x.rightWith(x.withoutHead()).seen === 20", timeout=20_000)
-    seen.page.evaluate(SETTLED)
-    assert re.search(r"\d% right with it, \d+% without", seen.root.locator(".ax-does").inner_text())
+def in_a_notebook(browser, explorer: Explorer, views: int = 1, **traits):
+    """A page that does with the front end what anywidget does."""
+    names = ("sides", "image", "average", "edited", "choices", "state")
+    traits = {name: getattr(explorer, name) for name in names} | traits
+    tree = base64.b64encode(gzip.decompress(pack(traits))).decode()
+    return as_widget(browser, "explorer", tree, views)
 
 
 def test_python_sets_the_view_and_reads_it(browser, grid):
@@ -1636,12 +1169,11 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
     side.
     """
     explorer = grid[0]
-    tree = gzip.decompress(pack({name: getattr(explorer, name) for name in TRAITS}))
-    page = as_widget(browser, "explorer", base64.b64encode(tree).decode())
+    page = in_a_notebook(browser, explorer)
     seen = Seen(page)
     page.evaluate(
-        "model.set('state', { ...model.get('state'), layer: 1, head: 5, all: true, view: "
-        "'centres', query: [0, 6] })"
+        "model.set('state', { ...model.get('state'), layer: 1, head: 5, all: true, "
+        "view: 'centres', query: [0, 6] })"
     )
     assert [seen.state()[name] for name in ("layer", "head", "view", "query")] == [
         1,
@@ -1691,13 +1223,9 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
     page.close()
 
 
-TRAITS = ("sides", "image", "average", "edited", "choices", "state")
-
-
 def test_two_views_of_one_widget_each_keep_their_answer(browser, grid):
     """Python's answers go to both."""
-    tree = gzip.decompress(pack({name: getattr(grid[0], name) for name in TRAITS}))
-    page = as_widget(browser, "explorer", base64.b64encode(tree).decode(), views=2)
+    page = in_a_notebook(browser, grid[0], views=2)
     Seen(page)
     known = page.evaluate("""() => {
         const roots = [...document.querySelectorAll(".attnconv-explorer")];
@@ -1724,8 +1252,7 @@ def test_an_epoch_is_news_to_python(browser, runs):
     next.
     """
     explorer = explore(runs["quadratic"])
-    tree = gzip.decompress(pack({name: getattr(explorer, name) for name in TRAITS}))
-    page = as_widget(browser, "explorer", base64.b64encode(tree).decode())
+    page = in_a_notebook(browser, explorer)
     Seen(page)
     before, after = page.evaluate("""() => {
         const x = document.querySelector(".attnconv-explorer").attnconv;
@@ -1739,52 +1266,20 @@ def test_an_epoch_is_news_to_python(browser, runs):
     page.close()
 
 
-@pytest.mark.parametrize("width", [375, 360, 320])
-def test_a_head_can_be_chosen_without_a_pointer_on_a_small_phone(grid, show, width):
-    seen = show(grid[1], viewport=dict(width=width, height=740), has_touch=True, is_mobile=True)
-    if width > 320:
-        assert seen.root.locator(".ax-badges button:visible").count() == 9
-        seen.root.get_by_role("button", name="Head 3:").press("Enter")
-    else:
-        seen.field("Head").select_option(label="3")
-    seen.idle()
-    assert seen.state()["head"] == 2
-
-
-def test_the_large_map_names_its_query(grid, show):
-    """Also where its numbers are those of the query before."""
-    seen = show(grid[1])
-    numbers, label = seen.root.locator(".ax-numbers").first, seen.root.locator(".ax-zoom").first
-    told = []
-    for column in (3, 4):
-        seen.hover(3, column)
-        assert f"query row 3, column {column}:" in label.get_attribute("aria-label")
-        told.append(numbers.inner_text())
-    assert told[0] == told[1]
-
-
 def test_the_tour_says_what_can_be_done(pages, show):
     """Of heads that cannot be dragged, and from an earlier epoch."""
     seen = show(pages["learned_content"])
     seen.root.locator(".ax-epoch input").first.fill("0")
     seen.press("Take the tour")
     assert seen.get("x.models[0].epoch") is None
-    told = []
-    for _ in range(4):
-        told.append(seen.root.locator(".ax-tour p").inner_text())
-        seen.press("Next")
+    told = seen.get("x.tour.steps.map(([, , text]) => text)")
     assert "Tick" not in told[2] and "Drag" not in told[3] and "head on" in told[3]
-    assert seen.root.get_by_label("head on").is_visible()
-    assert "small kernel" not in seen.root.locator(".ax-tour p").inner_text()  # the last step
     without = seen.get("(x.host.predicts = false, x.tour.steps.map(([, , text]) => text).join())")
     assert "head on" not in without and "without it" not in without
 
 
 def test_changes_that_come_with_the_state_are_predicted(browser, grid):
-    tree = {name: getattr(grid[0], name) for name in TRAITS} | dict(
-        state=dict(edits={"0.0": dict(off=True)})
-    )
-    page = as_widget(browser, "explorer", base64.b64encode(gzip.decompress(pack(tree))).decode())
+    page = in_a_notebook(browser, grid[0], state=dict(edits={"0.0": dict(off=True)}))
     asked = page.evaluate("asked.filter(({ kind }) => kind === 'heads')")
     assert [one["edits"] for one in asked] == [[dict(layer=0, head=0, off=True)]]
     page.close()
@@ -1809,12 +1304,17 @@ def test_the_keyboard_keeps_its_place(grid, show):
     assert seen.page.evaluate(active) == "convolution"
 
 
-def test_a_head_that_only_the_second_model_has_stays_as_it_is(show, tmp_path):
+def page_of(folder: Path, **config) -> Explorer:
+    """An explorer of a small network, and its page in a folder."""
     torch.manual_seed(0)
-    shape = dict(image_size=(28, 28), image_channels=1, downsampling=4, layers=1, hidden=6, mlp=8)
-    explorer, other = (
-        explore(build_model(ModelConfig(heads=heads, **shape)).eval()) for heads in (2, 4)
-    )
+    shape = dict(image_size=(28, 28), image_channels=1, downsampling=4, hidden=6, mlp=8)
+    explorer = explore(build_model(ModelConfig(**(shape | config))).eval())
+    explorer.export_html(folder / "page.html")
+    return explorer
+
+
+def test_a_head_that_only_the_second_model_has_stays_as_it_is(show, tmp_path):
+    explorer, other = (page_of(tmp_path, layers=1, heads=heads) for heads in (2, 4))
     explorer._set_sides([explorer._sides[0], other._sides[0]])
     explorer.state = dict(layer=0, head=3)
     seen = show(explorer.export_html(tmp_path / "page.html"))
@@ -1841,46 +1341,27 @@ def test_an_answer_takes_back_that_it_is_late(grid, show):
     assert notice.is_hidden()
 
 
-def test_a_layer_without_heads_is_chosen_without_one(show, tmp_path):
-    torch.manual_seed(0)
-    shape = dict(image_size=(28, 28), image_channels=1, downsampling=4, layers=2, hidden=6, mlp=8)
-    explorer = explore(build_model(ModelConfig(heads=(2, 0), **shape)).eval())
-    seen = show(explorer.export_html(tmp_path / "page.html"))
+def test_layers_without_heads(show, tmp_path):
+    """They are chosen without one, and it opens on another layer."""
+    page_of(tmp_path, layers=2, heads=(2, 0))
+    seen = show(tmp_path / "page.html")
     seen.all_layers()
     seen.choose("Show", "centres")
     box = seen.get("x.panels[0].box")
-    assert box["columns"] == 2
     place = dict(x=box["left"] + box["wide"] + box["gap"] + 20, y=box["top"] + 20)
     seen.root.locator(".ax-grid").click(position=place)
     seen.idle()
     assert [seen.state()[name] for name in ("layer", "head")] == [1, 0]
-    assert seen.get(
-        "x.panels[0].doesBox.hidden"
-    )  # nothing is left of what was said of another head
-    for number, options in ((1, 2), (2, 1)):
-        seen.choose("Layer", str(number))  # as the reader sees it
-        assert seen.state()["layer"] == number - 1 and seen.get("x.head.length") == options
-
-
-def test_it_opens_on_a_layer_that_has_heads(show, tmp_path):
-    torch.manual_seed(0)
-    shape = dict(
-        kind="learned",
-        image_size=(28, 28),
-        image_channels=1,
-        downsampling=4,
-        layers=2,
-        hidden=6,
-        mlp=8,
-    )
-    explorer = explore(build_model(ModelConfig(heads=(0, 2), **shape)).eval())
-    assert show(explorer.export_html(tmp_path / "page.html")).state()["layer"] == 1
+    assert seen.get("x.panels[0].doesBox.hidden")  # nothing is left of what was said of another
+    seen.choose("Layer", "0")
+    assert seen.get("x.head.length") == 2
+    page_of(tmp_path, kind="learned", layers=2, heads=(0, 2))
+    assert show(tmp_path / "page.html").state()["layer"] == 1
 
 
 def test_an_average_that_nobody_computes_is_given_up(browser, runs):
     explorer = explore(runs["learned_content"])
-    tree = gzip.decompress(pack({name: getattr(explorer, name) for name in TRAITS}))
-    page = as_widget(browser, "explorer", base64.b64encode(tree).decode())
+    page = in_a_notebook(browser, explorer)
     seen = Seen(page)
     page.evaluate("calls.comm_live_update.forEach((act) => act())")
     seen.get("x.setAverage(true)")

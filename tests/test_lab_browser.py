@@ -8,9 +8,9 @@ pytestmark = needs_browser
 CODE = """from attnconv.config import ModelConfig
 from companion.explorer import Playground, explore
 from attnconv.models import build_model
-sizes = dict(hidden=8, mlp=8, layers=1, heads=4)
-images = dict(image_size=(28, 28), image_channels=1, downsampling=4)
-explore(build_model(ModelConfig(**sizes, **images)))"""
+sizes = dict(hidden=8, mlp=8, layers=1, heads=4, downsampling=4)
+sizes |= dict(image_size=(28, 28), image_channels=1)
+explore(build_model(ModelConfig(**sizes)))"""
 
 
 def menu(page: playwright.Page, name: str, item: str) -> None:

@@ -4,7 +4,6 @@
 
 import io
 import itertools
-import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -13,7 +12,7 @@ import ipywidgets
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from companion.explorer.assets import Pictured
+from companion.explorer.widgets import Pictured, static
 from companion.figures.style import settle
 
 
@@ -37,7 +36,7 @@ class Knobs(Pictured, ipywidgets.VBox):
         row = ipywidgets.Box([*knobs.values()], layout=ipywidgets.Layout(flex_flow="row wrap"))
         super().__init__([row, self.image], _dom_classes=["attnconv-knobs"])
         self._show()
-        if ahead and os.environ.get("ATTNCONV_STATIC") != "1":
+        if ahead and not static():
             for values in itertools.product(*(knob.options for knob in knobs.values())):
                 self.picture(*values)
 

@@ -9,11 +9,9 @@ a state as text: what the link of the offline page has after its ``#``.
 
 import base64
 import json
-from typing import Any
 
 import numpy as np
 import torch
-import traitlets
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
@@ -21,37 +19,23 @@ from torch import nn
 from attnconv.equivalence import conv_to_attention
 from companion import figures
 from companion.explorer import assets
-
-# files of front/ to choose from: name, title, source, and the query's row and column at first
-PICTURES = (
-    ("hopper", "Grace Hopper", "Rear Admiral Grace Hopper. US Navy, public domain.", [38, 20]),
-    ("boot", "Ankle boot", "From Fashion-MNIST. Zalando SE, MIT licence.", [14, 14]),
-    ("shapes", "Shapes", "Drawn by a formula.", [32, 20]),
-    ("pixel", "One bright pixel", "Its output is the kernel, turned by half a turn.", [7, 6]),
-)
+from companion.explorer.packing import Tree
+from companion.explorer.widgets import Widget, synced
 
 
-def pictures() -> list[dict[str, Any]]:
-    """`PICTURES` with their pixels, (H, W) in 8 bits."""
-    found = []
-    for name, title, credit, query in PICTURES:
-        with Image.open(assets.FRONT / f"{name}.png") as picture:
-            (width, height), data = picture.size, base64.b64encode(picture.tobytes()).decode()
-        found.append(
-            dict(
-                name=name,
-                title=title,
-                credit=credit,
-                height=height,
-                width=width,
-                data=data,
-                query=query,
-            )
-        )
+def pictures() -> list[Tree]:
+    """The pictures to choose from, as front/pictures.json describes them, with their pixels: (H, W)
+    in 8 bits.
+    """
+    found = json.loads((assets.FRONT / "pictures.json").read_text("utf-8"))
+    for about in found:
+        with Image.open(assets.FRONT / f"{about['name']}.png") as picture:
+            about["width"], about["height"] = picture.size
+            about["data"] = base64.b64encode(picture.tobytes()).decode()
     return found
 
 
-class Playground(assets.Widget):
+class Playground(Widget):
     """Theorem 1 at work: choose a kernel and a picture, move its heads, and compare their sum with
     `Conv2d`.
 
@@ -61,10 +45,10 @@ class Playground(assets.Widget):
 
     _esm = assets.script("playground.js")
     _css = assets.style("playground.css")
-    pictures: traitlets.List[Any] = traitlets.List().tag(sync=True)
-    colours: traitlets.List[str] = traitlets.List().tag(sync=True)
-    state = traitlets.Unicode().tag(sync=True)
-    start = traitlets.Unicode().tag(sync=True)  # the state that "Start again" leads to
+    pictures = synced([])
+    colours = synced([])
+    state = synced("")
+    start = synced("")  # the state that "Start again" leads to
 
     def __init__(self, alpha: float = 50.0):
         if not 0.02 <= alpha <= 50:
@@ -80,32 +64,20 @@ class Playground(assets.Widget):
         difference.
         """
         about = self.pictures[0]
-        pixels = np.frombuffer(base64.b64decode(about["data"]), np.uint8).reshape(
-            about["height"], about["width"]
-        )
-        photo = torch.from_numpy(pixels / 255).float()
-        conv = nn.Conv2d(1, 1, 3, padding=1, bias=False).requires_grad_(False)
-        conv.weight[0, 0] = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])  # Sobel's kernel
-        expected, got = (
-            layer(photo[None, None])[0, 0] for layer in (conv, conv_to_attention(conv, self._alpha))
-        )
+        pixels = np.frombuffer(base64.b64decode(about["data"]), np.uint8)
+        photo = torch.from_numpy(pixels / 255).float().view(1, about["height"], about["width"])
+        sobel = nn.Conv2d(1, 1, 3, padding=1, bias=False).requires_grad_(False)
+        sobel.weight[0, 0] = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])
+        heads = conv_to_attention(sobel, self._alpha)
+        expected, got = sobel(photo[None])[0, 0], heads(photo[None])[0, 0]
         apart = (got - expected).abs().max().item()
-        titles = [
-            "Picture",
-            "Conv2d",
-            f"Nine heads, α = {self._alpha:g}",
-            f"Difference: at most {apart:.1g}",
-        ]
+        titles = ["Picture", "Conv2d", f"Nine heads, α = {self._alpha:g}"]
+        titles.append(f"Difference: at most {apart:.1g}")
         images = [image.numpy() for image in (expected, got, got - expected)]
-        return figures.signed_images(
-            images, titles, photo=photo.numpy(), query=tuple(about["query"])
-        )
+        return figures.signed_images(images, titles, photo=photo[0].numpy(), query=about["query"])
 
     def page(self) -> str:
         """The playground as one HTML page, which needs neither Python nor a network."""
-        data = json.dumps(
-            dict(pictures=self.pictures, colours=self.colours, state=self.state, start=self.start)
-        )
-        return assets.page(
-            "A convolution is attention with one head per tap", "playground", data, self._png
-        )
+        data = {name: getattr(self, name) for name in ("pictures", "colours", "state", "start")}
+        title = "A convolution is attention with one head per tap"
+        return assets.page(title, "playground", json.dumps(data), self.png())

@@ -456,7 +456,7 @@ export class LayerCard {
       const share = (right) => `${((100 * right) / all.images).toFixed(1)}%`;
       const [right, attention] = [all.alone[this.layer][at], all.attention].map(share);
       const of = all.images.toLocaleString("en");
-      return `${name} ${right} of all ${of} test images right; with attention ${attention}.`;
+      return `${name} ${right} of ${of} test images right; with attention ${attention}.`;
     }
     if (!both) return "";
     if (!both.seen) return `${name} counting the right answers …`;

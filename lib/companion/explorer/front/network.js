@@ -1,5 +1,5 @@
 // The model itself in the browser: its prediction for any image and any changed heads, and what a layer and a head do.
-// The definitions are Python's (attnconv.models, companion.explorer.sides); weights are in half precision or less.
+// The definitions are Python's (attnconv.models, companion.explorer.subject); weights are in half precision or less.
 
 import { Model, middleOf } from "./heads.js";
 import { clamp, softmax } from "./maths.js";
@@ -263,7 +263,7 @@ export class Network {
       : null;
   }
 
-  /** What a layer and one of its heads do to the image: `Side.examine` says what the numbers are. */
+  /** What a layer and one of its heads do to the image: `Subject.examine` says what the numbers are. */
   examine(layer, head, size, edits) {
     const { hidden, heads } = this, stride = heads.heads[layer] * hidden, x = this.inputOf(layer, edits);
     const norm = (all, q) => normOf(all.subarray(q * hidden, (q + 1) * hidden));
