@@ -307,20 +307,23 @@ class Preset(NamedTuple):
     title: str
     model: ModelConfig
     train: TrainConfig = TrainConfig()
+    start: str | None = None
+    change: str = ""
 
 
 _QUADRATIC = ModelConfig(kind="quadratic", attention_dropout=0.1)
 _FULL = replace(_QUADRATIC, {"covariance": "full"})
-_FINE_TUNE = TrainConfig(epochs=100, lr=0.01, start_from="quadratic_full")
-_FULL_LONGER = replace(_FINE_TUNE, {"prune": False})
-_LONGER = TrainConfig(epochs=15, lr=0.01, start_from="quadratic", prune=False)
+_FINE_TUNE = TrainConfig(epochs=100, lr=0.01)
+_LONGER = TrainConfig(epochs=15, lr=0.01)
 PRESETS: dict[
     str, Preset
 ] = {  # the paper's runs (section 4 and appendix), then ours; our tables have this order
     "resnet18": Preset("ResNet18", ModelConfig(kind="resnet")),
     "quadratic": Preset("SA quadratic", _QUADRATIC),
     "quadratic_full": Preset("SA quadratic, full covariance", _FULL),
-    "quadratic_pruned": Preset("SA quadratic, full covariance, pruned", _FULL, _FINE_TUNE),
+    "quadratic_pruned": Preset(
+        "SA quadratic, full covariance, pruned", _FULL, _FINE_TUNE, "quadratic_full", "prune"
+    ),
     "quadratic_16": Preset("SA quadratic, 16 heads", replace(_QUADRATIC, {"heads": 16})),
     "learned": Preset("SA learned", ModelConfig(kind="learned", attention_dropout=0.1)),
     "learned_content": Preset(
@@ -329,13 +332,15 @@ PRESETS: dict[
     # What the paper does not have: controls that go on from its runs, and the network whose first
     # layers were swapped.
     "quadratic_full_longer": Preset(
-        "SA quadratic, full covariance, trained on", _FULL, _FULL_LONGER
+        "SA quadratic, full covariance, trained on", _FULL, _FINE_TUNE, "quadratic_full"
     ),
-    "quadratic_longer": Preset("SA quadratic, trained on", _QUADRATIC, _LONGER),
+    "quadratic_longer": Preset("SA quadratic, trained on", _QUADRATIC, _LONGER, "quadratic"),
     "hybrid": Preset(
         "SA quadratic, first layers swapped, trained on",
         replace(_QUADRATIC, {"kernels": [3]}),
         _LONGER,
+        "quadratic",
+        "swap",
     ),
 }
 
@@ -347,3 +352,18 @@ def for_images(
     return replace(
         model, {"image_size": tuple(size), "image_channels": channels, "classes": classes}
     )
+
+
+def run_name(preset: str, model: ModelConfig, train: TrainConfig, about: dict[str, Any]) -> str:
+    """The name of a run's folder: it stands for all that the run's result depends on."""
+    shown = [
+        {name: value for name, value in config if value != type(config).model_fields[name].default}
+        for config in (model, train)
+    ]
+    for name in ("precision", "compile", "checkpoint_seconds"):
+        shown[1].pop(name, None)
+    names = ("name", "classes", "train_images", "test_images", "mean", "std")
+    data = {name: about[name] for name in names}
+    text = json.dumps([*shown, data], sort_keys=True, default=str)
+    digits = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{preset}-seed{train.seed}-{digits}"

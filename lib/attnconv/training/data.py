@@ -73,7 +73,9 @@ class Dataset:
 
     name: str  # cifar10, fashion-mnist-sample, or the folder's name
     form: str  # what it was read from: "Parquet, JPEG images", "image folders", ...
-    key: str  # hex sha256 that names the content; a subset has its own
+    key: str = field(
+        default="", kw_only=True
+    )  # hex sha256 that names the content; a subset has its own
     classes: tuple[str, ...]
     train_images: Tensor = field(repr=False)  # uint8 (N, H, W, C)
     train_labels: Tensor = field(repr=False)  # int64 (N,)
@@ -100,6 +102,11 @@ class Dataset:
             "train_images": len(self.train_labels),
             "test_images": len(self.test_labels),
         }
+
+    def for_training(self, config: Any) -> Dataset:
+        """The data that a recipe trains and tests on."""
+        rest = self.hold_out(config.validation, config.seed)[0]
+        return rest.few(config.images, config.seed) if config.images else rest
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on that device."""

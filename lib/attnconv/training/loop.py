@@ -35,11 +35,10 @@ from tqdm.auto import tqdm
 from attnconv import heads
 from attnconv.attention.precision import Computation, choose, computing
 from attnconv.config import ModelConfig, TrainConfig, for_images
-from attnconv.equivalence.swapping import READ_ON, swap, unswap
-from attnconv.models import AttentionNet, Convolution, Network, build_model, evaluate
+from attnconv.models import Convolution, Network, build_model, evaluate
 from attnconv.training import machine
-from attnconv.training.checkpoints import load_run, read_state, write_state
-from attnconv.training.data import Dataset, batches, epoch_plan, normalize
+from attnconv.training.checkpoints import read_state, write_state
+from attnconv.training.data import Dataset, batches, epoch_plan
 from attnconv.training.optimizers import Muon, build_optimizers, own_rates
 from attnconv.training.runs import LEFTOVERS, Run, RunError, held, identity, write, write_arrays
 
@@ -388,22 +387,6 @@ class Trainer:
             raise TrainingError(f"The loss is {loss} at {where}. {other} {self.remedy}")
 
 
-def _started(start: Run, model_config: ModelConfig, recipe: TrainConfig, data: Dataset) -> Network:
-    """The network of a finished run, as another run goes on from it: with its first layers swapped
-    for convolutions where ``kernels`` asks for them; with attention, as sharp as ``spread_start``,
-    for its convolutions where it does not; or without its degenerate heads, if ``prune``."""
-    network, _ = load_run(start.path, torch.device("cpu"))
-    if not isinstance(network, AttentionNet):
-        return network
-    if sizes := {layer: size for layer, size in enumerate(model_config.kernels, 1) if size}:
-        return swap(
-            network, sizes, images=normalize(data.train_images[:READ_ON].cpu(), data.mean, data.std)
-        )
-    if any(network.config.kernels):
-        return unswap(network, model_config.spread_start)
-    return heads.pruned(network) if recipe.prune else network
-
-
 def train(
     model_config: ModelConfig,
     train_config: TrainConfig,
@@ -411,7 +394,7 @@ def train(
     run_dir: str | Path,
     *,
     preset: str = "custom",
-    start: Run | None = None,
+    start: Network | None = None,
 ) -> Run:
     """Train a model and leave a run folder; resume it if it was stopped, return it as it is if it
     is finished.
@@ -430,11 +413,8 @@ def train(
         same call resumes."""
     folder = Path(run_dir)
     model_config = for_images(model_config, data.image_size, data.image_channels, len(data.classes))
-    if (train_config.start_from is None) != (start is None):
-        raise RunError(
-            f"start_from = {train_config.start_from!r}, but the run to start from is {start}."
-        )
-    name = identity(model_config, train_config, data.key, start.config["hash"] if start else None)
+    model_config = start.config if start is not None else model_config
+    name = identity(model_config, train_config, data.key)
     team, device = machine.Team(), machine.best_device()
     if team.any(Run(folder).finished_as(name)):
         return Run(folder)
@@ -452,17 +432,15 @@ def train(
 
         # The seed decides the first weights; a checkpoint replaces them.
         torch.manual_seed(train_config.seed)
-        model = (
-            _started(start, model_config, train_config, data)
-            if start
-            else build_model(model_config)
-        )
+        model = build_model(model_config) if start is None else start
         if device.type == "cuda":
             model.to(
                 memory_format=torch.channels_last
             )  # kernels of convolutions, as the images are
         trainer = Trainer(model.to(device), train_config, data.to(device), folder, team)
-        trainer.first_answers = evaluate(model, trainer.data).predicted if start else None
+        trainer.first_answers = (
+            evaluate(model, trainer.data).predicted if start is not None else None
+        )
         trainer.resume()
 
         # config.json says how the run is made. Each start and each resumption adds to its sessions.
@@ -480,7 +458,7 @@ def train(
             preset=preset, hash=name, model=model_values, train=train_values, data=data.about()
         )
         trainer.about |= dict(environment=here, sessions=[*before, here])
-        if start:
-            trainer.about |= dict(start=start.config["hash"], kept=getattr(model, "kept", None))
+        if start is not None:
+            trainer.about |= dict(kept=getattr(model, "kept", None))
         trainer.fit()
     return Run(folder)
