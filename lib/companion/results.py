@@ -85,7 +85,7 @@ def of_all_seeds(run: Run, runs: Sequence[Run]) -> list[Run]:
 
 
 def _recipe(run: Run) -> str:
-    recipe = replace(run.train, {"seed": 0, "checkpoint_seconds": 0.0})
+    recipe = replace(run.train, {"seed": 0, "start_from": None, "checkpoint_seconds": 0.0})
     model = (
         replace(run.model, {"heads": 1}) if run.train.start_from else run.model
     )  # pruning leaves each its own
