@@ -215,3 +215,85 @@ def test_published_numbers_belong_to_the_presets():
     assert {"ResNet18", "SA quadratic", "SA quadratic, 16 heads", "SA learned"} <= set(
         results.REPRODUCTION_2021
     )
+
+
+def runs(*accuracies, right=None, epochs=1):
+    """What `results.ahead` reads of runs."""
+    data = {"test_images": 10_000 if right is None else len(right), "key": "k"}
+    return [
+        SimpleNamespace(
+            test_accuracy=accuracy,
+            config={"data": data, "hash": f"{seed} {accuracy}"},
+            right=right,
+            train=SimpleNamespace(epochs=epochs),
+        )
+        for seed, accuracy in enumerate(accuracies)
+    ]
+
+
+def test_a_lead_is_undecided_within_its_noise():
+    assert results.ahead(runs(0.948, 0.95, 0.952), runs(0.90))[0] is True
+    assert (
+        results.ahead(runs(0.94, 0.96), runs(0.90))[0] is None
+    )  # two seeds that differ by two points say little
+    assert results.ahead(runs(0.90), runs(0.95))[0] is False
+    assert results.ahead(runs(0.95), runs(0.948))[0] is None
+    assert (
+        results.ahead(runs(0.90, 0.94), runs(0.89))[0] is None
+    )  # a difference between seeds is noise too
+    assert results.ahead(runs(1.0), runs(1.0))[0] is None
+    # Seeds 0.58 and images 0.41 make 0.71 points. With so few seeds 2.1 of these errors are not
+    # enough.
+    holds, evidence = results.ahead(runs(0.91, 0.92, 0.93), runs(0.905, 0.905, 0.905))
+    assert holds is None and "standard error of the difference 0.7" in evidence
+    assert results.ahead(runs(0.91, 0.92, 0.93), runs(0.88, 0.88, 0.88))[0] is True
+    # One seed is taken to spread by 0.7 points, each side (0.45 from 20 epochs on), or as the other
+    # does: more, if so.
+    assert results.ahead(runs(0.955, epochs=20), runs(0.94, epochs=20))[0] is True
+    assert results.ahead(runs(0.955, epochs=20), runs(0.94, epochs=19))[0] is None
+    holds, evidence = results.ahead(runs(0.955), runs(0.95), margin=2)
+    assert (
+        holds is True
+        and "95.5% against 95.0%, standard error of the difference 1.0 (images 0.3; seeds 1.0), by chance up to 2.0"
+        in evidence
+    )
+    assert results.ahead(runs(0.952), runs(0.94), margin=0)[0] is None
+    assert results.ahead(runs(0.97), runs(0.9401, 0.94, 0.9399))[0] is True
+    assert results.ahead(runs(0.97), runs(0.96, 0.94, 0.92))[0] is None
+    # Two seeds, .71 points apart from their mean, for both sides: one degree of freedom, not two.
+    assert results.ahead(runs(1.0), runs(0.945, 0.955))[0] is None
+
+
+def test_the_spread_over_seeds_that_would_undo_a_verdict():
+    """1.96 errors must be 1.5 points: 0.765, of which the images' are 0.41 and 0.46 each side's
+    of one seed.
+    """
+    one, other = runs(0.91, epochs=20), runs(0.895, epochs=20)
+
+    def limit(*given):
+        return float(
+            results.rests_on(True, *given).removeprefix("if seeds spread by less than ").split()[0]
+        )
+
+    assert limit(one, other) == pytest.approx(0.46, abs=0.011)
+    for spread, holds in ((0.45, True), (0.47, None)):
+        assert results.ahead(one, other, assumed=spread)[0] is holds
+    assert limit(other, one, 2.5) == pytest.approx(0.21, abs=0.011)  # a point is left of the margin
+    assert results.rests_on(True, runs(0.91, 0.92), runs(0.89, 0.89)) == ""  # nothing is assumed
+
+
+def test_answers_to_the_same_images_are_compared_image_by_image():
+    hard = (
+        np.arange(1000) % 10 == 0
+    )  # both are wrong about the same hundred images, one about ten more
+    (one,), (other,) = (
+        runs(right.mean(), right=right) for right in (~hard, ~hard & (np.arange(1000) >= 11))
+    )
+    assert results.ahead([one], [other])[0] is None  # seeds may differ as much
+    for run in (one, other):
+        run.config["start"] = "the same"  # but both go on from one run
+    holds, evidence = results.ahead([one], [other])
+    assert holds is True and "standard error of the difference 0.3 (images, paired 0.3)" in evidence
+    one.right = None  # without its answers the error is three times that
+    holds, evidence = results.ahead([one], [other])
+    assert holds is None and "1.4" in evidence

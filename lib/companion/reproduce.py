@@ -361,10 +361,11 @@ def reproduce(
         data = os.path.abspath(data)  # notebooks run in another folder
     if record:
         output = workspace.OUTPUTS / profile.name
+    if retrain:
+        os.environ["ATTNCONV_RETRAIN"] = "1"  # for notebooks, too
     work = workspace.open_workspace(str(file), data=data, output=output)
     if retrain:
-        folder = workspace.OUTPUTS / f"{work.folder.name}-retrained"
-        work = replace(work, folder=folder, record=None)
+        work = replace(work, folder=workspace.OUTPUTS / f"{work.folder.name}-retrained")
     folder = work.folder
     written_over = (folder / "notebooks").resolve() == notebooks.resolve()
     if written_over or (folder == work.record and not record):
