@@ -69,7 +69,8 @@ def test_the_index_is_notebook_00_then_all_files_by_notebook(output):
     shown = nbformat.v4.new_output(
         "display_data", {"text/html": card.html(closed=True), "text/plain": "card"}
     )
-    text = "# What was found\n\nSee [06](06_acc<b>&'%23.ipynb), [07](07_none.ipynb), [the data](../data/README.md)."
+    text = "# What was found\n\nSee [06](06_acc<b>&'%23.ipynb), [07](07_none.ipynb), "
+    text += "[the data](../data/README.md)."
     put(
         output,
         "00_what_was_found",

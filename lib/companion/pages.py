@@ -55,8 +55,6 @@ def clean(copy: Path, parameters: Mapping[str, Any], pages: Mapping[str, str]) -
     """Make of an executed notebook what is kept: its first cell shows the parameters that were
     given, links lead to other copies, pictures have 256 colours, and nothing tells this machine's
     memory or the time of day."""
-    from companion.figures.style import of_256_colours  # imports Matplotlib, which takes a second
-
     executed = nbformat.read(copy, as_version=4)
     tags = [cell.metadata.get("tags", []) for cell in executed.cells]
     pairs = zip(executed.cells, tags, strict=True)
@@ -68,16 +66,28 @@ def clean(copy: Path, parameters: Mapping[str, Any], pages: Mapping[str, str]) -
         if "parameters" in cell.metadata.get("tags", []):
             cell.source = with_values(cell.source, parameters)
         if cell.cell_type == "markdown":  # a notebook of several runs has no copy of its own name
-            for number, page in pages.items():
-                name = page.removesuffix(".html")
-                if number != FRONT:
-                    cell.source = re.sub(rf"\]\({number}_\w+(?=\.ipynb)", f"]({name}", cell.source)
-        for data in (output.get("data", {}) for output in cell.get("outputs", ())):
-            if "text/plain" in data:
-                data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", ">", data["text/plain"])
-            if "image/png" in data:
-                data["image/png"] = b64encode(of_256_colours(b64decode(data["image/png"]))).decode()
+            cell.source = re.sub(
+                r"(?<=\]\()(\d\d)_\w+\.ipynb", lambda link: copy_of(link, pages), cell.source
+            )
+        for output in cell.get("outputs", ()):
+            clean_output(output.get("data", {}))
     nbformat.write(executed, copy)
+
+
+def copy_of(link: re.Match[str], pages: Mapping[str, str]) -> str:
+    """The executed copy of the notebook that a link names; the same link where there is none."""
+    page = pages.get(link[1], FRONT)
+    return link[0] if FRONT in (page, link[1]) else page.replace(".html", ".ipynb")
+
+
+def clean_output(data: dict[str, str]) -> None:
+    """Take addresses in memory out of an output, and two thirds of its picture's bytes."""
+    from companion.figures.style import of_256_colours  # imports Matplotlib, which takes a second
+
+    if "text/plain" in data:
+        data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", ">", data["text/plain"])
+    if "image/png" in data:
+        data["image/png"] = b64encode(of_256_colours(b64decode(data["image/png"]))).decode()
 
 
 def with_values(source: str, parameters: Mapping[str, Any]) -> str:

@@ -116,7 +116,7 @@ def digest_work(work: Workspace) -> str:
     data = work.data
     images = hashlib.sha256()
     for tensor in (data.train_images, data.train_labels, data.test_images, data.test_labels):
-        images.update(tensor.numpy().tobytes())
+        images.update(tensor.numpy().data)
     files = [*LIBRARY.glob("attnconv/**/*.*"), *LIBRARY.glob("companion/**/*.*")]
     library = {
         str(file.relative_to(LIBRARY)): digest_file(file) for file in files if file.suffix != ".pyc"
@@ -157,6 +157,16 @@ def named(jobs: dict[str, Job], word: str) -> list[str]:
         known = ", ".join(sorted({job.number for job in jobs.values()}))
         raise ConfigError(f"There is no notebook {word!r} to run. Notebooks: {known}.")
     return [job.name for job in found if not preset or (job.run and job.run[0] == preset)]
+
+
+def select(jobs: dict[str, Job], only: Iterable[str]) -> tuple[list[str], dict[str, Job]]:
+    """The jobs that words name, all without a word; and these with all that they need, in order."""
+    asked = [name for word in only for name in named(jobs, word)] or [*jobs]
+    wanted = {*asked}
+    for name in reversed(jobs):
+        if name in wanted:
+            wanted.update(jobs[name].needs)
+    return asked, {name: job for name, job in jobs.items() if name in wanted}
 
 
 def said_by(copy: Path) -> dict[str, Any]:
@@ -328,12 +338,12 @@ def cores() -> int:
 
 
 def reproduce(
-    profile_name: str = "quick",
+    profile: str = "quick",
     *,
     data: str = "",
     only: Iterable[str] = (),
     force: bool = False,
-    at_once: int | None = None,
+    jobs: int | None = None,
     output: str | Path = "",
     retrain: bool = False,
     record: bool = False,
@@ -342,67 +352,66 @@ def reproduce(
 ) -> int:
     """Run a folder's notebooks in one of its ``profiles``; the exit status. See ``attnconv
     reproduce -h``. Raises `ConfigError` or `DataError` where nothing can begin."""
-    if at_once is None:  # small models train faster side by side, each on one core
-        at_once = 1 if shutil.which("nvidia-smi") else min(4, cores())
-    if at_once < 1:
-        raise ConfigError(f"--jobs {at_once} must be at least 1.")
-    file = notebooks / "profiles" / f"{profile_name}.yaml"
-    profile = load_profile(file)
-    jobs = plan(notebooks, profile)
-    asked = [name for word in only for name in named(jobs, word)] or [*jobs]
-    wanted = {*asked}
-    for name in reversed(jobs):
-        if name in wanted:
-            wanted.update(jobs[name].needs)
+    if jobs is None:  # small models train faster side by side, each on one core
+        jobs = 1 if shutil.which("nvidia-smi") else min(4, cores())
+    if jobs < 1:
+        raise ConfigError(f"--jobs {jobs} must be at least 1.")
+    file = notebooks / "profiles" / f"{profile}.yaml"
+    planned = plan(notebooks, load_profile(file))
+    asked, wanted = select(planned, only)
 
     from companion import workspace  # imports torch, with which the data are read
 
     if data not in ("", "embedded", "cifar10"):
         data = os.path.abspath(data)  # notebooks run in another folder
-    if record:
-        output = workspace.OUTPUTS / profile.name
     if retrain:
         os.environ["ATTNCONV_RETRAIN"] = "1"  # for notebooks, too
+    output = workspace.OUTPUTS / profile if record else output
     work = workspace.open_workspace(str(file), data=data, output=output)
     if retrain:
         work = replace(work, folder=workspace.OUTPUTS / f"{work.folder.name}-retrained")
     folder = work.folder
-    written_over = (folder / "notebooks").resolve() == notebooks.resolve()
-    if written_over or (folder == work.record and not record):
+    if folder in (notebooks.resolve().parent, None if record else work.record):
         raise ConfigError(f"Results are not written over {folder}; choose another folder.")
-    refuse(work, [jobs[name] for name in wanted], dry)
-    pages = {jobs[name].number: f"{name}.html" for name in sorted(jobs, reverse=True)}
-    pages = dict(sorted(pages.items()))
-    if FRONT in pages:
-        pages[FRONT] = "../index.html"
+    refuse(work, wanted.values(), dry)
+
+    given = {"profile": profile, "data": data}
+    given["output"] = os.path.relpath(folder, notebooks.resolve())
+    for job in planned.values():
+        job.parameters |= given
     batch = Batch(
-        {name: job for name, job in jobs.items() if name in wanted},
+        wanted,
         digest_work(work),
         folder,
-        [folder, *filter(None, [work.record])],
+        [folder, workspace.RECORD] if work.record and work.profile.recorded else [folder],
         asked if force else [],
-        at_once,
-        pages,
+        jobs,
+        pages_of(planned),
     )
-    for job in jobs.values():
-        job.parameters |= {"profile": profile.name, "data": data}
-        job.parameters["output"] = os.path.relpath(folder, notebooks.resolve())
-    print(f"The {profile.name} profile: {profile.description or 'no description'}")
+    print(f"The {profile} profile: {work.profile.description or 'no description'}")
     print(f"{len(wanted)} jobs, data: {work.source}, output: {folder}", flush=True)
     if dry:
         batch.dry()
         return 0
     good = run_alone(batch)
     print(f"All that was found, on one page: {write_page(folder, work.runs())}", flush=True)
-    if not good or folder != workspace.OUTPUTS / "reproduced" / profile.name:
-        return 0 if good else 1
+    if good and folder == workspace.OUTPUTS / "reproduced" / profile:
+        from companion.compare import compare
 
-    from companion.compare import compare
+        return compare(workspace.RECORD, folder, {job.number for job in wanted.values()})
+    return 0 if good else 1
 
-    return compare(workspace.RECORD, folder, {job.number for job in batch.jobs.values()})
+
+def pages_of(jobs: dict[str, Job]) -> dict[str, str]:
+    """The page of each notebook by its number, in reading order; of several runs, of the first."""
+    pages: dict[str, str] = {}
+    for name in sorted(jobs):
+        number = jobs[name].number
+        pages.setdefault(number, "../index.html" if number == FRONT else f"{name}.html")
+    return pages
 
 
-def refuse(work: Workspace, jobs: list[Job], dry: bool) -> None:
+def refuse(work: Workspace, jobs: Iterable[Job], dry: bool) -> None:
     """Raise what would go wrong in a job, before any starts."""
     from attnconv.training.data import MissingData, find_data
 

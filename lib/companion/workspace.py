@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from companion.claims import Claims
 
-OUTPUTS = REPOSITORY / "outputs"
+OUTPUTS = (REPOSITORY / "outputs").resolve()
 RECORD = OUTPUTS / "evening"
 """The committed record: runs are looked up in it, and never written to it."""
 PROFILES = REPOSITORY / "notebooks" / "profiles"
@@ -113,8 +113,8 @@ class Workspace:
         model, recipe = self.configs(name, seed, **changes)
         if self.strip:
             raise MissingData(
-                f"{name}, seed {recipe.seed}, is not among the recorded runs. To train it, say where"
-                f" {self.source} is: --data PATH (make: DATA=PATH)."
+                f"{name}, seed {recipe.seed}, is not among the recorded runs. To train it, say"
+                f" where {self.source} is: --data PATH (make: DATA=PATH)."
             )
         with torch.device("meta"):  # shapes only
             build_model(model)
