@@ -1,7 +1,7 @@
 # make reproduce   run every notebook and leave figures, tables and executed notebooks in outputs/<profile>
 #                  PROFILE=smoke|quick|evening|paper, or paper-recipe (for some notebooks: its file says which)
 #                  DATA=cifar10, or a path  ONLY="03 04"  JOBS=1  FORCE=1  RETRAIN=1  OUTPUT=/path
-#                  DRY=1 only says what would be done, and why, and what is missing
+#                  DRY=1 only says what would be done, and why, and what cannot work
 #                  PROFILE=evening leaves its committed record outputs/evening as it is, draws everything again beside it,
 #                  in outputs/reproduced/evening, and compares
 # make paper       the same at the paper's size (for a GPU)
@@ -37,6 +37,9 @@ export PROFILE JOBS DATA OUTPUT ONLY
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
+# Large buffers stay with the process: fetched from the kernel for each batch, they cost up to half the time on CPUs.
+reproduce: export MALLOC_MMAP_MAX_ = 0
+reproduce: export MALLOC_TRIM_THRESHOLD_ = 100000000000
 # The user's words reach the shell as variables, so that no character in them means anything to it.
 reproduce: $(READY)
 	@$(VENV)/bin/attnconv reproduce --profile "$$PROFILE" $${JOBS:+--jobs "$$JOBS"} $${DATA:+--data "$$DATA"} \

@@ -13,7 +13,7 @@ MARKS = f"outputs/snakemake/{PROFILE}"  # what is done, for Snakemake; run folde
 
 # The library knows a profile's models and seeds, and which model another one starts from.
 ASK = """import json, sys; from attnconv.config import PRESETS; from companion.profile import load_profile; profile = load_profile(sys.argv[1])
-starts = {name: profile.configs(name)[1].start_from for name in PRESETS}
+starts = {name: preset.start for name, preset in PRESETS.items()}
 print(json.dumps([profile.runs, profile.seeds, starts]))"""
 told = subprocess.run([".venv/bin/python", "-c", ASK, PROFILE_FILE], check=True, stdout=subprocess.PIPE).stdout
 PRESETS, SEEDS, START_FROM = json.loads(told)

@@ -14,8 +14,6 @@ import nbformat
 import pytest
 from hypothesis import strategies as st
 
-from companion.plan import plan, read_notebook
-from companion.profile import load_profile
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core, each with one thread
@@ -23,9 +21,9 @@ os.environ.setdefault(
     "CUDA_VISIBLE_DEVICES", ""
 )  # toys say and give the same on all machines (CONTRIBUTING.md)
 
-LONG = """test_notebooks test_training test_record test_reproduce test_explorer_browser test_knobs
-    test_compare test_playground_browser test_site_browser test_lab_browser test_equivalence
-    test_explorer test_figures test_swapping test_data test_fresh test_workspace""".split()
+LONG = """test_notebooks test_training test_record test_reproduce test_explorer_browser test_knobs test_compare
+    test_playground_browser test_site_browser test_lab_browser test_equivalence test_explorer test_figures
+    test_swapping test_data test_workspace""".split()
 """Files that take longest. The first and the third keep two cores busy, those after them wait a
 good deal.
 """
@@ -101,33 +99,9 @@ def result(name: str, text: str = "x") -> str:
     return RESULT.replace("NAME", repr(name)).replace("TEXT", repr(text))
 
 
-def planned(toys: Toys) -> dict:
-    profile = load_profile(toys.notebooks / "profiles" / "toy.yaml")
-    return plan(
-        map(read_notebook, sorted(toys.notebooks.glob("*.ipynb"))), profile, {"profile": "toy"}
-    )
-
-
 def write(file: Path, content: str | bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def put_run(
-    toys: Toys,
-    preset: str,
-    seed: int = 0,
-    name: str = "0",
-    finished: bool = True,
-    kind: str = "runs",
-) -> Path:
-    folder = toys.output / kind / f"{preset}-seed{seed}-{name}"
-    write(folder / "config.json", json.dumps({"preset": preset, "train": {"seed": seed}}))
-    write(folder / "metrics.jsonl", "1")
-    write(folder / "heads.npz", "2")
-    if finished:
-        write(folder / "model.safetensors", "3")
-    return folder
 
 
 def damaged(content: bytes, draw) -> bytes:

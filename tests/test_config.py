@@ -95,52 +95,6 @@ Mine = partial(Profile, name="x")
             dict(compile="max-autotune"),
             "compile = 'max-autotune': Input should be a valid boolean",
         ),
-        (Profile, {}, "Profile.name = {}: Field required"),
-        (Mine, dict(model={"depth": 3}), "ModelConfig.depth = 3: Extra inputs are not permitted"),
-        (Mine, dict(model=3), "Profile.model = 3: Input should be a valid dictionary"),
-        (
-            Mine,
-            dict(presets={"learned": {"modl": {}}}),
-            "presets.learned.modl.* = 'modl': .* 'model' or 'train'",
-        ),
-        (
-            Mine,
-            dict(presets={"learnt": {}}),
-            "no preset 'learnt'. There are resnet18, quadratic, .*hybrid",
-        ),
-        (
-            Mine,
-            dict(presets={"learned": {"train": 3}}),
-            "learned.train = 3: Input should be a valid dictionary",
-        ),
-        (Mine, dict(presets={3: {}}), "presets.3.* = 3: Input should be a valid string"),
-        (Mine, dict(runs=()), r"runs = \(\): Tuple should have at least 1 item"),
-        (Mine, dict(seeds=[0, -1]), "seeds.1 = -1: Input should be greater than or equal to 0"),
-        (
-            Mine,
-            dict(runs=["learned", "quadratic", "quadratic"]),
-            "Profile.runs = .*: 'quadratic' stands twice",
-        ),
-        (Mine, dict(seeds=[0, 1, 0]), "Profile.seeds = .*: 0 stands twice"),
-        (Mine, dict(study={"longer": {"seeds": [1, 1]}}), "Study.seeds = .*: 1 stands twice"),
-        (Mine, dict(study={"few": {"images": [50, 50]}}), "Study.images = .*: 50 stands twice"),
-        (
-            Mine,
-            dict(study={"few": {"starts": {"a": {"model": {"centre_start": "grid"}}}}}),
-            "centre_start = 'grid'",
-        ),
-        (
-            Mine,
-            dict(study={"few": {"content": {"model": {"key_size": 3}}}}),
-            "key_size = 3 must be even",
-        ),
-        (
-            Mine,
-            dict(train={"seed": 5}),
-            r"seed = 5 cannot be set here: a profile has seeds: \[...\]",
-        ),
-        (Mine, dict(presets={"learned": {"train": {"seed": 5}}}), "seed = 5 cannot be set here"),
-        (Mine, dict(study={"train": {"seed": 5}}), "seed = 5 cannot be set here"),
     ],
 )
 def test_refusals(make, values, message):
@@ -168,7 +122,7 @@ def test_a_grid_that_the_patches_do_not_fill_is_refused():
 @given(st.data())
 def test_any_value_is_taken_or_refused_in_one_line(data):
     """Whatever a file may hold: what is taken comes back from JSON as it was."""
-    cls = data.draw(st.sampled_from([ModelConfig, TrainConfig, Profile]))
+    cls = data.draw(st.sampled_from([ModelConfig, TrainConfig]))
     plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
     nested = st.recursive(
         plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4
@@ -177,7 +131,7 @@ def test_any_value_is_taken_or_refused_in_one_line(data):
         st.dictionaries(st.sampled_from(sorted(cls.model_fields)), nested, max_size=3)
     )
     try:
-        made = cls(**({"name": "x", **values} if cls is Profile else values))
+        made = cls(**values)
     except ConfigError as error:
         assert "\n" not in str(error)
     else:
@@ -204,7 +158,7 @@ def test_the_names_of_run_folders_stay():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("own", b"trian: {}\n", "own.yaml: Profile.trian = {}: Extra inputs"),
+        ("own", b"trian: {}\n", "own.yaml: trian: Extra inputs"),
         (
             "own",
             b"train: {epochs: %s}" % (b"9" * 5000),
@@ -216,19 +170,26 @@ def test_the_names_of_run_folders_stay():
             b"train: {epochs: 3}\ntrain: {epochs: 4}",
             'own.yaml: not valid YAML: .*duplicate key "train".*line 2',
         ),
-        ("own", b"train: {epochs: 1:30}", "own.yaml: TrainConfig.epochs = '1:30'"),
+        ("own", b"train: {epochs: 1:30}", "own.yaml: .*TrainConfig.epochs = '1:30'"),
         ("own", b"recorded: !!bool x", "own.yaml: not valid YAML: 'x'"),
         (
             "own",
             b"description: 2020-01-01",
-            "own.yaml: Profile.description = datetime.date.*valid string",
+            "own.yaml: description: .*valid string",
         ),
         ("own", b"4: 3", "own.yaml: keywords must be strings"),
+        ("own", b"model: {depth: 3}", "own.yaml: .*ModelConfig.depth = 3: Extra inputs"),
+        ("own", b"model: 3", "own.yaml: model: Input should be a valid dictionary"),
+        ("own", b"presets: {learned: {modl: {}}}", "own.yaml: presets.learned.modl"),
+        ("own", b"presets: {learnt: {}}", "no preset 'learnt'. There are resnet18, quadratic"),
+        ("own", b"runs: []", "own.yaml: runs: List should have at least 1 item"),
+        ("own", b"seeds: [0, -1]", "own.yaml: .*TrainConfig.seed = -1"),
+        ("own", b"train: {seed: 5}", "seed cannot be changed.*seeds: "),
         ("own", b"- train", "own.yaml: 'list' object is not a mapping"),
-        ("own", b"study: {3: 4}", "own.yaml: keywords must be strings"),
+        ("own", b"study: {3: 4}", "own.yaml: study.3.*valid string"),
         ("own", b"description: caf\xe9\n", "own.yaml: 'utf-8' codec can't decode"),
         ("other", b"", "no profile 'other'.*own"),
-        ("folder", b"", "folder.yaml: .*directory"),
+        ("folder", b"", "no profile 'folder'"),
     ],
 )
 def test_profile_errors_name_the_file(tmp_path, name, content, message):
@@ -241,7 +202,7 @@ def test_profile_errors_name_the_file(tmp_path, name, content, message):
 
 def test_where_there_are_no_profiles_the_remedy_is_a_clone(tmp_path):
     with pytest.raises(
-        ConfigError, match="'quick' in .*nowhere. Profiles there: none. They come with a clone"
+        ConfigError, match="'quick' in .*nowhere, which has none. They come with a clone"
     ):
         load_profile(tmp_path / "nowhere" / "quick.yaml")
 
@@ -252,24 +213,22 @@ def test_shipped_profiles_are_sound_and_their_study_is_of_short_runs_of_a_narrow
     for name in PRESETS:
         model, train = profile.configs(name, 3)
         assert train.seed == 3 and ModelConfig(**model.model_dump(mode="json")) == model
-    study, longer = profile.study, profile.study.longer or profile.study
+    study, longer = profile.study, profile.study.get("longer", {"model": {}, "train": {}})
     model, recipe = profile.configs(
-        "quadratic", 0, study.model | longer.model, study.train | longer.train
+        "quadratic", 0, study["model"] | longer["model"], study["train"] | longer["train"]
     )
     assert recipe.epochs <= 4 and model.hidden <= 32 and recipe.position_lr
 
-    few, paper = study.few, PRESETS["quadratic"].model
-    if not few:  # notebook 11's runs are not in the record
-        return
-    recipe = profile.configs("quadratic", 0, study.model, study.train | few.train)[1]
+    few, paper = study["few"], PRESETS["quadratic"].model
+    recipe = profile.configs("quadratic", 0, study["model"], study["train"] | few["train"])[1]
     assert recipe.epochs % 2 == 0, "halves of it, of a CNN and of attention"
-    assert few.images == tuple(sorted(few.images)) and len(few.images) >= 2
+    assert few["images"] == sorted(few["images"]) and len(few["images"]) >= 2
     starts = {
-        name: profile.configs("quadratic", 0, study.model | arm.model)[0]
-        for name, arm in few.starts.items()
+        name: profile.configs("quadratic", 0, study["model"] | arm["model"])[0]
+        for name, arm in few["starts"].items()
     }
     first, disc = starts.pop("as the paper's"), starts.pop("on a disc")
-    assert list(few.starts)[0] == "as the paper's", "what others are compared with"
+    assert list(few["starts"])[0] == "as the paper's", "what others are compared with"
     assert all(
         getattr(first, name) == getattr(paper, name)
         for name in ("centre_start", "centre_std", "spread_start")
@@ -288,39 +247,44 @@ def test_shipped_profiles_are_sound_and_their_study_is_of_short_runs_of_a_narrow
 @pytest.mark.parametrize(
     ("name", "model", "train", "message"),
     [
-        ("quadratic", {"image_size": [8, 8]}, {}, "image_size.*cannot be set.*that of the images"),
+        (
+            "quadratic",
+            {"image_size": [8, 8]},
+            {},
+            "image_size cannot be changed: choose other data",
+        ),
         (
             "quadratic",
             {"image_channels": 7},
             {},
-            "image_channels = 7 cannot be set.*that of the images",
+            "image_channels cannot be changed",
         ),
-        ("quadratic", {"classes": 5}, {}, "classes = 5 cannot be set.*that of the images"),
+        ("quadratic", {"classes": 5}, {}, "classes cannot be changed"),
         (
             "quadratic",
             {"kind": "resnet"},
             {},
-            "kind = 'resnet' cannot be set.*another preset.*resnet18",
+            "kind cannot be changed.*another preset",
         ),
         (
             "quadratic_pruned",
             {"heads": 3},
             {},
-            "heads cannot be changed, it is that of 'quadratic_full'",
+            "heads is that of quadratic_full. Change it there",
         ),
         (
             "quadratic_full",
             {},
             {"start_from": "quadratic_pruned"},
-            "start_from = 'quadratic_pruned' cannot be set",
+            "start_from cannot be changed",
         ),
         (
             "quadratic_pruned",
             {},
             {"start_from": None},
-            "start_from = None cannot be set here: it is the preset's",
+            "start_from cannot be changed.*another preset",
         ),
-        ("quadratic", {}, {"seed": 3}, "seed = 3 cannot be set here: .*--seed"),
+        ("quadratic", {}, {"seed": 3}, "seed cannot be changed.*--seed"),
     ],
 )
 def test_changes_that_would_be_ignored_are_refused(name, model, train, message):
@@ -360,14 +324,14 @@ def test_the_papers_presets_have_its_dropout_and_the_small_profiles_none():
         assert {profile.configs(preset)[0].attention_dropout for preset in PRESETS} == {0.0}
 
 
-@pytest.mark.parametrize("word", ["epochs=", "position_lr= ", "epochs", "epoch=3"])
-def test_a_change_without_a_value_or_a_known_name_is_refused(word):
+@pytest.mark.parametrize("word", ["epochs=", "position_lr= ", "epochs"])
+def test_a_change_without_a_value_is_refused(word):
     with pytest.raises(ConfigError, match=f"--set {word}: not NAME=VALUE"):
         changes([word])
 
 
-def test_a_change_whose_value_is_no_yaml_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"^--set kernels=\[3: not valid YAML: "):
+def test_a_change_whose_value_is_no_yaml_is_refused():
+    with pytest.raises(ConfigError, match="^not valid YAML: "):
         changes(["epochs=3", "kernels=[3"])
 
 

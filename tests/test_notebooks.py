@@ -100,12 +100,7 @@ def reproduced(tmp_path_factory):
 
 def test_every_notebook_runs(reproduced):
     profile = load_profile(PROFILES / "smoke.yaml")
-    manifest = json.loads((reproduced / "manifest.json").read_text())
-    expected = (
-        len(NOTEBOOKS) - 1 + len(profile.runs) * len(profile.seeds)
-    )  # notebook 03 once per model and seed
-    assert len(manifest["notebooks"]) == expected
-    assert {entry["status"] for entry in manifest["notebooks"].values()} == {"done"}
+    expected = len(NOTEBOOKS) - 1 + len(profile.runs) * len(profile.seeds)  # 03 once per run
     assert len(list((reproduced / "notebooks").glob("*.ipynb"))) == expected
 
 

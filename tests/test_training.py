@@ -464,7 +464,6 @@ PRELOADED = [
     "pytest",
     "hypothesis.strategies",
     "torch._dynamo",
-    "companion.plan",
     "attnconv.training.loop",
 ]
 PRELOADED += ["unittest.mock", "companion.results", "companion.cli", "companion.workspace"]

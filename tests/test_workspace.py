@@ -1,25 +1,25 @@
-"""What notebooks work with: where results go, that runs are found and never overwritten, and
-rows of Table 1.
-"""
+"""What notebooks work with: where results go, that runs are found by name, here or in a record, and
+what each goes on from."""
 
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from attnconv.config import replace
+from attnconv.config import ConfigError, replace
 from attnconv.heads import measure_attention, translation_consistency
-from attnconv.training import data, load_run, loop
+from attnconv.training import data, load_run
 from attnconv.training.data import ARRAYS, DataError, MissingData, normalize
-from attnconv.training.runs import find_runs, identity
 from companion import cli, results, workspace
 from companion.profile import Profile
-from companion.workspace import REPOSITORY, open_workspace, output_folder
+from companion.workspace import OUTPUTS, Workspace, open_workspace, output_folder
 from test_data import parquet, some
 
 
@@ -34,21 +34,18 @@ def run(work):
 
 
 @pytest.mark.parametrize(
-    ("profile", "data", "folder"),
+    ("profile", "source", "folder"),
     [
-        (Profile(name="quick"), None, "quick"),
         (Profile(name="quick"), "embedded", "quick"),
         (Profile(name="quick"), "cifar10", "quick-cifar10"),
-        (Profile(name="quick"), "/somewhere/CIFAR 10", "quick-cifar-10-f57d"),
-        (Profile(name="paper"), "/somewhere/images", "paper-images-8f60"),
-        (Profile(name="paper"), "/elsewhere/images", "paper-images-b2e7"),
-        (Profile(name="evening", recorded=True), None, "reproduced/evening"),
+        (Profile(name="quick"), "/somewhere/CIFAR 10", "quick-CIFAR 10"),
+        (Profile(name="paper", data="cifar10"), "embedded", "paper-embedded"),
         (Profile(name="evening", recorded=True), "embedded", "reproduced/evening"),
         (Profile(name="evening", recorded=True), "cifar10", "evening-cifar10"),
     ],
 )
-def test_other_data_get_an_output_folder_of_their_own(profile, data, folder):
-    assert output_folder(profile, data) == REPOSITORY / "outputs" / folder
+def test_other_data_get_an_output_folder_of_their_own(profile, source, folder):
+    assert output_folder(profile, source) == OUTPUTS / folder
 
 
 def test_another_copy_of_the_profiles_data_shares_its_output_folder(tmp_path, monkeypatch):
@@ -57,15 +54,15 @@ def test_another_copy_of_the_profiles_data_shares_its_output_folder(tmp_path, mo
     own, other = (str(parquet(tmp_path / f"of-{count}", some(count, 20))) for count in (40, 50))
     paper, quick = Profile(name="paper", data="cifar10"), Profile(name="quick")
     assert output_folder(paper, own).name == "paper"
-    assert output_folder(paper, other).name.startswith("paper-of-50-")
-    assert output_folder(quick, own).name.startswith("quick-of-40-")
+    assert output_folder(paper, other).name == "paper-of-50"
+    assert output_folder(quick, own).name == "quick-of-40"
     with pytest.raises(DataError, match="no data set that can be read"):
         output_folder(paper, str(tmp_path / "nowhere"))
 
 
 def test_a_run_is_trained_once(work, run):
     before = (run.path / "model.safetensors").stat().st_mtime_ns
-    assert work.run("quadratic").path == run.path
+    assert work.run("quadratic").path == run.path == work.folder / "runs" / work.name("quadratic")
     assert (run.path / "model.safetensors").stat().st_mtime_ns == before
 
 
@@ -93,39 +90,14 @@ def test_a_figure_or_an_animation_is_saved_with_its_note(work, run):
     ]["place"]
 
 
-def test_pruned_runs_train_what_they_start_from_and_of_several_seeds_share_a_row(work):
-    run, second = work.run("quadratic_pruned"), work.run("quadratic_pruned", 1)
-    assert run.train.start_from == "quadratic_full" in {other.preset for other in work.runs()}
-    first, *others = run.model.heads_per_layer
-    second.__dict__["model"] = replace(second.model, {"heads": (first + 1, *others)})
-    groups = results.group([run, second])
-    table = results.results_table(groups | {"one": [run]})
-    assert [len(members) for members in groups.values()] == [2] and table[
-        "Parameters (M)"
-    ].nunique() == 2
-
-
-def test_a_run_may_go_on_from_another_than_its_presets(work):
-    taps = {"heads": 9, "centre_start": "taps", "spread_start": 4.0}
-    first = [
-        work.run(
-            "quadratic", model_changes={"heads": 9, "kernels": [3, 3]}, train_changes={"images": n}
-        )
-        for n in (20, 40)
+def test_a_table_is_saved_in_three_forms(work):
+    work.save_table(pd.DataFrame({"model_a": ["x", "y"], "lost": [1 / 3, np.nan]}), "01-table")
+    texts = [
+        (work.folder / "tables" / f"01-table.{form}").read_text() for form in ("csv", "md", "tex")
     ]
-    made = [
-        work.run("quadratic", model_changes=taps, train_changes={"epochs": 1}, start=one)
-        for one in first
-    ]
-    assert [run.config["start"] for run in made] == [run.config["hash"] for run in first]
-    assert made[0].path != made[1].path and {run.train.start_from for run in made} == {"quadratic"}
-    assert (
-        work.run("quadratic", model_changes=taps, train_changes={"epochs": 1}, start=first[0]).path
-        == made[0].path
-    )
-    error = work.swaps(made[0], images=30)["error"]
-    assert made[0].swaps["images"] == 30 and work.swaps(made[1])["images"] == 100
-    assert np.isnan(error[0]).all() and error[1, :, 1].max() < 0.5, "still nearly a convolution"
+    assert texts[0] == "model_a,lost\nx,0.3333333333333333\ny,\n"
+    assert "0.33333333 |" in texts[1] and "—  " in texts[1]
+    assert "0.33333333" in texts[2] and "---" in texts[2] and "model\\_a" in texts[2]
 
 
 def test_every_seed_and_configuration_has_a_folder_of_its_own(work, run):
@@ -144,221 +116,175 @@ def test_every_seed_and_configuration_has_a_folder_of_its_own(work, run):
     assert table["GFLOPs, separable"][0] < table["GFLOPs, dense"][0]
 
 
-def runs(*accuracies, right=None, epochs=1):
-    """What `results.ahead` reads of runs."""
-    data = {"test_images": 10_000 if right is None else len(right), "key": "k"}
-    return [
-        SimpleNamespace(
-            test_accuracy=accuracy,
-            config={"data": data, "hash": f"{seed} {accuracy}"},
-            right=right,
-            train=SimpleNamespace(epochs=epochs),
-        )
-        for seed, accuracy in enumerate(accuracies)
+def test_changes_may_be_json_as_papermill_hands_them_over(work):
+    assert work.configs("quadratic", model_changes='{"heads": 2}')[0].heads == 2
+    with pytest.raises(ConfigError, match="'heads=2' must be names and values"):
+        work.configs("quadratic", model_changes="heads=2")
+
+
+# Runs that go on from others
+
+
+def test_pruned_runs_train_what_they_start_from_and_of_several_seeds_share_a_row(work):
+    run, second = work.run("quadratic_pruned"), work.run("quadratic_pruned", 1)
+    starts = [work.name("quadratic_full", seed) for seed in (0, 1)]
+    assert [one.train.start_from for one in (run, second)] == starts
+    assert {*starts} <= {other.path.name for other in work.runs()}
+    first, *others = run.model.heads_per_layer
+    second.__dict__["model"] = replace(second.model, {"heads": (first + 1, *others)})
+    groups = results.group([run, second])
+    table = results.results_table(groups | {"one": [run]})
+    assert [len(members) for members in groups.values()] == [2]
+    assert table["Parameters (M)"].nunique() == 2
+
+
+def test_heads_are_pruned_and_layers_swapped_before_training(work):
+    work = dataclasses.replace(work, record=None)
+    start = work.run("quadratic_full")
+    weights = load_run(start.path)[0].state_dict()
+    model, _ = work.configs("hybrid")
+    hybrid = workspace.first_network(work.run("quadratic"), model, "swap", work.data)
+    assert (
+        hybrid.config.kernels == model.kernels == work.run("hybrid", kept_in="study").model.kernels
+    )
+    whole = workspace.first_network(start, model, "", work.data)
+    assert all(torch.equal(value, weights[name]) for name, value in whole.state_dict().items())
+    network, _ = load_run(start.path)
+    torch.nn.init.constant_(network.attention_layers[0].spreads[0], 0)  # a head that sees all alike
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workspace, "load_run", lambda path: (network, None))
+        pruned = workspace.first_network(start, model, "prune", work.data)
+    assert pruned.config.heads_per_layer[0] < 4
+
+
+def test_a_run_may_go_on_from_another_than_its_presets(work):
+    cnn = {"heads": 9, "kernels": [3, 3]}
+    taps = {"heads": 9, "centre_start": "taps", "spread_start": 4.0}
+    first = [
+        work.run("quadratic", model_changes=cnn, train_changes={"images": n}) for n in (20, 40)
     ]
+    options = {"model_changes": taps, "train_changes": {"epochs": 1}}
+    made = [work.run("quadratic", start=one, **options) for one in first]
+    assert [run.train.start_from for run in made] == [run.path.name for run in first]
+    assert made[0].path != made[1].path
+    assert work.run("quadratic", start=first[0], **options).path == made[0].path
+    error = work.swaps(made[0], images=30)["error"]
+    assert made[0].swaps["images"] == 30 and work.swaps(made[1])["images"] == 100
+    assert np.isnan(error[0]).all() and error[1, :, 1].max() < 0.5, "still nearly a convolution"
 
 
-def test_a_lead_is_undecided_within_its_noise():
-    assert results.ahead(runs(0.948, 0.95, 0.952), runs(0.90))[0] is True
-    assert (
-        results.ahead(runs(0.94, 0.96), runs(0.90))[0] is None
-    )  # two seeds that differ by two points say little
-    assert results.ahead(runs(0.90), runs(0.95))[0] is False
-    assert results.ahead(runs(0.95), runs(0.948))[0] is None
-    assert (
-        results.ahead(runs(0.90, 0.94), runs(0.89))[0] is None
-    )  # a difference between seeds is noise too
-    assert results.ahead(runs(1.0), runs(1.0))[0] is None
-    # Seeds 0.58 and images 0.41 make 0.71 points. With so few seeds 2.1 of these errors are not
-    # enough.
-    holds, evidence = results.ahead(runs(0.91, 0.92, 0.93), runs(0.905, 0.905, 0.905))
-    assert holds is None and "standard error of the difference 0.7" in evidence
-    assert results.ahead(runs(0.91, 0.92, 0.93), runs(0.88, 0.88, 0.88))[0] is True
-    # One seed is taken to spread by 0.7 points, each side (0.45 from 20 epochs on), or as the other
-    # does: more, if so.
-    assert results.ahead(runs(0.955, epochs=20), runs(0.94, epochs=20))[0] is True
-    assert results.ahead(runs(0.955, epochs=20), runs(0.94, epochs=19))[0] is None
-    holds, evidence = results.ahead(runs(0.955), runs(0.95), margin=2)
-    assert (
-        holds is True
-        and "95.5% against 95.0%, standard error of the difference 1.0 (images 0.3; seeds 1.0), by "
-        "chance up to 2.0"
-        in evidence
-    )
-    assert results.ahead(runs(0.952), runs(0.94), margin=0)[0] is None
-    assert results.ahead(runs(0.97), runs(0.9401, 0.94, 0.9399))[0] is True
-    assert results.ahead(runs(0.97), runs(0.96, 0.94, 0.92))[0] is None
-    # Two seeds, .71 points apart from their mean, for both sides: one degree of freedom, not two.
-    assert results.ahead(runs(1.0), runs(0.945, 0.955))[0] is None
+def test_swaps_are_measured_again_where_more_images_are_asked_for(work, run, tmp_path):
+    shutil.copytree(run.path, tmp_path / "runs" / run.path.name)
+
+    def counted(most):
+        profile = work.profile.model_copy(update={"swap_images": most})
+        some = dataclasses.replace(work, profile=profile, folder=tmp_path)
+        return int(some.swaps(some.run("quadratic"))["images"])
+
+    assert [counted(20), counted(40), counted(30)] == [20, 40, 40]
 
 
-def test_the_spread_over_seeds_that_would_undo_a_verdict():
-    """1.96 errors must be 1.5 points: 0.765, of which the images' are 0.41 and 0.46 each side's
-    of one seed.
-    """
-    one, other = runs(0.91, epochs=20), runs(0.895, epochs=20)
-
-    def limit(*given):
-        return float(
-            results.rests_on(True, *given).removeprefix("if seeds spread by less than ").split()[0]
-        )
-
-    assert limit(one, other) == pytest.approx(0.46, abs=0.011)
-    for spread, holds in ((0.45, True), (0.47, None)):
-        assert results.ahead(one, other, assumed=spread)[0] is holds
-    assert limit(other, one, 2.5) == pytest.approx(0.21, abs=0.011)  # a point is left of the margin
-    assert results.rests_on(True, runs(0.91, 0.92), runs(0.89, 0.89)) == ""  # nothing is assumed
-
-
-def test_answers_to_the_same_images_are_compared_image_by_image():
-    hard = (
-        np.arange(1000) % 10 == 0
-    )  # both are wrong about the same hundred images, one about ten more
-    (one,), (other,) = (
-        runs(right.mean(), right=right) for right in (~hard, ~hard & (np.arange(1000) >= 11))
-    )
-    assert results.ahead([one], [other])[0] is None  # seeds may differ as much
-    for run in (one, other):
-        run.config["start"] = "the same"  # but both go on from one run
-    holds, evidence = results.ahead([one], [other])
-    assert holds is True and "standard error of the difference 0.3 (images, paired 0.3)" in evidence
-    one.right = None  # without its answers the error is three times that
-    holds, evidence = results.ahead([one], [other])
-    assert holds is None and "1.4" in evidence
-
-
-# Recorded runs
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory, work, run):
-    """A workspace whose data set is not on this machine, with a kept run and a strip of images."""
-    folder = tmp_path_factory.mktemp("recorded")
-    shutil.copytree(run.path, folder / "runs" / run.path.name)
-    few = work.data.first(20, 20)
-    np.savez(
-        folder / "strip.npz",
-        classes=few.classes,
-        form="a few images",
-        **{n: getattr(few, n) for n in ARRAYS},
-    )
-    profile = replace(work.profile, {"recorded": True})
-    return workspace.Workspace(profile, "cifar10", folder)
+# A record
 
 
 @pytest.fixture
-def no_data(monkeypatch, tmp_path):
-    monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path))
+def record(tmp_path, work, run):
+    """A record of one run, with a strip of images."""
+    folder = tmp_path / "record"
+    shutil.copytree(run.path, folder / "runs" / run.path.name)
+    for measured in ("attention.npz", "swaps.npz"):
+        (folder / "runs" / run.path.name / measured).unlink(missing_ok=True)
+    few = work.data.first(20, 20)
+    arrays = {name: getattr(few, name) for name in ARRAYS}
+    np.savez(folder / "strip.npz", classes=few.classes, form="a few images", **arrays)
+    return folder
 
 
-def test_a_recorded_run_and_a_strip_stand_in_for_the_data(recorded, run, no_data, work):
-    assert recorded.run("quadratic").path.name == run.path.name
-    assert recorded.data.classes == work.data.classes and recorded.data.form == "a few images"
-    assert torch.equal(recorded.data.test_images, work.data.first(20, 20).test_images)
-    assert recorded.attention(recorded.run("quadratic"))["mean"].shape[1:3] == (2, 4)
+@pytest.fixture
+def without_data(work, record, tmp_path, monkeypatch):
+    """A workspace beside the record, whose data set is not on this machine."""
+    monkeypatch.setenv("ATTNCONV_DATA", str(tmp_path / "nowhere"))
+    profile = work.profile.model_copy(update={"recorded": True})
+    return Workspace(profile, "cifar10", tmp_path / "reproduced", record)
 
 
-@pytest.mark.filterwarnings("error")
-def test_of_recorded_runs_only_those_like_the_one_asked_for_are_read(
-    recorded, run, no_data, tmp_path
+def content(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_recorded_run_and_its_images_stand_in_for_the_data(without_data, record, run, work):
+    found = without_data.run("quadratic")
+    assert found.path == record / "runs" / run.path.name
+    assert [one.path for one in without_data.runs()] == [found.path]
+    assert without_data.data.form == "a few images" and without_data.about == run.config["data"]
+    assert torch.equal(without_data.data.test_images, work.data.first(20, 20).test_images)
+    for name, options in (("learned", {}), ("quadratic", {"train_changes": {"epochs": 1}})):
+        with pytest.raises(MissingData, match=f"{name}, seed 0, is not among .*--data PATH"):
+            without_data.run(name, **options)
+
+
+def test_what_is_measured_of_a_recorded_run_stays_outside_the_record(
+    without_data, record, work, tmp_path
 ):
-    shutil.copytree(recorded.folder, folder := tmp_path / "copy")
-    for name, changes in (
-        ("other-preset", {"preset": "learned"}),
-        ("other-seed", {"train": {"seed": 1}}),
-    ):
-        shutil.copytree(run.path, other := folder / "runs" / name)
-        about = json.loads((other / "config.json").read_text())
-        for part, change in changes.items():
-            about[part] = about[part] | change if isinstance(change, dict) else change
-        about["hash"] = identity(about["model"], about["train"], about["data"]["key"])
-        (other / "config.json").write_text(json.dumps(about))
-        (other / "heads.npz").write_bytes(b"damaged")
-    work = workspace.Workspace(recorded.profile, "cifar10", folder)
-    assert work.run("quadratic").path.name == run.path.name
-    assert (
-        work.run("quadratic", train_changes={"epochs": run.train.epochs}).path.name == run.path.name
-    )
-    with pytest.warns(UserWarning, match="other-(preset|seed) is left out"):
-        find_runs(folder / "runs")
+    before = content(record)
+    assert without_data.swaps(without_data.run("quadratic")) == {}  # the images are too few
+    with_data = dataclasses.replace(without_data, source="embedded")
+    found = with_data.run("quadratic")
+    assert found.path.is_relative_to(record)
+    assert with_data.attention(found)["mean"].shape[1:3] == (2, 4)
+    assert with_data.swaps(found, images=50)["images"] == found.swaps["images"] == 50
+    kept = tmp_path / "reproduced" / "measured" / found.path.name
+    assert {file.name for file in kept.iterdir()} == {"attention.npz", "swaps.npz"}
+    assert content(record) == before
+    again = without_data.run("quadratic")
+    assert without_data.swaps(again)["images"] == 50 and "mean" in without_data.attention(again)
+    assert again.swaps["images"] == 50 and content(kept) == content(kept)
 
 
-def test_what_is_not_recorded_is_refused_without_the_data(recorded, no_data):
-    changed, among = (
-        {"train_changes": {"epochs": 1}},
-        "{}, seed 0, is not among the recorded runs.*--data PATH",
-    )
-    fresh = "is not on this machine, to train {}, seed 0.*--data PATH"
-    for name, options, words in (
-        ("learned", {}, among),
-        ("quadratic", changed, among),
-        ("quadratic", {"fresh": True}, fresh),
-    ):
-        with pytest.raises(MissingData, match=words.format(name)):
-            recorded.run(name, **options)
-
-
-def test_of_recorded_runs_the_longest_stands_in(recorded, no_data, monkeypatch):
-    model, recipe = recorded.configs("quadratic", None)
-    kept = [
-        SimpleNamespace(
-            preset="quadratic", model=model, train=replace(recipe, {"epochs": n, "seed": s})
-        )
-        for n, s in ((30, 0), (50, 0), (40, 0), (60, 1))
-    ]
-    monkeypatch.setattr(
-        workspace, "find_runs", lambda folder, wanted: [run for run in kept if wanted(run)]
-    )
-    assert recorded.run("quadratic") is kept[1]
-
-
-def test_a_recorded_run_stands_in_only_where_it_goes_on_from_the_same_start(
-    recorded, no_data, monkeypatch
+def test_any_profile_finds_a_recorded_run_of_its_configuration_and_data(
+    work, record, run, tmp_path
 ):
-    model, recipe = recorded.configs("quadratic", None)
-    first, second = (
-        SimpleNamespace(preset="quadratic", config={"hash": digits})
-        for digits in ("first", "second")
-    )
-    going_on = replace(recipe, {"start_from": "quadratic", "prune": False})
-    kept = [
-        SimpleNamespace(preset="quadratic", model=model, train=trained, config=config)
-        for trained, config in ((recipe, {}), (going_on, {"start": "first"}))
-    ]
-    monkeypatch.setattr(
-        workspace, "find_runs", lambda folder, wanted: [run for run in kept if wanted(run)]
-    )
-    assert (
-        recorded.run("quadratic") is kept[0] and recorded.run("quadratic", start=first) is kept[1]
-    )
-    with pytest.raises(MissingData, match="is not among the recorded runs"):
-        recorded.run("quadratic", start=second)
+    other = dataclasses.replace(work, folder=tmp_path / "other", record=record)
+    assert [other.run("quadratic").path, *(one.path for one in other.runs())] == [
+        record / "runs" / run.path.name
+    ] * 2
+    profile = work.profile.model_copy(update={"train": {**work.profile.train, "epochs": 1}})
+    shorter = dataclasses.replace(other, profile=profile)
+    fewer = dataclasses.replace(other, profile=profile.model_copy(update={"train_images": 100}))
+    for one in (shorter, fewer):
+        assert one.find(one.name("quadratic")) is None and one.runs() == []
+    shutil.copytree(run.path, other.folder / "runs" / run.path.name)
+    assert [one.path.parent for one in other.runs()] == [other.folder / "runs"]  # the own one wins
+
+
+def test_the_record_itself_is_drawn_from_its_images_and_without_a_record_data_are_downloaded(
+    without_data, record
+):
+    here = dataclasses.replace(without_data, source="embedded", folder=record)
+    assert here.strip == record / "strip.npz"
+    assert dataclasses.replace(without_data, source="embedded").strip is None
+    assert dataclasses.replace(without_data, record=None).strip is None
+
+
+def test_all_is_trained_anew_where_that_is_asked_for(monkeypatch, tmp_path):
+    assert open_workspace("smoke", output=tmp_path).record == workspace.RECORD
+    monkeypatch.setenv("ATTNCONV_RETRAIN", "1")
+    assert open_workspace("smoke", output=tmp_path).record is None
 
 
 def test_the_train_command_trains_what_it_is_asked_for(tmp_path, monkeypatch, capsys):
     asked = {}
 
     def run(work, name, seed, **options):
-        asked.update(options, name=name, seed=seed, folder=work.folder)
+        asked.update(options, name=name, seed=seed, folder=work.folder, record=work.record)
         return SimpleNamespace(title="It", test_accuracy=0.5, metrics=[{}], path=tmp_path)
 
-    monkeypatch.setattr(workspace.Workspace, "run", run)
-    words = [
-        "--profile",
-        "smoke",
-        "--seed",
-        "3",
-        "--epochs",
-        "7",
-        "--set",
-        "heads=2",
-        "--set",
-        "lr=0.5",
-        "--output",
-    ]
-    assert cli.main(["train", "quadratic", *words, str(tmp_path)]) == 0
-    changes = dict(model_changes={"heads": 2}, train_changes={"lr": 0.5, "epochs": 7})
-    assert asked == dict(name="quadratic", seed=3, fresh=True, folder=tmp_path) | changes
+    monkeypatch.setattr(Workspace, "run", run)
+    words = "--profile smoke --seed 3 --epochs 7 --set heads=2 --set lr=0.5 --output"
+    assert cli.main(["train", "quadratic", *words.split(), str(tmp_path)]) == 0
+    changes = {"model_changes": {"heads": 2}, "train_changes": {"lr": 0.5, "epochs": 7}}
+    where = {"folder": tmp_path, "record": None}
+    assert asked == {"name": "quadratic", "seed": 3} | where | changes
     assert "50.00% test accuracy" in capsys.readouterr().out
 
 
@@ -411,60 +337,5 @@ def test_heads_that_were_pruned_are_nan(work, run):
     layer.centres, layer.spreads = (
         torch.nn.Parameter(p[:2].detach()) for p in (layer.centres, layer.spreads)
     )
-    data = work.data
-    images = normalize(data.test_images, data.mean, data.std)
-    mean = measure_attention(model, images, data.test_images, data.test_labels)["mean"]
+    mean = measure_attention(model, work.data)["mean"]
     assert np.isnan(mean[:, 0, 2]).all() and np.isfinite(mean[:, 1]).all()
-
-
-def test_a_recorded_run_of_another_recipe_stands_in_too_but_not_for_changes(recorded, no_data):
-    longer = replace(recorded.profile, {"train": {**recorded.profile.train, "epochs": 9}})
-    other = workspace.Workspace(longer, "cifar10", recorded.folder)
-    assert other.run("quadratic").train.epochs == 2
-    assert other.run("quadratic", train_changes={"epochs": 2}).train.epochs == 2  # this very recipe
-    with pytest.raises(MissingData):
-        other.run("quadratic", train_changes={"epochs": 3})
-
-
-def test_only_beside_a_record_does_a_run_of_another_recipe_stand_in(work, tmp_path):
-    work = dataclasses.replace(
-        work, profile=replace(work.profile, {"recorded": True}), folder=tmp_path
-    )
-    first = work.run("quadratic")
-    shorter = replace(work.profile, {"train": {**work.profile.train, "epochs": 1}})
-    assert dataclasses.replace(work, profile=shorter).run("quadratic").train.epochs == 1
-    assert work.run("quadratic").path == first.path
-
-
-def test_swaps_are_measured_again_where_more_images_are_asked_for(work, tmp_path):
-    def counted(most):
-        some = dataclasses.replace(
-            work, profile=replace(work.profile, {"swap_images": most}), folder=tmp_path
-        )
-        return int(some.swaps(some.run("quadratic"))["images"])
-
-    assert [counted(20), counted(40), counted(30)] == [20, 40, 40]
-
-
-def test_a_run_that_goes_on_with_other_threads_says_so(work, tmp_path, monkeypatch):
-    work, save, threads = (
-        dataclasses.replace(work, folder=tmp_path),
-        loop.Trainer.save,
-        torch.get_num_threads(),
-    )
-
-    def stop(self):
-        save(self)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(loop.Trainer, "save", stop)
-        work.run("quadratic")
-    torch.set_num_threads(threads + 1)
-    try:
-        with pytest.warns(
-            UserWarning, match=f"was begun with {threads}.*OMP_NUM_THREADS={threads} keeps it"
-        ):
-            work.run("quadratic")
-    finally:
-        torch.set_num_threads(threads)

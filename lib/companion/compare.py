@@ -1,106 +1,62 @@
-"""How a reproduction compares with the record beside which it was drawn: file by file, statement by
-statement.
+"""How a reproduction compares with the record beside which it was drawn, file by file.
 
-A statement is a cell of a table, a claim's verdict, a line of its evidence, or a value of a
-figure's note. Each must be the same, but for rounding. Pictures and executed notebooks are told
-apart by their bytes alone, and are not judged: times, which are measured anew, stand in these only,
-and all other numbers in the statements, too."""
+Tables must be the same: numbers but for rounding, words to the letter. Pictures are told apart by
+their bytes alone, and are not judged: another Matplotlib draws a few pixels otherwise, and times,
+which are measured anew, stand in pictures only."""
 
-import csv
 import json
-import re
-import textwrap
-from collections.abc import Iterable
-from decimal import Decimal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from companion._old import read_json
-from companion.claims import read_claims
-from companion.plan import Job
+import numpy as np
+import pandas as pd
 
-NUMBER = re.compile(r"[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
-TINY = Decimal("1e-5")  # numbers below this are errors of rounding, which differ between machines
+TABLES, PICTURES = (".csv", ".json"), (".png", ".gif")
 
 
-def statements(file: Path) -> dict[str, str]:
-    """What a file in tables/ or figures/ states, by name; nothing of a file of another form."""
+def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
+    """What differs in two values as JSON has them: a line for each, with its place."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in one | other:
+            yield from differences(one.get(name), other.get(name), f"{where}: {name}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, pair in enumerate(zip(one, other, strict=True), 1):
+            yield from differences(*pair, f"{where}: {number}")
+    elif isinstance(one, int | float) and isinstance(other, int | float):
+        if not np.isclose(one, other, equal_nan=True):
+            yield f"{where}: {one} in the record, {other} here"
+    elif one != other:
+        yield f"{where}: {one} in the record, {other} here"
+
+
+def read(file: Path) -> Any:
+    """A table's content as JSON has it, a row after another."""
     if file.suffix == ".csv":
-        with file.open(newline="", errors="replace") as lines:
-            rows = enumerate(csv.DictReader(lines), 1)
-            return {
-                f"{column}, row {number}": str(cell)
-                for number, row in rows
-                for column, cell in row.items()
-            }
-    if file.suffix == ".json" and "-claims" in file.stem:
-        claims = {
-            f"{claim.key}{claim.about and f' of {claim.about}'}": claim
-            for claim in read_claims(file)
-        }
-        verdicts = {f"{name}, verdict": claim.verdict for name, claim in claims.items()}
-        evidence = [
-            (name, *line) for name, claim in claims.items() for line in enumerate(claim.evidence, 1)
-        ]
-        return verdicts | {f"{name}, line {number}": line for name, number, line in evidence}
-    if file.suffix == ".json":
-        return {
-            name: json.dumps(value, ensure_ascii=False)
-            for name, value in read_json(file, dict).items()
-        }
-    return {}
+        return pd.read_csv(file).to_dict("records")
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
-def alike(one: str, other: str) -> bool:
-    """Whether two statements have the same words, and numbers that differ by no more than rounding:
-    a unit of the last digit, or a part in a million, or both are tiny. Whole numbers count
-    something: they are equal, or percentages."""
-    numbers = zip(NUMBER.findall(one), NUMBER.findall(other), strict=False)
-    return NUMBER.split(one) == NUMBER.split(other) and all(_near(*pair) for pair in numbers)
-
-
-def _near(one: str, other: str) -> bool:
-    a, b = (Decimal(text.strip("%").replace(",", "").replace("−", "-")) for text in (one, other))
-    if not re.search("[.e%]", one + other):
-        return a == b
-    unit = Decimal(1).scaleb(max(int(number.as_tuple().exponent) for number in (a, b)))
-    return abs(a - b) <= max(unit, abs(a) / 10**6) or max(abs(a), abs(b)) < TINY
-
-
-def compare(
-    record: Path, folder: Path, jobs: dict[str, Job], made: dict[str, Iterable[str]]
-) -> int:
-    """Say how what was ``made`` in a folder, by job, compares with the record; the exit status, 1
-    if they differ. ``jobs`` are all of the profile. A notebook with a job that made nothing now was
-    not asked for as a whole."""
-    partly = {job.notebook.number for name, job in jobs.items() if name not in made}
-    kept = [file for file in record.glob("*/[0-9][0-9][-_]*") if file.name[:2] not in partly]
-    names = {file.relative_to(record).as_posix() for file in kept}.union(*made.values())
-
-    found: dict[str, list[str]] = {kind: [] for kind in ("bytes", "same", "rounded", "differ")}
+def compare(record: Path, folder: Path, numbers: set[str]) -> int:
+    """Say how a folder compares with the record, in what notebooks of these ``numbers`` left; the
+    exit status, 1 where tables differ or a file is missing or new."""
+    names = {
+        file.relative_to(place).as_posix()
+        for place in (record, folder)
+        for kind in ("tables", "figures")
+        for file in place.glob(f"{kind}/*")
+        if file.name[:2] in numbers and file.suffix in TABLES + PICTURES
+    }
+    redrawn, differ = [], []
     for name in sorted(names):
         before, now = record / name, folder / name
-        if not (before.is_file() and now.is_file()):
-            found["differ"].append(
-                f"{name}: {'not in the record' if now.is_file() else 'only in the record'}"
-            )
-            continue
-        if before.read_bytes() != now.read_bytes().replace(
-            b"outputs/reproduced/", b"outputs/"
-        ):  # as a parameter says
-            found["bytes"].append(name)
-        stated, states = statements(before), statements(now)
-        for key in stated | states:
-            one, other = stated.get(key, "nothing"), states.get(key, "nothing")
-            kind = "same" if one == other else "rounded" if alike(one, other) else "differ"
-            found[kind].append(f"{name}: {key}: {one} in the record, {other} here")
-
-    number = {kind: len(entries) for kind, entries in found.items()}
-    others = f"; not {textwrap.shorten('; '.join(found['bytes']), 500)}" if found["bytes"] else ""
-    print(f"\nBeside the record {record}, which was only read:")
-    print(f"  files of the same bytes: {len(names) - number['bytes']} of {len(names)}{others}")
-    print(
-        f"  statements of claims, tables, captions: {number['same']} the same, {number['rounded']} "
-        "but for rounding"
-    )
-    print("\n    ".join([f"  differ: {number['differ']}", *found["differ"]]), flush=True)
-    return 1 if found["differ"] else 0
+        if not before.is_file() or not now.is_file():
+            differ.append(f"{name}: only {'here' if now.is_file() else 'in the record'}")
+        elif now.suffix in TABLES:
+            differ += differences(read(before), read(now), name)
+        elif before.read_bytes() != now.read_bytes():
+            redrawn.append(name)
+    print(f"\nBeside the record {record}, which was only read: {len(names)} tables and pictures.")
+    print(f"  pictures of other bytes: {len(redrawn)} {' '.join(redrawn[:10])}")
+    print("\n    ".join([f"  differences in tables: {len(differ)}", *differ]), flush=True)
+    return 1 if differ else 0

@@ -1,44 +1,335 @@
-"""The batch run: notebooks through papermill, each in a kernel of its own.
+"""The batch run: every notebook through papermill, but for those that are up to date.
 
-`plan` says what there is to do, `fresh` what is up to date, `pages` shows what came out. A notebook
-writes into its own folder, and its results move into place together when it is done. Run folders
-stay where they are, for resuming."""
+A notebook's key is a hash of all that its results are made from: its cells and parameters, the
+profile, the data, both packages, the installed versions, what the notebooks that it needs have
+left, and the runs that it reads. The executed copy keeps the key, and a hash of each file that
+the notebook left. So nothing else is recorded, and a notebook is up to date where both are as now.
 
-import contextlib
+A notebook's metadata says what must be known of it, all of it optional:
+
+    "attnconv": {"per_run": true}                it is executed once for each preset and seed
+    "attnconv": {"needs": ["03", "04:learned"]}  it comes after these, or their jobs of one preset,
+                                                 and reads what they left
+    "attnconv": {"alone": true}                  it measures time: nothing else runs beside it
+
+No torch is imported before the data are looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
-import platform
-import re
 import shutil
 import signal
+import subprocess
 import sys
-import tempfile
+import threading
 import time
-from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nbformat
-import papermill
-from jupyter_client import AsyncKernelManager
-from jupyter_client.kernelspec import KernelSpec
-from jupyter_client.provisioning import LocalProvisioner
+from filelock import FileLock, Timeout
 
-from attnconv.config import ConfigError
-from attnconv.training.data import content_key, data_folder, find_data
-from attnconv.training.runs import write
-from companion._old import LEFTOVERS, held, read_json, said
-from companion.compare import compare
-from companion.fresh import LIBRARY, Inputs, changed, file_hash, inputs, whole
-from companion.pages import FRONT, export_html, write_page
-from companion.plan import Job, plan, read_notebook, select
+from attnconv.config import PRESETS, REPOSITORY, ConfigError
+from companion.pages import FRONT, clean, export_html, title_of, write_page
 from companion.profile import Profile, load_profile
-from companion.workspace import NAMED_DATA, OUTPUTS, REPOSITORY, absolute, output_folder, record_of
+
+if TYPE_CHECKING:
+    from companion.workspace import Workspace
+
+LIBRARY = Path(__file__).parents[1]  # the folder of both packages
+VERSIONED = ("torch", "torchvision", "numpy", "pandas", "matplotlib", "seaborn")
+Files = dict[str, str]  # names in the output folder, and hashes
+
+
+@dataclass
+class Job:
+    """One execution of one notebook."""
+
+    notebook: Path
+    source: list[Any] = field(repr=False)
+    run: tuple[str, int] | None = None  # preset and seed, where there is an execution for each
+    needs: list[str] = field(default_factory=list)  # in metadata words, once linked names of jobs
+    reads: list[str] = field(default_factory=list)  # patterns of run folders
+    per_run: bool = False
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        self.number = self.notebook.name[:2]
+        self.name = self.notebook.stem  # also the executed copy's file name
+        self.label = f"{self.number} {title_of(self.notebook)}"
+        self.parameters: dict[str, Any] = {}
+        if self.run:
+            preset, seed = self.run
+            self.name += f"-{preset}-seed{seed}"
+            self.label += f", {preset}, seed {seed}"
+            self.parameters = {"preset": preset, "seed": seed}
+
+    def link(self, jobs: dict[str, Job]) -> None:
+        """Say which jobs are needed, and which runs are read. What a profile does not run is not
+        waited for."""
+        words, self.needs = self.needs, []
+        for word in words:
+            needed = named(jobs, word)
+            self.needs += needed
+            if any(jobs[name].run for name in needed):
+                self.reads.append(f"{word[3:] or '*'}-seed*")
+        if self.run:
+            preset, seed = self.run
+            start = PRESETS[preset].start
+            first = f"{self.notebook.stem}-{start}-seed{seed}"
+            self.needs += [first] if first in jobs else []
+            self.reads += [f"{one}-seed{seed}-*" for one in (preset, start)]
+
+    def key(self, common: str, left: dict[str, Files], folders: list[Path]) -> str:
+        """A hash of all that its results are made from. ``left``: by each needed job; ``folders``:
+        where runs lie."""
+        runs = {
+            file.parent.name: digest_file(file)
+            for folder in folders
+            for pattern in self.reads
+            for file in folder.glob(f"runs/{pattern}/model.safetensors")
+        }
+        return digest(self.source, self.run, common, [left[name] for name in self.needs], runs)
+
+
+def digest(*parts: Any) -> str:
+    """A hash of anything that JSON can hold."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def digest_file(file: Path) -> str:
+    """A hash of a file's content; empty where there is no such file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
+
+
+def digest_work(work: Workspace) -> str:
+    """A hash of what all notebooks are made from: profile, data, both packages, versions."""
+    data = work.data
+    images = hashlib.sha256()
+    for tensor in (data.train_images, data.train_labels, data.test_images, data.test_labels):
+        images.update(tensor.numpy().data)
+    files = [*LIBRARY.glob("attnconv/**/*.*"), *LIBRARY.glob("companion/**/*.*")]
+    library = {
+        str(file.relative_to(LIBRARY)): digest_file(file) for file in files if file.suffix != ".pyc"
+    }
+    installed = [importlib.metadata.version(name) for name in VERSIONED]
+    installed += [sys.version, digest_file(REPOSITORY / "requirements.lock")]
+    profile = work.profile.model_dump(exclude={"description"})
+    return digest(profile, work.about, images.hexdigest(), library, installed)
+
+
+def plan(notebooks: Path, profile: Profile) -> dict[str, Job]:
+    """Every job by name, each after those that it needs. `ConfigError` for a notebook that cannot
+    be read, graphlib's `CycleError` where notebooks need each other."""
+    jobs: dict[str, Job] = {}
+    for path in sorted(notebooks.glob("[0-9][0-9]_*.ipynb")):
+        try:
+            notebook = nbformat.read(path, as_version=4)
+            about = notebook.metadata.get("attnconv", {})
+            source = [[cell.cell_type, cell.source] for cell in notebook.cells]
+            runs = itertools.product(profile.runs, profile.seeds)
+            for run in runs if about.get("per_run") else [None]:
+                job = Job(path, [source, about], run, **about)
+                jobs[job.name] = job
+        except Exception as error:  # nbformat raises many kinds
+            raise ConfigError(f"{path} is not a notebook for the batch run: {error}") from error
+    for job in jobs.values():
+        job.link(jobs)
+    order = TopologicalSorter({name: job.needs for name, job in jobs.items()})
+    return {name: jobs[name] for name in order.static_order()}
+
+
+def named(jobs: dict[str, Job], word: str) -> list[str]:
+    """The jobs that a word names: with ``03`` all of notebook 03, with ``03:learned`` those of one
+    preset. `ConfigError` if there is no such notebook."""
+    number, _, preset = word.partition(":")
+    found = [job for job in jobs.values() if job.number == number.zfill(2)]
+    if not found:
+        known = ", ".join(sorted({job.number for job in jobs.values()}))
+        raise ConfigError(f"There is no notebook {word!r} to run. Notebooks: {known}.")
+    return [job.name for job in found if not preset or (job.run and job.run[0] == preset)]
+
+
+def select(jobs: dict[str, Job], only: Iterable[str]) -> tuple[list[str], dict[str, Job]]:
+    """The jobs that words name, all without a word; and these with all that they need, in order."""
+    asked = [name for word in only for name in named(jobs, word)] or [*jobs]
+    wanted = {*asked}
+    for name in reversed(jobs):
+        if name in wanted:
+            wanted.update(jobs[name].needs)
+    return asked, {name: job for name, job in jobs.items() if name in wanted}
+
+
+def said_by(copy: Path) -> dict[str, Any]:
+    """What an executed copy says of itself: its key, and what was left. Nothing where it is not
+    as it was written."""
+    try:
+        notebook = nbformat.read(copy, as_version=4)
+        made = notebook.metadata["made"]
+        whole = made["copy"] == digest(notebook.cells)
+    except Exception:  # nbformat raises many kinds
+        whole = False
+    return made if whole else {"key": "", "files": {}}
+
+
+@dataclass
+class Batch:
+    """A batch run under way."""
+
+    jobs: dict[str, Job]  # each after those that it needs
+    common: str  # hash of what all are made from
+    output: Path
+    folders: list[Path]  # where runs lie: the output folder, the record
+    forced: list[str]  # jobs that are done again though they are up to date
+    at_once: int
+    pages: dict[str, str]  # of each notebook, by its number
+    left: dict[str, Files] = field(default_factory=dict)  # by the jobs that are done
+    failed: set[str] = field(default_factory=set)
+    running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def reason(self, job: Job) -> str:
+        """Why a job whose needs are done is to be done itself; empty where it is up to date."""
+        made = said_by(self.output / "notebooks" / f"{job.name}.ipynb")
+        if job.name in self.forced:
+            return "forced"
+        if not made["key"]:
+            return "not done yet"
+        if made["key"] != job.key(self.common, self.left, self.folders):
+            return "changed: what it is made from"
+        for name, was in made["files"].items():
+            if digest_file(self.output / name) != was:
+                return f"changed: {name}"
+        self.left[job.name] = made["files"]
+        return ""
+
+    def dry(self) -> None:
+        """Say what a run would do, and why."""
+        for job in self.jobs.values():
+            first = sorted({name[:2] for name in job.needs if name not in self.left})
+            reason = f"if it changes with {', '.join(first)}" if first else self.reason(job)
+            say("to do" if reason else "up to date", job, reason)
+        print(f"{len(self.jobs) - len(self.left)} to do. Nothing was run.")
+
+    def run(self) -> bool:
+        """Run all; whether all went well."""
+        waiting = [*self.jobs.values()]
+        try:
+            while waiting or self.running:
+                waiting = [job for job in waiting if not self.begin(job)]
+                ended = [name for name, one in self.running.items() if one.poll() is not None]
+                for name in ended:
+                    self.finish(self.jobs[name], self.running.pop(name))
+                time.sleep(0.05)
+        finally:  # a notebook still runs only where this was interrupted; its kernel goes with it
+            for process in self.running.values():
+                os.killpg(process.pid, signal.SIGKILL)
+            shutil.rmtree(self.output / ".running", ignore_errors=True)
+        return not self.failed
+
+    def begin(self, job: Job) -> bool:
+        """Start a job, or settle it without, if its turn has come."""
+        if self.failed.intersection(job.needs):
+            self.failed.add(job.name)
+            say("not run", job, "what it needs failed")
+            return True
+        beside = [self.jobs[name] for name in self.running]
+        crowded = beside and (job.alone or any(other.alone for other in beside))
+        if crowded or len(beside) == self.at_once or not self.left.keys() >= {*job.needs}:
+            return False
+        reason = self.reason(job)
+        say("start" if reason else "up to date", job, reason)
+        if reason:
+            self.running[job.name] = self.start(job)
+        return True
+
+    def start(self, job: Job) -> subprocess.Popen[str]:
+        """Start a notebook in a process group of its own."""
+        stage = self.output / ".running" / job.name
+        copy = stage / "results" / "notebooks" / f"{job.name}.ipynb"
+        copy.parent.mkdir(parents=True)
+        with open(stage / "log", "w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "companion.reproduce"],
+                env=self.environment(job, stage),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        order = [str(job.notebook), str(copy), job.parameters, self.pages]
+        assert process.stdin
+        print(json.dumps(order), file=process.stdin, flush=True)  # it stays open: `end_with_runner`
+        return process
+
+    def environment(self, job: Job, stage: Path) -> dict[str, str]:
+        """A notebook's environment. Neither the user's kernels nor settings count."""
+        threads = cores() if job.alone else max(1, cores() // self.at_once)
+        own = {
+            "ATTNCONV_QUIET": "1",
+            "ATTNCONV_STATIC": "1",
+            "ATTNCONV_RESULTS": str(stage / "results"),
+            "JUPYTER_DATA_DIR": str(stage),
+            "JUPYTER_PATH": "",
+            "IPYTHONDIR": str(stage),
+            "PYTHONSTARTUP": "",
+            "PYTHONPATH": f"{LIBRARY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "MPLBACKEND": "",  # the kernel shows figures in the notebook
+        }
+        if "ATTNCONV_DATA" in os.environ:  # the notebook runs in another folder
+            own["ATTNCONV_DATA"] = os.path.abspath(os.environ["ATTNCONV_DATA"])
+        return {"OMP_NUM_THREADS": str(threads)} | os.environ | own
+
+    def finish(self, job: Job, process: subprocess.Popen[str]) -> None:
+        """Move what a job left into place. Of a failed one the notebook is kept, as far as it
+        came."""
+        stage = self.output / ".running" / job.name
+        copy = stage / "results" / "notebooks" / f"{job.name}.ipynb"
+        kept = self.output / "failed" / copy.name
+        if process.returncode:
+            self.failed.add(job.name)
+            kept.parent.mkdir(exist_ok=True)
+            if copy.is_file():
+                copy.replace(kept)
+            lines = (stage / "log").read_text(errors="replace").splitlines()
+            say("failed", job, f"{lines[-1] if lines else process.returncode}: {kept}")
+            return
+        kept.unlink(missing_ok=True)
+        key = job.key(self.common, self.left, self.folders)
+        self.left[job.name] = move_into_place(stage / "results", copy, key, self.output)
+        say("done", job)
+
+
+def move_into_place(stage: Path, copy: Path, key: str, output: Path) -> Files:
+    """Move what a notebook left to where it belongs, its executed copy last: it says that all is
+    there. What it left before and leaves no more goes."""
+    place = output / copy.relative_to(stage)
+    found = [file for file in sorted(stage.rglob("*")) if file.is_file() and file != copy]
+    left = {file.relative_to(stage).as_posix(): digest_file(file) for file in found}
+    executed = nbformat.read(copy, as_version=4)
+    executed.metadata["made"] = {"key": key, "copy": digest(executed.cells), "files": left}
+    nbformat.write(executed, copy)
+    for name in said_by(place)["files"].keys() - left.keys():
+        (output / name).unlink(missing_ok=True)
+    for file in [*found, copy]:
+        target = output / file.relative_to(stage)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
+    return left
+
+
+def say(status: str, job: Job, note: str = "") -> None:
+    """A line about a job."""
+    print(f"{status:<11} {job.label}{note and f'   ({note})'}", flush=True)
 
 
 def cores() -> int:
@@ -46,415 +337,134 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def gpus() -> list[str]:
-    """Names of this machine's NVIDIA GPUs, without importing torch."""
-    return (said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines()
-
-
-@dataclass
-class Batch:
-    """A batch run under way: what is done, what runs, what is recorded."""
-
-    jobs: dict[str, Job]
-    profile: Profile
-    data: str
-    output: Path
-    force: set[str]  # names of jobs that are done again though they are up to date
-    at_once: int
-    pages: Mapping[str, str]  # of each notebook, by its number
-
-    def __post_init__(self) -> None:
-        self.status: dict[str, str] = {}
-        self.kernels: dict[str, int] = {}
-        self.stopped = False
-        packages = ("attnconv", "torch", "torchvision", "numpy", "matplotlib")
-        versions = {name: importlib.metadata.version(name) for name in packages}
-        entries = read_json(self.output / "manifest.json", dict).get("notebooks")
-        entries = entries if isinstance(entries, dict) else {}
-        self.manifest: dict[str, Any] = {
-            "profile": self.profile.name,
-            "commit": said("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
-            "versions": versions | {"python": platform.python_version()},
-            "device": {
-                "cpu": platform.processor() or platform.machine(),
-                "cores": cores(),
-                "gpu": gpus(),
-            },
-            "data": {},
-            "notebooks": {name: entry for name, entry in entries.items() if whole(entry)},
-        }
-
-    def inputs(self, job: Job) -> Inputs:
-        """A job's inputs now. The data's hash is missing as long as the data is to be
-        downloaded.
-        """
-        about = self.manifest["data"]
-        if "sha256" not in about and (source := find_data(self.data)):
-            about |= {"name": source.name, "form": source.form, "sha256": content_key(source)}
-        return inputs(job, self.profile, about.get("sha256"), self.output)
-
-    def reason(self, job: Job, now: Inputs) -> str:
-        """Why a job is to be done; empty when it is up to date."""
-        entry = self.manifest["notebooks"].get(job.name, {})
-        if job.name in self.force:
-            return "forced"
-        if entry.get("status") != "done":
-            return "not done yet"
-        names = changed(entry["made_from"], now)
-        names += [
-            name for name, made in entry["made"].items() if file_hash(self.output / name) != made
-        ]
-        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        return f"changed: {', '.join(names[:2])}{more}" if names else ""
-
-    def dry(self) -> int:
-        """Say what a run would do and what is missing, and write no result; the exit status, 2
-        without the data set.
-        """
-        no_data = False
-        for job in self.jobs.values():
-            now = self.inputs(job)
-            first = [self.jobs[need].title for need in job.needs if self.status[need] == "to do"]
-            reason = self.reason(job, now) or (
-                f"if it changes with {'; '.join(first)}" if first else ""
-            )
-            no_data |= bool(reason) and now["the data"] is None
-            self._settle(job, "to do" if reason else "up to date", reason)
-        if not shutil.which(os.environ.get("CXX", "g++")):
-            print(
-                "Missing: C++ compiler (g++). Long trainings on a CPU are not compiled: the same, a little slower."
-            )
-        if not gpus():
-            print("Missing: GPU. Only the paper profile needs one.")
-        if no_data:
-            print(
-                f"Missing: data set {self.data}. It is downloaded when first used, or bring it: --data PATH."
-            )
-        print(f"{[*self.status.values()].count('to do')} to do. Nothing was run.")
-        return 2 if no_data else 0
-
-    def run(self) -> int:
-        """Run all; the exit status."""
-        try:
-            with ThreadPoolExecutor(self.at_once) as pool:
-                try:
-                    self._run(pool)
-                finally:  # kernels still run only where this was interrupted
-                    self.stopped = True
-                    for name in list(self.kernels):
-                        self._end_kernel(name)
-        finally:
-            remove_leftovers(self.output)
-            self._save()
-        return 0 if set(self.status.values()) <= {"done", "up to date"} else 1
-
-    def _run(self, pool: ThreadPoolExecutor) -> None:
-        waiting, under_way = list(self.jobs.values()), dict[Future, tuple[Job, Inputs, float]]()
-        while waiting or under_way:
-            beside = [job for job, *_ in under_way.values()]
-            alone = any(job.notebook.alone for job in beside)
-            ended = {name for name, status in self.status.items() if status != "start"}
-            ready = (
-                job
-                for job in waiting
-                if ended >= {*job.needs} and not (beside and (alone or job.notebook.alone))
-            )
-            if len(beside) < self.at_once and (job := next(ready, None)):
-                waiting.remove(job)
-                if now := self._begin(job):
-                    under_way[pool.submit(self._execute, job)] = job, now, time.time()
-                continue
-            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                self._finish(*under_way.pop(future), future.result())
-
-    def _begin(self, job: Job) -> Inputs:
-        """The inputs of a job that is to be done now; empty where it is up to date or cannot
-        run.
-        """
-        if broken := [need for need in job.needs if self.status[need] in ("failed", "not run")]:
-            words = [
-                f"{self.jobs[n].title}, which {self.status[n].replace('not', 'did not')}"
-                for n in broken
-            ]
-            self._settle(job, "not run", f"needs {'; '.join(words)}")
-            return {}
-        now = self.inputs(job)
-        reason = self.reason(job, now)
-        self._settle(job, "start" if reason else "up to date", reason)
-        return now if reason else {}
-
-    def _settle(self, job: Job, status: str, note: str) -> None:
-        self.status[job.name] = status
-        place = list(self.jobs).index(job.name) + 1
-        print(
-            f"{place:>3}/{len(self.jobs)} {status:<11} {job.title}{f'   ({note})' if note else ''}",
-            flush=True,
-        )
-
-    def _finish(self, job: Job, before: Inputs, started: float, failure: list[str]) -> None:
-        """Move what a job made into place, and record it. Of a failed one the notebook is kept,
-        in failed/.
-        """
-        kept, seconds = (
-            self.output / "failed" / f"{job.name}.ipynb",
-            round(time.time() - started, 1),
-        )
-        made, made_from = self.manifest["notebooks"].get(job.name, {}).get("made", {}), Inputs()
-        if failure:
-            with contextlib.suppress(FileNotFoundError):
-                kept.parent.mkdir(exist_ok=True)
-                os.replace(self._stage(job) / "notebooks" / kept.name, kept)
-        else:
-            kept.unlink(missing_ok=True)
-            made = move_into_place(self._stage(job), self.output, made)
-            # What was there at the start counts as it was then; runs and data that the notebook
-            # itself brought, as now.
-            made_from = self.inputs(job) | {name: value for name, value in before.items() if value}
-        status = "failed" if failure else "done"
-        about = {"status": status, "commit": self.manifest["commit"], "seconds": seconds}
-        self.manifest["notebooks"][job.name] = about | {"made": made, "made_from": made_from}
-        self._save()
-        self._settle(job, status, str(timedelta(seconds=round(seconds))))
-        if failure:
-            failure += [f"The notebook as far as it came: {kept}"] if kept.is_file() else []
-            print("\n".join(f"      {line}" for line in failure), flush=True)
-
-    def _stage(self, job: Job) -> Path:
-        """Where a job's results are until it is done."""
-        return self.output / ".running" / job.name / "results"
-
-    def _execute(self, job: Job) -> list[str]:
-        """Run a notebook: lines that say what went wrong, or none."""
-        batch, copy = self, self._stage(job) / "notebooks" / f"{job.name}.ipynb"
-        log = tempfile.TemporaryFile(
-            "w+", errors="replace"
-        )  # what a kernel says before or after its notebook
-        environment = os.environ | {
-            "ATTNCONV_QUIET": "1",
-            "ATTNCONV_STATIC": "1",
-            "ATTNCONV_DATA": str(
-                data_folder()
-            ),  # a relative one is meant from here, not from the notebooks' folder
-            "ATTNCONV_RESULTS": str(self._stage(job)),
-            "IPYTHONDIR": str(
-                self._stage(job).with_name("ipython")
-            ),  # without the user's start-up files
-            "PYTHONSTARTUP": "",
-            "MPLBACKEND": "",  # the kernel shows figures in the notebook
-            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(LIBRARY.parent), os.environ.get("PYTHONPATH")])
-            ),
-        }
-        if self.at_once > 1 and not job.notebook.alone:
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // self.at_once)))
-
-        class Kernel(AsyncKernelManager):
-            """Of this very interpreter, whatever kernels the user has registered. It ends by itself
-            when the runner is gone, even by ``kill -9``: ipykernel watches its parent."""
-
-            @property
-            def kernel_spec(self) -> KernelSpec:
-                command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-                return KernelSpec(argv=command, display_name="Python 3", language="python")
-
-            async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]  # theirs is async, too
-                await super().start_kernel(
-                    **options | {"env": environment, "stdout": log, "stderr": log}
-                )
-                if isinstance(self.provisioner, LocalProvisioner) and self.provisioner.pid:
-                    batch.kernels[job.name] = self.provisioner.pid
-                if batch.stopped:
-                    batch._end_kernel(job.name)
-
-        try:
-            copy.parent.mkdir(parents=True)
-            papermill.execute_notebook(
-                *(
-                    str(path).replace("{", "{{").replace("}", "}}")
-                    for path in (job.notebook.path, copy)
-                ),  # it formats
-                parameters=job.parameters,
-                kernel_manager_class=Kernel,
-                resources={"metadata": {"path": str(job.notebook.path.parent)}},
-                **dict(
-                    kernel_name="python3", language="python", start_timeout=120, iopub_timeout=60
-                ),
-                progress_bar=False,
-            )
-            without_notes(
-                copy,
-                {n: page.removesuffix(".html") for n, page in self.pages.items() if n != FRONT},
-            )
-            if job.notebook.number != FRONT:
-                export_html(copy, copy.with_suffix(".html"), self.pages)
-            return []
-        except Exception as error:
-            log.seek(0)
-            memory = (
-                ", perhaps for lack of memory" if type(error).__name__ == "DeadKernelError" else ""
-            )
-            text = f"{log.read()[-2000:]}\n{type(error).__name__}: {error}{memory}"
-            lines = re.sub(r"\x1b\[[0-9;]*m", "", text).strip("\n").splitlines()  # without colours
-            return ["The error's last lines:", *(f"  | {line}" for line in lines[-20:])]
-        finally:
-            self._end_kernel(job.name)
-            log.close()
-
-    def _end_kernel(self, name: str) -> None:
-        """End a kernel, if it still runs, and every process that it started."""
-        if pid := self.kernels.pop(name, None):
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
-
-    def _save(self) -> None:
-        write(self.output / "manifest.json", json.dumps(self.manifest, indent=1) + "\n")
-
-
 def reproduce(
-    profile_name: str = "quick",
+    profile: str = "quick",
     *,
-    data: str | None = None,
+    data: str = "",
     only: Iterable[str] = (),
     force: bool = False,
-    at_once: int | None = None,
-    output: str | Path | None = None,
+    jobs: int | None = None,
+    output: str | Path = "",
     retrain: bool = False,
     record: bool = False,
     dry: bool = False,
     notebooks: Path = REPOSITORY / "notebooks",
 ) -> int:
     """Run a folder's notebooks in one of its ``profiles``; the exit status. See ``attnconv
-    reproduce -h``. Raises `ConfigError`, `DataError` or `RunError` where nothing can begin."""
-    if (
-        at_once is None
-    ):  # small models train faster side by side, each on one core, than one by one on all cores
-        at_once = 1 if gpus() else min(4, cores())
-    if at_once < 1:
-        raise ConfigError(f"--jobs {at_once} must be at least 1.")
-    if Path(profile_name).name != profile_name:  # notebooks find it by its name alone
-        raise ConfigError(
-            f"--profile {profile_name} must be the name of a file in {notebooks / 'profiles'}."
+    reproduce -h``. Raises `ConfigError` or `DataError` where nothing can begin."""
+    if jobs is None:  # small models train faster side by side, each on one core
+        jobs = 1 if shutil.which("nvidia-smi") else min(4, cores())
+    if jobs < 1:
+        raise ConfigError(f"--jobs {jobs} must be at least 1.")
+    file = notebooks / "profiles" / f"{profile}.yaml"
+    planned = plan(notebooks, load_profile(file))
+    asked, wanted = select(planned, only)
+
+    from companion import workspace  # imports torch, with which the data are read
+
+    if data not in ("", "embedded", "cifar10"):
+        data = os.path.abspath(data)  # notebooks run in another folder
+    if retrain:
+        os.environ["ATTNCONV_RETRAIN"] = "1"  # for notebooks, too
+    output = workspace.OUTPUTS / profile if record else output
+    work = workspace.open_workspace(str(file), data=data, output=output)
+    if retrain:
+        work = replace(work, folder=workspace.OUTPUTS / f"{work.folder.name}-retrained")
+    folder = work.folder
+    if folder in (notebooks.resolve().parent, None if record else work.record):
+        raise ConfigError(f"Results are not written over {folder}; choose another folder.")
+    refuse(work, wanted.values(), dry)
+
+    given = {"profile": profile, "data": data}
+    given["output"] = os.path.relpath(folder, notebooks.resolve())
+    for job in planned.values():
+        job.parameters |= given
+    batch = Batch(
+        wanted,
+        digest_work(work),
+        folder,
+        [folder, workspace.RECORD] if work.record and work.profile.recorded else [folder],
+        asked if force else [],
+        jobs,
+        pages_of(planned),
+    )
+    print(f"The {profile} profile: {work.profile.description or 'no description'}")
+    print(f"{len(wanted)} jobs, data: {work.source}, output: {folder}", flush=True)
+    if dry:
+        batch.dry()
+        return 0
+    good = run_alone(batch)
+    print(f"All that was found, on one page: {write_page(folder, work.runs())}", flush=True)
+    if good and folder == workspace.OUTPUTS / "reproduced" / profile:
+        from companion.compare import compare
+
+        return compare(workspace.RECORD, folder, {job.number for job in wanted.values()})
+    return 0 if good else 1
+
+
+def pages_of(jobs: dict[str, Job]) -> dict[str, str]:
+    """The page of each notebook by its number, in reading order; of several runs, of the first."""
+    pages: dict[str, str] = {}
+    for name in sorted(jobs):
+        number = jobs[name].number
+        pages.setdefault(number, "../index.html" if number == FRONT else f"{name}.html")
+    return pages
+
+
+def refuse(work: Workspace, jobs: Iterable[Job], dry: bool) -> None:
+    """Raise what would go wrong in a job, before any starts."""
+    from attnconv.training.data import MissingData, find_data
+
+    if dry and not work.strip and not find_data(work.source):
+        raise MissingData(
+            f"{work.source} is not on this machine. It is downloaded when first used, or bring it:"
+            " --data PATH (make: DATA=PATH)."
         )
-    profile = load_profile(notebooks / "profiles" / f"{profile_name}.yaml")
-    folder = OUTPUTS / profile.name if record else output_folder(profile, data, output)
-    if retrain:  # beside what is there, which stays to be compared with
-        folder = OUTPUTS / f"{folder.name}-retrained"
-    if (folder / "notebooks").resolve() == notebooks.resolve():
-        raise ConfigError(
-            f"Results in {folder} would be written over its notebooks; choose another folder."
-        )
-    if not record and folder.parent == OUTPUTS and (folder / "strip.npz").is_file():
-        raise ConfigError(
-            f"{folder} is a committed record: --record writes it, other results need another folder."
-        )
-    data = data or profile.data
-    found = find_data(data)
-    if record and found and (folder / "strip.npz").is_file():
-        why = "but the record is drawn from its own images, as everyone can draw it again"
-        remedy = "For this command, let ATTNCONV_DATA name an empty folder"
-        raise ConfigError(f"The data set is here ({found.path}), {why}. {remedy}.")
-    data = data if data in NAMED_DATA else str(absolute(data))
-    given = {
-        "profile": profile.name,
-        "data": data,
-        "output": os.path.relpath(folder, notebooks.resolve()),
-    }
-    jobs = plan(map(read_notebook, sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))), profile, given)
-    wanted = select(jobs, only or {job.notebook.number for job in jobs.values()})
-    forced = {name for name, asked in wanted.items() if asked and force}
-    first = {job.notebook.number: name for name, job in reversed(jobs.items())}
-    pages = {
-        number: "../index.html" if number == FRONT else f"{first[number]}.html"
-        for number in sorted(first)
-    }
-    for number in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # stop as Ctrl-C does; what nohup ignores stays ignored
+    for job in jobs:
+        if job.run and not work.find(work.name(*job.run)):
+            work.check(*job.run)
+
+
+def run_alone(batch: Batch) -> bool:
+    """Run all, as the only process in its folder; whether all went well. SIGTERM and SIGHUP end it
+    as Ctrl-C does; what nohup ignores stays ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
-    with contextlib.nullcontext() if dry else held(folder, wait=False):
-        batch = Batch(
-            {name: jobs[name] for name in wanted}, profile, data, folder, forced, at_once, pages
+    batch.output.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(batch.output / ".lock", timeout=0):
+            shutil.rmtree(batch.output / ".running", ignore_errors=True)  # of one that was killed
+            return batch.run()
+    except Timeout:
+        raise ConfigError(f"Another process is at work in {batch.output}; wait for it.") from None
+
+
+def execute(notebook: str, copy: str, parameters: dict[str, Any], pages: dict[str, str]) -> None:
+    """Run a notebook, and make of its copy what is kept. What goes wrong is the last line said."""
+    import papermill
+
+    names = [path.replace("{", "{{").replace("}", "}}") for path in (notebook, copy)]  # it formats
+    options = {"kernel_name": "python3", "language": "python", "progress_bar": False}
+    try:
+        papermill.execute_notebook(
+            *names, parameters=parameters, cwd=str(Path(notebook).parent), **options
         )
-        print(f"The {profile.name} profile: {profile.description or 'no description'}")
-        print(f"{len(wanted)} jobs, data: {data}, output: {folder}", flush=True)
-        if beside := record_of(folder):
-            print(
-                f"The record {beside} is read, never written, and compared with at the end.",
-                flush=True,
-            )
-        if dry:
-            return batch.dry()
-        remove_leftovers(folder)
-        try:
-            status = batch.run()
-        except KeyboardInterrupt:
-            done = sum(s in ("done", "up to date") for s in batch.status.values())
-            print(
-                f"\nStopped, {done} of {len(wanted)} jobs are done. To resume, run the same command again."
-            )
-            return 130
-        print(f"All that was found, on one page: {write_page(folder)}", flush=True)
-        if status or not (beside and beside.is_dir()):
-            return status
-        made = {name: batch.manifest["notebooks"][name]["made"] for name in wanted}
-        return compare(beside, folder, jobs, made)
+    except papermill.PapermillExecutionError as error:
+        sys.exit(" ".join(f"{error.ename}: {error.evalue}".split()))
+    clean(Path(copy), parameters, pages)
+    if Path(notebook).name[:2] != FRONT:
+        export_html(Path(copy), pages)
 
 
-def move_into_place(stage: Path, output: Path, before: Iterable[str]) -> Inputs:
-    """Move a job's results to where they belong; their hashes. What it made ``before`` and makes
-    no more is removed.
-    """
-    files = {
-        file.relative_to(stage).as_posix(): file
-        for file in sorted(stage.rglob("*"))
-        if file.is_file()
-    }
-    made = {name: file_hash(file) for name, file in files.items()}
-    for name, file in files.items():
-        (output / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(file, output / name)
-    for name in before:
-        if (
-            re.fullmatch(r"(figures|tables)/[^/]+", name)
-            and name not in made
-            and file_hash(output / name)
-        ):
-            (output / name).unlink()
-    return made
+def end_with_runner() -> None:
+    """End this notebook when the runner is gone, even by ``kill -9``: the pipe from it ends. The
+    kernel watches this process."""
+    sys.stdin.read()
+    os.killpg(0, signal.SIGKILL)
 
 
-def without_notes(notebook: Path, copies: Mapping[str, str]) -> None:
-    """Remove what names this machine's folders, its memory or the time of day, and the state of
-    widgets. Pictures have 256 colours, which is a third of the size. Links lead to these ``copies``
-    of notebooks, by number."""
-    from companion.figures.style import of_256_colours  # imports Matplotlib, which takes a second
-
-    executed = nbformat.read(notebook, as_version=4)
-    for part in (executed, *executed.cells):
-        for name in ("papermill", "execution", "widgets"):
-            part.metadata.pop(name, None)
-    for cell in executed.cells:
-        if "injected-parameters" in cell.metadata.get("tags", []):
-            cell.id = "injected-parameters"
-        if (
-            cell.cell_type == "markdown"
-        ):  # a notebook that ran for several models has no copy of its own name
-            cell.source = re.sub(
-                r"(?<=]\()(\d\d)_\w+(?=\.ipynb)", lambda m: copies.get(m[1], m[0]), cell.source
-            )
-        for data in (output.get("data", {}) for output in cell.get("outputs", ())):
-            if "text/plain" in data:
-                data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", ">", data["text/plain"])
-            if "image/png" in data:
-                data["image/png"] = b64encode(of_256_colours(b64decode(data["image/png"]))).decode()
-    nbformat.write(executed, notebook)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what unfinished jobs wrote, and what a killed runner left half-written."""
-    shutil.rmtree(folder / ".running", ignore_errors=True)
-    for file in folder.glob(LEFTOVERS):
-        file.unlink(missing_ok=True)
+if __name__ == "__main__":
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=end_with_runner, daemon=True).start()
+    execute(*order)

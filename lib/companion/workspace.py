@@ -7,19 +7,18 @@ work.save_figure(figure, "04-centres", "Centres of all heads.", run)
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import itertools
 import json
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from attnconv.config import (
     PRESETS,
@@ -32,10 +31,10 @@ from attnconv.config import (
 )
 from attnconv.equivalence.swapping import READ_ON, swap, unswap
 from attnconv.heads import measure_attention, pruned
+from attnconv.models import Network, build_model
 from attnconv.training import load_run, train
 from attnconv.training.data import Dataset, MissingData, find_data, load_data, normalize
-from attnconv.training.runs import Run, find_runs, write
-from companion._old import writing
+from attnconv.training.runs import Run, find_runs
 from companion.profile import Profile, load_profile
 from companion.swaps import measure_swaps, untrained
 
@@ -45,29 +44,35 @@ if TYPE_CHECKING:
 
     from companion.claims import Claims
 
-OUTPUTS = Path(os.path.realpath(REPOSITORY / "outputs"))
-REPRODUCED = (
-    OUTPUTS / "reproduced"
-)  # where profiles are drawn whose record is committed, in outputs/<profile>
+OUTPUTS = (REPOSITORY / "outputs").resolve()
+RECORD = OUTPUTS / "evening"
+"""The committed record: runs are looked up in it, and never written to it."""
 PROFILES = REPOSITORY / "notebooks" / "profiles"
-NAMED_DATA = ("embedded", "cifar10")  # anything else is a path
 _described = itertools.count(1)  # figures, in the order in which the index shows them
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """One reproduction: outputs/<name>/{runs, figures, tables}."""
+    """One reproduction: outputs/<name>/{runs, study, figures, tables}."""
 
     profile: Profile
     source: str  # of the data: see `attnconv.training.data.load_data`
     folder: Path
+    record: Path | None = None  # a second folder, in which runs are looked up only
 
     @property
     def results(self) -> Path:
-        """Where figures, tables and pages are written: ``folder``, or what a batch run moves
-        there at the end.
-        """
+        """Where figures and tables go: ``folder``, or what a batch run moves there at the end."""
         return Path(os.environ.get("ATTNCONV_RESULTS") or self.folder)
+
+    @cached_property
+    def strip(self) -> Path | None:
+        """The record's few images, where they stand in for the data set. The record itself is
+        drawn from them, so that everyone can draw it again."""
+        if self.record and self.profile.recorded:
+            if self.folder == self.record or not find_data(self.source):
+                return self.record / "strip.npz"
+        return None
 
     @cached_property
     def data(self) -> Dataset:
@@ -77,134 +82,132 @@ class Workspace:
         return load_data(self.source).first(self.profile.train_images, self.profile.test_images)
 
     @cached_property
-    def strip(self) -> Path | None:
-        """Images kept with recorded runs, an npz file that stands in where the data set is not
-        here.
-        """
-        file = self.folder / "strip.npz"
-        return file if not find_data(self.source) and file.is_file() else None
+    def about(self) -> dict[str, Any]:
+        """What a run keeps of its data: with the strip, what the recorded runs keep."""
+        if not self.strip:
+            return self.data.about()
+        return find_runs(self.strip.parent / "runs")[0].config["data"]
 
     def configs(
-        self, name: str, seed: int | None = None, **changes: Any
+        self, name: str, seed: int | None = None, *, start: Run | None = None, **changes: Any
     ) -> tuple[ModelConfig, TrainConfig]:
-        """A preset's configurations for this profile and data; ``changes`` as in
-        `Profile.configs`.
-        """
-        model, train = self.profile.configs(name, seed, **changes)
-        return for_images(
-            model, self.data.image_size, self.data.image_channels, len(self.data.classes)
-        ), train
+        """A preset's configurations for this profile and data. ``start``: the run whose weights
+        come first, where that is not the preset's; ``changes`` as in `Profile.configs`."""
+        model, recipe = self.profile.configs(name, seed, **changes)
+        _, height, width, channels = self.data.train_images.shape
+        model = for_images(model, (height, width), channels, len(self.data.classes))
+        first = PRESETS[name].start
+        if start:
+            recipe = replace(recipe, {"start_from": start.path.name})
+        elif first:
+            recipe = replace(recipe, {"start_from": self.name(first, recipe.seed)})
+        return model, recipe
+
+    def name(self, name: str, seed: int | None = None, **how: Any) -> str:
+        """The name of a preset's run folder; ``how`` as in `configs`."""
+        return run_name(name, *self.configs(name, seed, **how), self.about)
+
+    def check(self, name: str, seed: int | None = None, **changes: Any) -> None:
+        """Raise what would keep this preset from being trained, in a second: a `ConfigError` or
+        `DataError`; `MissingData` where the data set is not on this machine."""
+        model, recipe = self.configs(name, seed, **changes)
+        if self.strip:
+            raise MissingData(
+                f"{name}, seed {recipe.seed}, is not among the recorded runs. To train it, say"
+                f" where {self.source} is: --data PATH (make: DATA=PATH)."
+            )
+        with torch.device("meta"):  # shapes only
+            build_model(model)
+        self.data.for_training(recipe)
 
     def run(
         self,
         name: str,
         seed: int | None = None,
         *,
-        fresh: bool = False,
         kept_in: str = "runs",
         start: Run | None = None,
-        **changes: dict[str, Any],
+        **changes: Any,
     ) -> Run:
-        """A preset's finished run: the one that is there, or else one trained (or resumed) now.
+        """A preset's finished run: the one that is here or in the record, or else one trained (or
+        resumed) now, in the folder ``kept_in``. All else as in `configs`.
 
-        Every configuration has a folder of its own in ``kept_in``. ``changes`` as in `configs`.
-        ``start``: the run that it goes on from, with all of its heads, where that is not the
-        preset's. Unless ``fresh``, a kept run of any copy of the data stands in where the profile
-        says ``recorded`` and the record's images lie beside it. `MissingData` where none is kept
-        and no data is here."""
-        model, recipe = self.configs(name, seed, **changes)
-        preset = PRESETS[name]
-        if preset.start and not start:
-            start = self.run(preset.start, recipe.seed, fresh=fresh)
-        recipe = replace(recipe, {"start_from": start.path.name}) if start else recipe
-        if self.profile.recorded and not fresh and (self.folder / "strip.npz").is_file():
-            if kept := self._kept(
-                name, model, recipe, kept_in, start, changed=bool(start or any(changes.values()))
-            ):
-                return kept
-        if self.strip:
-            missing = f"{name}, seed {recipe.seed}, is not among the recorded runs in {self.folder / kept_in}"
-            if fresh:
-                missing = (
-                    f"{self.source} is not on this machine, to train {name}, seed {recipe.seed}"
-                )
-            raise MissingData(
-                f"{missing}. To train it, say where {self.source} is: --data PATH (make: DATA=PATH)."
-            )
-        folder = self.folder / kept_in / run_name(name, model, recipe, self.data.about())
-        if Run(folder).finished:
-            return Run(folder)
-        network = load_run(start.path)[0] if start else None
-        if preset.change == "prune":
-            network = pruned(network)
-        elif network is not None and model.kernels:
-            shown = normalize(self.data.train_images[:READ_ON], self.data.mean, self.data.std)
-            sizes = {layer: side for layer, side in enumerate(model.kernels, 1) if side}
-            network = swap(network, sizes, images=shown)
-        elif network is not None and any(network.config.kernels):
-            network = unswap(network, model.spread_start)
-        return train(model, recipe, self.data, folder, preset=name, start=network)
+        Raises `MissingData` where it would be trained and the data set is not on this machine."""
+        folder = self.name(name, seed, start=start, **changes)
+        found = self.find(folder)
+        if found:
+            return found
+        self.check(name, seed, start=start, **changes)
+        model, recipe = self.configs(name, seed, start=start, **changes)
+        network, preset = None, PRESETS[name]
+        if start:
+            network = first_network(start, model, "", self.data)
+        elif preset.start:
+            first = self.run(preset.start, recipe.seed)
+            network = first_network(first, model, preset.change, self.data)
+        where = self.folder / kept_in / folder
+        return train(model, recipe, self.data, where, preset=name, start=network)
 
-    def _kept(
-        self,
-        name: str,
-        model: ModelConfig,
-        recipe: TrainConfig,
-        kept_in: str,
-        start: Run | None,
-        *,
-        changed: bool,
-    ) -> Run | None:
-        """The recorded run of these configurations. Unless they were ``changed``, one of another
-        recipe will do.
-        """
-        free = {"heads": 1} if recipe.start_from else {}  # pruning leaves each run its own
+    def find(self, folder: str) -> Run | None:
+        """The finished run of that name, here or in the record."""
+        for place in (self.folder, self.record or self.folder):
+            for kind in ("runs", "study"):
+                run = Run(place / kind / folder)
+                if run.finished:
+                    return run
+        return None
 
-        def exact(run: Run) -> bool:
-            return run.train == recipe and replace(run.model, free) == replace(model, free)
+    def runs(self, kept_in: str = "runs") -> list[Run]:
+        """All finished runs in this workspace, those dropped in from elsewhere too. Of the record,
+        all where it is this profile's, else those that are as the profile says."""
+        found = find_runs(self.folder / kept_in)
+        here = {run.path.name for run in found}
+        for run in find_runs(self.record / kept_in) if self.record else []:
+            if run.path.name not in here:
+                if self.profile.recorded or run.path.name == self.name(run.preset, run.train.seed):
+                    found.append(run)
+        return found
 
-        def alike(run: Run) -> bool:
-            return (run.preset, run.train.seed) == (name, recipe.seed) and (
-                exact(run) or not changed
-            )
+    def attention(self, run: Run) -> dict[str, NDArray]:
+        """What a run's heads attend to, kept or measured now: see `heads.measure_attention`."""
+        if not self._kept(run, "attention"):
+            network, _ = load_run(run.path)
+            self._keep(run, "attention", measure_attention(network, self.data))
+        return run.attention
 
-        there = [
-            run
-            for place in dict.fromkeys((kept_in, "runs"))
-            for run in find_runs(self.folder / place)
-            if alike(run)
-        ]
-        return max(there, key=lambda run: (exact(run), run.train.epochs), default=None)
+    def swaps(self, run: Run, images: int | None = None) -> dict[str, NDArray]:
+        """What a run loses by convolutions in its layers' place (see `swaps.measure_swaps`), kept
+        or measured now, on the profile's ``swap_images`` at most, and ``images``.
 
-    def attention(self, run: Run) -> dict[str, np.ndarray]:
-        """What a run's heads attend to (see `heads.measure_attention`): as kept in its folder,
-        or measured now.
-        """
-        if not (file := run.path / "attention.npz").is_file():
-            write(file, measure_attention(load_run(run.path)[0], self.data))
-        return Run(run.path).attention
-
-    def swaps(self, run: Run, images: int | None = None) -> dict[str, np.ndarray]:
-        """What a run loses by convolutions in its layers' place (see `swaps.measure_swaps`): as
-        kept, or measured now.
-
-        On the profile's ``swap_images`` at most, and ``images``. Empty where it was not kept and
-        the data set is not
-        here: the images of a record are too few to count answers.
-        """
-        kept = Run(run.path).swaps
-        if not self.strip and not (kept and run.without_weights):
+        Empty where it is not kept and cannot be measured: the record's images are too few to count
+        answers, and some recorded runs have no weights."""
+        kept = self._kept(run, "swaps")
+        if not self.strip and (run.path / "model.safetensors").is_file():
             some = self.data.first(None, self.profile.swap_images).first(None, images)
             if not kept or int(kept["images"]) < len(some.test_labels):
                 first = None if run.train.start_from else untrained(run)
-                write(
-                    run.path / "swaps.npz", measure_swaps(load_run(run.path)[0], first, some)
-                )
-        return Run(run.path).swaps
+                self._keep(run, "swaps", measure_swaps(load_run(run.path)[0], first, some))
+        return run.swaps
 
-    def runs(self) -> list[Run]:
-        """All finished runs in this workspace, those dropped in from elsewhere too."""
-        return find_runs(self.folder / "runs")
+    def _own(self, run: Run) -> Path:
+        """The folder for what is measured of a run: its own, but for one of the record."""
+        if run.path.is_relative_to(self.folder):
+            return run.path
+        return self.folder / "measured" / run.path.name
+
+    def _kept(self, run: Run, what: str) -> dict[str, NDArray]:
+        """What was measured of a run, here or in the record. The run has it from now on: claims
+        ask the run, not the workspace."""
+        vars(run)[what] = getattr(Run(self._own(run)), what) or getattr(Run(run.path), what)
+        return vars(run)[what]
+
+    def _keep(self, run: Run, what: str, measured: Mapping[str, Any]) -> None:
+        own = self._own(run)
+        own.mkdir(parents=True, exist_ok=True)
+        unfinished = own / f".{what}.npz"
+        np.savez_compressed(unfinished, **measured)
+        os.replace(unfinished, own / f"{what}.npz")
+        self._kept(run, what)
 
     def save_figure(
         self,
@@ -214,36 +217,31 @@ class Workspace:
         *runs: Run,
         frames_per_second: int = 10,
     ) -> None:
-        """Write figures/<name>.pdf and .png, or frames as a .gif; the index page shows caption
-        and runs.
-        """
+        """Write figures/<name>.pdf and .png, or frames as a .gif; the index shows caption and
+        runs."""
         from companion.figures import save, save_animation  # training does without seaborn
 
-        for suffix in (".gif",) if isinstance(figure, Sequence) else (".pdf", ".png"):
-            with writing(self.results / "figures" / f"{name}{suffix}") as file:
-                if isinstance(figure, Sequence):
-                    save_animation(figure, file, frames_per_second)
-                else:
-                    save(figure, file)
+        file = self.results / "figures" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(figure, Sequence):
+            save_animation(figure, f"{file}.gif", frames_per_second)
+        else:
+            save(figure, f"{file}.pdf")
+            save(figure, f"{file}.png")
         names = list(dict.fromkeys(run.path.name for run in runs))  # a run may be drawn twice
         note = {"caption": caption, "runs": names, "place": next(_described)}
-        write(self.results / "figures" / f"{name}.json", json.dumps(note) + "\n")
+        Path(f"{file}.json").write_text(json.dumps(note) + "\n")
 
     def save_table(self, frame: pd.DataFrame, name: str) -> None:
         """Write tables/<name>.md, .csv and .tex, without the frame's index. The LaTeX wants the
-        package booktabs.
-        """
-        known = frame.astype(object).where(
-            frame.notna(), None
-        )  # what is missing is a dash, not "nan"
-        latex = frame.to_latex(index=False, float_format="%.8g", na_rep="---", escape=True)
-        markdown = known.to_markdown(index=False, floatfmt=".8g", missingval="—") + "\n"
-        for suffix, text in (
-            (".md", markdown),
-            (".csv", frame.to_csv(index=False)),
-            (".tex", latex),
-        ):
-            write(self.results / "tables" / f"{name}{suffix}", text)
+        package booktabs."""
+        file = self.results / "tables" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        known = frame.astype(object).where(frame.notna(), None)  # a dash, not "nan"
+        markdown = known.to_markdown(index=False, floatfmt=".8g", missingval="—")
+        Path(f"{file}.md").write_text(markdown + "\n")
+        frame.to_csv(f"{file}.csv", index=False)
+        frame.to_latex(f"{file}.tex", index=False, float_format="%.8g", na_rep="---", escape=True)
 
     def claims(self, name: str) -> Claims:
         """A list to check claims in, and to save as tables/<name>.json."""
@@ -252,62 +250,38 @@ class Workspace:
         return Claims(self.results / "tables" / f"{name}.json")
 
 
-def open_workspace(
-    profile: str = "quick", *, data: str | None = None, output: str | Path | None = None
-) -> Workspace:
-    """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file), in its
-    `output_folder`. ``data`` replaces the profile's data."""
-    chosen = load_profile(
-        Path(profile) if profile.endswith(".yaml") else PROFILES / f"{profile}.yaml"
-    )
-    folder = output_folder(chosen, data, output)
-    if record := record_of(folder):
-        # Linked file by file: what a notebook measures of a run joins the links, and the record
-        # stays as it is.
-        patterns = ("runs/*/[!.]*", "study/*/[!.]*", "strip.npz")
-        for kept in (
-            file for pattern in patterns for file in record.glob(pattern) if file.is_file()
-        ):  # no checkpoints
-            link = folder / kept.relative_to(record)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                link.symlink_to(os.path.relpath(kept, link.parent))
-    return Workspace(chosen, data or chosen.data, folder)
+def first_network(start: Run, model: ModelConfig, change: str, data: Dataset) -> Network:
+    """The network of a finished run, as another run goes on from it: without its degenerate heads
+    ("prune"); with its first layers swapped for convolutions of ``model.kernels`` ("swap"); with
+    attention for its convolutions where ``model`` has none, as sharp as ``spread_start``."""
+    network = load_run(start.path)[0].cpu()
+    if change == "prune":
+        return pruned(network)
+    if change == "swap":
+        sizes = {layer: size for layer, size in enumerate(model.kernels, 1) if size}
+        images = normalize(data.train_images[:READ_ON], data.mean, data.std)
+        return swap(network, sizes, images=images)
+    if network.config.kernels and not model.kernels:
+        return unswap(network, model.spread_start)
+    return network
 
 
-def output_folder(
-    profile: Profile, data: str | None = None, output: str | Path | None = None
-) -> Path:
-    """Where a profile's results go: outputs/<profile>, or outputs/<profile>-<data> for another data
-    set than its own.
-
-    A profile whose record is committed has its results beside it, in outputs/reproduced/<profile>.
-    Any copy of CIFAR-10 is the data of a profile of CIFAR-10. A few digits tell folders of one name
-    apart."""
-    if output:
-        return absolute(output)
-    own = (REPRODUCED if profile.recorded else OUTPUTS) / profile.name
-    if not data or data == profile.data:
-        return own
-    if data in NAMED_DATA:
-        return OUTPUTS / f"{profile.name}-{data}"
-    if profile.data == "cifar10" and load_data(data).name == "cifar10":
-        return own
-    path = absolute(data)
-    word, digits = (
-        re.sub(r"[\W_]", "-", path.name.lower()),
-        hashlib.sha256(os.fsencode(path)).hexdigest()[:4],
-    )
-    return OUTPUTS / f"{profile.name}-{word}-{digits}"
+def open_workspace(profile: str = "quick", *, data: str = "", output: str | Path = "") -> Workspace:
+    """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file). ``data``
+    replaces the profile's data, ``output`` the folder for results: see `output_folder`."""
+    file = Path(profile) if profile.endswith(".yaml") else PROFILES / f"{profile}.yaml"
+    chosen = load_profile(file)
+    source = data or chosen.data
+    folder = Path(output).expanduser().resolve() if output else output_folder(chosen, source)
+    record = None if os.environ.get("ATTNCONV_RETRAIN") else RECORD
+    return Workspace(chosen, source, folder, record)
 
 
-def record_of(folder: Path) -> Path | None:
-    """The committed record beside which a folder is drawn: outputs/<name> for
-    outputs/reproduced/<name>, else None.
-    """
-    return OUTPUTS / folder.name if folder.parent == REPRODUCED else None
-
-
-def absolute(path: str | Path) -> Path:
-    """A path from the root, with links and ~ resolved as far as that is possible."""
-    return Path(os.path.realpath(os.path.expanduser(path)))
+def output_folder(profile: Profile, source: str) -> Path:
+    """Where results go: outputs/<profile>, beside the record outputs/reproduced/<profile>; with
+    other data than the profile's, outputs/<profile>-<data>. Any copy of CIFAR-10 is CIFAR-10."""
+    if source != profile.data:
+        is_a_copy = profile.data == "cifar10" == load_data(source).name
+        if not is_a_copy:
+            return OUTPUTS / f"{profile.name}-{Path(source).name}"
+    return OUTPUTS / ("reproduced" if profile.recorded else "") / profile.name
