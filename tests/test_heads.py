@@ -194,7 +194,7 @@ def test_degenerate_by_the_rule():
 
 @pytest.mark.parametrize("covariance", ["isotropic", "full"])
 def test_prune_keeps_the_other_heads_exactly(covariance):
-    layer = QuadraticAttention(3, 4, 5, covariance, mixing="dense", dropout=0.1).eval()
+    layer = QuadraticAttention(3, 4, 5, covariance, dropout=0.1).eval()
     with torch.no_grad():
         layer.spreads[[0, 3]] = 0
     x = torch.randn(2, H, W, 3)

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnconv.attention.precision import choose, computing
 from attnconv.config import ConfigError
 from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
 from attnconv.models import AttentionNet, Convolution
@@ -93,7 +92,7 @@ def measure_swaps(
     right |= {
         name: np.zeros((len(layers), len(some), len(labels)), bool) for name, some in tried.items()
     }
-    with computing(choose(device), device), progress_bar(len(labels), leave=False) as bar:
+    with progress_bar(len(labels), leave=False) as bar:
         bar.set_description(
             "Convolutions in the layers' place"
         )  # up to an hour with content, on two cores

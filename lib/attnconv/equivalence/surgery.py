@@ -4,7 +4,6 @@
 kernel: strides, dilations, groups, paddings, one dimension. Shape letters as in
 `attnconv.attention`, and H' x W' pixels of the padded input, Q x R of the output (the queries)."""
 
-import contextlib
 import copy
 import functools
 import math
@@ -19,8 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
 
 from attnconv.attention import QuadraticAttention, tap_shifts
-from attnconv.attention.mixing import in_torch_func, mix_separable
-from attnconv.attention.precision import choose, computing
+from attnconv.attention.mixing import mix_separable
 from attnconv.equivalence.theorem import ALPHA, checked_alpha, value_matrices
 
 MIXED = (
@@ -165,11 +163,7 @@ class TapAttention(QuadraticAttention):
         x = x.unsqueeze(2) if self.dimensions == 1 else x
         x = x.permute(0, 2, 3, 1).contiguous()  # (B, H', W', C)
         at_once = max(1, MIXED // (math.prod(queries) * self.heads * self.channels))
-        compiled = (
-            torch.compiler.is_compiling()
-        )  # how products are computed is then the compiler's choice
-        with contextlib.nullcontext() if compiled else computing(choose(x.device), x.device):
-            parts = [self._project(self._mix(part, *size)) for part in x.split(at_once)]
+        parts = [self._project(self._mix(part, *size)) for part in x.split(at_once)]
         y = parts[0] if len(parts) == 1 else torch.cat(parts)  # (B, Q R, D)
         y = y.unflatten(1, queries).permute(0, 3, 1, 2)
         return y.squeeze(2) if self.dimensions == 1 else y
@@ -184,7 +178,7 @@ class TapAttention(QuadraticAttention):
             self.centres.requires_grad or self.spreads.requires_grad
         )
         unseen = (
-            in_torch_func()
+            torch._C._functorch.peek_interpreter_stack() is not None
             or torch.compiler.is_exporting()
             or torch.jit.is_tracing()
             or self.centres.is_meta

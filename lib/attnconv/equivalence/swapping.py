@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, tap_shifts
-from attnconv.attention.precision import choose, computing
 from attnconv.config import replace
 from attnconv.equivalence.reading import KernelReport, attention_to_conv
 from attnconv.equivalence.theorem import theorem_1
@@ -143,12 +142,11 @@ def relative_errors(convs: Sequence[nn.Module], layer: Attention, x: Tensor) -> 
     C); root mean squares.
     """
     lost, whole = [0.0] * len(convs), 0.0
-    with computing(choose(x.device), x.device):
-        for part in x.split(AT_ONCE):
-            out = layer(part)
-            whole += (out - layer.value.bias).double().square().sum().item()
-            for n, conv in enumerate(convs):
-                lost[n] += (conv(part) - out).double().square().sum().item()
+    for part in x.split(AT_ONCE):
+        out = layer(part)
+        whole += (out - layer.value.bias).double().square().sum().item()
+        for n, conv in enumerate(convs):
+            lost[n] += (conv(part) - out).double().square().sum().item()
     return [(one / max(whole, torch.finfo(torch.float64).tiny)) ** 0.5 for one in lost]
 
 
@@ -182,17 +180,14 @@ def fit_kernel(place: Convolution, layer: Attention, x: Tensor) -> None:
     gram = torch.zeros(unknowns, unknowns, dtype=torch.float64, device=x.device)
     moment = torch.zeros(unknowns, layer.out_channels, dtype=torch.float64, device=x.device)
     margin = (size // 2,) * 4
-    with computing(choose(x.device), x.device):
-        for part in x.split(AT_ONCE):
-            left = (layer(part) - place(part)).flatten(0, 2)  # (n, D)
-            patches = F.unfold(
-                F.pad(part.permute(0, 3, 1, 2), margin, conv.padding_mode), size
-            )  # (b, C K K, N)
-            patches = F.pad(
-                patches.transpose(1, 2).flatten(0, 1), (0, 1), value=1.0
-            )  # (n, C K K + 1)
-            gram += patches.T @ patches
-            moment += patches.T @ left
+    for part in x.split(AT_ONCE):
+        left = (layer(part) - place(part)).flatten(0, 2)  # (n, D)
+        patches = F.unfold(
+            F.pad(part.permute(0, 3, 1, 2), margin, conv.padding_mode), size
+        )  # (b, C K K, N)
+        patches = F.pad(patches.transpose(1, 2).flatten(0, 1), (0, 1), value=1.0)  # (n, C K K + 1)
+        gram += patches.T @ patches
+        moment += patches.T @ left
     if not (gram.isfinite().all() and moment.isfinite().all()):
         raise ValueError(
             "No kernel can be fitted: on these images the layer sees, or gives, what is not finite."

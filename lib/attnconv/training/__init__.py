@@ -11,7 +11,7 @@ _OFFERED = {
     **dict.fromkeys(("Trainer", "TrainingError", "lr_factor", "train"), "attnconv.training.loop"),
     "load_run": "attnconv.training.checkpoints",
     "build_optimizers": "attnconv.training.optimizers",
-    "evaluate": "attnconv.models",
+    "evaluate": "attnconv.training.loop",
 }
 __all__ = list(_OFFERED)
 

@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -33,15 +34,39 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from attnconv import heads
-from attnconv.attention.precision import Computation, choose, computing
 from attnconv.config import ModelConfig, TrainConfig, for_images
 from attnconv.equivalence.swapping import READ_ON, swap, unswap
-from attnconv.models import AttentionNet, Convolution, Network, build_model, evaluate
+from attnconv.models import AttentionNet, Convolution, Network, build_model, predict
 from attnconv.training import machine
 from attnconv.training.checkpoints import load_run, read_state, write_state
 from attnconv.training.data import Dataset, batches, epoch_plan, normalize
+from attnconv.training.machine import Computation, choose
 from attnconv.training.optimizers import Muon, build_optimizers, own_rates
 from attnconv.training.runs import LEFTOVERS, Run, RunError, held, identity, write, write_arrays
+
+
+class Evaluation(NamedTuple):
+    """Mean cross-entropy (nats), share of right answers in [0, 1], and the class given to each
+    image: int64 (N,).
+    """
+
+    loss: float
+    accuracy: float
+    predicted: Tensor
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Dataset, *others: Tensor) -> Evaluation:
+    """Evaluation mode, no augmentation, every image once: of the test split, or of ``others``,
+    (images, labels).
+    """
+    device = next(model.parameters()).device
+    images, labels = (part.to(device) for part in others or (data.test_images, data.test_labels))
+    logits = torch.cat(
+        [predict(model, x) for x, _ in batches(images, labels, None, 500, data.mean, data.std)]
+    )
+    loss, predicted = F.cross_entropy(logits.double(), labels), logits.argmax(1)
+    return Evaluation(loss.item(), (predicted == labels).double().mean().item(), predicted.cpu())
 
 
 class TrainingError(RuntimeError):
@@ -234,7 +259,7 @@ class Trainer:
             bar = machine.progress_bar(
                 self.config.epochs * self.images, done, drawn=self.team.leads
             )
-            with computing(self.computation, self.device), bar, machine.signals_to_stop() as stop:
+            with bar, machine.signals_to_stop() as stop:
                 if not self.geometry:
                     self.measure_heads()  # before training
                 self.record()  # the process may have died between a checkpoint and its record

@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -22,9 +23,35 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from attnconv import __version__
-from attnconv.attention.precision import Computation
 from attnconv.config import ConfigError, errors_as
 from attnconv.training.runs import said
+
+
+@dataclass(frozen=True)
+class Computation:
+    """One way to compute."""
+
+    bfloat16: bool = False  # products in bfloat16 (autocast)
+    onednn: bool = False
+    compiled: bool = False
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """For a forward pass and its loss."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16)
+
+    def __str__(self) -> str:
+        products = "bfloat16" if self.bfloat16 else "float32"
+        return f"{products}, compiled" if self.compiled else products
+
+
+def choose(device: torch.device, precision: str = "float32") -> Computation:
+    """bfloat16 where ``precision`` asks for it, or is "auto" and the device has instructions."""
+    if device.type == "cpu":
+        has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        has = has and "ONEDNN_MAX_CPU_ISA" not in os.environ
+    else:
+        has = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return Computation(precision == "bfloat16" or (precision == "auto" and has))
 
 
 def best_device() -> torch.device:
