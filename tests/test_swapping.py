@@ -14,8 +14,8 @@ from attnconv.cost import attention_flops, cost
 from attnconv.equivalence import attention_to_conv, convert, swap, unswap
 from attnconv.equivalence.swapping import RIDGE, relative_errors
 from attnconv.heads import geometry
-from attnconv.models import Convolution, build_model, evaluate
-from attnconv.training import load_run
+from attnconv.models import Convolution, build_model
+from attnconv.training import evaluate, load_run
 from attnconv.training.data import load_data, normalize
 from companion import swaps
 from companion.workspace import REPOSITORY, open_workspace

@@ -33,7 +33,6 @@ from hypothesis import strategies as st
 from torch.distributed import DistStoreError
 
 from attnconv import heads
-from attnconv.attention.precision import Computation
 from attnconv.config import ConfigError, ModelConfig, TrainConfig, replace
 from attnconv.equivalence import swap
 from attnconv.models import build_model
@@ -51,7 +50,7 @@ from attnconv.training import (
 )
 from attnconv.training import loop as training
 from attnconv.training.data import DataError, augment, epoch_plan, load_data, normalize
-from attnconv.training.machine import Team
+from attnconv.training.machine import Computation, Team
 from attnconv.training.optimizers import encoding_parameters, orthogonal, position_parameters
 from attnconv.training.runs import Run, RunError, find_runs, held, identity, writing
 from companion import results, swaps

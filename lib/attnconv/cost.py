@@ -31,17 +31,21 @@ class Cost:
 def cost(config: ModelConfig) -> Cost:
     """Count a model without running it: no memory is allocated."""
     with torch.device("meta"):
-        model = build_model(config)
-    counts: list[int] = []
+        model = build_model(config).eval()
+        image = torch.empty(1, config.image_channels, *config.image_size)
+    flops = []
+
+    def count(module: nn.Linear | nn.Conv2d, _: tuple, output: torch.Tensor) -> None:
+        flops.append(2 * output.numel() * module.weight[:1].numel())
+
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
-            module.register_forward_hook(
-                lambda m, _, y: counts.append(2 * y.numel() * m.weight[:1].numel())
-            )
-    model.eval()(torch.empty(1, config.image_channels, *config.image_size, device="meta"))
-    linear, (scores, dense, separable) = sum(counts), attention_flops(config)
-    parameters = sum(p.numel() for p in model.parameters())
-    return Cost(parameters, linear, linear + scores + dense, linear + scores + separable)
+            module.register_forward_hook(count)
+    model(image)
+    paper = sum(flops)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    scores, dense, separable = attention_flops(config)
+    return Cost(parameters, paper, paper + scores + dense, paper + scores + separable)
 
 
 def attention_flops(config: ModelConfig) -> tuple[int, int, int]:
@@ -53,19 +57,16 @@ def attention_flops(config: ModelConfig) -> tuple[int, int, int]:
     none are counted."""
     if config.kind == "resnet":
         return 0, 0, 0
-    (height, width), heads = config.grid, sum(config.heads_per_layer)
-    pixels, key_size = height * width, config.key_size or config.hidden
-    scores = (
-        heads * pixels * (2 * pixels + height + width) * key_size
-        if config.kind == "learned_content"
-        else 0
-    )
+    height, width = config.grid
+    pixels = height * width
+    heads = sum(config.heads_per_layer)
     dense = 2 * heads * pixels**2 * config.hidden
-    factors = config.kind == "learned" or (
-        config.kind == "quadratic" and config.covariance == "isotropic"
-    )
-    separable = 2 * heads * pixels * (height + width) * config.hidden if factors else dense
-    return scores, dense, separable
+    if config.kind == "learned_content":
+        key_size = config.key_size or config.hidden
+        return heads * pixels * (2 * pixels + height + width) * key_size, dense, dense
+    if config.kind == "quadratic" and config.covariance == "full":
+        return 0, dense, dense
+    return 0, dense, 2 * heads * pixels * (height + width) * config.hidden
 
 
 class PeakMemory(TorchDispatchMode):
@@ -77,12 +78,14 @@ class PeakMemory(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._alive, self.peak = WeakIdKeyDictionary(), 0
+        self._alive = WeakIdKeyDictionary()
+        self.peak = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
-                self._alive[tensor.untyped_storage()] = tensor.untyped_storage().nbytes()
+                storage = tensor.untyped_storage()
+                self._alive[storage] = storage.nbytes()
         self.peak = max(self.peak, sum(self._alive.values()))
         return result

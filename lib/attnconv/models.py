@@ -20,6 +20,8 @@ from attnconv.attention import (
 )
 from attnconv.config import ModelConfig
 
+Attention = PositionalAttention | ContentAttention
+
 
 class Convolution(nn.Module):
     """A convolution in the place of an attention layer: channels last, (B, H, W, C) -> (B, H, W,
@@ -33,7 +35,8 @@ class Convolution(nn.Module):
 
     def __init__(self, channels: int, out_channels: int, kernel_size: int):
         super().__init__()
-        self.channels, self.out_channels = channels, out_channels
+        self.channels = channels
+        self.out_channels = out_channels
         self.conv = nn.Conv2d(
             channels, out_channels, kernel_size, padding="same", padding_mode="replicate"
         )
@@ -42,33 +45,33 @@ class Convolution(nn.Module):
         return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
     def extra_repr(self) -> str:
-        report = self.report
-        return (
-            f"in the place of attention; relative error on {report.on} {report.relative_error:.2g}"
-            if report
-            else ""
-        )
-
-
-Attention = PositionalAttention | ContentAttention
+        if self.report is None:
+            return ""
+        error = f"relative error on {self.report.on} {self.report.relative_error:.2g}"
+        return f"in the place of attention; {error}"
 
 
 def build_attention(config: ModelConfig, heads: int) -> Attention:
     """One attention layer of the network: ``hidden`` channels in and out."""
-    sizes = (config.hidden, config.hidden, heads)
+    hidden = config.hidden
     dropout = config.attention_dropout
     if config.kind == "quadratic":
-        own = config.model_dump(
-            include={"covariance", "centre_std", "centre_start", "spread_start"}
+        return QuadraticAttention(
+            hidden,
+            hidden,
+            heads,
+            covariance=config.covariance,
+            centre_std=config.centre_std,
+            centre_start=config.centre_start,
+            spread_start=config.spread_start,
+            dropout=dropout,
         )
-        return QuadraticAttention(*sizes, dropout=dropout, **own)
+    largest = max(config.grid)
     if config.kind == "learned":
-        return LearnedAttention(*sizes, max_size=max(config.grid), dropout=dropout)
-    layer = ContentAttention(
-        *sizes, max_size=max(config.grid), key_size=config.key_size, dropout=dropout
-    )
+        return LearnedAttention(hidden, hidden, heads, largest, dropout)
+    layer = ContentAttention(hidden, hidden, heads, largest, config.key_size, dropout)
     if config.centre_start == "taps":
-        layer.start_on_taps(config.spread_start**2 / 2)
+        layer.start_on_taps(alpha=config.spread_start**2 / 2)
     return layer
 
 
@@ -76,8 +79,7 @@ class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` in the type of its parameters, whatever type autocast gave its input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        # In bfloat16 PyTorch's kernel for CPUs adds up its parameters' gradients in bfloat16, up to
-        # 110% off.
+        # In bfloat16 a CPU adds up its parameters' gradients in bfloat16, up to 110% off.
         return super().forward(x.to(self.weight.dtype))
 
 
@@ -91,9 +93,10 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, heads: int, kernel: int = 0):
         super().__init__()
         hidden = config.hidden
-        self.attention = (
-            Convolution(hidden, hidden, kernel) if kernel else build_attention(config, heads)
-        )
+        if kernel:
+            self.attention = Convolution(hidden, hidden, kernel)
+        else:
+            self.attention = build_attention(config, heads)
         self.output = nn.Linear(hidden, hidden)
         self.norm1 = LayerNorm(hidden, eps=1e-12)
         self.mlp = nn.Sequential(
@@ -113,16 +116,19 @@ class AttentionNet(nn.Module):
     a linear classifier.
     """
 
+    kept: list[list[int]] | None = None
+    """Of a pruned network: the numbers of the heads that stayed, by layer."""
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
         _ = config.grid  # refuses a down-sampling that does not divide the image
         self.embed = nn.Linear(config.image_channels * config.downsampling**2, config.hidden)
-        each = zip(config.heads_per_layer, config.kernel_per_layer, strict=True)
-        blocks = nn.ModuleList(Block(config, heads, kernel) for heads, kernel in each)
-        self.blocks = cast(
-            Sequence[Block], blocks
-        )  # torch says that a list holds modules, not which
+        blocks = nn.ModuleList()
+        for heads, kernel in zip(config.heads_per_layer, config.kernel_per_layer, strict=True):
+            blocks.append(Block(config, heads, kernel))
+        # PyTorch's types say that a list holds modules, not which.
+        self.blocks = cast(Sequence[Block], blocks)
         self.classifier = nn.Linear(config.hidden, config.classes)
 
     @property
@@ -134,9 +140,8 @@ class AttentionNet(nn.Module):
         """Images (B, channels, H, W) -> what the first layer sees, (B, H / s, W / s, hidden), s
         the down-sampling.
         """
-        patches = F.pixel_unshuffle(
-            images, self.config.downsampling
-        )  # invertible: no pixel is lost
+        # Invertible: no pixel is lost.
+        patches = F.pixel_unshuffle(images, self.config.downsampling)
         return self.embed(patches.permute(0, 2, 3, 1))
 
     def layer_inputs(self, images: Tensor) -> list[Tensor]:
@@ -163,28 +168,27 @@ class ResNet18(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        from torchvision.models.resnet import (
-            BasicBlock,
-        )  # brings torch's compiler along, which takes a second or two
+        # Brings PyTorch's compiler along, which takes a second or two.
+        from torchvision.models.resnet import BasicBlock
 
         self.config = config
         width = config.resnet_width
-        stem = nn.Conv2d(config.image_channels, width, 3, padding=1, bias=False)
-        self.stem = nn.Sequential(stem, nn.BatchNorm2d(width), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(config.image_channels, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        )
         stages = [nn.Sequential(BasicBlock(width, width), BasicBlock(width, width))]
-        for out in (
-            2 * width,
-            4 * width,
-            8 * width,
-        ):  # at half the height and width of the stage before
+        for _ in range(3):  # each at half the height and width of the stage before
+            wider = 2 * width
             shortcut = nn.Sequential(
-                nn.Conv2d(out // 2, out, 1, 2, bias=False), nn.BatchNorm2d(out)
+                nn.Conv2d(width, wider, 1, stride=2, bias=False), nn.BatchNorm2d(wider)
             )
-            stages.append(
-                nn.Sequential(BasicBlock(out // 2, out, 2, shortcut), BasicBlock(out, out))
-            )
+            first = BasicBlock(width, wider, 2, shortcut)
+            stages.append(nn.Sequential(first, BasicBlock(wider, wider)))
+            width = wider
         self.stages = nn.Sequential(*stages)
-        self.classifier = nn.Linear(8 * width, config.classes)
+        self.classifier = nn.Linear(width, config.classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

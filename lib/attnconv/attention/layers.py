@@ -3,23 +3,22 @@
 Every layer is multi-head self-attention (eq. 3). Its value and output matrices follow each other
 without a non-linearity between them, so each head has one matrix W^h:
 
-    MHSA(X)_q = sum_h sum_k P_h(q, k) X_k W^h + b,        P_h(q, .) = softmax over all key pixels k of score_h(q, k).
+    MHSA(X)_q = sum_h sum_k P_h(q, k) X_k W^h + b
+    P_h(q, .) = softmax over all key pixels k of score_h(q, k)
 
 The layers differ in their scores only: `QuadraticAttention` and `LearnedAttention` look at
-positions, `ContentAttention` at what the pixels hold too. `probabilities` is P; forward takes it,
-or an equal form from `mixing` that never builds it. Shape letters, here and in the notebooks: B
-images, H x W pixels, N = H W, C and D channels in and out, h heads; q is a query pixel, k a key
-pixel and k - q their shift."""
+positions, `ContentAttention` at what the pixels hold too. `probabilities` is P. Shape letters, here
+and in the notebooks: B images, H x W pixels, N = H W, C and D channels in and out, h heads; q is a
+query pixel, k a key pixel and k - q their shift."""
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnconv.attention.mixing import Mixing, attend_by_position, attend_content, scores
+from attnconv.attention.mixing import mix_dense, mix_separable, scores
 
 
 class PositionalAttention(nn.Module):
@@ -28,54 +27,45 @@ class PositionalAttention(nn.Module):
 
     Args (of the subclasses too): channels, out_channels: C of the input, D of the output. heads: h;
         each averages all C channels and owns a value matrix C x D: C columns of ``value.weight``,
-        transposed. mixing: ``dense`` builds P (h, H, W, H, W); ``separable`` mixes along columns
-        and rows, where the encoding factors (an error where it does not); ``auto`` takes the
-        fastest equal form, in memory linear in pixels. dropout: on the probabilities, one mask
-        shared by the batch as in the paper. P then no longer factors."""
+        transposed. dropout: on the probabilities, one mask shared by the batch as in the paper."""
 
-    separable = (
-        True  # whether P_h = P_row (x) P_col exactly, at any image size and at the borders too
-    )
+    separable = True
+    """Whether P_h = P_row (x) P_col exactly, at any image size and at the borders too. Then P is
+    never built, except where it drops out."""
 
-    def __init__(
-        self,
-        channels: int,
-        out_channels: int,
-        heads: int,
-        mixing: Mixing = "auto",
-        dropout: float = 0.0,
-    ):
+    def __init__(self, channels: int, out_channels: int, heads: int, dropout: float = 0.0):
         super().__init__()
-        if mixing not in ("auto", "dense", "separable"):
-            raise ValueError(f"mixing = {mixing!r} is not one of 'auto', 'dense', 'separable'.")
-        if mixing == "separable" and (dropout or not self.separable):
-            raise ValueError(
-                "A full covariance and dropout do not factor into rows x columns; use mixing='auto'."
-            )
-        self.channels, self.out_channels, self.heads = channels, out_channels, heads
-        self.mixing, self.dropout = mixing, dropout
+        self.channels = channels
+        self.out_channels = out_channels
+        self.heads = heads
+        self.dropout = dropout
         self.value = nn.Linear(heads * channels, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) -> (B, H, W, D), for any H and W."""
-        _check_input(self, x)
-        # The fastest form of: self.value(einsum("hijkl,bklc->bijhc", P, x).flatten(-2))
-        return attend_by_position(self, x)
+        _check_input(x, self)
+        height, width = x.shape[1:3]
+        drops = self.training and self.dropout > 0
+        if self.separable and not drops:
+            rows = self.axis_probabilities(height, 0)
+            columns = self.axis_probabilities(width, 1)
+            return self.value(mix_separable(x, rows, columns))
+        p = F.dropout(self.probabilities(height, width), self.dropout, self.training)
+        return self.value(mix_dense(x, p))
 
     def probabilities(self, height: int, width: int) -> Tensor:
         """P: (h, H, W, H, W); ``P[h, i, j]`` is how head h, at query pixel (i, j), weighs the
         key pixels (sum 1).
         """
         terms = self.score_terms(height, width)
-        rows, columns = (term.shape[1] for term in terms[:2])  # of queries
-        query = torch.arange(rows * columns, device=terms[0].device)
-        logits = scores(query // columns, query % columns, *terms)  # (h, N, H, W)
-        return logits.flatten(-2).softmax(-1).view_as(logits).unflatten(1, (rows, columns))
+        device = terms[0].device
+        rows = torch.arange(terms[0].shape[1], device=device)  # of queries
+        columns = torch.arange(terms[1].shape[1], device=device)
+        logits = scores(rows[:, None], columns[None], *terms)  # (h, H, W, H, W)
+        return logits.flatten(-2).softmax(-1).view_as(logits)
 
     def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
-        """What `mixing.scores` adds up: a score for rows (h, H, H) and one for columns (h, W,
-        W).
-        """
+        """What `mixing.scores` adds up: for rows (h, H, H) and for columns (h, W, W)."""
         return _highest_zero(self.axis_logits(height, 0)), _highest_zero(self.axis_logits(width, 1))
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
@@ -94,13 +84,11 @@ class PositionalAttention(nn.Module):
         """Shift k - q of every query and key along one axis (0 rows, 1 columns): (length,
         length), query x key.
         """
-        position = torch.arange(
-            length, device=next(self.parameters()).device
-        )  # `value` may be of any kind
+        position = torch.arange(length, device=next(self.parameters()).device)
         return position - position[:, None]
 
     def extra_repr(self) -> str:
-        return f"{self.channels}, {self.out_channels}, heads={self.heads}, mixing={self.mixing!r}"
+        return f"{self.channels}, {self.out_channels}, heads={self.heads}"
 
 
 class QuadraticAttention(PositionalAttention):
@@ -119,27 +107,22 @@ class QuadraticAttention(PositionalAttention):
         channels: int,
         out_channels: int,
         heads: int,
-        covariance: Literal["isotropic", "full"] = "isotropic",
+        covariance: str = "isotropic",
         centre_std: float = 2.0,
-        centre_start: Literal["gaussian", "disc", "taps"] = "gaussian",
+        centre_start: str = "gaussian",
         spread_start: float = 1.0,
-        **options: Any,
+        dropout: float = 0.0,
     ):
         if covariance not in ("isotropic", "full"):
             raise ValueError(f"covariance = {covariance!r} is not one of 'isotropic', 'full'.")
-        if centre_start not in ("gaussian", "disc", "taps"):
-            raise ValueError(
-                f"centre_start = {centre_start!r} is not one of 'gaussian', 'disc', 'taps'."
-            )
-        self.covariance, self.separable = covariance, covariance == "isotropic"
-        super().__init__(channels, out_channels, heads, **options)
-        if centre_start == "taps":
-            start, centre_std = first_taps(heads), 1.0
+        super().__init__(channels, out_channels, heads, dropout)
+        self.separable = covariance == "isotropic"
+        self.centres = nn.Parameter(_first_centres(centre_start, heads, centre_std))
+        if self.separable:
+            self.spreads = nn.Parameter(spread_start + 0.01 * torch.randn(heads))
         else:
-            start = torch.randn(heads, 2) if centre_start == "gaussian" else evenly_on_a_disc(heads)
-        self.centres = nn.Parameter(centre_std * start)
-        noise = 0.01 * torch.randn(heads, *(() if self.separable else (2, 2)))
-        self.spreads = nn.Parameter(spread_start * (1 if self.separable else torch.eye(2)) + noise)
+            noise = 0.01 * torch.randn(heads, 2, 2)
+            self.spreads = nn.Parameter(spread_start * torch.eye(2) + noise)
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
         if not self.separable:
@@ -159,39 +142,43 @@ class QuadraticAttention(PositionalAttention):
         if self.separable:
             return super().score_terms(height, width)
         # -1/2 |S (shift - centre)|^2. As in `axis_logits`, shifts are counted from the nearest that
-        # can be reached: -1/2 |S u|^2 - u P e is left. S u is summed before it is squared: of a
-        # long, thin head, P_11 u_1^2 + 2 P_12 u_1 u_2 + P_22 u_2^2 would lose in float32 what is
-        # left between large numbers.
+        # can be reached: -1/2 |S u|^2 - u Sigma^{-1} e is left. S u is summed before it is squared:
+        # of a long, thin head, the square written out would lose in float32 what is left between
+        # large numbers.
         limit = torch.tensor([height - 1, width - 1], device=self.centres.device)
         near = self.centres.detach().clamp(-limit, limit)
         slope = (self.precision() * (near - self.centres)[:, None]).sum(-1)[..., None, None]
         rows = self.shifts(height, 0) - near[:, 0, None, None]
         columns = self.shifts(width, 1) - near[:, 1, None, None]
-        s = self.spreads[..., None, None]
-        stretched = [part for n in (0, 1) for part in (s[:, n, 0] * rows, s[:, n, 1] * columns)]
-        return _highest_zero(-slope[:, 0] * rows), _highest_zero(-slope[:, 1] * columns), *stretched
+        s = self.spreads[..., None, None]  # (h, 2, 2, 1, 1)
+        return (
+            _highest_zero(-slope[:, 0] * rows),
+            _highest_zero(-slope[:, 1] * columns),
+            s[:, :, 0] * rows[:, None],
+            s[:, :, 1] * columns[:, None],
+        )
 
     def precision(self) -> Tensor:
         """Sigma^{-1} = S^T S of every head: (h, 2, 2), per squared pixel, rows then columns."""
         s = self.spreads
         if self.separable:
             return s.square()[:, None, None] * torch.eye(2, dtype=s.dtype, device=s.device)
-        return (s[:, :, :, None] * s[:, :, None, :]).sum(
-            1
-        )  # as a matrix product, autocast would round it
+        # Not by a matrix product, which autocast would round.
+        return (s[:, :, :, None] * s[:, :, None, :]).sum(1)
 
 
 class LearnedAttention(PositionalAttention):
     """The learned relative encoding (section 4): score = v_row . r_row[shift] + v_col .
     r_col[shift] for each head.
 
-    ``row_embedding`` and ``column_embedding`` hold one vector per shift -(max_size-1) ..
-    max_size-1, shared by the
-    heads: (2 max_size - 1, C); ``row_scores`` and ``column_scores`` one vector per head.
-    """
+    ``row_embedding`` and ``column_embedding`` hold one vector for each shift, -(max_size - 1) ..
+    max_size - 1, shared by the heads: (2 max_size - 1, C). ``row_scores`` and ``column_scores``
+    hold one vector for each head: (h, C)."""
 
-    def __init__(self, channels: int, out_channels: int, heads: int, max_size: int, **options: Any):
-        super().__init__(channels, out_channels, heads, **options)
+    def __init__(
+        self, channels: int, out_channels: int, heads: int, max_size: int, dropout: float = 0.0
+    ):
+        super().__init__(channels, out_channels, heads, dropout)
         self.max_size = max_size
         self.row_embedding = nn.Parameter(torch.randn(2 * max_size - 1, channels))
         self.column_embedding = nn.Parameter(torch.randn(2 * max_size - 1, channels))
@@ -200,12 +187,11 @@ class LearnedAttention(PositionalAttention):
         self.column_scores = nn.Parameter(torch.empty(heads, channels).uniform_(-bound, bound))
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
-        scores = (self.row_scores, self.column_scores)[axis]
+        vectors = (self.row_scores, self.column_scores)[axis]
         embedding = (self.row_embedding, self.column_embedding)[axis]
-        by_shift = (scores[:, None] * embedding).sum(
-            -1
-        )  # (h, 2 max_size - 1); autocast would round a product
-        return by_shift[:, _known_shifts(length, self.max_size, scores.device)]
+        # Not by a matrix product, which autocast would round.
+        by_shift = (vectors[:, None] * embedding).sum(-1)  # (h, 2 max_size - 1)
+        return by_shift[:, _known_shifts(length, self.max_size, vectors.device)]
 
 
 class ContentAttention(nn.Module):
@@ -213,9 +199,9 @@ class ContentAttention(nn.Module):
     q and k linear in X.
 
     r_shift joins a row embedding (its first half) and a column embedding (its second half), shared
-    by the heads. P
-    depends on the images: it has a leading batch axis, and does not factor.
-    """
+    by the heads. P depends on the images: it has a leading batch axis, and does not factor. Args
+    are those of `PositionalAttention`, the largest side of an image, and K = ``key_size``, C where
+    it is None; each image has a dropout mask of its own."""
 
     def __init__(
         self,
@@ -224,31 +210,71 @@ class ContentAttention(nn.Module):
         heads: int,
         max_size: int,
         key_size: int | None = None,
-        mixing: Mixing = "auto",
         dropout: float = 0.0,
     ):
         super().__init__()
-        if mixing not in ("auto", "dense"):
-            raise ValueError(
-                f"mixing = {mixing!r} is not 'auto' or 'dense': with content, P does not factor."
-            )
         key_size = channels if key_size is None else key_size
         if key_size % 2:
             raise ValueError(
                 f"key_size = {key_size} must be even: half for rows, half for columns."
             )
-        self.channels, self.out_channels, self.heads = channels, out_channels, heads
-        self.max_size, self.key_size, self.mixing, self.dropout = (
-            max_size,
-            key_size,
-            mixing,
-            dropout,
-        )
+        self.channels = channels
+        self.out_channels = out_channels
+        self.heads = heads
+        self.max_size = max_size
+        self.key_size = key_size
+        self.dropout = dropout
         self.query = nn.Linear(channels, heads * key_size)
         self.key = nn.Linear(channels, heads * key_size)
         self.row_embedding = nn.Parameter(torch.randn(2 * max_size - 1, key_size // 2))
         self.column_embedding = nn.Parameter(torch.randn(2 * max_size - 1, key_size // 2))
         self.value = nn.Linear(heads * channels, out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) -> (B, H, W, D), for any H and W up to ``max_size``."""
+        p = F.dropout(self.probabilities(x), self.dropout, self.training)
+        return self.value(mix_dense(x, p))
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """P for these images, x (B, H, W, C): (B, h, H, W, H, W); the last two axes sum to 1."""
+        grid = x.shape[1:3]
+        q, k = self._queries_and_keys(x)
+        by_row, by_column = self.position_logits(q)
+        # [q, q . r_row, q . r_col] . [k, one-hot row, one-hot column] = q . k + q . r: one product.
+        row, column = (torch.eye(side, dtype=k.dtype, device=k.device) for side in grid)
+        place = torch.cat([row[:, None].expand(*grid, -1), column.expand(*grid, -1)], dim=-1)
+        queries = torch.cat([q, by_row, by_column], dim=-1).flatten(2, 3)  # (B, h, N, K + H + W)
+        keys = torch.cat([k, place.expand(*k.shape[:2], -1, -1, -1)], dim=-1).flatten(2, 3)
+        logits = queries @ keys.mT / math.sqrt(self.key_size)
+        return logits.softmax(-1).unflatten(-1, grid).unflatten(2, grid)
+
+    def score_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W)."""
+        q, k = self._queries_and_keys(x)
+        by_row, by_column = self.position_logits(q)
+        scale = 1 / math.sqrt(self.key_size)
+        content = torch.einsum("bhijd,bhkld->bhijkl", q, k)
+        return scale * content, scale * (by_row[..., :, None] + by_column[..., None, :])
+
+    def position_logits(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """q (B, h, H, W, K) -> q . r_row (B, h, H, W, H) and q . r_col (B, h, H, W, W): a score for
+        each key row and each key column.
+        """
+        height, width = q.shape[2:4]
+        rows = self.row_embedding[_known_shifts(height, self.max_size, q.device)]  # (H, H, K/2)
+        columns = self.column_embedding[_known_shifts(width, self.max_size, q.device)]
+        q_row, q_column = q.chunk(2, dim=-1)
+        by_row = torch.einsum("bhijd,ikd->bhijk", q_row, rows)
+        by_column = torch.einsum("bhijd,jld->bhijl", q_column, columns)
+        return by_row, by_column
+
+    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, H, W, C) -> q and k, each (B, h, H, W, K)."""
+        _check_input(x, self)
+        split = (self.heads, self.key_size)
+        q = self.query(x).unflatten(-1, split).permute(0, 3, 1, 2, 4)
+        k = self.key(x).unflatten(-1, split).permute(0, 3, 1, 2, 4)
+        return q, k
 
     @torch.no_grad()
     def start_on_taps(self, alpha: float) -> None:
@@ -260,89 +286,21 @@ class ContentAttention(nn.Module):
         others wait for queries to grow."""
         if self.key_size < 4:
             raise ValueError(
-                f"key_size = {self.key_size} must be at least 4: two numbers each for rows and columns."
+                f"key_size = {self.key_size} must be at least 4: two numbers each for rows and"
+                " columns."
             )
         shift = torch.arange(1 - self.max_size, self.max_size)
         for embedding in (self.row_embedding, self.column_embedding):
-            embedding[:, 0], embedding[:, 1] = shift.square() / self.max_size, shift
-        biases = torch.zeros(self.heads, 2, self.key_size // 2)  # rows and columns
+            embedding[:, 0] = shift.square() / self.max_size
+            embedding[:, 1] = shift
         weight = alpha * math.sqrt(self.key_size)
-        biases[..., 0], biases[..., 1] = (
-            -weight * self.max_size,
-            2 * weight * first_taps(self.heads),
-        )
+        biases = torch.zeros(self.heads, 2, self.key_size // 2)  # rows and columns
+        biases[..., 0] = -weight * self.max_size
+        biases[..., 1] = 2 * weight * first_taps(self.heads)
         self.query.weight.zero_()
         self.query.bias.copy_(biases.flatten())
         for part in (self.key.weight, self.key.bias):
             part.unflatten(0, biases.shape)[:, :, :2] = 0
-
-    def _queries_and_keys(self, x: Tensor) -> list[Tensor]:
-        """x (B, H, W, C) -> q and k, each (B, h, H, W, K)."""
-        _check_input(self, x)
-        split = (self.heads, self.key_size)
-        return [
-            linear(x).unflatten(-1, split).permute(0, 3, 1, 2, 4)
-            for linear in (self.query, self.key)
-        ]
-
-    def position_logits(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """q . r_row (B, h, H, W, H) and q . r_col (B, h, H, W, W): a score for each key row and
-        each key column.
-        """
-        height, width = q.shape[2:4]
-        rows = self.row_embedding[
-            _known_shifts(height, self.max_size, q.device)
-        ]  # (H, H, K/2), query x key
-        columns = self.column_embedding[
-            _known_shifts(width, self.max_size, q.device)
-        ]  # (W, W, K/2)
-        q_row, q_column = q.chunk(2, dim=-1)
-        return torch.einsum("bhijd,ikd->bhijk", q_row, rows), torch.einsum(
-            "bhijd,jld->bhijl", q_column, columns
-        )
-
-    def score_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W)."""
-        q, k = self._queries_and_keys(x)
-        by_row, by_column = self.position_logits(q)
-        scale = 1 / math.sqrt(self.key_size)
-        content = torch.einsum("bhijd,bhkld->bhijkl", q, k)
-        return scale * content, scale * (by_row[..., :, None] + by_column[..., None, :])
-
-    def probabilities(self, x: Tensor) -> Tensor:
-        """P for these images, x (B, H, W, C): (B, h, H, W, H, W); the last two axes sum to 1."""
-        content, position = self.score_parts(x)
-        return (content + position).flatten(-2).softmax(-1).view_as(content)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, H, W, D), for any H and W up to ``max_size``."""
-        if self.mixing == "dense":
-            p = F.dropout(self.probabilities(x), self.dropout, self.training).to(x.dtype)
-            return self.value(torch.einsum("bhijkl,bklc->bijhc", p, x).flatten(-2))
-        q, k = self._queries_and_keys(x)
-        dropout = self.dropout if self.training else 0.0
-        return self.value(attend_content(q, k, *self.position_logits(q), x, dropout))
-
-
-def _highest_zero(logits: Tensor) -> Tensor:
-    """Logits less the highest of each query: the same to a softmax, and small enough to be added
-    up in float32.
-    """
-    return logits - logits.detach().amax(-1, keepdim=True)
-
-
-def evenly_on_a_disc(points: int) -> Tensor:
-    """Points spread evenly over a disc of radius 2 (standard deviation 1 along each axis): (points,
-    2).
-
-    They lie like the seeds of a sunflower, each turned by the golden angle from the one before, and
-    all by a random
-    one: the start holds no grid for the heads to find.
-    """
-    place = torch.arange(points)
-    radius = 2 * ((place + 0.5) / points).sqrt()
-    angle = 2 * math.pi * torch.rand(()) + place * math.pi * (3 - math.sqrt(5))
-    return radius[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1)
 
 
 def tap_shifts(kernel_size: Sequence[int], dilation: Sequence[int] = (1, 1)) -> Tensor:
@@ -351,9 +309,9 @@ def tap_shifts(kernel_size: Sequence[int], dilation: Sequence[int] = (1, 1)) -> 
 
     Tap t of K looks dilation (t - (K-1)/2) pixels away from the query; an even kernel has one tap
     more to the right, like PyTorch's padding='same'."""
-    axes = [
-        torch.arange(k) * d - d * (k - 1) // 2 for k, d in zip(kernel_size, dilation, strict=True)
-    ]
+    axes = []
+    for taps, step in zip(kernel_size, dilation, strict=True):
+        axes.append(torch.arange(taps) * step - step * (taps - 1) // 2)
     return torch.cartesian_prod(*axes)
 
 
@@ -365,21 +323,52 @@ def first_taps(heads: int) -> Tensor:
     return tap_shifts((side, side))[:heads]
 
 
+def evenly_on_a_disc(points: int) -> Tensor:
+    """Points spread evenly over a disc of radius 2 (standard deviation 1 along each axis): (points,
+    2).
+
+    They lie like the seeds of a sunflower, each turned by the golden angle from the one before, and
+    all by a random one: the start holds no grid for the heads to find."""
+    place = torch.arange(points)
+    radius = 2 * ((place + 0.5) / points).sqrt()
+    angle = 2 * math.pi * torch.rand(()) + place * math.pi * (3 - math.sqrt(5))
+    return radius[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1)
+
+
+def _first_centres(start: str, heads: int, std: float) -> Tensor:
+    """Centres (h, 2) to begin with; ``std`` is their standard deviation, but on taps."""
+    if start == "gaussian":
+        return std * torch.randn(heads, 2)
+    if start == "disc":
+        return std * evenly_on_a_disc(heads)
+    if start == "taps":
+        return first_taps(heads).to(torch.get_default_dtype())
+    raise ValueError(f"centre_start = {start!r} is not one of 'gaussian', 'disc', 'taps'.")
+
+
+def _highest_zero(logits: Tensor) -> Tensor:
+    """Logits less the highest of each query: the same to a softmax, and small enough to be added
+    up in float32.
+    """
+    return logits - logits.detach().amax(-1, keepdim=True)
+
+
 def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:
     """Where the embedding of each shift is, among those of -(max_size - 1) .. max_size - 1:
     (length, length).
     """
     if length > max_size:
         raise ValueError(
-            f"An image side of {length} needs an encoding with max_size >= {length}, not {max_size}."
+            f"An image side of {length} needs an encoding with max_size >= {length}, not"
+            f" {max_size}."
         )
     position = torch.arange(length, device=device)
     return position - position[:, None] + max_size - 1
 
 
-def _check_input(layer: PositionalAttention | ContentAttention, x: Tensor) -> None:
+def _check_input(x: Tensor, layer: PositionalAttention | ContentAttention) -> None:
     if x.dim() != 4 or x.shape[-1] != layer.channels:
-        title, shape = type(layer).__name__, tuple(x.shape)
         raise ValueError(
-            f"{title} takes (B, H, W, {layer.channels}), channels last; it was given {shape}."
+            f"{type(layer).__name__} takes (B, H, W, {layer.channels}), channels last; it was given"
+            f" {tuple(x.shape)}."
         )
