@@ -23,11 +23,11 @@ from torch import nn
 from torch.utils.benchmark import Timer
 
 from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
-from attnconv.attention.precision import Computation, choose, computing
 from attnconv.config import ModelConfig, TrainConfig
 from attnconv.cost import cost
 from attnconv.models import build_model
 from attnconv.training import build_optimizers
+from attnconv.training.loop import products_of, settle_products
 
 FORMS = ("separable", "dense", "full covariance", "content", "conv 3x3", "value projection")
 """What can be measured: attention in four forms, and what a convolution and the value projection
@@ -59,12 +59,12 @@ class Case:
         )
         x = torch.randn(self.batch, self.side, self.side, inputs)
         x = x.permute(0, 3, 1, 2) if self.form == "conv 3x3" else x
-        computation = choose(x.device, "bfloat16" if self.bfloat16 else "float32")
+        settle_products()
 
         def once() -> object:
             leaf = x.detach().requires_grad_(self.training)
-            with torch.set_grad_enabled(self.training), computing(computation, x.device):
-                with computation.autocast(x.device):
+            with torch.set_grad_enabled(self.training):
+                with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
                     out = layer(leaf)
                 return self.training and torch.autograd.grad(
                     out, [leaf, *layer.parameters()], torch.ones_like(out)
@@ -140,11 +140,13 @@ def matrix_rate(bfloat16: bool = False) -> float:
     timer = Timer(
         "torch.nn.functional.linear(x, weight)", globals=names, num_threads=torch.get_num_threads()
     )
-    for onednn in (False, True):
-        with computing(Computation(onednn=onednn), torch.device("cpu")):
-            best = min(
-                best, *timer.blocked_autorange(min_run_time=0.3).times
-            )  # other work can only make it slower
+    products = torch.backends.mkldnn.matmul
+    chosen = products.fp32_precision
+    for library in ("none", chosen):
+        products.fp32_precision = library
+        times = timer.blocked_autorange(min_run_time=0.3).times
+        best = min(best, *times)  # other work can only make it slower
+    products.fp32_precision = chosen
     return 2 * rows * inner * columns / best
 
 
@@ -172,29 +174,20 @@ def highest_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def training_step(
-    model: ModelConfig, recipe: TrainConfig, plain: bool = False
-) -> Callable[[], float]:
+def training_step(model: ModelConfig, recipe: TrainConfig) -> Callable[[], float]:
     """A function that takes steps on random images (forward, backward, clipping, optimizer) and
     times the last.
-
-    ``plain``: by the plain operations in PyTorch's default float32, the base that speeds are held
-    against."""
+    """
+    settle_products()
     network = build_model(model)
-    optimizers = build_optimizers(network, recipe)
     images = torch.randn(recipe.batch_size, model.image_channels, *model.image_size)
     labels = torch.randint(0, model.classes, (recipe.batch_size,))
-    device = images.device
-    computation = Computation() if plain else choose(device, recipe.precision)
-    for layer in network.modules():
-        if plain and isinstance(layer, PositionalAttention):
-            layer.value.register_forward_hook(
-                lambda *_: None
-            )  # values that are hooked take the plain operations
+    products = products_of(recipe, images.device)
+    optimizers = build_optimizers(network, recipe, products)
 
     def step() -> None:
         network.zero_grad()
-        with computation.autocast(device):
+        with torch.autocast("cpu", products, enabled=products != torch.float32):
             logits = network(images)
         F.cross_entropy(logits.float(), labels).backward()
         if recipe.clip is not None:
@@ -204,17 +197,9 @@ def training_step(
 
     def settled() -> float:
         """Seconds of a step after one that the memory's allocator learns from."""
-        with contextlib.nullcontext() if plain else computing(computation, device):
-            step()
-            start = time.perf_counter()
-            step()
-            return time.perf_counter() - start
+        step()
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
 
     return settled
-
-
-def step_flops(model: ModelConfig, batch: int) -> int:
-    """Of a training step's matrix products, with nothing computed twice: three times the forward
-    pass.
-    """
-    return 3 * batch * cost(model).separable

@@ -14,16 +14,17 @@ import nbformat
 import pytest
 from hypothesis import strategies as st
 
-
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core, each with one thread
 os.environ.setdefault(
     "CUDA_VISIBLE_DEVICES", ""
 )  # toys say and give the same on all machines (CONTRIBUTING.md)
 
-LONG = """test_notebooks test_training test_record test_reproduce test_explorer_browser test_knobs test_compare
-    test_playground_browser test_site_browser test_lab_browser test_equivalence test_explorer test_figures
-    test_swapping test_data test_workspace""".split()
+LONG = """
+    test_notebooks test_training test_record test_reproduce test_explorer_browser test_knobs
+    test_compare test_playground_browser test_site_browser test_lab_browser test_equivalence
+    test_explorer test_figures test_swapping test_data test_workspace
+""".split()
 """Files that take longest. The first and the third keep two cores busy, those after them wait a
 good deal.
 """

@@ -28,6 +28,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+from attnconv.training.machine import Computation, Team
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import DistStoreError
@@ -50,7 +51,6 @@ from attnconv.training import (
 )
 from attnconv.training import loop as training
 from attnconv.training.data import DataError, augment, epoch_plan, load_data, normalize
-from attnconv.training.machine import Computation, Team
 from attnconv.training.optimizers import encoding_parameters, orthogonal, position_parameters
 from attnconv.training.runs import Run, RunError, find_runs, held, identity, writing
 from companion import results, swaps

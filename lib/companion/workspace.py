@@ -30,7 +30,7 @@ from attnconv.config import (
     run_name,
 )
 from attnconv.equivalence.swapping import READ_ON, swap, unswap
-from attnconv.heads import measure_attention, pruned
+from attnconv.heads import AVERAGED, measure_attention, pruned
 from attnconv.models import Network, build_model
 from attnconv.training import load_run, train
 from attnconv.training.data import Dataset, MissingData, find_data, load_data, normalize
@@ -172,7 +172,10 @@ class Workspace:
         """What a run's heads attend to, kept or measured now: see `heads.measure_attention`."""
         if not self._kept(run, "attention"):
             network, _ = load_run(run.path)
-            self._keep(run, "attention", measure_attention(network, self.data))
+            data = self.data
+            images = normalize(data.test_images[:AVERAGED], data.mean, data.std)
+            pixels, labels = data.test_images.numpy(), data.test_labels.numpy()
+            self._keep(run, "attention", measure_attention(network, images, pixels, labels))
         return run.attention
 
     def swaps(self, run: Run, images: int | None = None) -> dict[str, NDArray]:

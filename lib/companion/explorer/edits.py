@@ -99,8 +99,7 @@ def _changes(layer: Any, edit: Tree) -> Iterator[tuple[Tensor, Any]]:
 def _matrix(layer: Any, head: int) -> Tensor:
     """W^h of a head, as a part of the layer's weights."""
     if isinstance(layer, TapAttention):
-        row, column = divmod(head, layer.kernel_size[1])
-        return layer.weight.detach()[:, :, row, column]
+        return layer.weight.detach().flatten(2)[:, :, head]
     return layer.value.weight.detach()[:, head * layer.channels : (head + 1) * layer.channels]
 
 

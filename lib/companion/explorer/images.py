@@ -20,8 +20,8 @@ from attnconv.training.data import (
     load_data,
     pixels,
 )
-from companion.explorer.arrays import ExplorerError
-from companion.explorer.sides import Side
+from companion.explorer.edits import ExplorerError
+from companion.explorer.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Pool:
         return balanced(torch.from_numpy(labels), count).tolist()
 
 
-def pool_of(images: Any, side: Side, mean: Any = None, std: Any = None) -> Pool:
+def pool_of(images: Any, side: Subject, mean: Any = None, std: Any = None) -> Pool:
     """The images that `explore` was given, as the model takes them, with the words and numbers
     that go with them.
     """
@@ -78,7 +78,7 @@ def pool_of(images: Any, side: Side, mean: Any = None, std: Any = None) -> Pool:
     return Pool(name, values, labels, tuple(classes), mean, std)
 
 
-def _known_labels(images: Dataset, side: Side, about: dict[str, Any]) -> NDArray[np.int64]:
+def _known_labels(images: Dataset, side: Subject, about: dict[str, Any]) -> NDArray[np.int64]:
     """The test images' labels; none where the model's run was on other classes than these."""
     if side.classes not in (0, len(images.classes)):
         known = len(images.classes)
@@ -161,7 +161,7 @@ def _cropped(image: NDArray, size: tuple[int, int], channels: int) -> NDArray[np
     return np.asarray(picture).reshape(*size, channels)
 
 
-def _own_data(side: Side, name: str | None) -> Dataset | Tensor:
+def _own_data(side: Subject, name: str | None) -> Dataset | Tensor:
     """The data that a run names, where it is on this machine (nothing is downloaded); else pictures
     of the sample.
 
