@@ -2,76 +2,46 @@
 it refuses.
 """
 
-import errno
-import hashlib
-import itertools
 import json
 import math
-import multiprocessing
 import os
-import random
 import re
-import resource
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
-from unittest.mock import Mock
+from shutil import copytree
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 import torch.nn.functional as F
-from attnconv.training.machine import Computation, Team
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.distributed import DistStoreError
+from filelock import FileLock
 
 from attnconv import heads
-from attnconv.config import ConfigError, ModelConfig, TrainConfig, replace
-from attnconv.equivalence import swap
+from attnconv.__main__ import main
+from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig, for_images, replace
+from attnconv.equivalence import swap, unswap
 from attnconv.models import build_model
-from attnconv.training import (
-    Trainer,
-    TrainingError,
+from attnconv.training import evaluate, load_run, loop, lr_factor, train
+from attnconv.training.data import DataError, augment, batches, epoch_plan, load_data, normalize
+from attnconv.training.optimizers import (
+    ENCODINGS,
+    POSITIONS,
     build_optimizers,
-    checkpoints,
-    evaluate,
-    load_run,
-    lr_factor,
-    machine,
-    optimizers,
-    train,
+    orthogonal,
+    own_rate,
 )
-from attnconv.training import loop as training
-from attnconv.training.data import DataError, augment, epoch_plan, load_data, normalize
-from attnconv.training.optimizers import encoding_parameters, orthogonal, position_parameters
-from attnconv.training.runs import Run, RunError, find_runs, held, identity, writing
-from companion import results, swaps
-from companion.cli import explained, main
-from companion.profile import load_profile
-from companion.workspace import PROFILES
-from conftest import assert_waits, damaged
+from attnconv.training.runs import Run, RunError, find_runs, write
 
 MODEL = ModelConfig(downsampling=4, layers=2, heads=3, hidden=8, mlp=8, key_size=4, resnet_width=8)
 """With dropout, as the defaults have it: its masks must be the same after resuming."""
-RECIPE = TrainConfig(
-    epochs=3,
-    batch_size=20,
-    lr=0.05,
-    augment=True,
-    checkpoint_seconds=0.0,
-    validation=20,
-    seed=5,
-    precision="float32",
-)
-"""Four steps an epoch, with a checkpoint after each."""
+RECIPE = TrainConfig(epochs=3, batch_size=20, lr=0.05, validation=20, seed=5, precision="float32")
+"""Four steps an epoch."""
+RATES = {"sgd": 0.05, "adamw": 0.01, "muon": 0.02}
 
 
 def small_data():
@@ -91,784 +61,346 @@ def run(data, tmp_path_factory):
 @pytest.fixture
 def copy(run, tmp_path):
     """A copy of the run's folder, to be spoiled."""
-    return shutil.copytree(run.path, tmp_path / "copy")
+    return copytree(run.path, tmp_path / "copy")
 
 
-@pytest.fixture(scope="module")
-def attention(run, data):
-    """What attention.npz holds of the run."""
-    seen = data.test_images, data.test_labels
-    images = normalize(data.test_images, data.mean, data.std)
-    return heads.measure_attention(load_run(run.path)[0], images, *(one.numpy() for one in seen))
-
-
-def test_bfloat16_trains_to_about_the_same(run, data, tmp_path):
-    half = train(
-        MODEL, replace(RECIPE, {"precision": "bfloat16"}), data, tmp_path, preset="quadratic"
-    )
-    losses = [[line["train_loss"] for line in one.metrics] for one in (run, half)]
-    np.testing.assert_allclose(*losses, rtol=0.02)
-    assert losses[0] != losses[1]
-    again = evaluate(load_run(half.path)[0], data)  # in float32, and so is the last epoch's
-    assert half.metrics[-1]["test_loss"] == pytest.approx(again.loss, rel=1e-5)
-    assert half.test_accuracy == pytest.approx(run.test_accuracy, abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "optimizer", "precision"),
-    [
-        ("quadratic", "sgd", "float32"),
-        ("quadratic", "muon", "bfloat16"),
-        ("learned", "adamw", "float32"),
-        ("learned_content", "adamw", "bfloat16"),
-        ("resnet", "muon", "float32"),
-        ("quadratic", "muon", "compiled"),
-    ],
-)
-def test_every_optimizer_learns_and_resumes_to_the_same_bits(
-    kind, optimizer, precision, data, tmp_path, monkeypatch
-):
-    model = replace(MODEL, {"kind": kind, "attention_dropout": 0.1})
-    rate = dict(sgd=0.05, adamw=0.01, muon=0.02)[optimizer]
-    recipe = dict(optimizer=optimizer, lr=rate, precision=precision, label_smoothing=0.1, clip=1.0)
-    if precision == "compiled":
-        recipe |= {"precision": "bfloat16", "compile": True}
-        model = replace(model, {"layers": 1})  # each takes half a minute to compile
-    recipe = replace(
-        RECIPE, recipe | {"checkpoint_seconds": 60.0}
-    )  # as in real use: one an epoch, and when stopped
-    whole = train(model, recipe, data, tmp_path / "whole")
-    assert whole.metrics[-1]["train_loss"] < whole.metrics[0]["train_loss"]
-    assert ("compiled" in whole.config["sessions"][0]["computation"]) == (precision == "compiled")
-    interrupted(monkeypatch, 6, model, recipe, data, tmp_path / "cut")
-    assert_same_run(train(model, recipe, data, tmp_path / "cut"), whole)
-    if precision == "compiled":  # its dropout is that of eager training
-        eager = train(model, replace(recipe, {"compile": False}), data, tmp_path / "eager")
-        assert eager.metrics[0]["train_loss"] == pytest.approx(
-            whole.metrics[0]["train_loss"], rel=1e-3
-        )
-    if kind == "resnet":
-        assert not whole.heads
-        return
-    network, _ = load_run(whole.path)
-    seen = normalize(data.test_images[: heads.GEOMETRY_IMAGES], data.mean, data.std)
-    measured = heads.geometry(
-        network.attention_layers, *network.config.grid, network.layer_inputs(seen)
-    )
-    for name, values in measured.items():
-        np.testing.assert_allclose(
-            whole.heads[name][-1], values, rtol=1e-4, atol=1e-6
-        )  # without dropout
-
-
-def test_muon_takes_the_matrices_and_kernels_between_input_and_classifier(data):
-    config = TrainConfig(optimizer="muon", lr=0.02, adamw_lr=0.001, position_lr=0.1)
-    resnet = build_model(replace(MODEL, {"kind": "resnet"}))
-    for model in (
-        build_model(MODEL),
-        resnet,
-        deepcopy(resnet).to(memory_format=torch.channels_last),
-    ):
-        optimizers = build_optimizers(model, config)
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        for p in model.parameters():
-            p.grad = torch.randn_like(p)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] if group["peak_lr"] == 0.02 else 0.0
-            optimizer.step()
-        moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
-        inner = {
-            n
-            for n, p in model.named_parameters()
-            if p.dim() > 1 and n.startswith(("blocks", "stages"))
-        }
-        assert moved == {name for name in inner if not name.endswith("centres")}
-
-
-def test_muon_steps_where_pruning_left_a_layer_without_heads():
-    model = build_model(replace(MODEL, {"heads": (0, 3)}))
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    for optimizer in build_optimizers(model, TrainConfig(optimizer="muon")):
-        optimizer.step()
-    assert model.attention_layers[0].value.weight.shape == (8, 0)
-    assert all(p.isfinite().all() for p in model.parameters())
-
-
-def test_a_run_says_how_it_computed_and_goes_on_like_that_elsewhere(data, tmp_path, monkeypatch):
-    half, single = Computation(bfloat16=True), Computation()
-    monkeypatch.setattr(training, "choose", lambda *_: single)
-    whole = train(MODEL, RECIPE, data, tmp_path / "whole")
-    assert whole.config["environment"]["computation"] == "float32"
-    interrupted(monkeypatch, 9, MODEL, RECIPE, data, tmp_path / "cut")
-    monkeypatch.setattr(
-        training, "choose", lambda *_: half
-    )  # a machine that would choose otherwise
-    assert_same_run(train(MODEL, RECIPE, data, tmp_path / "cut"), whole)
-
-
-@pytest.mark.parametrize("precision", ["auto", "bfloat16"])
-def test_a_run_begun_in_bfloat16_goes_on_in_float32_where_that_is_all(
-    precision, data, tmp_path, monkeypatch
-):
-    """On a CPU without the instructions bfloat16 is many times slower; who asks for it has it
-    all the same.
-    """
-    recipe = replace(RECIPE, {"precision": precision})
-    monkeypatch.setattr(training, "choose", lambda *_: Computation(bfloat16=True))
-    whole = train(MODEL, recipe, data, tmp_path / "whole")
-    assert whole.config["environment"]["computation"] == "bfloat16"
-    interrupted(monkeypatch, 9, MODEL, recipe, data, tmp_path / "cut")
-    monkeypatch.setattr(training, "choose", lambda *_: Computation())
-    if precision == "bfloat16":
-        assert_same_run(train(MODEL, recipe, data, tmp_path / "cut"), whole)
-        return
-    with pytest.warns(UserWarning, match="goes on in float32: it was begun in bfloat16"):
-        cut = train(MODEL, recipe, data, tmp_path / "cut")
-    assert [one["computation"] for one in cut.config["sessions"]] == ["bfloat16", "float32"]
-    assert cut.metrics[-1]["train_loss"] != whole.metrics[-1]["train_loss"]
-    assert cut.metrics[-1]["train_loss"] == pytest.approx(whole.metrics[-1]["train_loss"], rel=0.02)
-
-
-def test_what_is_compiled_on_a_cpu(monkeypatch):
-    cpu, half, single = torch.device("cpu"), Computation(bfloat16=True), Computation()
-    monkeypatch.setattr(machine, "compiler_works", lambda _: True)
-    evening, quick = (
-        load_profile(PROFILES / f"{name}.yaml").configs("quadratic")[1]
-        for name in ("evening", "quick")
-    )
-    assert machine.to_be_compiled(cpu, half, None, evening.epochs * 50_000)
-    assert not machine.to_be_compiled(
-        cpu, half, None, quick.epochs * 6_000
-    )  # shorter than compiling takes
-    assert not machine.to_be_compiled(cpu, single, None, evening.epochs * 50_000)  # gains nothing
-    assert not machine.to_be_compiled(cpu, half, False, 10**9)
-    assert machine.to_be_compiled(cpu, single, True, 1)
-    monkeypatch.setattr(machine, "compiler_works", lambda _: False)
-    assert not machine.to_be_compiled(cpu, half, True, 10**9)
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_on_a_gpu_too_nothing_is_compiled_without_a_compiler(works, monkeypatch):
-    gpu, half = torch.device("cuda"), Computation(bfloat16=True)
-    if not torch.cuda.is_available():  # nothing can be tried there
-        with pytest.warns(UserWarning, match="Training is not compiled"):
-            assert not machine.compiler_works.__wrapped__(gpu)
-    monkeypatch.setattr(machine, "compiler_works", lambda device: works and device == gpu)
-    for images, by_rule in (
-        (99_999, False),
-        (100_000, works),
-    ):  # a shorter one ends before it is compiled
-        choices = [
-            machine.to_be_compiled(gpu, half, asked, images) for asked in (None, True, False)
-        ]
-        assert choices == [by_rule, works, False]
-    assert machine.to_be_compiled(gpu, Computation(), None, 100_000) == works
-
-
-def test_networks_with_convolutions_in_the_place_of_attention_are_not_compiled(
-    data, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(
-        machine, "to_be_compiled", lambda *_: True
-    )  # whether there is a compiler here or not
-    run = train(
-        replace(MODEL, {"kernels": [3]}),
-        replace(RECIPE, {"epochs": 1, "compile": True}),
-        data,
-        tmp_path,
-    )
-    assert "compiled" not in run.config["environment"]["computation"]
-
-
-def test_without_a_compiler_training_says_so_and_goes_on(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
-    torch.compiler.reset()  # what another test has compiled
-    machine.compiler_works.cache_clear()
-    try:
-        with pytest.warns(
-            UserWarning, match=r"not compiled \(.*compiler.*\): the same, a little slower"
-        ):
-            run = train(MODEL, replace(RECIPE, {"epochs": 1, "compile": True}), data, tmp_path)
-    finally:
-        machine.compiler_works.cache_clear()
-    assert run.finished and run.config["environment"]["computation"].startswith("float32")
-    assert "compiled" not in run.config["environment"]["computation"]
-
-
-def test_a_compiler_that_fails_without_a_word_is_named_by_its_error(monkeypatch):
-    def fails(_):
-        raise NotImplementedError
-
-    monkeypatch.setattr(torch, "compile", fails)
-    with pytest.warns(UserWarning, match=r"not compiled \(NotImplementedError:\): the same"):
-        assert not machine.compiler_works.__wrapped__(torch.device("cpu"))
-
-
-def test_a_run_begun_compiled_does_not_say_so_where_it_cannot_be(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "to_be_compiled", lambda *_: True)
-    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
-    monkeypatch.setattr(machine, "compiler_works", lambda _: True)
-    interrupted(monkeypatch, 9, MODEL, RECIPE, data, tmp_path)
-    monkeypatch.setattr(machine, "compiler_works", lambda _: False)
-    run = train(MODEL, RECIPE, data, tmp_path, preset="quadratic")
-    assert ["compiled" in one["computation"] for one in run.config["sessions"]] == [True, False]
-
-
-def strip(metrics):
-    """Metrics without what a clock says."""
-    return [
-        {k: v for k, v in line.items() if k not in ("seconds", "images_per_second")}
-        for line in metrics
-    ]
+def timeless(run):
+    """Its metrics, without what a clock says."""
+    return [{**line, "seconds": 0} for line in run.metrics]
 
 
 def assert_same_run(a: Run, b: Run):
-    assert (a.path / "model.safetensors").read_bytes() == (
-        b.path / "model.safetensors"
-    ).read_bytes()
-    assert strip(a.metrics) == strip(b.metrics)
+    weights = [(one.path / "model.safetensors").read_bytes() for one in (a, b)]
+    assert weights[0] == weights[1] and timeless(a) == timeless(b)
     np.testing.assert_equal(a.heads, b.heads)
+    np.testing.assert_equal(a.arrays("predictions.npz"), b.arrays("predictions.npz"))
 
 
-def ask_to_stop(monkeypatch, steps):
-    """Let a training get a Ctrl-C while the step after this many is under way: it is finished,
-    and in a checkpoint.
-    """
-    take_step, taken = training.Trainer.take_step, itertools.count()
+def interrupt(monkeypatch, epochs):
+    """Let a training get a Ctrl-C inside the epoch after so many."""
+    train_epoch = loop.train_epoch
 
-    def stepping(trainer, x, y):
-        if next(taken) == steps:
-            os.kill(os.getpid(), signal.SIGINT)
-        return take_step(trainer, x, y)
+    def interrupted(forward, optimizers, config, data, epoch):
+        steps = []
 
-    monkeypatch.setattr(training.Trainer, "take_step", stepping)
+        def raising(*_):
+            steps.append(1)
+            if len(steps) == 3:
+                signal.raise_signal(signal.SIGINT)
 
+        handle = forward.register_forward_pre_hook(raising) if epoch == epochs else None
+        try:
+            return train_epoch(forward, optimizers, config, data, epoch)
+        finally:
+            if handle:
+                handle.remove()
 
-def interrupted(monkeypatch, steps, model, recipe, data, folder, **options):
-    """Train, with such a Ctrl-C."""
-    said = f"stopped in epoch {steps // 4 + 1} of {recipe.epochs}; the same command resumes"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match=said):
-        ask_to_stop(patch, steps)
-        train(model, recipe, data, folder, preset="quadratic", **options)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert (folder / "checkpoint" / "state.pt").is_file()
+    monkeypatch.setattr(loop, "train_epoch", interrupted)
 
 
-def test_a_run_folder_is_complete(run, data):
+def train_in_two(monkeypatch, *args, epochs=1, **options) -> Run:
+    """Train, with a Ctrl-C after so many epochs; then go on."""
+    with monkeypatch.context() as patch:
+        interrupt(patch, epochs)
+        with pytest.raises(KeyboardInterrupt, match=f"goes on from epoch {epochs + 1} of"):
+            train(*args, **options)
+    return train(*args, **options)
+
+
+# What a run leaves
+
+
+def test_a_run_folder_is_complete_and_what_is_recorded_is_the_saved_models(run, data):
     files = {file.name for file in run.path.iterdir()} - {".lock"}
-    assert files == {
-        "config.json",
-        "metrics.jsonl",
-        "heads.npz",
-        "model.safetensors",
-        "predictions.npz",
-    }
+    arrays = {"heads.npz", "model.safetensors", "predictions.npz"}
+    assert files == {"config.json", "metrics.jsonl"} | arrays
     assert [line["epoch"] for line in run.metrics] == [1, 2, 3]
-    assert run.model.image_size == (28, 28) and run.train == RECIPE
-    assert (
-        run.config["data"]["key"] == data.key
-        and run.config["environment"]["torch"] == torch.__version__
-    )
-    assert run.heads["centre"].shape == (4, 2, 3, 2)
+    assert (run.model.image_size, run.model.image_channels) == ((28, 28), 1)
+    assert run.train == RECIPE and run.config["environment"]["computation"] == "float32"
+    assert run.label == "SA quadratic, seed 5, 3 epochs" and run.right_at_start is None
 
-
-def test_a_run_names_the_command_and_the_commit_of_this_library_alone(monkeypatch):
-    monkeypatch.delenv("ATTNCONV_COMMIT", raising=False)
-    programs = {"bin/attnconv": True, "lib/attnconv/__main__.py": True, "mine/__main__.py": False}
-    for program, ours in programs.items():
-        monkeypatch.setattr(sys, "argv", [program, "train", "learned"])
-        assert machine.environment(torch.device("cpu"))["command"] == (
-            "attnconv train learned" if ours else None
-        )
-    monkeypatch.setattr(machine, "__file__", "/not/in/this/repository.py")
-    assert machine.environment(torch.device("cpu"))["commit"] is None
-
-
-def test_what_is_recorded_is_the_saved_models(run, data):
     model, again = load_run(run.path)
-    assert not model.training
-    assert evaluate(model, data).accuracy == run.test_accuracy == again.metrics[-1]["test_accuracy"]
-    assert run.right.mean() == run.test_accuracy
-    held_out = data.hold_out(RECIPE.validation, RECIPE.seed)[1:]
-    on_them = evaluate(model, data, *held_out)
-    assert on_them.accuracy == run.metrics[-1]["validation_accuracy"]
-    assert on_them.loss == pytest.approx(run.metrics[-1]["validation_loss"], rel=1e-6)
-    for layer, centres in zip(
-        model.attention_layers, run.heads["parameter_centre"][-1], strict=True
-    ):
-        np.testing.assert_array_equal(layer.centres.detach().numpy(), centres)
+    found = evaluate(model, data)
+    assert not model.training and again.metrics == run.metrics
+    assert found.accuracy == run.test_accuracy == run.right.mean()
+    assert found.loss == run.metrics[-1]["test_loss"]
+    held_out = evaluate(model, data, *data.hold_out(RECIPE.validation, RECIPE.seed)[1:])
+    assert held_out.accuracy == run.metrics[-1]["validation_accuracy"]
+    assert held_out.loss == run.metrics[-1]["validation_loss"]
+
+    shown = normalize(data.test_images[: heads.GEOMETRY_IMAGES], data.mean, data.std)
+    for name, values in heads.network_geometry(model, shown).items():
+        np.testing.assert_array_equal(run.heads[name][-1], values)
+    torch.manual_seed(RECIPE.seed)
+    first = [layer.centres.detach().numpy() for layer in build_model(run.model).attention_layers]
+    np.testing.assert_array_equal(run.heads["parameter_centre"][0], first)
+    assert len(run.heads["centre"]) == 4
 
 
-def test_training_learns(data, tmp_path):
-    recipe = TrainConfig(
-        epochs=40, batch_size=20, optimizer="adamw", lr=0.01, position_lr=0.1, augment=False
-    )
-    run = train(replace(MODEL, {"dropout": 0.0, "hidden": 16}), recipe, data, tmp_path)
-    assert run.metrics[-1]["train_accuracy"] > 0.8  # chance is 0.1
-
-
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(run, data, tmp_path):
-    assert_same_run(run, train(MODEL, RECIPE, data, tmp_path / "same"))
+def test_a_new_seed_gives_another_run_and_training_learns(run, data, tmp_path):
     other = train(MODEL, replace(RECIPE, {"seed": 6}), data, tmp_path / "other")
     assert other.metrics[-1]["train_loss"] != run.metrics[-1]["train_loss"]
+    recipe = TrainConfig(epochs=40, batch_size=20, optimizer="adamw", lr=0.01, augment=False)
+    model = replace(MODEL, {"dropout": 0.0, "hidden": 16})
+    learned = train(model, replace(recipe, {"position_lr": 0.1}), data, tmp_path / "learned")
+    assert learned.metrics[-1]["train_accuracy"] > 0.8  # chance is 0.1
 
 
-def test_the_seed_decides_the_first_weights(run):
-    torch.manual_seed(RECIPE.seed)
-    for network in (build_model(run.model), swaps.untrained(run)):
-        first = [layer.centres.detach().numpy() for layer in network.attention_layers]
-        np.testing.assert_array_equal(run.heads["parameter_centre"][0], first)
+@pytest.mark.parametrize("precision", ["bfloat16", "compiled"])
+def test_other_ways_to_compute_train_to_about_the_same(precision, run, data, tmp_path):
+    how = {"precision": "bfloat16"} if precision == "bfloat16" else {"compile": True}
+    other = train(MODEL, replace(RECIPE, how), data, tmp_path)
+    losses = [[line["train_loss"] for line in one.metrics] for one in (run, other)]
+    np.testing.assert_allclose(*losses, rtol=0.02)
+    assert losses[0] != losses[1] and precision in other.config["environment"]["computation"]
+    assert other.metrics[-1]["test_loss"] == evaluate(load_run(other.path)[0], data).loss
 
 
-def before_each_step(monkeypatch, look):
-    """What ``look`` finds in every trainer and its batch, before it takes the step: a list that
-    grows.
-    """
-    take_step, found = training.Trainer.take_step, []
+@pytest.mark.parametrize(
+    ("precision", "bfloat16", "amx", "forbidden", "wanted"),
+    [
+        ("auto", True, False, False, torch.bfloat16),
+        ("auto", False, True, False, torch.bfloat16),
+        ("auto", True, True, True, torch.float32),
+        ("auto", False, False, False, torch.float32),
+        ("float32", True, True, False, torch.float32),
+        ("bfloat16", False, False, True, torch.bfloat16),
+    ],
+)
+def test_bfloat16_is_taken_where_the_device_has_instructions_for_it(
+    precision, bfloat16, amx, forbidden, wanted, monkeypatch
+):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bfloat16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if forbidden:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    config = TrainConfig(precision=precision)
+    assert loop.products_of(config, torch.device("cpu")) == wanted
 
-    def step(trainer, x, y):
-        found.append(look(trainer, x, y))
-        return take_step(trainer, x, y)
 
-    monkeypatch.setattr(training.Trainer, "take_step", step)
-    return found
-
-
-def test_the_line_of_an_epoch_says_what_its_steps_gave(data, tmp_path, monkeypatch):
-    def answers(trainer, x, y):
-        logits = trainer.model(x)
-        return len(y), F.cross_entropy(logits, y).item(), (logits.argmax(1) == y).sum().item()
-
-    told = before_each_step(monkeypatch, answers)
-    recipe = replace(
-        RECIPE, {"epochs": 2, "batch_size": 30, "validation": 0}
-    )  # the last batch is of 10
-    run = train(replace(MODEL, {"dropout": 0.0}), recipe, data, tmp_path)
-    for line, steps in zip(run.metrics, (told[:4], told[4:]), strict=True):
-        assert sum(images for images, *_ in steps) == 100
-        assert line["train_loss"] == pytest.approx(
-            sum(images * loss for images, loss, _ in steps) / 100
-        )
-        assert line["train_accuracy"] == pytest.approx(sum(right for *_, right in steps) / 100)
+@pytest.mark.parametrize("before", ["none", "ieee"])
+def test_float32_is_float32_and_a_chosen_setting_stays(before):
+    products = torch.backends.mkldnn.matmul
+    a, b = torch.randn(2, 300, 300)
+    try:
+        products.fp32_precision = before
+        loop.settle_products.__wrapped__()
+        assert products.fp32_precision == before or before == "none"
+        error = (a @ b - (a.double() @ b.double())).norm() / (a @ b).norm()
+        assert error < 1e-6  # of bfloat16 it is a hundred times larger
+    finally:
+        products.fp32_precision = "none"
 
 
 # Being stopped
 
 
-FORKS = multiprocessing.get_context("forkserver")
-PRELOADED = [
-    "pytest",
-    "hypothesis.strategies",
-    "torch._dynamo",
-    "attnconv.training.loop",
-]
-PRELOADED += ["unittest.mock", "companion.results", "companion.cli", "companion.workspace"]
-FORKS.set_forkserver_preload(PRELOADED)
-"""So a process of `start` need not import them."""
-
-
-def train_apart(
-    model: ModelConfig,
-    recipe: TrainConfig,
-    folder: Path,
-    *,
-    nohup=False,
-    stop_at=None,
-    **environment,
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "changes"),
+    [
+        ("quadratic", "sgd", {}),
+        ("quadratic", "muon", {"precision": "bfloat16"}),
+        ("learned", "muon", {"clip": 1.0, "label_smoothing": 0.1}),
+        ("learned_content", "adamw", {"images": 7}),
+        ("resnet", "muon", {}),
+    ],
+)
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(
+    kind, optimizer, changes, data, tmp_path, monkeypatch
 ):
-    """What a process of `start` does. It exits with 130 if it was asked to stop."""
-    os.environ.update(environment)
-    if nohup:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            ask_to_stop(patch, stop_at)
-            train(model, recipe, small_data(), folder, preset="quadratic")
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def start(*args, **options) -> multiprocessing.process.BaseProcess:
-    process = FORKS.Process(target=train_apart, args=args, kwargs=options, daemon=True)
-    process.start()
-    return process
-
-
-def signal_after_checkpoint(
-    process: multiprocessing.process.BaseProcess, folder: Path, number: int
-) -> None:
-    """Send a signal at a random moment after a new one is there; a busy machine may take as long
-    as it needs.
-    """
-    state = folder / "checkpoint" / "state.pt"
-    before = state.stat().st_mtime_ns if state.is_file() else 0
-    while process.is_alive() and not (state.is_file() and state.stat().st_mtime_ns > before):
-        time.sleep(0.001)
-    time.sleep(random.uniform(0, 0.02))
-    os.kill(process.pid, number)
-    process.join()
-
-
-def test_a_run_stopped_at_random_moments_ends_bit_identical(data, tmp_path):
-    recipe, folder = replace(RECIPE, {"epochs": 12}), tmp_path / "cut"
-    whole = train(MODEL, recipe, data, tmp_path / "whole", preset="quadratic")
-    for number in (
-        signal.SIGKILL,
-        signal.SIGINT,
-        signal.SIGKILL,
-        signal.SIGTERM,
-        signal.SIGKILL,
-        signal.SIGHUP,
-    ):
-        process = start(MODEL, recipe, folder)
-        signal_after_checkpoint(process, folder, number)
-        assert (
-            process.exitcode == (-number if number == signal.SIGKILL else 130)
-            and not Run(folder).finished
+    model = replace(MODEL, {"kind": kind, "attention_dropout": 0.1})
+    recipe = replace(RECIPE, {"optimizer": optimizer, "lr": RATES[optimizer], **changes})
+    whole = train(model, recipe, data, tmp_path / "whole")
+    assert whole.metrics[-1]["train_loss"] < whole.metrics[0]["train_loss"]
+    assert bool(whole.heads) == (kind != "resnet")
+    for epochs in (0, 2):
+        cut = train_in_two(
+            monkeypatch, model, recipe, data, tmp_path / f"cut{epochs}", epochs=epochs
         )
-    (folder / ".metrics-0123cdef.jsonl").touch()  # what a kill inside `writing` leaves
-    (folder / "checkpoint" / ".state-0123cdef.pt").touch()
-    process = start(MODEL, recipe, folder, nohup=True)
-    signal_after_checkpoint(process, folder, signal.SIGHUP)  # which stops nothing under nohup
-    assert process.exitcode == 0
-    assert_same_run(whole, Run(folder))
+        assert_same_run(cut, whole)
+
+
+TRAIN = """
+import itertools, os, signal, sys
+from pathlib import Path
+from attnconv.config import ModelConfig, TrainConfig
+from attnconv.training import loop
+from test_training import small_data
+
+def dying(function):
+    def called(*args):
+        if next(calls) == int(os.environ.get("DIES_AT", -1)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args)
+    return called
+
+calls = itertools.count()
+loop.lr_factor, os.replace = dying(loop.lr_factor), dying(os.replace)
+model = ModelConfig.model_validate_json(sys.argv[1])
+recipe = TrainConfig.model_validate_json(sys.argv[2])
+loop.train(model, recipe, small_data(), Path(sys.argv[3]), preset="quadratic")
+"""
+
+
+def start(model, recipe, folder, **environment) -> subprocess.Popen:
+    """A process that trains. It may die at a step, or before it gives a file its name."""
+    words = [model.model_dump_json(), recipe.model_dump_json(), str(folder)]
+    here = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]), **environment}
+    own = os.environ | {"OMP_NUM_THREADS": "1", "ATTNCONV_QUIET": "1"} | here
+    return subprocess.Popen([sys.executable, "-c", TRAIN, *words], env=own)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(data, tmp_path):
+    recipe = replace(RECIPE, {"epochs": 9, "optimizer": "muon", "lr": 0.02})
+    model, folder, threads = MODEL, tmp_path / "cut", torch.get_num_threads()
+    torch.set_num_threads(1)
+    whole = train(model, recipe, data, tmp_path / "whole", preset="quadratic")
+    # An epoch is four steps and three files, after config.json.
+    for moment in np.random.default_rng().integers(0, 16, 3):
+        process = start(model, recipe, folder, DIES_AT=str(moment))
+        assert process.wait() == -signal.SIGKILL and not Run(folder).finished
+    (folder / ".metrics.jsonl-123.part").touch()  # what a kill inside `write` leaves
+    assert_same_run(train(model, recipe, data, folder, preset="quadratic"), whole)
     assert {file.name for file in folder.iterdir()} == {file.name for file in whole.path.iterdir()}
+    torch.set_num_threads(threads)
 
 
-def test_checkpoints_are_no_more_than_asked_for_and_keep_the_time_of_an_epoch(
+def test_a_checkpoint_that_cannot_be_read_is_one_line_that_says_what_to_delete(
     data, tmp_path, monkeypatch
 ):
-    write, written = training.write_state, []
-    monkeypatch.setattr(
-        training,
-        "write_state",
-        lambda file, state: written.append(state["place"]) or write(file, state),
-    )
-    recipe = replace(RECIPE, {"checkpoint_seconds": 60.0})
-    interrupted(monkeypatch, 6, MODEL, recipe, data, tmp_path)
-    assert [place[:2] for place in written] == [(1, 0), (1, 3)], "after an epoch, and when stopped"
-    trainer = Trainer(build_model(Run(tmp_path).model), recipe, data, tmp_path, Team())
-    trainer.resume()
-    assert (trainer.epoch, trainer.step, trainer.seconds) == written[-1] and trainer.seconds > 0
+    with monkeypatch.context() as patch:
+        interrupt(patch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            train(MODEL, RECIPE, data, tmp_path)
+    checkpoint = tmp_path / "checkpoint.pt"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1000])
+    said = f"^{re.escape(str(checkpoint))} cannot be read .*delete {re.escape(str(tmp_path))} and"
+    with pytest.raises(RunError, match=said) as refused:
+        train(MODEL, RECIPE, data, tmp_path)
+    assert "\n" not in str(refused.value)
 
 
-def test_a_second_training_waits_and_finds_the_run_finished(
-    run, data, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(training, "Trainer", lambda *_: pytest.fail("trained again"))
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_loss_that_is_not_finite_stops_the_run_before_its_state_is_kept(epochs, data, tmp_path):
+    recipe = replace(RECIPE, {"epochs": epochs, "lr": 1e30, "batch_size": 80})  # one step an epoch
+    with pytest.raises(loop.TrainingError, match="loss of epoch 1 is not finite. Lower lr"):
+        train(MODEL, recipe, data, tmp_path)
+    assert not {"checkpoint.pt", "model.safetensors"} & {file.name for file in tmp_path.iterdir()}
+
+
+def test_a_second_training_waits_and_finds_the_run_finished(run, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "train_epoch", lambda *_: pytest.fail("trained again"))
     with ThreadPoolExecutor() as pool:
-        with held(tmp_path, wait=True):
-            with (
-                pytest.raises(RunError, match="Another process is at work in"),
-                held(tmp_path, wait=False),
-            ):
-                pass
+        with FileLock(tmp_path / ".lock"):
             second = pool.submit(train, MODEL, RECIPE, data, tmp_path, preset="quadratic")
-            assert_waits(second, capsys)
-            shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.5)
+            copytree(run.path, tmp_path, dirs_exist_ok=True)
         assert second.result(timeout=60).metrics == run.metrics
 
 
-def test_of_a_folder_only_what_a_killed_training_left_is_removed(run, data, tmp_path):
-    left, others = (
-        tmp_path / ".state-0123abcd.pt",
-        [tmp_path / ".pre-commit-config.yaml", tmp_path / "a/.env-local"],
-    )
-    for file in (left, *others):
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("")
-    assert_same_run(run, train(MODEL, RECIPE, data, tmp_path, preset="quadratic"))
-    assert not left.exists() and all(file.exists() for file in others)
+def test_what_is_written_is_whole_or_as_it_was(tmp_path, monkeypatch):
+    file = tmp_path / "a.npz"
+    write(file, {"a": np.arange(3)})
+    before = file.read_bytes()
+
+    def half(opened, **_):
+        opened.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez_compressed", half)
+    with pytest.raises(KeyboardInterrupt):
+        write(file, {"a": np.arange(4)})
+    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
 
 
-def test_a_full_disk_ends_a_run_in_one_line_and_it_resumes(run, data, tmp_path):
-    """A limit on the size of files stands in for it: another error on the same path."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    said = rf"{os.strerror(errno.EFBIG)} \(the disk at /.* has \d+ MiB left\): '{tmp_path}/checkpoint/state.pt'.*room"
-    try:
-        resource.setrlimit(
-            resource.RLIMIT_FSIZE, (4000, before[1])
-        )  # a checkpoint is larger, config.json is not
-        with pytest.raises(TrainingError, match=said) as stopped:
-            train(MODEL, RECIPE, data, tmp_path, preset="quadratic")
-        assert "\n" not in str(stopped.value)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not list(tmp_path.rglob(".*-????????.*"))
-    assert_same_run(run, train(MODEL, RECIPE, data, tmp_path, preset="quadratic"))
-
-
-def test_an_error_of_writing_names_the_file_and_its_disk_even_where_a_library_names_neither(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(Path, "is_mount", lambda place: place == tmp_path)
-    for error in (OSError("encoder error -2"), OSError(errno.ENOSPC, "No space left on device")):
-        with pytest.raises(OSError) as stopped, writing(tmp_path / "figures" / "a.png"):
-            raise error
-        said = rf"{error.strerror or error} \(the disk at {tmp_path} has \d+ MiB left\): '{tmp_path}/figures/a.png'"
-        assert re.search(said, str(stopped.value)) and explained(stopped.value).startswith(
-            str(stopped.value)
-        )
-
-
-def test_a_second_signal_breaks_off_at_once_and_then_signals_are_what_they_were():
-    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-    before = [signal.getsignal(number) for number in numbers]
-    with machine.signals_to_stop() as stop:
-        assert not stop.is_set()
-        signal.raise_signal(signal.SIGTERM)
-        assert stop.is_set()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert [signal.getsignal(number) for number in numbers] == before
-
-
-def test_what_is_written_is_whole_or_as_it_was(tmp_path):
-    (tmp_path / "a.txt").write_text("old")
-    with pytest.raises(KeyError), writing(tmp_path / "a.txt") as temporary:
-        temporary.write_text("ne")
-        raise KeyError
-    assert (tmp_path / "a.txt").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
-
-
-def test_every_file_is_on_the_disk_before_it_gets_its_name_and_the_weights_come_last(
-    data, tmp_path, monkeypatch
-):
-    """Else a power cut could leave an empty file that says the run is finished."""
-    on_disk, named = [], []
-    fsync, move = os.fsync, os.replace
-
-    def content_of(file) -> tuple[int, int, int]:
-        about = os.stat(file)
-        return about.st_ino, about.st_size, about.st_mtime_ns
-
-    def recorded_replace(source, target) -> None:
-        assert content_of(source) in on_disk, f"{target} is not on the disk"
-        move(source, target)
-        named.append(Path(target).name)
-
-    monkeypatch.setattr(
-        os, "fsync", lambda file: fsync(file) or on_disk.append(content_of(file.fileno()))
-    )
-    monkeypatch.setattr(os, "replace", recorded_replace)
-    run = train(MODEL, replace(RECIPE, {"epochs": 1}), data, tmp_path)
-    assert set(named) == {file.name for file in run.path.iterdir()} - {".lock"} | {"state.pt"}
-    assert named.index("model.safetensors") == len(named) - 1
-
-
-# What is never repeated or overwritten
+# What is never repeated, overwritten or misread
 
 
 @pytest.mark.parametrize("change", [{"lr": 0.06}, {"seed": 1}, {"epochs": 4}, {}])
 def test_another_configuration_or_data_set_never_overwrites(run, data, change):
     before = (run.path / "model.safetensors").read_bytes()
-    with pytest.raises(RunError, match="another configuration or data set"):
+    with pytest.raises(RunError, match="holds a run of other configurations or data. Give"):
         train(MODEL, replace(RECIPE, change), data if change else data.first(90, 50), run.path)
     assert (run.path / "model.safetensors").read_bytes() == before
 
 
-def test_identity_ignores_only_what_cannot_change_the_result():
-    same = identity(MODEL, replace(RECIPE, {"checkpoint_seconds": 9.0}), "k")
-    others = [
-        (MODEL, RECIPE, "l"),
-        (MODEL, replace(RECIPE, {"seed": 6}), "k"),
-        (replace(MODEL, {"heads": 4}), RECIPE, "k"),
-    ]
-    assert same == identity(MODEL, RECIPE, "k") and same not in [
-        identity(*other) for other in others
-    ]
+def test_speed_settings_do_not_make_another_run(run, data):
+    other = train(MODEL, replace(RECIPE, {"compile": True, "precision": "auto"}), data, run.path)
+    assert other.metrics == run.metrics and other.train == RECIPE
 
 
-def test_unfinished_runs_are_not_found_and_not_loaded(run, tmp_path):
-    (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "config.json").write_text((run.path / "config.json").read_text())
-    assert find_runs(tmp_path) == []
-    with pytest.raises(
-        RunError, match="is not finished: it has no model.safetensors, 0 epochs of 3"
-    ):
-        load_run(tmp_path / "half")
-    with pytest.raises(RunError, match="half has no finished epoch yet"):
-        _ = Run(tmp_path / "half").test_accuracy
-    with pytest.raises(RunError, match="no run folder"):
-        load_run(tmp_path)
-
-
-def test_weights_are_left_out_and_nothing_else(run, data, copy):
+def test_unfinished_runs_are_not_found_and_runs_without_weights_are(run, data, copy):
+    half = copytree(copy, copy.with_name("half"))
+    (half / "model.safetensors").unlink()
+    with pytest.raises(RunError, match="model.safetensors cannot be read"):
+        load_run(half)
     script = Path(__file__).parents[1] / "docs" / "lighten.py"
     subprocess.run([sys.executable, script, copy], check=True)
-    light = Run(copy)
-    assert light.finished and light.metrics == run.metrics and find_runs(copy.parent) == [light]
-    np.testing.assert_equal(light.heads | {"right": light.right}, run.heads | {"right": run.right})
-    with pytest.raises(RunError, match="kept without its weights; train it again"):
+    [light] = find_runs(copy.parent)
+    assert light.metrics == run.metrics and light.right.tolist() == run.right.tolist()
+    with pytest.raises(RunError, match="is kept without its weights"):
         load_run(copy)
     assert train(MODEL, RECIPE, data, copy) == light and not (copy / "model.safetensors").exists()
-    (copy / "predictions.npz").unlink()
-    with pytest.raises(RunError, match="predictions.npz is damaged .*it is missing"):
-        Run(copy).check()
-
-
-# Damage
-
-
-def test_weights_are_not_called_damaged_where_the_network_cannot_be_built(run, monkeypatch):
-    def fails(_):
-        raise RuntimeError("operator torchvision::nms does not exist")
-
-    monkeypatch.setattr(checkpoints, "build_model", fails)
-    with pytest.raises(RuntimeError, match="^operator torchvision"):
-        load_run(run.path)
-
-
-@pytest.mark.filterwarnings("ignore:The run folder one is left out")
-def test_damage_is_named_or_harmless(run, attention, copy, tmp_path):
-    np.savez_compressed(copy / "attention.npz", **attention)
-    content = {file.name: file.read_bytes() for file in copy.iterdir() if file.name != ".lock"}
-    runs, weights = tmp_path / "runs", dict(load_run(run.path)[0].state_dict())
-
-    def arrays(run: Run) -> dict:
-        return run.heads | run.attention | {"right": run.right}
-
-    whole = arrays(Run(copy))
-    (runs / "foreign").mkdir(parents=True)
-    (runs / "foreign" / "config.json").write_text("[1, 2]")
-    (runs / "foreign" / "model.safetensors").touch()
-    folder = runs / "one"
-    folder.mkdir()
-
-    @settings(max_examples=300, deadline=None)
-    @given(st.data())
-    def damage(data):
-        name = data.draw(st.sampled_from(sorted(content)))
-        for other in content:
-            (folder / other).write_bytes(content[other])
-        if data.draw(st.integers(0, 9)):
-            (folder / name).write_bytes(damaged(content[name], data.draw))
-        else:
-            (folder / name).unlink()
-        with pytest.warns(
-            UserWarning, match="foreign is left out: .*foreign/config.json is damaged"
-        ):
-            found = find_runs(runs)  # never breaks
-        one = Run(folder)
-        try:
-            one.check()
-            model, _ = load_run(folder)
-            found_arrays = arrays(one)
-        except (RunError, ConfigError) as error:
-            assert (
-                str(folder) in str(error)
-                and "\n" not in str(error)
-                and "pydantic" not in str(error)
-            )
-            assert found == [] or name in ("model.safetensors", "attention.npz")
-            return
-        assert found == [one] and len(one.metrics) == len(run.metrics)
-        assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
-        if (folder / name).exists():
-            np.testing.assert_equal(found_arrays, whole)
-
-    damage()
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "metrics.jsonl", "heads.npz", "predictions.npz", "attention.npz"]
-)
-def test_of_a_run_folder_only_regular_files_are_read(run, copy, name):
-    def refused(why: str) -> None:
-        with pytest.raises(RunError, match=f"{name} is damaged .*{why}"):
-            Run(copy).check()
-            _ = Run(copy).attention
-
-    file = copy / name
-    file.unlink(missing_ok=True)
-    os.mkfifo(file)  # would never end
-    refused("it is no regular file")
-    file.unlink()
-    if name == "heads.npz":
-        refused("it is missing")
-
-
-def test_a_damaged_checkpoint_is_named_or_resumes_to_the_same_bits(
-    run, data, tmp_path, monkeypatch
-):
-    interrupted(monkeypatch, 9, MODEL, RECIPE, data, tmp_path / "cut")
-    state = tmp_path / "cut" / "checkpoint" / "state.pt"
-    content = state.read_bytes()
-
-    @settings(max_examples=30, deadline=None)
-    @given(st.data())
-    def damage(drawn):
-        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-        shutil.copytree(tmp_path / "cut", tmp_path / "copy")
-        (tmp_path / "copy" / "checkpoint" / "state.pt").write_bytes(damaged(content, drawn.draw))
-        try:
-            again = train(MODEL, RECIPE, data, tmp_path / "copy", preset="quadratic")
-        except RunError as error:
-            assert "state.pt is damaged" in str(error) and f"remove {tmp_path / 'copy'}" in str(
-                error
-            )
-        else:
-            assert_same_run(run, again)
-
-    damage()
-
-
-@pytest.mark.parametrize("size", [0, 1000, None])
-def test_a_finished_run_whose_weights_are_damaged_is_trained_again(run, data, copy, size):
-    file = copy / "model.safetensors"
-    content = file.read_bytes()
-    file.write_bytes(
-        content[:size] if size is not None else content[:-1] + bytes([content[-1] ^ 1])
-    )
-    assert not Run(copy).finished
-    with pytest.raises(RunError, match="its model.safetensors is damaged"):
-        load_run(copy)
-    with pytest.warns(UserWarning, match="model.safetensors is damaged: the run is trained again"):
-        assert_same_run(run, train(MODEL, RECIPE, data, copy, preset="quadratic"))
 
 
 def test_what_was_measured_of_lost_weights_goes_with_them(run, data, copy):
     measured = [copy / "attention.npz", copy / "swaps.npz"]
     for file in measured:
         file.write_bytes(b"of the former weights")
-    train(MODEL, RECIPE, data, copy, preset="quadratic")  # it is finished
+    train(MODEL, RECIPE, data, copy)  # it is finished
     assert all(file.exists() for file in measured)
     (copy / "model.safetensors").unlink()
-    assert_same_run(run, train(MODEL, RECIPE, data, copy, preset="quadratic"))
+    assert_same_run(train(MODEL, RECIPE, data, copy), run)
     assert not any(file.exists() for file in measured)
 
 
-def put_config(folder: Path, part: str, **changes: object) -> None:
-    """Write a config.json as if the run had been made with these changes to a part of it."""
-    config = json.loads((folder / "config.json").read_text())
-    config[part] |= changes
-    config["hash"] = identity(config["model"], config["train"], config["data"]["key"])
-    (folder / "config.json").write_text(json.dumps(config))
+@pytest.mark.parametrize(
+    ("name", "look"),
+    [
+        ("config.json", lambda run: run.model),
+        ("metrics.jsonl", lambda run: run.test_accuracy),
+        ("heads.npz", lambda run: run.heads),
+        ("predictions.npz", lambda run: run.right),
+        ("model.safetensors", lambda run: load_run(run.path)),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(name, look, run, copy):
+    content = (copy / name).read_bytes()
+    (copy / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(RunError, match=f"{name} cannot be read .*delete {copy}") as refused:
+        look(Run(copy))
+    assert "\n" not in str(refused.value)
 
 
-def put_weights(folder: Path, weights: dict[str, torch.Tensor]) -> None:
-    """Write a model.safetensors as if the run had ended with it."""
-    content = safetensors.torch.save(weights)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps(config | {"weights": hashlib.sha256(content).hexdigest()})
-    )
-    (folder / "model.safetensors").write_bytes(content)
+@pytest.mark.parametrize(("part", "name"), [("model", "hiden"), ("train", "checkpoint_seconds")])
+def test_a_configuration_of_another_version_is_refused_by_its_file(part, name, copy):
+    config = json.loads((copy / "config.json").read_text())
+    config[part][name] = 3
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match=f"config.json cannot be read .*{name} = 3: Extra inputs"):
+        find_runs(copy.parent)[0].train, Run(copy).model
 
 
-def test_weights_must_be_those_of_the_model_and_numbers_within_their_limits(copy):
-    put_config(copy, "model", hidden=16)
-    with pytest.raises(RunError, match="model.safetensors is damaged .*size mismatch"):
+def test_weights_of_another_model_are_refused(copy):
+    config = json.loads((copy / "config.json").read_text())
+    config["model"]["hidden"] = 16
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match="model.safetensors cannot be read .*size mismatch"):
         load_run(copy)
-    put_config(copy, "train", lr=-1.0)
-    with pytest.raises(
-        RunError,
-        match="config.json is damaged .*TrainConfig.lr = -1.0: Input should be greater than",
-    ):
-        Run(copy).check()
+
+
+def test_runs_are_found_in_the_order_of_the_presets(run, tmp_path):
+    for preset, seed in (("mine", 0), ("learned", 1), ("quadratic", 0), ("learned", 0)):
+        folder = copytree(run.path, tmp_path / f"{preset}-{seed}")
+        config = json.loads((folder / "config.json").read_text()) | {"preset": preset}
+        config["train"]["seed"] = seed
+        (folder / "config.json").write_text(json.dumps(config))
+    names = [one.path.name for one in find_runs(tmp_path)]
+    assert names == ["quadratic-0", "learned-0", "learned-1", "mine-0"]
+    assert [one.title for one in find_runs(tmp_path)][-1] == "mine"
 
 
 # The recipe
@@ -877,62 +409,73 @@ def test_weights_must_be_those_of_the_model_and_numbers_within_their_limits(copy
 @pytest.mark.parametrize(
     ("smoothing", "clip"), [(0.0, None), (0.3, None), (0.0, 0.05), (0.3, 0.05)]
 )
-def test_a_step_does_what_the_recipe_says(smoothing, clip, data):
-    """Plain SGD by hand: a smoothed label, gradients clipped but for the positions', each
-    group's rate at that step.
+def test_steps_do_what_the_recipe_says(smoothing, clip, data):
+    """Plain SGD by hand: a smoothed label, gradients clipped but for the positions', each group's
+    rate at that step. The line says what the steps gave; the last batch is smaller.
     """
-    model = build_model(replace(MODEL, {"dropout": 0.0}))
-    recipe = TrainConfig(
-        epochs=2, batch_size=20, lr=0.1, position_lr=0.5, momentum=0.0, weight_decay=0.0, warmup=0.3,
-        label_smoothing=smoothing, clip=clip, precision="float32",
-    )  # fmt: skip
-    trainer = Trainer(model, recipe, data, Path("unused"), Team())
-    x, y = torch.randn(5, 3, 32, 32), torch.arange(5)
-    for trainer.epoch, trainer.step, place in ((0, 1, 1), (1, 1, 6), (1, 2, 7)):  # of ten steps
-        before = deepcopy(model)
-        loss = trainer.take_step(x, y)
-        wanted = (1 - smoothing) * F.one_hot(y, 10) + smoothing / 10
-        by_hand = -(wanted * before(x).log_softmax(1)).sum(1).mean()
-        torch.testing.assert_close(loss, by_hand.detach())
-        before.zero_grad()
-        by_hand.backward()
-        positions = position_parameters(before)
-        others = [
-            p.grad.norm() for p in before.parameters() if not any(p is one for one in positions)
-        ]
-        share = 1.0 if clip is None else min(1.0, clip / torch.stack(others).norm().item())
-        factor = (place + 1) / 3 if place < 3 else (1 + math.cos(math.pi * (place - 3) / 7)) / 2
-        for now, p in zip(model.parameters(), before.parameters(), strict=True):
-            rate = 0.5 if any(p is one for one in positions) else 0.1 * share
-            torch.testing.assert_close(now, p - factor * rate * p.grad, rtol=1e-4, atol=1e-6)
-        assert clip is None or share < 1
+    plain = {"momentum": 0.0, "weight_decay": 0.0, "label_smoothing": smoothing, "clip": clip}
+    rates = {"lr": 0.1, "position_lr": 0.5, "warmup": 0.4}
+    recipe = TrainConfig(epochs=2, batch_size=30, precision="float32", seed=3, **plain, **rates)
+    model = build_model(for_images(replace(MODEL, {"dropout": 0.0}), (28, 28), 1, 10))
+    by_hand = deepcopy(model)
+    loop.train_epoch(model, build_optimizers(model, recipe), recipe, data, 0)
+    line = loop.train_epoch(model, build_optimizers(model, recipe), recipe, data, 1)
+
+    place = 0  # of eight steps, three of them warm-up
+    for epoch in (0, 1):
+        plan = epoch_plan(100, seed=3, epoch=epoch, augment=True)
+        images = augment(data.train_images[plan.order], *plan.crops)
+        labels = data.train_labels[plan.order]
+        losses = right = 0.0
+        for x, y in batches(images, labels, None, 30, data.mean, data.std):
+            logits = by_hand(x)
+            wanted = (1 - smoothing) * F.one_hot(y, 10) + smoothing / 10
+            loss = -(wanted * logits.log_softmax(1)).sum(1).mean()
+            losses += len(y) * loss.item()
+            right += (logits.argmax(1) == y).sum().item()
+            by_hand.zero_grad()
+            loss.backward()
+            named = dict(by_hand.named_parameters())
+            others = [p.grad.norm() for name, p in named.items() if not name.endswith(POSITIONS)]
+            norm = torch.stack(others).norm().item()
+            share = min(1.0, clip / norm) if clip else 1.0
+            assert clip is None or share < 1
+            factor = (place + 1) / 3 if place < 3 else (1 + math.cos(math.pi * (place - 3) / 5)) / 2
+            with torch.no_grad():
+                for name, p in named.items():
+                    p -= factor * (0.5 if name.endswith(POSITIONS) else 0.1 * share) * p.grad
+            place += 1
+    assert line["train_loss"] == pytest.approx(losses / 100, rel=1e-5)
+    assert line["train_accuracy"] == right / 100
+    assert line["lr"] == pytest.approx(0.1 * (1 + math.cos(math.pi * 4 / 5)) / 2)
+    for now, p in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(now, p, rtol=1e-3, atol=1e-5)
 
 
-def test_a_process_without_an_image_left_adds_nothing(data):
-    model = build_model(replace(MODEL, {"dropout": 0.0}))
-    team = Team()
-    team.size, team.mean, team.average_gradients = 2, lambda value: value, lambda model: None
-    team.share = lambda x, y: (x[:1], y[:1], 0.0)
-    trainer = Trainer(model, TrainConfig(epochs=1), data, Path("unused"), team)
-    x = torch.randn(1, 3, 32, 32)
-    trainer.take_step(x, model(x).argmax(1))  # it would be right
-    assert trainer.sums.tolist() == [0, 0]
+def test_dropout_draws_by_seed_and_epoch(data):
+    masks = []
+    for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0)):
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+        recipe = TrainConfig(seed=seed, batch_size=100)
+        torch.manual_seed(99)
+        loop.train_epoch(model, build_optimizers(model, recipe), recipe, data, epoch)
+        masks.append(torch.rand(3).tolist())
+    assert masks[0] == masks[1] and masks[0] != masks[2] and masks[0] != masks[3] != masks[2]
 
 
-@pytest.mark.parametrize("augmented", [True, False])
-def test_an_epoch_has_the_images_and_masks_of_its_seed(augmented, data, tmp_path, monkeypatch):
-    found = before_each_step(monkeypatch, lambda trainer, x, y: (x, torch.get_rng_state().tolist()))
-    train(
-        MODEL, replace(RECIPE, {"epochs": 2, "augment": augmented, "validation": 0}), data, tmp_path
-    )
-    seen, masks = zip(*found, strict=True)
-    for epoch, batches in enumerate((seen[:5], seen[5:])):
-        plan = epoch_plan(100, seed=RECIPE.seed, epoch=epoch, augment=augmented)
-        images = data.train_images[plan.order]
-        if augmented:
-            images = augment(images, *plan.crops)
-        torch.testing.assert_close(torch.cat(batches), normalize(images, data.mean, data.std))
-    assert len(seen) == 10 and masks[0] != masks[5], "every epoch drops other values"
+def test_on_few_images_a_run_takes_as_many_steps(data, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(loop, "batches", lambda *args: seen.append(args) or batches(*args))
+    train(MODEL, replace(RECIPE, {"images": 7, "epochs": 1}), data, tmp_path)
+    images, labels = seen[0][:2]
+    assert len(labels) == 80 and len(images.flatten(1).unique(dim=0)) == 7
+
+
+def test_learning_rate_warms_up_then_falls_as_a_cosine():
+    factors = [lr_factor(step, 100, 0.1) for step in range(100)]
+    assert factors[:10] == pytest.approx([k / 10 for k in range(1, 11)])
+    assert factors[10] == 1 and factors[55] == pytest.approx(0.5) and 0 < factors[99] < 0.001
+    assert lr_factor(0, 1, 0.0) == 1
 
 
 @pytest.mark.parametrize(
@@ -940,10 +483,7 @@ def test_an_epoch_has_the_images_and_masks_of_its_seed(augmented, data, tmp_path
     [
         ("sgd", lambda p: torch.optim.SGD([p], lr=0.1, momentum=0.7, weight_decay=0.2)),
         ("adamw", lambda p: torch.optim.AdamW([p], lr=0.1, betas=(0.7, 0.8), weight_decay=0.2)),
-        (
-            "muon",
-            lambda p: torch.optim.Muon([p], lr=0.1, momentum=0.7, weight_decay=0.2, nesterov=True),
-        ),
+        ("muon", lambda p: torch.optim.Muon([p], lr=0.1, momentum=0.7, weight_decay=0.2)),
     ],
 )
 def test_optimizers_step_as_the_recipe_says(optimizer, reference):
@@ -952,7 +492,7 @@ def test_optimizers_step_as_the_recipe_says(optimizer, reference):
     recipe = TrainConfig(optimizer=optimizer, lr=0.1, momentum=0.7, beta2=0.8, weight_decay=0.2)
     weight = model.blocks[0].output.weight
     own = torch.nn.Parameter(weight.detach().clone())
-    built, beside = build_optimizers(model, recipe), reference(own)
+    built, beside = build_optimizers(model, recipe, torch.bfloat16), reference(own)
     for group in (group for one in built for group in one.param_groups):
         group["lr"] = group["peak_lr"]  # as the loop does at the peak
     for _ in range(3):
@@ -964,235 +504,134 @@ def test_optimizers_step_as_the_recipe_says(optimizer, reference):
         torch.testing.assert_close(weight, own)
 
 
+@pytest.mark.parametrize("changes", [{}, {"kind": "resnet"}, {"heads": (0, 3)}])
+def test_muon_takes_the_matrices_and_kernels_between_input_and_classifier(changes):
+    model = build_model(replace(MODEL, changes))
+    config = TrainConfig(optimizer="muon", lr=0.02, adamw_lr=0.001, position_lr=0.1)
+    adamw, muon = build_optimizers(model, config)
+    taken = {id(p) for group in muon.param_groups for p in group["params"]}
+    named = {name: p for name, p in model.named_parameters() if id(p) in taken}
+    assert len(named) == len(taken)
+    inner = [n for n, p in model.named_parameters() if n.startswith(("blocks", "stages"))]
+    matrices = {n for n in inner if dict(model.named_parameters())[n].dim() > 1}
+    assert named.keys() == {name for name in matrices if not name.endswith("centres")}
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    for optimizer in (adamw, muon):
+        optimizer.step()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
 def test_muon_orthogonalizes_as_its_run_computes():
-    """In float32, singular values come near 1 and directions stay; PyTorch's own, in bfloat16,
-    are close to it.
-    """
+    """In float32 singular values come near 1 and directions stay; in bfloat16 about so."""
     for shape in ((24, 60), (60, 24)):
         matrix = torch.randn(shape)
         u, _, v = torch.linalg.svd(matrix, full_matrices=False)
         around = u.T @ orthogonal(matrix, torch.float32) @ v.T
         torch.testing.assert_close(around, around.diagonal().diag(), atol=1e-5, rtol=0)
         assert 0.6 < around.diagonal().min() and around.diagonal().max() < 1.3
-        torch.testing.assert_close(
-            orthogonal(matrix, torch.bfloat16).float(), u @ around @ v, atol=0.05, rtol=0
-        )
+        coarse = orthogonal(matrix, torch.bfloat16)
+        assert coarse.dtype == torch.bfloat16
+        torch.testing.assert_close(coarse.float(), u @ around @ v, atol=0.05, rtol=0)
 
 
-@pytest.mark.parametrize("bfloat16", [False, True])
-def test_muon_computes_in_the_type_of_the_run(bfloat16, data, tmp_path, monkeypatch):
-    types = set()
-    monkeypatch.setattr(
-        optimizers,
-        "orthogonal",
-        lambda matrix, dtype: types.add(dtype) or orthogonal(matrix, dtype),
-    )
-    train(
-        MODEL,
-        replace(RECIPE, {"optimizer": "muon", "precision": ["float32", "bfloat16"][bfloat16]}),
-        data,
-        tmp_path,
-    )
-    assert types == {torch.bfloat16 if bfloat16 else torch.float32}
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_muon_computes_in_the_type_of_the_run(precision, data, tmp_path, monkeypatch):
+    built = []
 
+    def building(*args):
+        built.extend(build_optimizers(*args))
+        return built
 
-def test_a_diverging_run_stops_and_says_where(data, tmp_path):
-    recipe = replace(RECIPE, {"lr": 1e30})
-    said = r"loss is (nan|inf) at epoch 1, step \d+ of 4 \(learning rate 1e\+30\).*state.pt"
-    with pytest.raises(TrainingError, match=said):
-        train(MODEL, recipe, data, tmp_path)
-    state = checkpoints.read_state(tmp_path / "checkpoint" / "state.pt")
-    assert math.isfinite(state["sums"][0].item())
-
-
-def test_a_run_whose_last_step_diverges_is_not_finished(data, tmp_path):
-    recipe = TrainConfig(
-        epochs=1, batch_size=100, lr=1e30, checkpoint_seconds=60.0, precision="float32"
-    )
-    with pytest.raises(
-        TrainingError, match=r"loss is (nan|inf) at epoch 1, step 1 of 1 \(learning rate 1e\+30\)"
-    ):
-        train(MODEL, recipe, data, tmp_path)
-    assert not (tmp_path / "model.safetensors").exists() and not (tmp_path / "checkpoint").exists()
+    monkeypatch.setattr(loop, "build_optimizers", building)
+    recipe = {"optimizer": "muon", "precision": precision, "epochs": 1}
+    train(MODEL, replace(RECIPE, recipe), data, tmp_path)
+    assert built[1].products == getattr(torch, precision)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
-def test_a_diverging_run_says_the_rate_that_the_recipe_calls_lr(optimizer, data):
-    recipe = TrainConfig(optimizer=optimizer, lr=0.5, adamw_lr=0.001, position_lr=0.01)
-    trainer = Trainer(build_model(MODEL), recipe, data, Path("unused"), Team())
-    trainer.take_step(torch.randn(5, 3, 32, 32), torch.arange(5))
-    trainer.sums[0] = math.nan
-    factor = lr_factor(0, recipe.epochs * trainer.epoch_steps, recipe.warmup)
-    with pytest.raises(TrainingError, match=re.escape(f"(learning rate {0.5 * factor:.3g})")):
-        trainer.refuse_non_finite()
-
-
-def test_learning_rate_warms_up_then_falls_as_a_cosine():
-    factors = [lr_factor(step, 100, 0.1) for step in range(100)]
-    assert factors[:10] == pytest.approx([k / 10 for k in range(1, 11)])
-    assert factors[10] == 1 and factors[55] == pytest.approx(0.5) and 0 < factors[99] < 0.001
-    assert lr_factor(0, 1, 0.0) == 1
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
-@pytest.mark.parametrize(
-    ("kind", "number"), [("learned", 4), ("learned_content", 2), ("quadratic", 0)]
-)
-def test_positions_and_encodings_have_rates_of_their_own_and_then_no_weight_decay(
-    optimizer, kind, number, data
-):
-    model = build_model(replace(MODEL, {"kind": kind, "covariance": "isotropic"}))
+@pytest.mark.parametrize("kind", ["learned", "learned_content", "quadratic"])
+def test_positions_and_encodings_have_rates_of_their_own_and_then_no_weight_decay(optimizer, kind):
+    model = build_model(replace(MODEL, {"kind": kind}))
     base = 0.2 if optimizer == "muon" else 0.1
     recipe = TrainConfig(optimizer=optimizer, lr=0.1, adamw_lr=0.2, weight_decay=0.3)
-    encodings, positions = encoding_parameters(model), position_parameters(model)
-    assert (len(encodings), len(positions)) == (
-        number * model.config.layers,
-        0 if number else 2 * model.config.layers,
-    )
-    for rate in (None, 0.7):
-        config = replace(recipe, {"encoding_lr": rate, "position_lr": rate and 0.5})
-        groups = [g for built in build_optimizers(model, config) for g in built.param_groups]
-        of = {id(p): (g["peak_lr"], g["weight_decay"]) for g in groups for p in g["params"]}
-        assert {of[id(p)] for p in positions} <= {(0.5 if rate else base, 0.0)}
-        assert {of[id(p)] for p in encodings} <= {(0.7, 0.0) if rate else (base, 0.3)}
-        assert of[id(model.embed.weight)] == (base, 0.3)
-        assert of[id(model.embed.bias)] == (base, 0.3 if optimizer == "sgd" else 0.0)
-        assert len(of) == len(list(model.parameters()))
-        clipped = {id(p) for p in Trainer(model, config, data, Path("unused"), Team()).clipped}
-        apart = {id(p) for p in [*positions, *(encodings if rate else [])]}
-        assert clipped == {id(p) for p in model.parameters()} - apart
+    names = {id(p): name for name, p in model.named_parameters()}
+    number = {"learned": 4, "learned_content": 2, "quadratic": 2}[kind] * MODEL.layers
+    assert sum(name.endswith(POSITIONS + ENCODINGS) for name in names.values()) == number
+    for encoding, position in ((None, None), (0.7, 0.5)):
+        config = replace(recipe, {"encoding_lr": encoding, "position_lr": position})
+        groups = [
+            group for built in build_optimizers(model, config) for group in built.param_groups
+        ]
+        found = {
+            names[id(p)]: (group["peak_lr"], group["weight_decay"])
+            for group in groups
+            for p in group["params"]
+        }
+        assert found.keys() == set(names.values())
+        for name, rates in found.items():
+            if name.endswith(POSITIONS):
+                assert rates == (position or base, 0.0)
+            elif name.endswith(ENCODINGS):
+                assert rates == ((encoding, 0.0) if encoding else (base, 0.3))
+            apart = name.endswith(POSITIONS) or bool(encoding and name.endswith(ENCODINGS))
+            assert (own_rate(name, config) is not None) == apart
+        assert found["embed.weight"] == (base, 0.3)
+        assert found["embed.bias"] == (base, 0.3 if optimizer == "sgd" else 0.0)
 
 
 def test_more_validation_than_training_images_are_refused(data, tmp_path):
     with pytest.raises(DataError, match="100 validation images cannot be held out of 100"):
         train(MODEL, replace(RECIPE, {"validation": 100}), data, tmp_path)
-    assert not [file for file in tmp_path.iterdir() if file.name != ".lock"]
 
 
-def right(model, data) -> np.ndarray:
-    return (evaluate(model, data).predicted == data.test_labels).numpy()
+# Runs that go on from others
 
 
-def test_pruning_starts_from_a_run_and_drops_its_degenerate_heads(data, tmp_path):
-    full = replace(MODEL, {"covariance": "full"})
-    first = train(
-        full, replace(RECIPE, {"epochs": 1}), data, tmp_path / "full", preset="quadratic_full"
-    )
-    model, _ = load_run(first.path)
+def pruned(network):
     with torch.no_grad():
-        model.attention_layers[0].spreads[1].zero_()  # a head that looks everywhere alike
-    put_weights(first.path, model.state_dict())
-    first = Run(first.path)
-    recipe = replace(RECIPE, {"epochs": 1, "start_from": "quadratic_full"})
-    run = train(full, recipe, data, tmp_path / "pruned", preset="quadratic_pruned", start=first)
-    assert run.model.heads == (2, 3)
-    before, placed = results.before_pruning(run, [run, first])
-    assert before is first and np.isnan(placed["centre"][0, 1]).all()
-    np.testing.assert_array_equal(placed["centre"][0, [0, 2]], run.heads["centre"][-1, 0, :2])
-    assert results.before_pruning(run, [run])[0] is None
-    assert load_run(run.path)[0].attention_layers[0].centres.shape == (2, 2)
-    assert (
-        run.heads["centre"].shape == (2, 2, 3, 2) and np.isnan(run.heads["centre"][:, 0, 2]).all()
-    )
-    assert (run.right_at_start == right(heads.pruned(load_run(first.path)[0]), data)).all()
-    with pytest.raises(RunError, match="start_from"):
-        train(full, recipe, data, tmp_path / "no-start")
-
-    whole = train(full, replace(recipe, {"prune": False}), data, tmp_path / "whole", start=first)
-    assert (
-        whole.model.heads_per_layer == (3, 3) and (whole.right_at_start == right(model, data)).all()
-    )
-    assert whole.config["hash"] != run.config["hash"] and first.right_at_start is None
-    assert results.before_pruning(whole, [whole, first])[0] is None, "it was not pruned"
+        network.attention_layers[0].spreads[1].zero_()  # a head that looks everywhere alike
+    return heads.pruned(network)
 
 
-def test_a_hybrid_goes_on_from_a_run_whose_first_layers_were_swapped(data, tmp_path, monkeypatch):
-    first = train(
-        MODEL, replace(RECIPE, {"epochs": 1}), data, tmp_path / "whole", preset="quadratic"
-    )
-    recipe = replace(RECIPE, {"epochs": 2, "start_from": "quadratic", "prune": False})
-    config = replace(MODEL, {"kernels": [3]})
-    hybrid = train(config, recipe, data, tmp_path / "hybrid", preset="hybrid", start=first)
-    swapped = swap(load_run(first.path)[0], {1: 3})
-    assert (hybrid.right_at_start == right(swapped, data)).all()
-    network, _ = load_run(hybrid.path)
-    kernels = [net.attention_layers[0].conv.weight for net in (network, swapped)]
-    assert not torch.allclose(*kernels) and torch.allclose(
-        *kernels, atol=0.1
-    )  # trained, from the swapped ones on
-    assert (
-        np.isnan(hybrid.heads["mass"][:, 0]).all() and np.isfinite(hybrid.heads["mass"][:, 1]).all()
-    )
-    interrupted(monkeypatch, 5, config, recipe, data, tmp_path / "cut", start=first)
-    assert_same_run(train(config, recipe, data, tmp_path / "cut", start=first), hybrid)
-
-
-def test_on_few_images_a_run_sees_these_alone_in_as_many_steps_and_resumes_to_the_same_bits(
-    data, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    "change", [lambda net: net, pruned, lambda net: swap(net, {1: 3}), lambda net: net.float()]
+)
+def test_a_run_goes_on_from_a_network_which_stays_as_it_was(
+    change, run, data, tmp_path, monkeypatch
 ):
-    recipe = replace(RECIPE, {"images": 7, "validation": 20})
-    with monkeypatch.context() as patch:
-        seen = before_each_step(patch, lambda trainer, x, y: (x, y))
-        few = train(MODEL, replace(recipe, {"augment": False}), data, tmp_path / "few")
-    assert len(seen) == 3 * 4 and [len(x) for x, _ in seen[:4]] == [20] * 4, (
-        "steps as on all images"
-    )
-    chosen = data.hold_out(20, recipe.seed)[0].few(
-        7, recipe.seed
-    )  # its first seven images are all there are
-    known = normalize(chosen.train_images[:7], data.mean, data.std).flatten(1)
-    for epoch in (0, 1):
-        images, labels = (
-            torch.cat(parts) for parts in zip(*seen[4 * epoch : 4 * epoch + 4], strict=True)
-        )
-        distances = torch.cdist(
-            images.flatten(1), known, compute_mode="donot_use_mm_for_euclid_dist"
-        )
-        assert distances.min(1).values.max() < 1e-3
-        which = distances.argmin(1)
-        assert torch.equal(labels, chosen.train_labels[which])
-        assert set(which.bincount(minlength=7).tolist()) == {11, 12}, (
-            "80 images, each of 7 as often"
-        )
-    assert few.train.images == 7 and few.config["data"]["train_images"] == 100
-
-    whole = train(MODEL, recipe, data, tmp_path / "whole")
-    interrupted(monkeypatch, 6, MODEL, recipe, data, tmp_path / "cut")
-    assert_same_run(train(MODEL, recipe, data, tmp_path / "cut"), whole)
+    first = change(load_run(run.path)[0])
+    before = {name: value.clone() for name, value in first.state_dict().items()}
+    recipe = replace(RECIPE, {"epochs": 2, "start_from": run.path.name})
+    went_on = train(MODEL, recipe, data, tmp_path / "on", start=first)
+    assert all(torch.equal(before[name], value) for name, value in first.state_dict().items())
+    assert went_on.model == first.config and load_run(went_on.path)[0].config == first.config
+    answers = (evaluate(first, data).predicted == data.test_labels).numpy()
+    assert (went_on.right_at_start == answers).all()
+    assert went_on.config["kept"] == ([[0, 2], [0, 1, 2]] if change is pruned else None)
+    shown = normalize(data.test_images[: heads.GEOMETRY_IMAGES], data.mean, data.std)
+    for name, values in heads.network_geometry(first, shown).items():
+        np.testing.assert_array_equal(went_on.heads[name][0], values)
+    args = (MODEL, recipe, data, tmp_path / "cut")
+    assert_same_run(train_in_two(monkeypatch, *args, start=first), went_on)
 
 
-def test_a_run_on_few_images_has_a_name_of_its_own_and_those_on_all_keep_theirs(run):
-    before = {
-        name: value for name, value in run.config["train"].items() if name != "images"
-    }  # as of earlier versions
-    assert identity(run.config["model"], before, run.config["data"]["key"]) == run.config["hash"]
-    few = replace(run.train, {"images": 50})
-    assert identity(run.config["model"], few, run.config["data"]["key"]) != run.config["hash"]
-
-
-def test_attention_goes_on_from_the_kernels_of_a_cnn(data, tmp_path, monkeypatch):
+def test_attention_goes_on_from_the_kernels_of_a_cnn(data, tmp_path):
     as_cnn = replace(MODEL, {"kernels": [3, 3], "heads": 9})
-    cnn = train(as_cnn, replace(RECIPE, {"epochs": 1}), data, tmp_path / "cnn", preset="quadratic")
-    config = replace(MODEL, {"heads": 9, "centre_start": "taps", "spread_start": 6.0})
-    recipe = replace(RECIPE, {"epochs": 2, "start_from": "quadratic", "prune": False})
-    run = train(config, recipe, data, tmp_path / "attention", start=cnn)
-    assert (run.right_at_start == cnn.right).all() and run.config["start"] == cnn.config["hash"]
-    assert run.model == replace(config, {"image_size": (28, 28), "image_channels": 1})
-    network, _ = load_run(run.path)
-    assert all(layer.heads == 9 for layer in network.attention_layers)
-    kernel, values = (
-        load_run(cnn.path)[0].attention_layers[0].conv.weight,
-        network.attention_layers[0].value.weight,
-    )
-    kernel = kernel.permute(0, 2, 3, 1).flatten(1)
-    assert not torch.allclose(values, kernel) and torch.allclose(
-        values, kernel, atol=0.2
-    )  # trained, from the CNN's on
+    cnn = train(as_cnn, replace(RECIPE, {"epochs": 1, "compile": True}), data, tmp_path / "cnn")
+    recipe = replace(RECIPE, {"epochs": 1, "start_from": "cnn"})
+    run = train(MODEL, recipe, data, tmp_path / "on", start=unswap(load_run(cnn.path)[0], 6.0))
+    assert (run.right_at_start == cnn.right).all() and run.model.centre_start == "taps"
     assert run.heads["parameter_centre"][0, 0].tolist() == [
         [r, c] for r in (-1, 0, 1) for c in (-1, 0, 1)
     ]
-    interrupted(monkeypatch, 5, config, recipe, data, tmp_path / "cut", start=cnn)
-    assert_same_run(train(config, recipe, data, tmp_path / "cut", start=cnn), run)
+
+
+@pytest.mark.parametrize(("name", "given"), [("other", False), (None, True)])
+def test_a_start_and_its_name_come_together(name, given, run, data, tmp_path):
+    network = load_run(run.path)[0] if given else None
+    with pytest.raises(RunError, match="start_from = .* must name the run of start"):
+        train(MODEL, replace(RECIPE, {"start_from": name}), data, tmp_path, start=network)
 
 
 # Several processes, as torchrun starts them
@@ -1200,113 +639,79 @@ def test_attention_goes_on_from_the_kernels_of_a_cnn(data, tmp_path, monkeypatch
 SHARED = TrainConfig(
     epochs=3, batch_size=15, lr=0.05, clip=1.0, validation=9, seed=5, precision="float32"
 )
-PLAIN = replace(MODEL, {"dropout": 0.0})
-"""Masks of dropout differ between processes, as they must."""
-
-
-def trained_by(count: int, model: ModelConfig, folder: Path, *, stop_at: int | None = None) -> None:
-    """Train with so many processes. The second one is asked to stop, where one is."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = dict(
-        OMP_NUM_THREADS="1", WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=port
-    )
-    ranks = [dict(RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(count)]
-    team = [
-        start(model, SHARED, folder, stop_at=stop_at if rank["RANK"] == "1" else None, **rank)
-        for rank in ranks
-    ]
-    for process in team:
-        process.join()
-    assert [process.exitcode for process in team] == [130 if stop_at else 0] * count
-    assert (folder / "checkpoint" / "state.pt").is_file() == bool(stop_at)
 
 
 @pytest.mark.slow
-def test_several_processes_follow_the_loss_curve_of_one_and_stop_where_one_is_asked_to(
-    data, tmp_path
-):
-    """Batches of 15 of 91 images: unequal shares, and a last batch of one, which leaves two of
-    three processes none.
-
-    torchrun passes a Ctrl-C or a SIGTERM on to all processes, but they do not get it at the same
-    step."""
-    trained_by(3, PLAIN, tmp_path / "team", stop_at=8)
-    trained_by(3, PLAIN, tmp_path / "team")
-    alone, shared = (
-        train(PLAIN, SHARED, data, tmp_path / "alone", preset="quadratic"),
-        Run(tmp_path / "team"),
-    )
-    assert (
-        alone.config["hash"] == shared.config["hash"]
-    )  # how many processes is no part of what a run is
-    assert [session["processes"] for session in shared.config["sessions"]] == [3, 3]
-    for a, b in zip(strip(alone.metrics), strip(shared.metrics), strict=True):
+def test_several_processes_follow_the_loss_curve_of_one(data, tmp_path):
+    """Batches of 15 of 91 images: unequal shares, and a last batch of one, which leaves one of two
+    processes none.
+    """
+    model = replace(MODEL, {"dropout": 0.0})  # masks differ between processes, as they must
+    alone = train(model, SHARED, data, tmp_path / "alone", preset="quadratic")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    names = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **names} for rank in range(2)]
+    team = [start(model, SHARED, tmp_path / "team", **rank) for rank in ranks]
+    assert [process.wait() for process in team] == [0, 0]
+    shared = Run(tmp_path / "team")
+    for a, b in zip(timeless(alone), timeless(shared), strict=True):
         assert a == pytest.approx(b, abs=1e-4)
     assert {file.name for file in alone.path.iterdir()} == {
         file.name for file in shared.path.iterdir()
     }
 
 
-@pytest.mark.slow
-def test_several_processes_resume_to_the_same_bits_with_dropout_and_only_as_many_as_they_were(
-    data, tmp_path
-):
-    """One process alone draws other masks than each of several, so as many must go on."""
-    trained_by(3, MODEL, tmp_path / "whole")
-    trained_by(3, MODEL, tmp_path / "cut", stop_at=10)
-    with pytest.raises(RunError, match=r"state.pt is of 3 process\(es\), not 1: resume"):
-        train(MODEL, SHARED, data, tmp_path / "cut", preset="quadratic")
-    trained_by(3, MODEL, tmp_path / "cut")
-    assert_same_run(Run(tmp_path / "cut"), Run(tmp_path / "whole"))
+# The command
+
+SMALL = "--set layers=1 --set hidden=8 --set heads=2 --set mlp=8 --set downsampling=4".split()
+
+
+def test_the_command_trains_a_preset_with_changes(tmp_path, capsys):
+    words = ["train", "learned", "--output", str(tmp_path), "--epochs", "1", "--seed", "3", *SMALL]
+    words += ["--set", "optimizer=adamw", "--set", "batch_size=1000", "--set", "images=100"]
+    assert main(words) == 0
+    [run] = find_runs(tmp_path / "runs")
+    assert str(run.path) in capsys.readouterr().out and run.path.name.startswith("learned-seed3-")
+    assert (run.model.layers, run.train.optimizer, run.train.epochs) == (1, "adamw", 1)
 
 
 @pytest.mark.parametrize(
-    ("variables", "why"),
+    ("words", "status", "said"),
     [
-        ({"RANK": "1"}, "of 1 processes none has rank 1"),
-        ({"RANK": "-1"}, "none has rank -1"),
-        ({"WORLD_SIZE": "abc"}, "invalid literal for int.*'abc'"),
-        ({"RANK": "0", "WORLD_SIZE": "0"}, "of 0 processes none has rank 0"),
-        ({"WORLD_SIZE": "2"}, "environment variable RANK expected"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "of 2 processes none has rank 2"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "environment variable MASTER_ADDR expected"),
-        (
-            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "no.host.invalid", "MASTER_PORT": "1"},
-            "[Nn]ame",
-        ),
-        (
-            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"},
-            "invalid literal.*'x'",
-        ),
+        ("quadratic --set hiden=3", 2, "TrainConfig: hiden = 3: Extra inputs are not permitted"),
+        ("quadratic --epochs 0", 2, "epochs = 0: Input should be greater than 0"),
+        ("quadratic --set heads={}", 2, "heads.* = {}: Input should be a valid integer"),
+        ("quadratic --data /no/where", 2, "/no/where"),
+        ("hybrid", 2, "invalid choice: 'hybrid'"),
     ],
 )
-def test_processes_that_cannot_be_a_team_are_refused_in_one_line(
-    variables, why, tmp_path, monkeypatch, capsys
-):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert main(["train", "quadratic", "--profile", "smoke", "--output", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and re.search(
-        f"no team of processes.*{why}.*one process, unset them", said
-    )
-    assert all(f"{name}={value}" in said for name, value in variables.items()) and not list(
-        tmp_path.iterdir()
-    )
+def test_the_command_refuses_in_one_line(words, status, said, tmp_path, capsys):
+    try:
+        found = main(["train", *words.split(), "--output", str(tmp_path)])
+    except SystemExit as stop:
+        found = stop.code
+    lines = capsys.readouterr().err.splitlines()
+    assert found == status and re.search(said, lines[-1]) and not list(tmp_path.iterdir())
 
 
-def test_processes_that_do_not_come_are_named(monkeypatch):
-    monkeypatch.setattr(
-        torch.distributed, "init_process_group", Mock(side_effect=DistStoreError("1/2\njoined."))
-    )
-    for name, value in dict(
-        RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1"
-    ).items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(
-        ConfigError,
-        match=r"no team of processes, as RANK=0, .*MASTER_PORT=1 asks for \(.*1/2 joined",
-    ):
-        Team()
+def test_the_command_knows_nothing_of_the_companion():
+    code = "import sys, attnconv.__main__, attnconv.training.loop; "
+    code += "sys.exit(any(name.startswith('companion') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_command_says_from_where_it_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(loop, "fit", lambda *_: signal.raise_signal(signal.SIGINT))
+    words = ["train", "quadratic", "--output", str(tmp_path), "--epochs", "2", *SMALL]
+    assert main(words) == 130
+    assert "The same command goes on from epoch 1 of 2" in capsys.readouterr().err
+
+
+def test_a_preset_that_starts_from_another_names_one_that_exists():
+    for preset in PRESETS.values():
+        assert preset.start is None or PRESETS[preset.start].start is None
+        assert preset.change in ("", "prune", "swap") and (preset.start or not preset.change)
+    with pytest.raises(ConfigError):
+        replace(RECIPE, {"prune": True})
