@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from attnconv import heads
 from attnconv.__main__ import main
-from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig, for_images, replace
+from attnconv.config import ModelConfig, TrainConfig, for_images, replace
 from attnconv.equivalence import swap, unswap
 from attnconv.models import build_model
 from attnconv.training import evaluate, load_run, loop, lr_factor, train
@@ -182,6 +182,7 @@ def test_bfloat16_is_taken_where_the_device_has_instructions_for_it(
 @pytest.mark.parametrize("before", ["none", "ieee"])
 def test_float32_is_float32_and_a_chosen_setting_stays(before):
     products = torch.backends.mkldnn.matmul
+    settled = products.fp32_precision
     a, b = torch.randn(2, 300, 300)
     try:
         products.fp32_precision = before
@@ -190,7 +191,7 @@ def test_float32_is_float32_and_a_chosen_setting_stays(before):
         error = (a @ b - (a.double() @ b.double())).norm() / (a @ b).norm()
         assert error < 1e-6  # of bfloat16 it is a hundred times larger
     finally:
-        products.fp32_precision = "none"
+        products.fp32_precision = settled  # for the other tests: it is settled once in a process
 
 
 # Being stopped
@@ -537,16 +538,12 @@ def test_muon_orthogonalizes_as_its_run_computes():
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_muon_computes_in_the_type_of_the_run(precision, data, tmp_path, monkeypatch):
-    built = []
-
-    def building(*args):
-        built.extend(build_optimizers(*args))
-        return built
-
+    types = set()
+    building = lambda *args: types.add(args[2]) or build_optimizers(*args)  # noqa: E731
     monkeypatch.setattr(loop, "build_optimizers", building)
     recipe = {"optimizer": "muon", "precision": precision, "epochs": 1}
     train(MODEL, replace(RECIPE, recipe), data, tmp_path)
-    assert built[1].products == getattr(torch, precision)
+    assert types == {getattr(torch, precision)}
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
@@ -621,6 +618,7 @@ def test_attention_goes_on_from_the_kernels_of_a_cnn(data, tmp_path):
     cnn = train(as_cnn, replace(RECIPE, {"epochs": 1, "compile": True}), data, tmp_path / "cnn")
     recipe = replace(RECIPE, {"epochs": 1, "start_from": "cnn"})
     run = train(MODEL, recipe, data, tmp_path / "on", start=unswap(load_run(cnn.path)[0], 6.0))
+    assert cnn.config["environment"]["computation"] == "float32", "it cannot be compiled"
     assert (run.right_at_start == cnn.right).all() and run.model.centre_start == "taps"
     assert run.heads["parameter_centre"][0, 0].tolist() == [
         [r, c] for r in (-1, 0, 1) for c in (-1, 0, 1)
@@ -629,9 +627,13 @@ def test_attention_goes_on_from_the_kernels_of_a_cnn(data, tmp_path):
 
 @pytest.mark.parametrize(("name", "given"), [("other", False), (None, True)])
 def test_a_start_and_its_name_come_together(name, given, run, data, tmp_path):
+    """And a start must be for images and classes as the data has them."""
     network = load_run(run.path)[0] if given else None
     with pytest.raises(RunError, match="start_from = .* must name the run of start"):
         train(MODEL, replace(RECIPE, {"start_from": name}), data, tmp_path, start=network)
+    recipe = replace(RECIPE, {"start_from": "other"})
+    with pytest.raises(RunError, match="start is a network for other images or classes"):
+        train(MODEL, recipe, data, tmp_path, start=build_model(MODEL))
 
 
 # Several processes, as torchrun starts them
@@ -707,11 +709,3 @@ def test_the_command_says_from_where_it_goes_on(tmp_path, monkeypatch, capsys):
     words = ["train", "quadratic", "--output", str(tmp_path), "--epochs", "2", *SMALL]
     assert main(words) == 130
     assert "The same command goes on from epoch 1 of 2" in capsys.readouterr().err
-
-
-def test_a_preset_that_starts_from_another_names_one_that_exists():
-    for preset in PRESETS.values():
-        assert preset.start is None or PRESETS[preset.start].start is None
-        assert preset.change in ("", "prune", "swap") and (preset.start or not preset.change)
-    with pytest.raises(ConfigError):
-        replace(RECIPE, {"prune": True})

@@ -121,17 +121,24 @@ def team() -> tuple[int, int]:
     if "WORLD_SIZE" not in os.environ:
         return 0, 1
     if not dist.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(best_device())
         dist.init_process_group()
     dist.barrier()
     return dist.get_rank(), dist.get_world_size()
 
 
+def compiles(model: nn.Module, config: TrainConfig) -> bool:
+    """Whether steps are compiled: where the recipe asks for it, and the model has no `Convolution`.
+    On the gradient of its padding torch 2.15's compiler fails.
+    """
+    return config.compile and not any(isinstance(part, Convolution) for part in model.modules())
+
+
 def forward_of(model: nn.Module, config: TrainConfig) -> nn.Module:
     """The model as training steps go through it: in a team, compiled, both or neither."""
     forward = DistributedDataParallel(model) if dist.is_initialized() else model
-    # torch 2.15's compiler fails on the gradient of the padding of a `Convolution`.
-    fails = any(isinstance(layer, Convolution) for layer in model.modules())
-    if not config.compile or fails:
+    if not compiles(model, config):
         return forward
     # Models share one forward: beyond eight of them dynamo would quietly stop compiling.
     torch._dynamo.reset()
@@ -196,15 +203,16 @@ def train_epoch(
     return {"train_loss": loss, "train_accuracy": accuracy, "lr": rate, "seconds": seconds}
 
 
-def environment(config: TrainConfig, device: torch.device) -> dict[str, str | int]:
-    """By what, and how, a run of a recipe is computed here."""
+def environment(model: nn.Module, config: TrainConfig) -> dict[str, str | int]:
+    """By what, and how, a model is trained here."""
+    device = best_device()
     products = str(products_of(config, device)).removeprefix("torch.")
     gpu = device.type == "cuda"
     return {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if gpu else platform.machine(),
         "threads": torch.get_num_threads(),
-        "computation": f"{products}, compiled" if config.compile else products,
+        "computation": f"{products}, compiled" if compiles(model, config) else products,
     }
 
 
@@ -219,7 +227,7 @@ def begin(run: Run, preset: str, model: Network, config: TrainConfig, data: Data
         "train": config.model_dump(mode="json"),
         "data": data.about(),
         "kept": getattr(model, "kept", None),  # heads, where some were pruned
-        "environment": {"started": started, **environment(config, best_device())},
+        "environment": {"started": started, **environment(model, config)},
     }
     write(run.path / "config.json", json.dumps(about, indent=1) + "\n")
 
@@ -318,6 +326,8 @@ def train(
         torch.manual_seed(config.seed)  # of the first weights
         sizes = data.image_size, data.image_channels, len(data.classes)
         model = copy.deepcopy(start) or build_model(for_images(model_config, *sizes))
+        if model.config != for_images(model.config, *sizes):
+            raise RunError(f"start is a network for other images or classes than {data.name} has.")
         if (run.path / "config.json").exists():
             there = identity(run.model, run.train, run.config["data"])
             if there != identity(model.config, config, data.about()):
