@@ -31,6 +31,7 @@ from attnconv.equivalence import (
     convert,
     missed_mass,
 )
+from attnconv.models import predict
 
 MODES = ["zeros", "reflect", "replicate", "circular"]
 
@@ -587,3 +588,9 @@ def test_a_long_signal_takes_memory_that_is_linear_in_its_length():
         y = layer(x)
     torch.testing.assert_close(y, conv(x), rtol=0, atol=1e-5)
     assert memory.peak < 100 * x.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_networks_of_other_types_are_given_images_in_their_own(dtype):
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()).to(dtype)
+    assert predict(convert(network), torch.randn(1, 1, 5, 5)).dtype == dtype
