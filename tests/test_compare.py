@@ -130,6 +130,7 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(t
     done = attnconv("--record")
     assert done.returncode == 0 and "Beside the record" not in done.stdout, done.stderr
     assert (record / "tables" / "02-taps.csv").is_file() and not drawn.exists()
+    toys.executed()
     call("git", "init", "--quiet")
     call("git", "add", "--all")
     names = ("-c", "user.name=a", "-c", "user.email=a@b")

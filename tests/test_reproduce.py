@@ -54,6 +54,7 @@ def without_kernel(batch: Batch, job: Job) -> SimpleNamespace:
     finally:
         del os.environ["ATTNCONV_RESULTS"]
     nbformat.write(notebook, copy)
+    copy.with_suffix(".html").write_text(str(notebook.cells))
     return SimpleNamespace(poll=lambda: status, returncode=status)
 
 
@@ -290,6 +291,7 @@ CHANGES = {
     "a table": (put("outputs/tables/04-a.csv"), "04"),
     "a figure of the reader": (put("outputs/figures/02-mine.png"), ""),
     "a copy": (edit("outputs/" + HEADS, "import", "import "), "04"),
+    "a page": (put("outputs/notebooks/04_heads.html"), "04"),
     "a copy emptied": (put("outputs/" + HEADS, ""), "04"),
     "a copy less": (remove("outputs/" + HEADS), "04"),
     "a copy that says nothing": (edit("outputs/" + HEADS, '"made"', '"mode"'), "04"),

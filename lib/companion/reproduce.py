@@ -97,7 +97,13 @@ class Job:
             for pattern in self.reads
             for file in folder.glob(f"runs/{pattern}/model.safetensors")
         }
-        return digest(self.source, self.run, common, [left[name] for name in self.needs], runs)
+        needed = [
+            (name, was)
+            for need in self.needs
+            for name, was in left[need].items()
+            if not name.startswith("notebooks/")  # its page shows its cells, too
+        ]
+        return digest(self.source, self.run, common, needed, runs)
 
 
 def digest(*parts: Any) -> str:
