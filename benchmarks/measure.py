@@ -6,7 +6,6 @@ turns, so that a busy machine slows all alike."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import multiprocessing
 import resource
@@ -22,9 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
+from attnconv.attention import ContentAttention, QuadraticAttention
 from attnconv.config import ModelConfig, TrainConfig
-from attnconv.cost import cost
 from attnconv.models import build_model
 from attnconv.training import build_optimizers
 from attnconv.training.loop import products_of, settle_products

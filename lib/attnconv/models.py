@@ -223,6 +223,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def predict(model: nn.Module, images: Tensor) -> Tensor:
-    """Logits in evaluation mode, without gradients; the model's mode is left as it was."""
+    """Logits in evaluation mode, without gradients; the model's mode is left as it was. Images are
+    taken in the type of its parameters.
+    """
+    parameter = next(model.parameters(), images)
     with evaluating(model):
-        return model(images)
+        return model(images.to(parameter.dtype))
