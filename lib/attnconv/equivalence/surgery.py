@@ -114,7 +114,8 @@ class TapAttention(QuadraticAttention):
         at_once = max(1, MIXED // (math.prod(queries) * self.heads * self.channels))
         values = value_matrices(weight)
         mixed = (self._mix(part, height, width) for part in x.split(at_once))
-        y = torch.cat([self._project(part, values, bias) for part in mixed])  # (B, Q R, D)
+        parts = [self._project(part, values, bias) for part in mixed]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts)  # (B, Q R, D)
         return y.mT.unflatten(2, queries[-self.dimensions :])
 
     def _mix(self, x: Tensor, height: int, width: int) -> Tensor:
