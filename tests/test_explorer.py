@@ -703,6 +703,8 @@ def test_the_page_is_one_file_without_the_network_and_of_the_view(runs, data, tm
     assert page.count("<noscript><img") == 1 and "openPage(document)" in page
     tree = tree_of(page)
     assert tree["average"] and len(tree["gallery"]) == 39  # all images but the one that is shown
+    (told,) = view._sides[0].as_sent.says(view._input)  # what the page says by itself
+    assert tree["image"]["sides"][0]["probabilities"] == told
     assert view.page() == page  # the same bytes each time
     state = dict(head=2, query=[0, 0], edits={"1.2": dict(off=True)})
     ((_, (content,)),) = asked(view, kind="export", state=state)  # newer than what was saved

@@ -384,8 +384,8 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
         while (x.film.index === 0) {
             await new Promise((done) => requestAnimationFrame(done));
             const { models: [{ epoch }], panels: [panel] } = x;
-            const { length } = panel.trails(0)[0];
-            if (epoch !== null) frames.push([epoch, ...panel.shape(0, 0).centre, length]);
+            const [trail] = panel.trails(0);
+            if (epoch !== null) frames.push([epoch, ...panel.shape(0, 0).centre, trail.length]);
         }
         return frames;
     }""")
@@ -499,7 +499,8 @@ def test_a_saved_picture_is_of_all_parts_and_sharp(grid, show):
     shown = seen.pixels()
     sources, wide = seen.root.evaluate(sizes)
     assert len(sources) >= 7 and all(abs(pixels - 2 * width) <= 1 for pixels, width in sources)
-    assert wide > 1400 and not changed(shown, seen.pixels())  # the page is as it was
+    assert wide > 1400
+    assert np.abs(shown - seen.pixels()).max() <= 32  # the page is as it was, but for smoothing
     clearing = """(root, part) => {
         const x = root.attnconv, [panel] = x.panels, node = root.querySelector(`.ax-${part}`);
         panel.draw = function () {
@@ -852,7 +853,7 @@ def test_a_swap_tells_what_was_counted_with_the_run(runs, show, tmp_path):
         assert told in seen.root.locator(".ax-counted").inner_text()
     seen.drag_head(0, 1, 1)
     seen.studied()
-    assert "of 40" not in seen.root.locator(".ax-counted").inner_text()
+    assert "%" not in seen.root.locator(".ax-counted").inner_text()
 
 
 def test_it_opens_on_the_best_kernel_near_the_query(show, tmp_path):
@@ -1060,6 +1061,7 @@ def test_the_tour_and_the_words(grid, show):
     assert "How undecided" in seen.root.locator(".ax-hint").inner_text()
 
     # The words on the tiles: one for each head, with a sentence of its own.
+    seen = show(grid[1])
     tip = seen.root.locator(".ax-tip:visible")
     for head, meaning in ((1, "more than half"), (5, "same shift as head 4")):
         seen.root.get_by_role("button", name=f"Head {head}:").focus()
@@ -1121,6 +1123,7 @@ def test_a_link_holds_the_view(pages, show):
     seen.choose_head(4)
     seen.slide("centre row", 1.5)
     seen.root.get_by_label("Size of the kernel").select_option("5")
+    seen.hover(2, 5)
     seen.click(2, 5)
     seen.all_layers()
     seen.choose("Compare with", "epoch")
