@@ -242,12 +242,13 @@ def test_what_is_trained_again_has_a_folder_of_its_own_beside_which_there_is_no_
 CELL = """
 from companion.workspace import open_workspace
 from attnconv.training.runs import writing
+from companion.claims import Claim
 
 work = open_workspace(profile, data=data, output=output)
 with writing(work.folder / "runs" / "a-seed0-0" / "attention.npz") as temporary:
     temporary.write_text("measured")
 claims = work.claims("02-claims")
-claims.record("grid", True, ["8 of 9 taps"], "a run")
+claims.record(Claim("grid", "holds", "8 of 9 taps"))
 """
 
 
