@@ -163,7 +163,12 @@ def ahead(runs: Sequence[Run], others: Sequence[Run], of: str = "test_accuracy")
                 differs = 100.0 * (run.right.astype(float) - other.right)
                 error = differs.std() / math.sqrt(len(differs))
         mine, its = unit * run.metrics[-1][of], unit * other.metrics[-1][of]
-        row = {"network": named(run), of: mine, "against": named(other), "its": its}
+        row = {
+            "network": named(run),
+            of.replace("_", " "): mine,
+            "against": named(other),
+            "its": its,
+        }
         rows.append(row | {"difference": mine - its, "standard error": error})
     return pd.DataFrame(rows)
 

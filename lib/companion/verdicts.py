@@ -47,9 +47,11 @@ def directed(gaps: pd.Series, doubts: ArrayLike = 0.0) -> str:
 
 def in_seeds(gaps: pd.Series, unit: str) -> str:
     """The mean of differences, a seed each, and in how many seeds they have its sign."""
+    if gaps.empty:
+        return "not measured"
     words = f"{gaps.mean():+.2g} {unit}".replace("-", "−")
     alike = int((gaps * gaps.mean() > 0).sum())
-    if len(gaps) < 2:
+    if len(gaps) == 1:
         return words
     return f"{words}, in {'each' if alike == len(gaps) else alike} of {len(gaps)} seeds"
 
