@@ -188,7 +188,8 @@ def geometry(
     (B, H, W, C) is the input of layer l, and its map is averaged over these B images before it is
     described, as in the paper's figure 6.
 
-    Returns: float32 arrays (layers, most heads of a layer, ...), NaN where a layer has fewer heads:
+    Returns:
+        float32 arrays (layers, most heads of a layer, ...), NaN where a layer has fewer heads:
         those of `Description` and, for quadratic layers, the parameters ``parameter_centre`` (..,
         2) and ``precision`` (.., 2, 2), Sigma^{-1}.
     """
@@ -394,16 +395,18 @@ def measure_attention(
     """What every head attends to. It is all that the figures need: weights and images are not read
     again.
 
-    Args: images: normalised, (N, channels, H', W'); with content the first `AVERAGED` count. pixels
-        and labels: of the same images, uint8 (N, H', W', channels) and (N,).
+    Args:
+        images: normalised, (N, channels, H', W'); with content the first `AVERAGED` count.
+        pixels and labels: of the same images, uint8 (N, H', W', channels) and (N,).
 
-    Returns: ``queries`` (Q, 2) and ``mean`` (Q, L, h, H, W) float16: P at these queries, NaN for
-        heads that a layer does not have. With content, it is over the images, and there are also:
+    Returns:
+        ``queries`` (Q, 2) and ``mean`` (Q, L, h, H, W) float16: P at these queries, NaN for heads
+        that a layer does not have. With content, it is over the images, and there are also:
         ``halves`` (2, L, h), what two halves of these images agree on (`translation_consistency`),
         with the query moved and with the same query, which is the most that the first can be;
         ``shares`` (3, L, h) of `score_shares`; ``images`` (n,), the numbers of `SINGLE_IMAGES`,
-        their ``pixels`` (n, H', W', channels) and ``labels`` (n,), and ``single``
-        (n, Q, L, h, H, W) float16.
+        their ``pixels`` (n, H', W', channels) and ``labels`` (n,), and ``single`` (n, Q, L, h, H,
+        W) float16.
     """
     layers = model.attention_layers
     height, width = model.config.grid

@@ -35,15 +35,17 @@ def measure_swaps(
 ) -> dict[str, np.ndarray]:
     """What a network loses by convolutions in the place of its layers, on all test images.
 
-    Returns: Answers, one bit for each of the ``images`` (n) test images, packed along the last
-        axis, ceil(n / 8) uint8: ``alone`` (L, S, ...) and ``up_to`` (L, S, ...) say whether it is
-        right with a convolution of each of the ``sizes`` (S,) in layer l alone, and in all layers
-        up to l; ``fitted`` (L, F, ...) and ``shuffled`` (L, 1, ...) the latter with kernels fitted
-        to what the layers see, and with their taps in another order; ``whole`` (...) the network as
-        it is. ``error`` (2, L, S): relative error of each layer as a convolution, before training,
-        NaN where the ``untrained`` network is not known, and after it; ``fitted_error`` (L, F) of
-        the fitted ones. Of quadratic heads also ``put_back`` (2, L, S): that of each layer with its
-        centres, or its spreads, as they began."""
+    Returns:
+        Answers, one bit for each of the ``images`` (n) test images, packed along the last axis,
+        ceil(n / 8) uint8: ``alone`` (L, S, ...) and ``up_to`` (L, S, ...) say whether it is right
+        with a convolution of each of the ``sizes`` (S,) in layer l alone, and in all layers up to
+        l; ``fitted`` (L, F, ...) and ``shuffled`` (L, 1, ...) the latter with kernels fitted to
+        what the layers see, and with their taps in another order; ``whole`` (...) the network as it
+        is. ``error`` (2, L, S): relative error of each layer as a convolution, before training, NaN
+        where the ``untrained`` network is not known, and after it; ``fitted_error`` (L, F) of the
+        fitted ones. Of quadratic heads also ``put_back`` (2, L, S): that of each layer with its
+        centres, or its spreads, as they began.
+    """
     device = next(trained.parameters()).device
     height, width = trained.config.grid
     sizes = [size for size in SIZES if size <= min(height, width)]

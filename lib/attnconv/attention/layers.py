@@ -25,9 +25,12 @@ class PositionalAttention(nn.Module):
     """Attention that looks at positions only: P has no batch axis. A subclass says what the scores
     are.
 
-    Args (of the subclasses too): channels, out_channels: C of the input, D of the output. heads: h;
-        each averages all C channels and owns a value matrix C x D: C columns of ``value.weight``,
-        transposed. dropout: on the probabilities, one mask shared by the batch as in the paper."""
+    Args (of the subclasses too):
+        channels, out_channels: C of the input, D of the output.
+        heads: h; each averages all C channels and owns a value matrix C x D: C columns of
+            ``value.weight``, transposed.
+        dropout: on the probabilities, one mask shared by the batch as in the paper.
+    """
 
     separable = True
     """Whether P_h = P_row (x) P_col exactly, at any image size and at the borders too. Then P is

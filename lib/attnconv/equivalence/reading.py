@@ -43,15 +43,18 @@ def attention_to_conv(
     """Read the convolution out of an attention layer: W_Delta = sum_h P_h(q, q + Delta) W^h at the
     central query q.
 
-    Args: layer: `QuadraticAttention`, `LearnedAttention`, or a `TapAttention`, which gives back the
-        convolution that it came from, stride and all. From the others comes a Conv2d (channels
-        first) with ``padding="same"``. kernel_size: side of the kernel. A `TapAttention` has its
-        own. size: (H, W) of the grid whose central query (H // 2, W // 2) is read. P depends on it,
-        as the softmax is over the pixels that exist. Default: max_size x max_size for a
-        `LearnedAttention`; for the others 33 x 33, or more if the kernel needs it. padding_mode:
-        what that Conv2d sees beyond the border. A sharp head whose pixel does not exist looks at
-        the nearest one that does, which is ``replicate``: on real images the nearest to trained
-        layers of all kinds (notebook 07)."""
+    Args:
+        layer: `QuadraticAttention`, `LearnedAttention`, or a `TapAttention`, which gives back the
+            convolution that it came from, stride and all. From the others comes a Conv2d (channels
+            first) with ``padding="same"``.
+        kernel_size: side of the kernel. A `TapAttention` has its own.
+        size: (H, W) of the grid whose central query (H // 2, W // 2) is read. P depends on it, as
+            the softmax is over the pixels that exist. Default: max_size x max_size for a
+            `LearnedAttention`; for the others 33 x 33, or more if the kernel needs it.
+        padding_mode: what that Conv2d sees beyond the border. A sharp head whose pixel does not
+            exist looks at the nearest one that does, which is ``replicate``: on real images the
+            nearest to trained layers of all kinds (notebook 07).
+    """
     if not isinstance(layer, (QuadraticAttention, LearnedAttention)):
         kind = type(layer).__name__
         raise TypeError(

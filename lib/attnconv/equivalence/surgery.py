@@ -218,11 +218,15 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
     and attention takes the products. Everything else is copied as it is. The copy shares nothing
     with the network; activations that it keeps are copied without their graph.
 
-    Args: alpha: that of `conv_to_attention`. check: an example input, or a tuple of inputs. The
-        network and its copy then answer it in evaluation mode, and no convolution may run.
+    Args:
+        alpha: that of `conv_to_attention`.
+        check: an example input, or a tuple of inputs. The network and its copy then answer it in
+            evaluation mode, and no convolution may run.
 
-    Raises: TypeError: attention cannot stand for a module. ValueError: the copy leads back to the
-        network, or a convolution still runs. AssertionError: the answers to ``check`` differ.
+    Raises:
+        TypeError: attention cannot stand for a module.
+        ValueError: the copy leads back to the network, or a convolution still runs.
+        AssertionError: the answers to ``check`` differ.
 
     Outputs lie channels last: a network that flattens them with ``view`` wants ``flatten`` or
     ``reshape`` there. Fast under `torch.no_grad`."""

@@ -44,14 +44,19 @@ def swap(
     ``config.kernels`` of the copy which layers were swapped, so `build_model` makes such a network,
     too.
 
-    Args: images: (B, channels, H, W), normalised; for layers with content, which have another P for
-        every image: its mean over these and over all queries that have the shift is read. A few
-        hundred training images will do. fit: such images, for any layer. Each convolution is then
-        not read but fitted: by least squares the nearest one to what its layer computes on these
-        images. The fairest opponent that attention can have.
+    Args:
+        images: (B, channels, H, W), normalised; for layers with content, which have another P for
+            every image: its mean over these and over all queries that have the shift is read. A few
+            hundred training images will do.
+        fit: such images, for any layer. Each convolution is then not read but fitted: by least
+            squares the nearest one to what its layer computes on these images. The fairest opponent
+            that attention can have.
 
-    Raises: TypeError: the network is no `AttentionNet`. ValueError: there is no such layer, or it
-        is a convolution already; an even size; no images for content."""
+    Raises:
+        TypeError: the network is no `AttentionNet`.
+        ValueError: there is no such layer, or it is a convolution already; an even size; no images
+            for content.
+    """
     if not isinstance(network, AttentionNet):
         raise TypeError(
             f"swap takes an AttentionNet; a {type(network).__name__} has no attention to swap."

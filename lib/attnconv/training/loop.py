@@ -306,13 +306,17 @@ def train(
     """Train a model and leave a run folder. Go on with one that was stopped, return one that is
     finished; wait for another process that trains the same run.
 
-    Args: model_config: its image size, channels and classes are taken from ``data``. folder: one
-        that holds a run of another configuration or data is refused, never overwritten. preset: a
-        name for tables and figures. start: a network to go on from, in a fresh one's place;
-        ``config.start_from`` names its run. The model's configuration is then that network's.
+    Args:
+        model_config: its image size, channels and classes are taken from ``data``.
+        folder: one that holds a run of another configuration or data is refused, never overwritten.
+        preset: a name for tables and figures.
+        start: a network to go on from, in a fresh one's place; ``config.start_from`` names its run.
+            The model's configuration is then that network's.
 
-    Raises: DataError: there are not more images than ``validation`` asks for. RunError: the folder
-        belongs to another run, or cannot be read. TrainingError: the loss is not finite.
+    Raises:
+        DataError: there are not more images than ``validation`` asks for.
+        RunError: the folder belongs to another run, or cannot be read.
+        TrainingError: the loss is not finite.
         KeyboardInterrupt: after Ctrl-C; it says from which epoch the same call goes on.
     """
     if (start is None) != (config.start_from is None):

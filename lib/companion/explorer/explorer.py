@@ -41,14 +41,16 @@ STRIP = 100  # images on which right answers are counted, before heads are chang
 class Explorer(Widget):
     """Show where every head of a model looks, for any query pixel of any image.
 
-    Args: subject: a finished run or its folder, an `AttentionNet`, or a network that
-        `attnconv.equivalence.convert` made. The runs beside a run can be chosen and compared.
+    Args:
+        subject: a finished run or its folder, an `AttentionNet`, or a network that
+            `attnconv.equivalence.convert` made. The runs beside a run can be chosen and compared.
         images: a `Dataset` (its test images); a path, a Pillow image, an array of one image (H, W,
-        C) or of several (N, H, W, C), or a list of these. Arrays are uint8 or floats in [0, 1];
-        what does not fit is cropped and resized. None: the run's own data where it is on this
-        machine, else pictures of the sample. mean, std: of every channel, for pixels in [0, 1], as
-        the model was trained with. Default: the run's, the data set's, or those of CIFAR-10 for
-        colour and of Fashion-MNIST for grey.
+            C) or of several (N, H, W, C), or a list of these. Arrays are uint8 or floats in [0, 1];
+            what does not fit is cropped and resized. None: the run's own data where it is on this
+            machine, else pictures of the sample.
+        mean, std: of every channel, for pixels in [0, 1], as the model was trained with. Default:
+            the run's, the data set's, or those of CIFAR-10 for colour and of Fashion-MNIST for
+            grey.
 
     ``state`` is what the reader has chosen, such as the query; it may be set from Python.
     """

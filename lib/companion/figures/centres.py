@@ -283,15 +283,21 @@ def gaussian_heads(
     not fit into the panel. Marks that coincide stand side by side around their place. An arrow at
     the edge stands for a centre beyond it.
 
-    Args: centres: (panels, heads, 2), in pixels; NaN for heads that do not exist. precision:
-        (panels, heads, 2, 2), Sigma^{-1}; NaN, or None, where a head is not a Gaussian. grid:
-        height and width of the image in pixels. Panels end where the shifts from its central query
-        end. half_width: of the panels, in pixels, where they show less than that; one, or one a
-        layer (`panel_widths`). rows: names of several rows of small panels, epochs for example,
-        each with all layers, which have ``titles``. paths: (steps, panels, heads, 2), where the
-        centres were during training: a faint line that a dot begins. dropped: (panels, any, 2),
-        centres of heads that were pruned: crosses. covered: (panels, k, k) bool, the shifts from
-        -(k // 2) on that count as covered: tinted, and counted above where there is one row."""
+    Args:
+        centres: (panels, heads, 2), in pixels; NaN for heads that do not exist.
+        precision: (panels, heads, 2, 2), Sigma^{-1}; NaN, or None, where a head is not a Gaussian.
+        grid: height and width of the image in pixels. Panels end where the shifts from its central
+            query end.
+        half_width: of the panels, in pixels, where they show less than that; one, or one a layer
+            (`panel_widths`).
+        rows: names of several rows of small panels, epochs for example, each with all layers, which
+            have ``titles``.
+        paths: (steps, panels, heads, 2), where the centres were during training: a faint line that
+            a dot begins.
+        dropped: (panels, any, 2), centres of heads that were pruned: crosses.
+        covered: (panels, k, k) bool, the shifts from -(k // 2) on that count as covered: tinted,
+            and counted above where there is one row.
+    """
     centres = array(centres, "centres (panels, heads, 2)")
     titles = titles or [f"Layer {layer + 1}" for layer in range(len(centres) // (len(rows) or 1))]
     if covered is not None and not rows:

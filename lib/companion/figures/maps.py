@@ -146,14 +146,18 @@ def attention_grid(
     Heads that do not exist (NaN) are left out. A layer of more than 16 heads goes on in the next
     row.
 
-    Args: maps: (layers, heads, height, width), windows around the query (`heads.shift_maps`, the
-        paper's 7 x 7) or whole images; hatched where they leave the image (NaN). query: the query
-        pixel's row and column in the maps, framed, or some that broadcast to (layers, heads, 2);
-        None is the middle. order: (layers, heads), which head comes at each place, from near to far
-        for example. names: (layers, heads), written above the maps; None is the number of a head.
-        Layers have ``titles``. largest: the probability that is black, for figures that are to be
-        compared; None is the largest here. room: inches that are left free at the left of the grid,
-        and its least height."""
+    Args:
+        maps: (layers, heads, height, width), windows around the query (`heads.shift_maps`, the
+            paper's 7 x 7) or whole images; hatched where they leave the image (NaN).
+        query: the query pixel's row and column in the maps, framed, or some that broadcast to
+            (layers, heads, 2); None is the middle.
+        order: (layers, heads), which head comes at each place, from near to far for example.
+        names: (layers, heads), written above the maps; None is the number of a head. Layers have
+            ``titles``.
+        largest: the probability that is black, for figures that are to be compared; None is the
+            largest here.
+        room: inches that are left free at the left of the grid, and its least height.
+    """
     maps = array(maps, "maps (layers, heads, height, width)")
     layers, heads, height, width = maps.shape
     queries = np.broadcast_to(
