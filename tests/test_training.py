@@ -137,12 +137,10 @@ def test_a_run_folder_is_complete_and_what_is_recorded_is_the_saved_models(run, 
     assert len(run.heads["centre"]) == 4
 
 
-def test_a_new_seed_gives_another_run_and_training_learns(run, data, tmp_path):
-    other = train(MODEL, replace(RECIPE, {"seed": 6}), data, tmp_path / "other")
-    assert other.metrics[-1]["train_loss"] != run.metrics[-1]["train_loss"]
+def test_training_learns(data, tmp_path):
     recipe = TrainConfig(epochs=40, batch_size=20, optimizer="adamw", lr=0.01, augment=False)
     model = replace(MODEL, {"dropout": 0.0, "hidden": 16})
-    learned = train(model, replace(recipe, {"position_lr": 0.1}), data, tmp_path / "learned")
+    learned = train(model, replace(recipe, {"position_lr": 0.1}), data, tmp_path)
     assert learned.metrics[-1]["train_accuracy"] > 0.8  # chance is 0.1
 
 
@@ -383,14 +381,6 @@ def test_a_configuration_of_another_version_is_refused_by_its_file(part, name, c
     (copy / "config.json").write_text(json.dumps(config))
     with pytest.raises(RunError, match=f"config.json cannot be read .*{name} = 3: Extra inputs"):
         find_runs(copy.parent)[0].train, Run(copy).model
-
-
-def test_weights_of_another_model_are_refused(copy):
-    config = json.loads((copy / "config.json").read_text())
-    config["model"]["hidden"] = 16
-    (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RunError, match="model.safetensors cannot be read .*size mismatch"):
-        load_run(copy)
 
 
 def test_runs_are_found_in_the_order_of_the_presets(run, tmp_path):
