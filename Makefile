@@ -25,6 +25,7 @@ RECORD :=
 VENV := .venv
 VENV_FLAGS ?= $(shell cat $(VENV)/flags 2>/dev/null)
 RUN := $(VENV)/bin/python -m
+ATTNCONV := $(VENV)/bin/attnconv
 READY := $(VENV)/ready
 # A machine's own torch stays, with the packages that it was built with.
 LEFT_OUT = $(if $(findstring system-site-packages,$(VENV_FLAGS)),^(torch|torchvision|numpy|sympy)=,^$$)
@@ -42,7 +43,7 @@ reproduce: export MALLOC_MMAP_MAX_ = 0
 reproduce: export MALLOC_TRIM_THRESHOLD_ = 100000000000
 # The user's words reach the shell as variables, so that no character in them means anything to it.
 reproduce: $(READY)
-	@$(VENV)/bin/attnconv reproduce --profile "$$PROFILE" $${JOBS:+--jobs "$$JOBS"} $${DATA:+--data "$$DATA"} \
+	@$(ATTNCONV) reproduce --profile "$$PROFILE" $${JOBS:+--jobs "$$JOBS"} $${DATA:+--data "$$DATA"} \
 		$${OUTPUT:+--output "$$OUTPUT"} $${ONLY:+--only="$$ONLY"} \
 		$(if $(filter-out 0,$(FORCE)),--force) $(if $(filter-out 0,$(RETRAIN)),--retrain) $(if $(filter-out 0,$(DRY)),--dry) \
 		$(RECORD)

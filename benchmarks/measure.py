@@ -22,15 +22,23 @@ from torch import nn
 from torch.utils.benchmark import Timer
 
 from attnconv.attention import ContentAttention, QuadraticAttention
+from attnconv.attention.mixing import mix_dense
 from attnconv.config import ModelConfig, TrainConfig
+from attnconv.cost import cost
 from attnconv.models import build_model
-from attnconv.training import build_optimizers
-from attnconv.training.loop import products_of, settle_products
+from attnconv.training.optimizers import build_optimizers
 
 FORMS = ("separable", "dense", "full covariance", "content", "conv 3x3", "value projection")
 """What can be measured: attention in four forms, and what a convolution and the value projection
 alone cost.
 """
+
+
+class Dense(QuadraticAttention):
+    """The same by all of P, as if it did not factor."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.value(mix_dense(x, self.probabilities(*x.shape[1:3])))
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Case:
     training: bool = True
     """Forward and backward; else forward only, without gradients."""
     bfloat16: bool = False
-    """Products in bfloat16; else in float32 by the faster library."""
+    """Products in bfloat16 (autocast); else in float32."""
 
     def call(self) -> Callable[[], object]:
         """A function that does it once."""
@@ -57,12 +65,11 @@ class Case:
         )
         x = torch.randn(self.batch, self.side, self.side, inputs)
         x = x.permute(0, 3, 1, 2) if self.form == "conv 3x3" else x
-        settle_products()
 
         def once() -> object:
             leaf = x.detach().requires_grad_(self.training)
             with torch.set_grad_enabled(self.training):
-                with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
                     out = layer(leaf)
                 return self.training and torch.autograd.grad(
                     out, [leaf, *layer.parameters()], torch.ones_like(out)
@@ -82,7 +89,7 @@ class Case:
             return nn.Linear(self.heads * self.channels, self.channels)
         if self.form == "full covariance":
             return QuadraticAttention(*sizes, covariance="full")
-        return QuadraticAttention(*sizes, mixing=self.form)
+        return (Dense if self.form == "dense" else QuadraticAttention)(*sizes)
 
     @property
     def flops(self) -> int:
@@ -138,13 +145,15 @@ def matrix_rate(bfloat16: bool = False) -> float:
     timer = Timer(
         "torch.nn.functional.linear(x, weight)", globals=names, num_threads=torch.get_num_threads()
     )
-    products = torch.backends.mkldnn.matmul
-    chosen = products.fp32_precision
-    for library in ("none", chosen):
-        products.fp32_precision = library
+    setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = setting.fp32_precision
+    # "bf16" lets oneDNN multiply, in float32 but for CPUs with AMX.
+    libraries = [before] if torch.cpu._is_amx_tile_supported() else [before, "bf16"]
+    for library in libraries:
+        setting.fp32_precision = library
         times = timer.blocked_autorange(min_run_time=0.3).times
         best = min(best, *times)  # other work can only make it slower
-    products.fp32_precision = chosen
+    setting.fp32_precision = before
     return 2 * rows * inner * columns / best
 
 
@@ -174,18 +183,17 @@ def highest_memory() -> int:
 
 def training_step(model: ModelConfig, recipe: TrainConfig) -> Callable[[], float]:
     """A function that takes steps on random images (forward, backward, clipping, optimizer) and
-    times the last.
+    times the last. Products are in bfloat16 where the recipe says so, else in float32.
     """
-    settle_products()
     network = build_model(model)
+    optimizers = build_optimizers(network, recipe)
     images = torch.randn(recipe.batch_size, model.image_channels, *model.image_size)
     labels = torch.randint(0, model.classes, (recipe.batch_size,))
-    products = products_of(recipe, images.device)
-    optimizers = build_optimizers(network, recipe, products)
+    half = recipe.precision == "bfloat16"
 
     def step() -> None:
         network.zero_grad()
-        with torch.autocast("cpu", products, enabled=products != torch.float32):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
             logits = network(images)
         F.cross_entropy(logits.float(), labels).backward()
         if recipe.clip is not None:
@@ -201,3 +209,10 @@ def training_step(model: ModelConfig, recipe: TrainConfig) -> Callable[[], float
         return time.perf_counter() - start
 
     return settled
+
+
+def step_flops(model: ModelConfig, batch: int) -> int:
+    """Of a training step's matrix products, with nothing computed twice: three times the forward
+    pass.
+    """
+    return 3 * batch * cost(model).separable

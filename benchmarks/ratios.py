@@ -1,6 +1,6 @@
-"""The ratios that matter, from calls in turns in one process: what the CPU's fast ways and
-separability save, and how near a training step is to its matrix products at the best rate that this
-CPU reaches for them.
+"""The ratios that matter, from calls in turns in one process: what bfloat16 and separability save,
+and how near a training step is to its matrix products at the best rate that this CPU reaches for
+them.
 
 make bench      (or: python benchmarks/ratios.py [steps | layers | memory])
 """
@@ -29,11 +29,16 @@ MODELS = {
 
 
 def steps(rounds: int = 5, batch: int = 100) -> None:
-    """Training steps in float32 and in bfloat16, and over their products at the best rate."""
+    """Training steps in float32 and in bfloat16."""
     rates = {"float32": matrix_rate(), "bfloat16": matrix_rate(bfloat16=True)}
-    said = {name: round(rate / 1e9) for name, rate in rates.items()}
-    print("Best rate of a 4096 x 576 x 64 product, GFLOP/s:", said)
-    print("Training step, batch 100, 6 layers: ms an image, and step over its products")
+    print(
+        "Best rate of a 4096 x 576 x 64 product, GFLOP/s:",
+        {k: round(v / 1e9) for k, v in rates.items()},
+    )
+    print(
+        f"Training step, batch {batch}, 6 layers: ms an image; float32 over it (quartiles); step"
+        " over its products"
+    )
     for title, changes in MODELS.items():
         model = ModelConfig(**dict(mlp=2 * changes["hidden"], dropout=0.0) | changes)
         ways = {}
@@ -46,9 +51,16 @@ def steps(rounds: int = 5, batch: int = 100) -> None:
                 seconds[name].append(way())
         print(f"  {title}", flush=True)
         for name, rate in rates.items():
+            low, middle, high = np.quantile(
+                np.divide(seconds["float32"], seconds[name]), [0.25, 0.5, 0.75]
+            )
             floor = step_flops(model, batch) / rate
             time = statistics.median(seconds[name])
-            print(f"    {name:34}{1e3 * time / batch:20.2f} {time / floor:8.2f}", flush=True)
+            print(
+                f"    {name:34}{1e3 * time / batch:8.2f} {middle:8.2f}"
+                f" ({low:.2f} to {high:.2f}) {time / floor:8.2f}",
+                flush=True,
+            )
 
 
 def ratio(above: Callable, below: Callable, repeats: int) -> str:
@@ -85,14 +97,12 @@ def memory() -> None:
             for form in ("separable", "dense")
         ]
         print(
-            f"  {side} x {side}, hidden {channels}: {both[0]:.0f} MiB separable, {both[1]:.0f} MiB "
-            "dense",
+            f"  {side} x {side}, hidden {channels}: {both[0]:.0f} MiB separable, {both[1]:.0f} MiB dense",
             flush=True,
         )
     used, dense = peak_memory(Case("separable", 256, 64, 9)) / 2**30, 9 * 256**4 * 4 / 2**30
     print(
-        f"256 x 256, hidden 64, forward + backward: {used:.2f} GiB; P of the dense form: "
-        f"{dense:.0f} GiB"
+        f"256 x 256, hidden 64, forward + backward: {used:.2f} GiB; P of the dense form: {dense:.0f} GiB"
     )
 
 

@@ -107,7 +107,9 @@ def test_arithmetic_claims():
 # --- Gaussian heads
 
 
-@pytest.mark.parametrize(("count", "sign"), [(9, HOLDS), (8, HOLDS), (7, IN_PART), (5, IN_PART), (4, DOES_NOT)])
+@pytest.mark.parametrize(
+    ("count", "sign"), [(9, HOLDS), (8, HOLDS), (7, IN_PART), (5, IN_PART), (4, DOES_NOT)]
+)
 def test_a_grid_is_eight_pixels_that_have_a_sharp_head_and_five_are_a_part(count, sign):
     layers = [on_pixels(count), *[on_pixels(1)] * 5]
     run = run_of(gaussian_heads(layers, start=[nine(3)] * 6))

@@ -349,7 +349,7 @@ def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
     first = (array.permute(0, 3, 1, 2) / 255).numpy()  # channels first
     for images in (array, array.numpy(), array[0], [array[:2], array[2:]], array / 255, first):
         assert (fitting(images, (28, 28), 1)[0] == array[0].numpy()).all()
-    shapes = (2, 32, 32, 3), (2, 3, 64, 40), (30, 50, 1), (3, 30, 50)
+    shapes = (2, 32, 32, 3), (2, 3, 64, 40), (30, 50, 1), (1, 3, 30, 50)
     grey = [np.full(shape, 77, np.uint8) for shape in shapes]
     grey += [tmp_path / "a.png", str(tmp_path / "a.png"), Image.new("RGB", (9, 9), (77, 77, 77))]
     for images in (*grey, grey):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from attnconv.training.runs import find_runs
 from companion import pages
-from companion.claims import PAPER_CLAIMS, Claims
+from companion.claims import SENTENCES, Claim, Claims
 from companion.pages import export_html, write_page
 
 ROOT = Path(__file__).parents[1]
@@ -65,10 +65,8 @@ def test_the_index_is_notebook_00_then_all_files_by_notebook(output):
     picture(output, "05-plain")
     (output / "tables" / "06-table1.csv").write_text('model,accuracy\nResNet18,"93,8"\n')
     put(output, "06_acc<b>&'%23-x", markdown("# Accuracy <i>versus</i> ResNet\n\nText."))
-    card = Claims(output / "tables" / "04-claims.json").record("hybrid", False, ["3 < 4"])
-    shown = nbformat.v4.new_output(
-        "display_data", {"text/html": card.html(closed=True), "text/plain": "card"}
-    )
+    card = Claim("grid", "does not", "3 < 4")
+    shown = nbformat.v4.new_output("display_data", {"text/html": card.html(), "text/plain": "card"})
     text = "# What was found\n\nSee [06](06_acc<b>&'%23.ipynb), [07](07_none.ipynb), "
     text += "[the data](../data/README.md)."
     put(
@@ -79,7 +77,7 @@ def test_the_index_is_notebook_00_then_all_files_by_notebook(output):
     )
     page = write_page(output, []).read_text()
     found, rest = page.split('id="notebooks"')
-    assert "What was found" in found and "Does not hold here" in found and "3 &lt; 4" in found
+    assert "What was found" in found and "✘" in found and "3 &lt; 4" in found
     assert "show(1)" not in page and "00 What was found" not in rest
     assert "Heads &lt;&amp; centres&gt; " in rest and "quadratic-seed0-aa" in rest
     assert "06 Accuracy &lt;i&gt;versus&lt;/i&gt; ResNet</h2>" in rest
@@ -236,17 +234,13 @@ def test_the_tables_of_the_pages_are_those_of_the_committed_records(page):
 
 def test_tables_show_verdicts_and_accuracies_of_a_record(output):
     claims = Claims(output / "tables" / "04-claims.json")
-    claims.record("local", False, ["-"], "seed 0")
-    claims.record("local", None, ["-"], "seed 1")
+    claims.record(Claim("local", "does not", "3 of 9 heads"))
     rows = ["Model,Accuracy (%),±,Seeds,Epochs", "SA quadratic,87.251,0.12,2,20", "SA new,60,,1,3"]
     (output / "tables" / "06-table1.csv").write_text("\n".join(rows))
     folders = {"mine": output, "empty": output / "nowhere"}
-    board = tables.verdicts(folders)
-    [local] = [line for line in board.splitlines() if PAPER_CLAIMS["local"].text in line]
-    assert (
-        "does not hold; is undecided" in local.split("|")[-3]
-        and local.split("|")[-2].strip() == "—"
-    )
+    board = tables.verdicts({"mine": output})
+    [local] = [line for line in board.splitlines() if SENTENCES["local"].text in line]
+    assert [cell.strip() for cell in local.split("|")[3:5]] == ["✘", "3 of 9 heads"]
     assert all(
         (ROOT / "docs" / link).is_file() for link in re.findall(r"\((\S*notebooks/.*?)\)", board)
     )

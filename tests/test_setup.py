@@ -90,7 +90,7 @@ def make(*words: str, path: str = "/usr/bin:/bin", fails: bool = False, **enviro
 
 def arguments(*words: str, **environment: str) -> list[str]:
     """What the command would be called with."""
-    return re.findall(r"\[(.*?)\]", make("RUN=printf [%s]", *words, **environment), re.DOTALL)
+    return re.findall(r"\[(.*?)\]", make("ATTNCONV=printf [%s]", *words, **environment), re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_a_machine_keeps_its_own_torch_when_asked(flags: str, own: bool, tmp_pat
 
 
 def test_make_passes_what_the_user_asks_for() -> None:
-    assert arguments("reproduce") == ["attnconv", "reproduce", "--profile", "quick"]
+    assert arguments("reproduce") == ["reproduce", "--profile", "quick"]
     asked = arguments(
         "reproduce", "DATA=fol der/o'brien;\"x", "JOBS=2", "FORCE=1", "RETRAIN=0", "DRY=1"
     )
-    assert asked[4:] == ["--jobs", "2", "--data", "fol der/o'brien;\"x", "--force", "--dry"]
-    assert arguments("reproduce", "FORCE=0", "RETRAIN=1", "DRY=0")[4:] == ["--retrain"]
+    assert asked[3:] == ["--jobs", "2", "--data", "fol der/o'brien;\"x", "--force", "--dry"]
+    assert arguments("reproduce", "FORCE=0", "RETRAIN=1", "DRY=0")[3:] == ["--retrain"]
 
 
 @pytest.mark.parametrize("words", ["03 04", "*", "01 --force", "--force", "$HOME `id` 'a"])
@@ -132,12 +132,12 @@ def test_only_is_words_to_which_neither_the_shell_nor_the_command_gives_a_meanin
 
 @pytest.mark.parametrize("target", ["paper", "reproduce"])
 def test_the_profile_can_come_from_the_target_or_the_environment(target: str) -> None:
-    assert arguments(target, PROFILE="paper")[:4] == ["attnconv", "reproduce", "--profile", "paper"]
-    assert arguments("paper", "OUTPUT=a b")[2:] == ["--profile", "paper", "--output", "a b"]
+    assert arguments(target, PROFILE="paper")[:3] == ["reproduce", "--profile", "paper"]
+    assert arguments("paper", "OUTPUT=a b")[1:] == ["--profile", "paper", "--output", "a b"]
 
 
 def test_only_make_record_writes_the_record() -> None:
-    assert arguments("record", "ONLY=01")[2:] == ["--profile", "evening", "--only=01", "--record"]
+    assert arguments("record", "ONLY=01")[1:] == ["--profile", "evening", "--only=01", "--record"]
     assert arguments("reproduce", RECORD="--record") == arguments("reproduce")
     with pytest.raises(SystemExit):
         cli.main(["reproduce", "--record", "--output", "elsewhere"])
@@ -163,11 +163,11 @@ def test_a_missing_python_is_said_with_a_remedy(tmp_path) -> None:
 
 
 def test_a_missing_package_is_said_with_a_remedy(monkeypatch, capsys) -> None:
-    monkeypatch.setitem(sys.modules, "papermill", None)
+    monkeypatch.setitem(sys.modules, "nbformat", None)
     monkeypatch.delitem(sys.modules, "companion.reproduce", raising=False)
     assert cli.main(["reproduce"]) == 2
     error = capsys.readouterr().err
-    assert "papermill" in error and "make clean" in error and error.count("\n") == 1
+    assert "nbformat" in error and "[notebooks]" in error and error.count("\n") == 1
 
 
 def test_a_training_needs_nothing_that_only_notebooks_need() -> None:

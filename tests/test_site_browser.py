@@ -17,7 +17,7 @@ from PIL import Image
 
 from attnconv.training.runs import find_runs
 from browser import PHONE, SETTLED, finger, needs_browser, playwright
-from companion.claims import PAPER_CLAIMS, Claims
+from companion.claims import SENTENCES, SIGNS, Claim, Claims
 from companion.pages import export_html, write_page
 
 pytestmark = needs_browser
@@ -47,17 +47,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("figures", "tables", "notebooks"):
         (output / folder).mkdir()
     claims = Claims(output / "tables" / "04-claims.json")
-    evidence = [
-        "layers 1 and 2 cover 8 and 9 of the 3 x 3 taps; before training 5 and 5, by chance 5.6"
-    ]
-    cards = [
-        claims.record(key, (True, False, None)[i % 3], evidence)
-        for i, key in enumerate(PAPER_CLAIMS)
-    ]
+    table = [{"network": "a seed", "before training": 5, **{f"layer {n}": n for n in range(6)}}]
+    cards = []
+    for place, key in enumerate(SENTENCES):
+        cards.append(Claim(key, [*SIGNS][place % 4], "8 of 9 taps", table))
+        claims.record(cards[-1])
     wide = pd.DataFrame(
         {f"a column of many words {i}": [f"{i} by chance"] for i in range(14)}
     ).to_html(index=False)
-    shown = [*(card.html(closed=True) for card in cards), wide]
+    shown = [*(card.html() for card in cards), wide]
     outputs = [
         nbformat.v4.new_output("display_data", {"text/html": text, "text/plain": "-"})
         for text in shown
@@ -253,19 +251,19 @@ def test_three_findings_follow_the_record(page: playwright.Page, site: Path) -> 
         f"{(whole - five <= 0.01).sum()} of 6 trained layers" in words
         and f"{whole:.1%} with none" in words
     )
-    for holds, title in (
-        (True, "As accurate as a ResNet"),
-        (False, "Less accurate"),
-        (None, "As accurate?"),
+    for sign, title in (
+        ("holds", "As accurate as a ResNet"),
+        ("does not", "Less accurate"),
+        ("open", "As accurate?"),
     ):
         claims = Claims(site.parent / "tables" / "01-claims.json")
         for key in ("theorem", "matches-resnet"):
-            claims.record(key, holds, ["7 < 8"])
+            claims.record(Claim(key, sign, "7 < 8"))
         write_page(site.parent)
         page.reload()
         words = page.locator(".findings").inner_text()
         assert title in words and "7 < 8." in words
-        assert {True: "Exactly\n", False: "Not exactly, here", None: "Exactly?"}[holds] in words
+        assert ("Exactly\n" if sign == "holds" else "Not exactly, here") in words
     assert page.locator(".findings a").first.locator("rect").count() == 99
     for picture in page.locator(".findings svg").all():
         assert picture.bounding_box()["width"] > 250
@@ -291,13 +289,12 @@ def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_
     page, site: Path
 ) -> None:
     page.goto(site.as_uri())
-    assert page.locator(".claim").count() == len(PAPER_CLAIMS)
+    assert page.locator(".claim").count() == len(SENTENCES)
     verdict = page.locator(".claim details").first
     folded = verdict.bounding_box()["height"]
     verdict.locator("summary").click()
     assert (
-        verdict.bounding_box()["height"] > 2 * folded
-        and "before training 5 and 5" in verdict.inner_text()
+        verdict.bounding_box()["height"] > 2 * folded and "before training" in verdict.inner_text()
     )
     assert fits(page)  # the wide table scrolls by itself
     picture = page.locator("[id='05-wide'] img")

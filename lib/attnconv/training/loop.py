@@ -226,7 +226,6 @@ def begin(run: Run, preset: str, model: Network, config: TrainConfig, data: Data
         "model": model.config.model_dump(mode="json"),
         "train": config.model_dump(mode="json"),
         "data": data.about(),
-        "kept": getattr(model, "kept", None),  # heads, where some were pruned
         "environment": {"started": started, **environment(model, config)},
     }
     write(run.path / "config.json", json.dumps(about, indent=1) + "\n")
