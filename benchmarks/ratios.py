@@ -97,12 +97,14 @@ def memory() -> None:
             for form in ("separable", "dense")
         ]
         print(
-            f"  {side} x {side}, hidden {channels}: {both[0]:.0f} MiB separable, {both[1]:.0f} MiB dense",
+            f"  {side} x {side}, hidden {channels}: {both[0]:.0f} MiB separable, "
+            f"{both[1]:.0f} MiB dense",
             flush=True,
         )
     used, dense = peak_memory(Case("separable", 256, 64, 9)) / 2**30, 9 * 256**4 * 4 / 2**30
     print(
-        f"256 x 256, hidden 64, forward + backward: {used:.2f} GiB; P of the dense form: {dense:.0f} GiB"
+        f"256 x 256, hidden 64, forward + backward: {used:.2f} GiB; "
+        f"P of the dense form: {dense:.0f} GiB"
     )
 
 
