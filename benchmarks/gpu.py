@@ -1,10 +1,12 @@
-"""A training step of the paper's quadratic network on a GPU: where its time goes, and what could save some.
+"""A training step of the paper's quadratic network on a GPU: where its time goes, and what saves
+some.
 
     python benchmarks/gpu.py             # the paper's size, batch 100, on a GPU
     python benchmarks/gpu.py --tiny      # a tiny network, on any machine: does all of it run?
 
-First the longest kernels of a step. Then every way to take the same step, in turns, so that none has the
-quieter moment; all ways compute the same sums, in another order. Milliseconds a step, medians.
+First the longest kernels of a step. Then every way to take the same step, in turns, so that none
+has the quieter moment; all ways compute the same sums, in another order. Milliseconds a step,
+medians.
 """
 
 import argparse
@@ -32,8 +34,8 @@ def as_it_is(network: AttentionNet, images: Tensor) -> Tensor:
 def pixels_first(network: AttentionNet, images: Tensor) -> Tensor:
     """Pixels before images in memory, (N, B, C); project with each head's W^h, then average.
 
-    The averages of all heads are one product, (N x h N) (h N x B D). No P of each image arises in the
-    backward pass: the gradient of P is one product, too.
+    The averages of all heads are one product, (N x h N) (h N x B D). No P of each image arises in
+    the backward pass: the gradient of P is one product, too.
     """
     return _pixels_first(network, images, _by_head)
 
@@ -166,7 +168,9 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def race(steps: dict[str, Callable[[], object]], device: torch.device, rounds: int, each: int) -> None:
+def race(
+    steps: dict[str, Callable[[], object]], device: torch.device, rounds: int, each: int
+) -> None:
     """Time all ways in turns and print the medians, the fastest first."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
