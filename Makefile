@@ -29,6 +29,9 @@ ATTNCONV := $(VENV)/bin/attnconv
 READY := $(VENV)/ready
 # A machine's own torch stays, with the packages that it was built with.
 LEFT_OUT = $(if $(findstring system-site-packages,$(VENV_FLAGS)),^(torch|torchvision|numpy|sympy)=,^$$)
+# uv installs in a quarter of pip's time. pip does it where uv is not to be had, or a machine's own packages are to count.
+PIP = $(RUN) pip install -qq --disable-pip-version-check --constraint $(VENV)/constraints.txt
+PACKAGES = --constraint $(VENV)/constraints.txt --editable '.[test]'
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
@@ -83,7 +86,7 @@ bench: $(READY)
 	else echo "Explorer and knobs are not timed: there is no chromium on this machine (apt-get install chromium)."; fi
 
 lock: $(READY)
-	$(RUN) pip install --quiet uv
+	$(PIP) uv
 	cp requirements.lock $(VENV)/lock
 	$(RUN) uv pip compile --quiet $(if $(UPGRADE),--upgrade) --extra test --python-version 3.11 --no-annotate --no-header \
 		--output-file $(VENV)/lock pyproject.toml
@@ -97,11 +100,11 @@ $(READY): requirements.lock pyproject.toml $(if $(filter-out $(shell cat $(VENV)
 	@command -v '$(PYTHON)' >/dev/null || { echo "There is no '$(PYTHON)' on this machine. Install Python 3.11 or newer, or name it: make PYTHON=/path/to/python"; exit 1; }
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "attnconv needs Python 3.11 or newer; '$(PYTHON)' is $$('$(PYTHON)' -V 2>&1 | cut -d' ' -f2). Name a newer one: make PYTHON=python3.12"; exit 1; }
 	@'$(PYTHON)' -c 'import venv, ensurepip' 2>/dev/null || { echo "'$(PYTHON)' cannot make virtual environments. On Debian or Ubuntu: sudo apt-get install python3-venv"; exit 1; }
-	@echo "Setting up $(VENV) with $$('$(PYTHON)' -V 2>&1): once, a few minutes; without a torch of its own up to 3 GB to download, 6 GB on disk."
+	@echo "Setting up $(VENV) with $$('$(PYTHON)' -V 2>&1): once, a minute or a few; without a torch of its own up to 3 GB to download, 6 GB on disk."
 	@if $(VENV)/bin/python -m pip --version >/dev/null 2>&1 && [ "$$(cat $(VENV)/flags 2>/dev/null)" = '$(strip $(VENV_FLAGS))' ]; \
 	then :; else '$(PYTHON)' -m venv --clear $(VENV_FLAGS) $(VENV) && echo '$(strip $(VENV_FLAGS))' > $(VENV)/flags; fi
 	@grep -vE '$(LEFT_OUT)' requirements.lock > $(VENV)/constraints.txt
-	@$(RUN) pip install -qq --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[test]' \
-		|| { echo "pip could not install the dependencies (above: why). The package index must be reachable; then run the same command again."; exit 1; }
+	@{ [ -z '$(strip $(VENV_FLAGS))' ] && $(PIP) uv 2>/dev/null && $(RUN) uv pip install --quiet --python $(VENV)/bin/python $(PACKAGES) 2>/dev/null; } || $(PIP) $(PACKAGES) \
+		|| { echo "The dependencies could not be installed (above: why). The package index must be reachable; then run the same command again."; exit 1; }
 	@touch $(READY)
 	@echo "$(VENV) is ready."
