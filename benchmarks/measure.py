@@ -6,7 +6,6 @@ turns, so that a busy machine slows all alike."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import multiprocessing
 import resource
@@ -22,8 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from attnconv.attention import ContentAttention, PositionalAttention, QuadraticAttention
-from attnconv.attention.precision import Computation, choose, computing
+from attnconv.attention import ContentAttention, QuadraticAttention
+from attnconv.attention.mixing import mix_dense
 from attnconv.config import ModelConfig, TrainConfig
 from attnconv.cost import cost
 from attnconv.models import build_model
@@ -33,6 +32,13 @@ FORMS = ("separable", "dense", "full covariance", "content", "conv 3x3", "value 
 """What can be measured: attention in four forms, and what a convolution and the value projection
 alone cost.
 """
+
+
+class Dense(QuadraticAttention):
+    """The same by all of P, as if it did not factor."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.value(mix_dense(x, self.probabilities(*x.shape[1:3])))
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Case:
     training: bool = True
     """Forward and backward; else forward only, without gradients."""
     bfloat16: bool = False
-    """Products in bfloat16; else in float32 by the faster library."""
+    """Products in bfloat16 (autocast); else in float32."""
 
     def call(self) -> Callable[[], object]:
         """A function that does it once."""
@@ -59,12 +65,11 @@ class Case:
         )
         x = torch.randn(self.batch, self.side, self.side, inputs)
         x = x.permute(0, 3, 1, 2) if self.form == "conv 3x3" else x
-        computation = choose(x.device, "bfloat16" if self.bfloat16 else "float32")
 
         def once() -> object:
             leaf = x.detach().requires_grad_(self.training)
-            with torch.set_grad_enabled(self.training), computing(computation, x.device):
-                with computation.autocast(x.device):
+            with torch.set_grad_enabled(self.training):
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
                     out = layer(leaf)
                 return self.training and torch.autograd.grad(
                     out, [leaf, *layer.parameters()], torch.ones_like(out)
@@ -84,7 +89,7 @@ class Case:
             return nn.Linear(self.heads * self.channels, self.channels)
         if self.form == "full covariance":
             return QuadraticAttention(*sizes, covariance="full")
-        return QuadraticAttention(*sizes, mixing=self.form)
+        return (Dense if self.form == "dense" else QuadraticAttention)(*sizes)
 
     @property
     def flops(self) -> int:
@@ -140,11 +145,15 @@ def matrix_rate(bfloat16: bool = False) -> float:
     timer = Timer(
         "torch.nn.functional.linear(x, weight)", globals=names, num_threads=torch.get_num_threads()
     )
-    for onednn in (False, True):
-        with computing(Computation(onednn=onednn), torch.device("cpu")):
-            best = min(
-                best, *timer.blocked_autorange(min_run_time=0.3).times
-            )  # other work can only make it slower
+    setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = setting.fp32_precision
+    # "bf16" lets oneDNN multiply, in float32 but for CPUs with AMX.
+    libraries = [before] if torch.cpu._is_amx_tile_supported() else [before, "bf16"]
+    for library in libraries:
+        setting.fp32_precision = library
+        times = timer.blocked_autorange(min_run_time=0.3).times
+        best = min(best, *times)  # other work can only make it slower
+    setting.fp32_precision = before
     return 2 * rows * inner * columns / best
 
 
@@ -172,29 +181,19 @@ def highest_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def training_step(
-    model: ModelConfig, recipe: TrainConfig, plain: bool = False
-) -> Callable[[], float]:
+def training_step(model: ModelConfig, recipe: TrainConfig) -> Callable[[], float]:
     """A function that takes steps on random images (forward, backward, clipping, optimizer) and
-    times the last.
-
-    ``plain``: by the plain operations in PyTorch's default float32, the base that speeds are held
-    against."""
+    times the last. Products are in bfloat16 where the recipe says so, else in float32.
+    """
     network = build_model(model)
     optimizers = build_optimizers(network, recipe)
     images = torch.randn(recipe.batch_size, model.image_channels, *model.image_size)
     labels = torch.randint(0, model.classes, (recipe.batch_size,))
-    device = images.device
-    computation = Computation() if plain else choose(device, recipe.precision)
-    for layer in network.modules():
-        if plain and isinstance(layer, PositionalAttention):
-            layer.value.register_forward_hook(
-                lambda *_: None
-            )  # values that are hooked take the plain operations
+    half = recipe.precision == "bfloat16"
 
     def step() -> None:
         network.zero_grad()
-        with computation.autocast(device):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
             logits = network(images)
         F.cross_entropy(logits.float(), labels).backward()
         if recipe.clip is not None:
@@ -204,11 +203,10 @@ def training_step(
 
     def settled() -> float:
         """Seconds of a step after one that the memory's allocator learns from."""
-        with contextlib.nullcontext() if plain else computing(computation, device):
-            step()
-            start = time.perf_counter()
-            step()
-            return time.perf_counter() - start
+        step()
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
 
     return settled
 
