@@ -109,7 +109,7 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(t
         )
 
     def attnconv(*words: str) -> subprocess.CompletedProcess:
-        command = ["-m", "attnconv", "reproduce", "--profile", "evening", *words]
+        command = ["-m", "companion", "reproduce", "--profile", "evening", *words]
         return call(sys.executable, *command)
 
     toys = Toys(tmp_path)

@@ -355,7 +355,7 @@ def test_the_pages_lead_back_to_the_index(browser: playwright.Browser, tmp_path:
         image_size=(28, 28), image_channels=1, downsampling=4, layers=1, heads=2, hidden=4, mlp=4
     )
     explore(build_model(small)).export_html(tmp_path / "explorer.html")
-    index = write_page(tmp_path)
+    index = write_page(tmp_path, [])
     page = opened(browser, index)
     for name, words in (
         ("playground", "Move the heads"),

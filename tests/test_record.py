@@ -36,7 +36,7 @@ def test_it_is_drawn_again_beside_itself_without_the_data_set_and_says_the_same(
     output = tmp_path / "outputs" / "reproduced" / "evening"
     before = content(record)
     numbers = [number for number in KEPT if number not in LEFT_OUT]
-    words = ["attnconv", "reproduce", "--profile", "evening", "--only", *numbers]
+    words = ["companion", "reproduce", "--profile", "evening", "--only", *numbers]
     environment = os.environ | {
         "PYTHONPATH": str(tmp_path / "lib"),
         "ATTNCONV_DATA": str(tmp_path / "no data"),

@@ -82,13 +82,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         nbformat.write(
             nbformat.v4.new_notebook(cells=[text, code]), output / "notebooks" / f"{name}.ipynb"
         )
-        export_html(
-            output / "notebooks" / f"{name}.ipynb", output / "notebooks" / f"{name}.html", pages
-        )
+        export_html(output / "notebooks" / f"{name}.ipynb", pages)
     (output / "runs").symlink_to(RECORD / "runs")
     for name in ("playground", "explorer"):
         (output / f"{name}.html").write_text("<title>it</title>")
-    return write_page(output)
+    return write_page(output, find_runs(output / "runs"))
 
 
 @pytest.fixture(
@@ -256,10 +254,10 @@ def test_three_findings_follow_the_record(page: playwright.Page, site: Path) -> 
         ("does not", "Less accurate"),
         ("open", "As accurate?"),
     ):
-        claims = Claims(site.parent / "tables" / "01-claims.json")
+        claims = Claims(site.parent / "tables" / "05-claims.json")
         for key in ("theorem", "matches-resnet"):
             claims.record(Claim(key, sign, "7 < 8"))
-        write_page(site.parent)
+        write_page(site.parent, find_runs(site.parent / "runs"))
         page.reload()
         words = page.locator(".findings").inner_text()
         assert title in words and "7 < 8." in words

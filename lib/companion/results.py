@@ -78,7 +78,7 @@ def _recipe(run: Run) -> tuple[str, ...]:
     pruned = {"heads"} if run.train.start_from else set()  # each seed has its own left
     model = run.model.model_dump_json(exclude=pruned)
     data = run.config["data"]
-    training = run.train.model_dump_json(exclude=SPEED)
+    training = run.train.model_dump_json(exclude={*SPEED, "start_from"})  # it names a seed's run
     return model, training, data["name"], str(data["train_images"])
 
 
