@@ -8,12 +8,16 @@ const GONE = "The kernel is new, or gone, and does not know this view. Run this 
  * until it answers. */
 export function widgetHost(model) {
   let tell = () => {}, gone = false;
+  const asked = new Set(); // questions that Python has not answered yet
   const host = {
     live: true,
     predicts: true,
     chunk: 25, // test images that Python looks at in one go
     send(message, buffers) {
-      if (!gone) return model.send(message, undefined, buffers);
+      if (!gone) {
+        asked.add(message.id);
+        return model.send(message, undefined, buffers);
+      }
       tell("notice", GONE);
       tell("done", message.id);
     },
@@ -26,6 +30,8 @@ export function widgetHost(model) {
       tell = told;
       const lost = () => {
         gone = true;
+        for (const id of asked) told("done", id); // nobody will answer them
+        asked.clear();
         told("notice", GONE);
         model.send({ kind: "hello" }, undefined, []);
       };
@@ -33,6 +39,7 @@ export function widgetHost(model) {
       const custom = (message, buffers) => {
         if (gone) told("notice", "");
         gone = false;
+        asked.delete(message.id);
         if (message.kind === "done") told("done", message.id);
         else if (message.kind === "notice") told("notice", message.text);
         else if (message.kind === "examined" || message.kind === "right") told(message.kind, message);
