@@ -363,7 +363,7 @@ test("a kernel that has gone is named at once, and asked for nothing until it an
   calls.comm_live_update();
   host.send({ kind: "image", id: 2 });
   assert.deepEqual(sent, ["image", "hello"]);
-  assert.deepEqual(told.map(([what]) => what), ["notice", "notice", "done"]);
+  assert.deepEqual(told.map(([what]) => what), ["notice", "done", "notice", "done"]);
   assert.match(told[0][1], /Run this cell again/);
   calls["msg:custom"]({ kind: "done", id: undefined }, []);
   host.send({ kind: "image", id: 3 });

@@ -30,9 +30,9 @@ export function widgetHost(model) {
       tell = told;
       const lost = () => {
         gone = true;
+        told("notice", GONE);
         for (const id of asked) told("done", id); // nobody will answer them
         asked.clear();
-        told("notice", GONE);
         model.send({ kind: "hello" }, undefined, []);
       };
       model.on("comm_live_update", lost);
