@@ -61,5 +61,4 @@ def over(budget: dict[str, dict[str, int]], root: Path = ROOT) -> list[str]:
 
 
 if __name__ == "__main__":
-    problems = over(tomllib.loads((ROOT / "budget.toml").read_text("utf-8")))
-    sys.exit("\n".join(problems))
+    sys.exit("\n".join(over(tomllib.loads((ROOT / "budget.toml").read_text("utf-8")))) or 0)
