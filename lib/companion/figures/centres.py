@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -135,11 +136,11 @@ def _outlines(centres: NDArray, precision: NDArray, share: float = 0.5) -> NDArr
 
 def _add_legend(figure: Figure) -> None:
     """Below the panels, what is drawn in any of them. A colour is a head's, so here all is grey."""
-    found = {}
+    found: dict[str, Artist] = {}
     for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     style.legend_below(figure, list(found.values()))
-    for handle in figure.legends[0].legend_handles:
-        if isinstance(handle, Line2D):
-            handle.set_color("0.4")
+    for shown in figure.legends[0].legend_handles:
+        if isinstance(shown, Line2D):
+            shown.set_color("0.4")
