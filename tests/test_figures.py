@@ -16,7 +16,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.legend import Legend
-from matplotlib.patches import Ellipse, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.quiver import Quiver
 from matplotlib.text import Text
 from PIL import Image
@@ -172,11 +172,6 @@ def tiles(figure):
     return found
 
 
-def marks(ax):
-    """Head -> its mark."""
-    return {int(c.get_label()[5:]): c for c in ax.collections if c.get_label().startswith("head ")}
-
-
 def labelled(artists, label):
     return [artist for artist in artists if artist.get_label() == label]
 
@@ -297,8 +292,15 @@ def test_figures_are_the_frames_of_an_animation(tmp_path):
 # --- centres
 
 
-def ellipses(ax):
-    return [patch for patch in ax.patches if isinstance(patch, Ellipse)]
+def outlines(ax):
+    """The ellipse of each head, (points, 2) of row and column."""
+    return [line.get_xydata()[:, ::-1] for line in labelled(ax.lines, "half of its Gaussian")]
+
+
+def centres_of(ax):
+    return np.concatenate(
+        [one.get_xydata()[:, ::-1] for one in labelled(ax.lines, "centre of a head")]
+    )
 
 
 def test_gaussian_heads_are_drawn_where_they_are():
@@ -315,62 +317,27 @@ def test_gaussian_heads_are_drawn_where_they_are():
     assert query.get_bbox().bounds == (-0.5, -0.5, 1, 1)
     for ax, centres in zip(axes, CENTRES, strict=True):
         assert ax.get_xlim() == (-8.5, 8.5) and ax.get_ylim() == (8.5, -8.5), "rows point down"
-        for (head, mark), colour in zip(marks(ax).items(), figures.head_colours(9), strict=True):
-            np.testing.assert_allclose(mark.get_offsets()[0], centres[head - 1, ::-1])
-            assert to_hex(mark.get_facecolor()[0]) == colour.lower() == colours(figure)[str(head)]
+        np.testing.assert_allclose(centres_of(ax), centres)
+        drawn = labelled(ax.lines, "centre of a head") + labelled(ax.lines, "half of its Gaussian")
+        assert [to_hex(line.get_color()) for line in drawn] == 2 * [
+            colour.lower() for colour in figures.head_colours(9)
+        ]
 
-    strip, *others = ellipses(axes[0])
-    assert len(others) == 2 * 7, "none of the head that is no Gaussian; of the strip the half only"
-    assert max(strip.get_width(), strip.get_height()) > 4 * 8.5, "open at both ends"
-    both = {"50% of the Gaussian": 0.5, "90%, where it fits": 0.9}
-    for (name, share), ellipse in zip(both.items(), ellipses(axes[1]), strict=False):
-        outline = ellipse.get_path().transformed(ellipse.get_patch_transform())
-        away = outline.vertices[:-1:3, ::-1] - CENTRES[1, 0]  # between these are control points
-        scores = np.einsum("ni,ij,nj->n", away, PRECISION[1, 0], away)
-        np.testing.assert_allclose(scores, -2 * math.log(1 - share), rtol=1e-3)
-        assert name in legend(figure)
-
-
-def test_flat_heads_look_flat():
-    sharpness = np.array([0.0, 1e-3, 0.3, 9.0])  # uniform, wide, half a mass of 2 px, sharp
-    shapes = np.eye(2) * sharpness[:, None, None]
-    figure = figures.gaussian_heads(np.zeros((1, 4, 2)), shapes[None], grid=(6, 6))
-    faces = [to_hex(mark.get_facecolor()[0]) for mark in marks(figure.axes[0]).values()]
-    assert [face == "#ffffff" for face in faces] == [True, True, False, False]
-    assert len(ellipses(figure.axes[0])) == 3, "of two; 90% of the wider would be cut"
-    assert "50% circle larger than the panel" in legend(figure)
-
-
-def test_coincident_heads_stand_side_by_side():
-    centres = np.array([[[1, 1], [1, 1], [1, 1], [0, 0]]], dtype=float)
-    figure = figures.gaussian_heads(centres, half_width=3, grid=GRID)
-    shown = marks(figure.axes[0])
-    places = [m.get_offset_transform().transform(m.get_offsets()[0]) for m in shown.values()]
-    diameter = math.sqrt(shown[1].get_sizes()[0]) / 72 * figure.dpi
-    apart = [math.dist(a, b) for a, b in itertools.combinations(places, 2)]
-    assert min(apart) > 0.99 * diameter
-    np.testing.assert_allclose(places[3], figure.axes[0].transData.transform((0, 0)))
-
-
-def test_centres_beyond_the_panel_stand_at_its_edge():
-    centres = np.array([[[0, 9], [-9, 0], [1, 1], [np.nan, np.nan]]])
-    figure = figures.gaussian_heads(centres, half_width=3, grid=GRID)
-    places = [mark.get_offsets()[0].tolist() for mark in marks(figure.axes[0]).values()]
-    assert places == [[3, 0], [0, -3], [1, 1]]  # column, row
-    assert "beyond the panel" in legend(figure)
-    assert "beyond the panel" not in legend(figures.gaussian_heads(centres, grid=(23, 23)))
+    for away, centre in zip(outlines(axes[1]), CENTRES[1], strict=True):
+        scores = np.einsum("ni,ij,nj->n", away - centre, PRECISION[1, 0], away - centre)
+        np.testing.assert_allclose(scores, 2 * math.log(2), rtol=1e-3)  # half of the mass
+    none, strip, *_ = outlines(axes[0])
+    assert abs(none).max() > 1000 and abs(strip[:, 1]).max() > 1000, "open at both ends"
+    assert np.ptp(strip[:, 0]) == pytest.approx(2 * math.sqrt(2 * math.log(2)), rel=1e-3)
 
 
 @pytest.mark.parametrize(("grid", "low", "high"), [((7, 7), -3.5, 3.5), ((16, 16), -8.5, 7.5)])
 def test_axes_end_where_shifts_end(grid, low, high):
     ax = panels(figures.gaussian_heads(CENTRES * 9, grid=grid))[0]
-    (image,) = labelled(ax.patches, "image")
-    assert image.get_bbox().bounds == (low, low, *grid)  # column, row, width, height
-    assert ax.get_xlim() == pytest.approx((low - 0.45, high + 0.45))
-    assert ax.get_ylim() == pytest.approx((high + 0.45, low - 0.45))
+    assert ax.get_xlim() == (low, high) and ax.get_ylim() == (high, low)
 
 
-def test_rows_and_scales_are_named():
+def test_rows_are_named_and_each_column_has_its_width():
     steps = HISTORY[[0, 4]].reshape(-1, HEADS, 2)
     look = {"half_width": [2, 2, math.inf], "rows": ["Epoch 0", "Epoch 4"]}
     figure = figures.gaussian_heads(steps, grid=(16, 16), **look)
@@ -378,22 +345,11 @@ def test_rows_and_scales_are_named():
     assert [ax.get_title() for ax in axes] == ["Layer 1", "Layer 2", "Layer 3", "", "", ""]
     below, left = zip(*axis_names(figure), strict=True)
     assert left == ("Epoch 0\nRow shift (pixels)", "", "", "Epoch 4\nRow shift (pixels)", "", "")
-    assert below == ("",) * 3 + ("Column shift\n(pixels)",) * 3
-    assert [ax.get_xlim() for ax in axes] == [(-2, 2), (-2, 2), (-8.95, 7.95)] * 2
-    look = {"half_width": [2.5, 5, math.inf], "covered": np.ones((3, 3, 3), bool)}
-    shown = panels(figures.gaussian_heads(CENTRES, grid=(16, 16), **look))
-    scales = ("±2.5 px", "±5 px", "whole image")
-    titles = [f"Layer {layer}: 9 of 9 taps ({scale})" for layer, scale in enumerate(scales, 1)]
-    assert [ax.get_title() for ax in shown] == titles
+    assert below == ("",) * 3 + ("Column shift (pixels)",) * 3
+    assert [ax.get_xlim() for ax in axes] == [(-2, 2), (-2, 2), (-8.5, 7.5)] * 2
 
 
-def test_panel_widths_show_all_heads_of_a_layer():
-    centres = np.zeros((2, 4, 3, 2))  # (epochs, layers, heads, 2)
-    centres[0, 1, 0], centres[1, 2, 1], centres[0, 3, 2] = (0, -2.6), (5.1, 0), np.nan
-    assert figures.panel_widths(centres).tolist() == [2.5, 5, math.inf, 2.5]
-
-
-def test_paths_dropped_heads_and_covered_taps():
+def test_paths_dropped_heads_and_covered_pixels():
     dropped = np.full((LAYERS, 2, 2), np.nan)
     dropped[1, 0] = 2, -1
     covered = np.zeros((LAYERS, 3, 3), bool)
@@ -401,14 +357,14 @@ def test_paths_dropped_heads_and_covered_taps():
     look = {"paths": HISTORY, "dropped": dropped, "covered": covered}
     figure = figures.gaussian_heads(CENTRES, grid=GRID, **look)
     axes = panels(figure)
-    ways = np.stack([line.get_xydata() for line in labelled(axes[2].lines, "start and path")])
-    np.testing.assert_allclose(ways, HISTORY[:, 2].swapaxes(0, 1)[..., ::-1])
-    crosses = [labelled(ax.collections, "dropped")[0].get_offsets().compressed() for ax in axes]
-    assert [cross.tolist() for cross in crosses] == [[], [-1, 2], []]
-    taps = [[p.get_bbox().bounds[:2] for p in labelled(ax.patches, "tap covered")] for ax in axes]
-    assert taps == [[(0.5, -1.5), (-0.5, -0.5)], [], []]  # up and right of the query, and the query
-    assert [ax.get_title().split(": ")[1][:1] for ax in axes] == ["2", "0", "0"]
-    assert {"start and path", "dropped", "tap covered"} <= set(legend(figure))
+    ways = [line.get_xydata()[:, ::-1] for line in labelled(axes[2].lines, "way since the start")]
+    np.testing.assert_allclose(ways, HISTORY[:, 2].swapaxes(0, 1))
+    crosses = [labelled(ax.lines, "dropped")[0].get_xydata() for ax in axes]
+    assert [cross[~np.isnan(cross)].tolist() for cross in crosses] == [[], [-1, 2], []]
+    name = "pixel with a sharp head"
+    tinted = [[p.get_bbox().bounds[:2] for p in labelled(ax.patches, name)] for ax in axes]
+    assert tinted == [[(0.5, -1.5), (-0.5, -0.5)], [], []]  # up and right of the query, and it
+    assert {"way since the start", "dropped", name} <= set(legend(figure))
 
 
 # --- maps

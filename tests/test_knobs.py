@@ -8,14 +8,12 @@ import ast
 import base64
 import io
 import itertools
-import re
 from typing import Any
 
 import ipywidgets
 import nbformat
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from attnconv import heads
@@ -24,24 +22,14 @@ from companion import figures
 from companion.explorer import Knobs
 from companion.workspace import REPOSITORY
 
-FEWER = "factors = {'layers': factors['layers']}"
-"""In place of all factors of notebook 10, whose runs take longer."""
 CELLS = {
     "02": ("nb02-03", "nb02-05", "nb02-constant", "nb02-07", "nb02-turn"),
-    "04": ("nb04-03", "nb04-05", "nb04-07", "nb04-knob"),
-    "05": ("nb05-03", "nb05-15", "nb05-knob"),
-    "10": ("nb10-03", "nb10-base", "nb10-05", FEWER, "nb10-06", "nb10-knob"),
 }
 """What the knobs of each notebook need, and last the cell that shows them."""
 MOVES = {
     "02": ("alpha", "ArrowRight", 0.8),
-    "04": ("epoch", "ArrowLeft", 1),
-    "05": ("images", "ArrowLeft", 70),
-    "10": ("recipe", None, "layers, 3"),
 }
-"""For each: a knob, the key that is pressed on it (None: it is a list, where JupyterLab takes
-them), its new value.
-"""
+"""For each: a knob, the key that is pressed on it, its new value."""
 
 
 def draw(shift, name="a"):
@@ -117,14 +105,9 @@ def test_agreement_of_one_query_is_a_part_of_that_of_all() -> None:
 def code_of(number: str, profile: str, data: str = "", output: str = "") -> list[str]:
     """The cells that show the knobs of a notebook, and what they need."""
     [path] = (REPOSITORY / "notebooks").glob(f"{number}_*.ipynb")
-    sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells} | {
-        FEWER: FEWER
-    }
-    given = f"{profile!r}, {data!r}, {output!r}, 'quadratic', None"
-    return [
-        f"profile, data, output, preset, seed = {given}",
-        *(sources[name] for name in CELLS[number]),
-    ]
+    sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
+    given = f"profile, data, output = {profile!r}, {data!r}, {output!r}"
+    return [given, *(sources[name] for name in CELLS[number])]
 
 
 @pytest.fixture(scope="module")
@@ -182,29 +165,6 @@ def test_02_says_what_misses_the_pixel_on_the_centre(one: Knobs) -> None:
     assert said[0][3] == f"{100 - int(expected[:-1])}%" and said[2][3:] == said[3][3:]
 
 
-@pytest.mark.parametrize("one", ["05"], indirect=True)
-def test_05_says_agreement_and_its_ceiling(one: Knobs) -> None:
-    """At the middle query both are one number; the ceiling is what two halves of the images have
-    in common.
-    """
-
-    def said(**values):
-        for name, value in values.items():
-            one.knobs[name].value = value
-        agreement, most = re.findall(r"\d\.\d\d", one.figure().axes[0].texts[1].get_text())
-        return float(agreement), float(most)
-
-    height, width = one.names["grid"]
-    agreement, most = said(head=3, row=height // 2, column=width // 2)
-    assert agreement == most < 1
-    layer, features = one.names["network"].attention_layers[0], one.names["features"][0]
-    with torch.no_grad():
-        halves = [layer.probabilities(half).mean(0)[2, 1, 2] for half in features.split(50)]
-    _, most = said(row=1, column=2)
-    assert most == pytest.approx(torch.minimum(*halves).sum().item(), abs=0.0051)
-    assert said(images=1)[1] == 1
-
-
 @pytest.mark.parametrize("mark", [pytest.param(None, marks=needs_browser)])
 def test_knobs_in_a_real_jupyterlab(browser, lab, cells, shown, mark: None) -> None:
     """A key on a knob: its value is said, and the picture is the one that Python draws for it."""
@@ -218,17 +178,11 @@ def test_knobs_in_a_real_jupyterlab(browser, lab, cells, shown, mark: None) -> N
         assert (seen(picture) == pixels(widget.image.value)).all(), number
         knob = root.locator(".widget-inline-hbox", has=page.get_by_text(name, exact=True))
         before = picture.get_attribute("src")
-        if key:
-            knob.locator("[role=slider]").press(key)
-        else:
-            knob.locator("select").select_option(value)
+        knob.locator("[role=slider]").press(key)
         page.wait_for_function(
             "([img, src]) => img.src !== src", arg=[picture.element_handle(), before]
         )
-        text = knob.locator(".widget-readout" if key else "select").evaluate(
-            "one => one.value || one.textContent"
-        )
-        assert text in (f"{value}", f"{value:.2f}" if isinstance(value, float) else f"{value}")
+        assert knob.locator(".widget-readout").text_content() == f"{value:.2f}"
         widget.knobs[name].value = value
         assert (seen(picture) == pixels(widget.image.value)).all(), number
         widget.knobs[name].value = start

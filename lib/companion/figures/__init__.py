@@ -8,7 +8,7 @@ model keeps its colour in every figure (`model_colours`), and a head in every fi
 without a covariance, pixels outside the image. The style is `attnconv.mplstyle`, and the same
 arrays give the same bytes (`save`)."""
 
-from companion.figures.centres import gaussian_heads, panel_widths
+from companion.figures.centres import gaussian_heads
 from companion.figures.curves import (
     accuracy_curves,
     by_images,
