@@ -90,7 +90,7 @@ def test_a_sign_follows_from_a_number_and_its_limits():
 
 
 def test_arithmetic_claims():
-    assert verdicts.theorem(1e-7)[:2] == (HOLDS, "1e-07 of the largest output")
+    assert verdicts.theorem(1e-7)[:2] == (HOLDS, "the same to 1e-07 of the largest output")
     assert verdicts.theorem(1e-3)[0] == DOES_NOT
     assert verdicts.borders(1e-7, 0.5, 1e-7)[0] == HOLDS
     for worse in ((1e-7, 0.5, 0.5), (0.5, 0.5, 1e-7), (1e-7, 1e-7, 1e-7)):
@@ -99,7 +99,7 @@ def test_arithmetic_claims():
     assert verdicts.flops(9e9, 9e9, 9e9)[0] == DOES_NOT
     alphas, formula = [1, 10, 104], [0.5, 1e-4, 0]
     sign, number, _ = verdicts.three_numbers(alphas, formula, formula)
-    assert (sign, number) == (HOLDS, "all attention from α = 104 on")
+    assert (sign, number) == (HOLDS, "all attention on the pixel from α = 104 on")
     assert verdicts.three_numbers(alphas, [0.5, 2e-4, 0], formula)[0] == DOES_NOT
     assert verdicts.three_numbers(alphas[:2], formula[:2], formula[:2])[0] == DOES_NOT
 
@@ -315,7 +315,7 @@ def test_other_heads_use_content_more(more, sign):
     content[0, 8] = np.nan  # layer 1 has a head fewer
     seen = followed(shifts) | {"shares": np.stack([1 - content, content, 0 * content])}
     found, number, _ = verdicts.content_use([run_of(attention=seen, kind="learned_content")])
-    assert found == sign and number == f"{100 * more:+.0f} percentage points".replace("-", "−")
+    assert found == sign and number.startswith(f"{100 * more:+.0f} per".replace("-", "−"))
 
 
 # --- accuracy
@@ -395,9 +395,9 @@ def test_a_claim_is_recorded_shown_and_read_back(tmp_path):
     geometry = gaussian_heads([nine()] * 6)
     runs = [run_of(geometry, seed=seed) for seed in (0, 1)]
     card = made.grid(runs, [run_of(geometry, seed=2)])
-    assert (card.sign, card.networks, len(card.runs)) == (HOLDS, 2, 3)
+    assert (card.sign, card.networks, len(card.table)) == (HOLDS, 2, 6)
     shown = card._repr_html_()
-    for said in (f"✔ {card.number}", SENTENCES["grid"].text, "2 networks decide", "hidden 400"):
+    for said in (f"✔ {card.number}", SENTENCES["grid"].text, "2 networks decide.", "hidden 400"):
         assert said in shown
     card = made.grid(runs[:1])  # again: the last one counts
     assert recorded(tmp_path) == {"grid": card} and "One network decides" in card.html()

@@ -48,6 +48,11 @@ def by_layer(runs: Sequence[Run], measures: Mapping[str, Measure]) -> pd.DataFra
     return table.set_axis(["network", "what", *layers], axis=1)
 
 
+def each(measure: Measure, runs: Sequence[Run]) -> NDArray:
+    """Of runs of as many layers: (runs, layers), or (runs, 2, layers)."""
+    return np.array([measure(run) for run in runs])
+
+
 # --- layers as convolutions
 
 
@@ -56,13 +61,21 @@ def sizes(run: Run) -> list[int]:
     return [size for size in run.swaps["sizes"].tolist() if size <= SMALL]
 
 
+def lead(right: NDArray, others: NDArray) -> tuple[NDArray, NDArray]:
+    """Points by which answers (..., n) to the same images are ahead of others, and their standard
+    error, paired image by image: (...) each.
+    """
+    points = 100 * (right.astype(float) - others)
+    return points.mean(-1), points.std(-1) / math.sqrt(points.shape[-1])
+
+
 def lost(run: Run, size: int, doubts: float = 0) -> NDArray:
     """Points lost by the convolution of that size that is read out of a layer, in its place.
 
-    And so many standard errors of them, paired over the test images."""
+    And so many standard errors of them."""
     place = run.swaps["sizes"].tolist().index(size)
-    points = 100 * (run.swaps["whole"].astype(float) - run.swaps["alone"][:, place])
-    return points.mean(-1) + doubts * points.std(-1) / math.sqrt(points.shape[-1])
+    points, errors = lead(run.swaps["whole"], run.swaps["alone"][:, place])
+    return points + doubts * errors
 
 
 def smallest(run: Run) -> NDArray:
