@@ -188,7 +188,7 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _swapped(run: Run, kind: str) -> Iterator[dict[str, float]]:
+def _swapped(run: Run, kind: str) -> Iterator[dict[str, Any]]:
     sizes = run.swaps.get(f"{kind}_sizes", run.swaps["sizes"])
     whole, right = run.swaps["whole"], run.swaps[kind]
     differences, errors = lead(right, whole)  # (layers, sizes)
