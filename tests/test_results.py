@@ -110,25 +110,32 @@ def test_curves_are_of_the_test_images_and_a_table_becomes_three_files(tmp_path)
     assert r"mine\_1 | 50\% \& more" in texts[2]
 
 
-def test_swaps_become_rows_and_the_size_that_costs_less_than_a_point():
+@pytest.fixture
+def swapped():
     """Two layers, kernels of 1 and 3, 100 images, of which the whole network knows 90."""
-    alone = np.arange(100) < np.array([[89, 90], [40, 70]])[..., None]
-    up_to = np.arange(100) < np.array([[90, 90], [90, 30]])[..., None]
-    swapped = {"whole": np.arange(100) < 90, "sizes": np.array([1, 3]), "alone": alone}
-    swapped |= {"up_to": up_to, "fitted": up_to[:, :1], "shuffled": up_to[:, :1]}
-    swapped |= {"fitted_sizes": np.array([3]), "shuffled_sizes": np.array([3])}
+    known = np.array([[89, 90], [40, 70]])[..., None]
+    alone = np.arange(100) < known
     made, without = run("quadratic", 0.9, seed=4), run("learned", 0.9)
-    vars(made).update(swaps=swapped)
+    swaps = {"whole": np.arange(100) < 90, "sizes": np.array([1, 3]), "alone": alone}
+    swaps |= {"up_to": alone, "fitted": alone[:, :1], "shuffled": alone[:, :1]}
+    swaps |= {"fitted_sizes": np.array([3]), "shuffled_sizes": np.array([3])}
+    vars(made).update(swaps=swaps)
     vars(without).update(swaps={})
-    table = results.swap_table({"SA quadratic": [made, without]})
-    assert len(table) == 12 and (table["seed"] == 4).all() and (table["whole"] == 90).all()
-    row = table[(table["layers"] == "alone") & (table["layer"] == 2) & (table["kernel"] == 3)]
-    row = row.iloc[0]
+    return results.swap_table({"SA quadratic": [made, without]})
+
+
+def test_swaps_become_rows(swapped):
+    assert len(swapped) == 12 and (swapped["seed"] == 4).all() and (swapped["whole"] == 90).all()
+    of_one = swapped.set_index(["layers", "how", "layer", "kernel"])
+    row = of_one.loc["alone", "read", 2, 3]
     assert (row["accuracy"], row["difference"], row["images"]) == (70, -20, 100)
-    assert row["error"] == pytest.approx(4) and row["how"] == "read"
-    for points, kernel in ((1, 3), (2, 3), (4, 1)):  # one image of 100 may be two or three
-        sizes = results.size_as_convolution(table, points).loc["SA quadratic"]
-        assert sizes.to_dict() == {1: kernel, 2: math.inf}
-    other = table.assign(seed=5, difference=table["difference"].where(table["kernel"] > 1, -50))
-    both = results.size_as_convolution(pd.concat([table, other]), 4)
-    assert both.loc["SA quadratic", 1] == 3  # what serves every seed
+    assert row["error"] == pytest.approx(4)
+
+
+@pytest.mark.parametrize(("points", "kernel"), [(1, 3), (2, 3), (4, 1)])
+def test_a_layer_is_as_large_as_the_kernel_that_surely_costs_less(swapped, points, kernel):
+    sizes = results.size_as_convolution(swapped, points).loc["SA quadratic"]
+    assert sizes.to_dict() == {1: kernel, 2: math.inf}  # one image of 100 may be two or three
+    worse = swapped["difference"].where(swapped["kernel"] > 1, -50)
+    both = pd.concat([swapped, swapped.assign(seed=5, difference=worse)])
+    assert results.size_as_convolution(both, points).loc["SA quadratic", 1] == 3  # for every seed
