@@ -74,7 +74,7 @@ def swaps(lost, before=0.9, after=0.3, sizes=(1, 3, 5, 7)):
         ([2.0, 2.0, 2.8], 0.4, HOLDS, "+2.3 points, in each of 3 seeds"),
         ([-2.0, -2.0], 0.4, DOES_NOT, "−2 points, in each of 2 seeds"),
         ([2.0, -0.5, 2.0], 0.4, OPEN, "+1.2 points, in 2 of 3 seeds"),
-        ([2.0, 0.3], 0.4, OPEN, "+1.1 points, in each of 2 seeds"),
+        ([-2.0, -0.3], 0.4, OPEN, "−1.1 points, in each of 2 seeds"),
         ([-0.15], 0.0, DOES_NOT, "−0.15 points"),
     ],
 )
@@ -235,7 +235,8 @@ def test_layers_are_counted_by_encoding():
 
 
 def test_sixteen_heads_are_local_and_long_range():
-    near, far = gaussian_heads([SIXTEEN] * 6), gaussian_heads([SIXTEEN] * 5 + [4 * SIXTEEN])
+    near = gaussian_heads([SIXTEEN] * 6, start=[4 * SIXTEEN] * 6)
+    far = gaussian_heads([SIXTEEN] * 5 + [4 * SIXTEEN])
     small, large = swaps([80, 0, 0, 0]), swaps([80] * 4)
     cases = [(far, small, HOLDS), (near, small, IN_PART), (near, large, DOES_NOT)]
     for geometry, found, sign in cases:
@@ -303,11 +304,11 @@ def test_a_constant_shift_is_a_peak_that_follows_the_query():
     wandering = shifts.copy()
     wandering[1] += (0, 1)
     assert sign(followed(wandering)) == DOES_NOT
-    wandering[:, 1] = shifts[:, 1]  # layer 2 alone is not layers 2 and 3
+    wandering[:, 2] = shifts[:, 2]  # layer 3 alone is not layers 2 and 3
     assert sign(followed(wandering)) == IN_PART
     bars = followed(shifts)
-    columns = bars["mean"].mean(-2, keepdims=True)  # columns, not pixels
-    assert sign(bars | {"mean": np.broadcast_to(columns, bars["mean"].shape)}) == DOES_NOT
+    columns = bars["mean"].mean(-2, keepdims=True)  # columns, more than pixels
+    assert sign(bars | {"mean": 0.9 * columns + 0.1 * bars["mean"]}) == DOES_NOT
     assert sign(followed(shifts, moved=0.7)) == DOES_NOT  # patterns change with the query
 
 
@@ -318,8 +319,9 @@ def test_other_heads_use_content_more(more, sign):
     content = 0.3 + np.arange(6)[:, None] / 20 + more * (np.arange(9) >= 4)
     content[0, 8] = np.nan  # layer 1 has a head fewer
     seen = followed(shifts) | {"shares": np.stack([1 - content, content, 0 * content])}
-    found, number, _ = verdicts.content_use([run_of(attention=seen, kind="learned_content")])
-    assert found == sign and number.startswith(f"{100 * more:+.0f} per".replace("-", "−"))
+    found, number, table = verdicts.content_use([run_of(attention=seen, kind="learned_content")])
+    assert found == sign and table.notna().all(axis=None)
+    assert number.startswith(f"{100 * more:+.0f} per".replace("-", "−"))
 
 
 # --- accuracy
@@ -342,7 +344,7 @@ def test_accuracies_are_compared_seed_by_seed():
     assert verdicts.quadratic_ahead(high, low)[0] == DOES_NOT
     assert verdicts.content_lower(low, high[::-1])[0] == HOLDS  # pairs by seed, whatever the order
     assert verdicts.content_lower(seeds(0.8, 0.9), seeds(0.82, 0.87))[0] == OPEN
-    assert verdicts.content_lower(low, seeds(0.8005, 0.84))[0] == OPEN  # by two images
+    assert verdicts.content_lower(low, seeds(0.8005, 0.8405))[0] == OPEN  # by two images
     assert verdicts.content_lower(low, seeds(0.82, 0.87, epochs=20))[0] == OPEN
     assert verdicts.content_lower(low, [trained(0.9, seed=7)])[0] == OPEN  # no pair
 

@@ -1,6 +1,5 @@
 """Table 1, pairs of seeds and what swaps cost: what they say of runs."""
 
-import csv
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +12,6 @@ from attnconv.config import PRESETS, ModelConfig, replace
 from attnconv.cost import cost
 from attnconv.training.runs import Run
 from companion import results
-from companion.profile import Profile
-from companion.workspace import Workspace
 
 
 def run(preset: str, accuracy: float, data: str = "cifar10", folder: str = "a", **changes) -> Run:
@@ -42,6 +39,7 @@ GROUPS = {
 
 
 def test_table_1_has_means_over_seeds_and_costs_of_the_model():
+    assert results.curves(GROUPS["ResNet18"])[:, 0].tolist() == [0.2] * 3  # of the test images
     first, second = results.results_table(GROUPS).to_dict("records")
     assert (first["Model"], first["Accuracy (%)"], first["Seeds"]) == ("ResNet18", 94.61, 3)
     assert first["Parameters (M)"] == 11.2 and first["Epochs"] == 300
@@ -53,20 +51,6 @@ def test_table_1_has_means_over_seeds_and_costs_of_the_model():
     assert counts == [pytest.approx(count / 1e9, rel=0.005) for count in flops]
     titles = {preset.title for preset in PRESETS.values()}
     assert titles >= results.PAPER_TABLE.keys() | results.REPRODUCTION_2021.keys()
-
-
-def test_settings_stand_beside_those_at_full_size():
-    ours, paper = run("quadratic", 0.9, hidden=96, optimizer="muon", clip=5.0), PRESETS["quadratic"]
-    model = results.settings(ours.model, paper.model, "quadratic")
-    assert model.loc["hidden"].to_dict() == {"ours": 96, "at full size": 400}
-    assert not {"key_size", "resnet_width", "classes", "kernels"} & set(model.index)
-    recipe = results.settings(ours.train, paper.train, "quadratic")
-    assert recipe.loc["clip"].tolist() == [5.0, None]
-    assert recipe.loc["adamw_lr"].tolist() == [0.003, None]
-    assert not {"seed", "position_lr", "validation", "start_from"} & set(recipe.index)
-    own = results.settings(paper.train, paper.train, "resnet")
-    assert (own["ours"] == own["at full size"]).all() and not {"adamw_lr", "beta2"} & set(own.index)
-    assert list(results.settings(paper.model, paper.model, "resnet").index) == ["resnet_width"]
 
 
 def test_seeds_share_a_row_and_recipes_do_not():
@@ -97,17 +81,6 @@ def test_runs_are_compared_with_those_of_the_same_seed():
     paired = 100 * math.sqrt(0.1 * 0.9 / 10_000)  # they differ on one image of ten
     assert table["standard error"][1] == pytest.approx(paired)
     assert results.ahead(runs, []).empty
-
-
-def test_curves_are_of_the_test_images_and_a_table_becomes_three_files(tmp_path):
-    assert results.curves(GROUPS["ResNet18"])[:, 0].tolist() == [0.2] * 3
-    frame = results.results_table(GROUPS)
-    Workspace(Profile(name="p"), "embedded", tmp_path).save_table(frame, "table")
-    texts = [(tmp_path / "tables" / f"table.{form}").read_text() for form in ("md", "csv", "tex")]
-    assert "94.61" in texts[0].splitlines()[2] and "—" in texts[0]
-    rows = list(csv.DictReader(texts[1].splitlines()))
-    assert rows[1]["Model"] == "mine_1 | 50% & more" and rows[1]["±"] == ""
-    assert r"mine\_1 | 50\% \& more" in texts[2]
 
 
 @pytest.fixture

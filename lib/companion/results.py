@@ -9,22 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnconv.config import PRESETS, ModelConfig, TrainConfig
+from attnconv.config import PRESETS
 from attnconv.cost import cost
 from attnconv.training.runs import Run
 from companion.statistics import lead, named
 
 SPEED = {"seed", "checkpoint_seconds", "precision", "compile"}
 """Settings of a recipe that do not tell one from another."""
-FREE = {"kind", "image_size", "image_channels", "classes"} | SPEED
-"""Settings that follow from the preset, the data or the machine."""
-ONLY = {
-    "quadratic": ("covariance", "centre_std", "centre_start", "spread_start", "position_lr"),
-    "learned": ("encoding_lr",),
-    "learned_content": ("encoding_lr", "key_size"),
-    "resnet": ("resnet_width",),
-}
-"""Settings that concern only models of these kinds."""
 PAPER_TABLE = {
     "ResNet18": 93.8,
     "SA quadratic": 93.8,
@@ -40,8 +31,6 @@ REPRODUCTION_2021 = {
     "SA learned + content": 86.36,
 }
 """The same of Prabhu & Varma, ML Reproducibility Challenge 2020."""
-
-
 COSTS = {
     "parameters": ("Parameters (M)", 1e6),
     "paper": ("GFLOPs as in the paper", 1e9),
@@ -120,25 +109,6 @@ def results_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
             row[column] = float(f"{prices[field].mean() / unit:.3g}")
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def settings(
-    config: ModelConfig | TrainConfig, full_size: ModelConfig | TrainConfig, kind: str
-) -> pd.DataFrame:
-    """A model's or a recipe's settings beside those at full size: a row for each that concerns such
-    a model.
-
-    ``kind`` is the model's. Columns are ``ours`` and ``at full size``; None is a value that is not
-    set or not used."""
-    table = pd.DataFrame({"ours": dict(config), "at full size": dict(full_size)}, dtype=object)
-    unused = FREE.union(*ONLY.values()) - {*ONLY[kind]}
-    if kind == "resnet":
-        unused |= ModelConfig.model_fields.keys() - {"resnet_width"}
-    table = table.drop(index=unused, errors="ignore")
-    if "optimizer" in table.index:
-        table.loc["adamw_lr"] = table.loc["adamw_lr"].where(table.loc["optimizer"] == "muon", None)
-        table.loc["beta2"] = table.loc["beta2"].where(table.loc["optimizer"] != "sgd", None)
-    return table[table.map(bool).any(axis=1)]
 
 
 def ahead(runs: Sequence[Run], others: Sequence[Run], of: str = "test_accuracy") -> pd.DataFrame:

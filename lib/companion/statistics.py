@@ -39,10 +39,9 @@ def by_layer(runs: Sequence[Run], measures: Mapping[str, Measure]) -> pd.DataFra
     rows = []
     for run in runs:
         for what, measure in measures.items():
-            values = np.atleast_2d(measure(run))
-            names = [f"{what}, before training", what][-len(values) :]
-            for name, row in zip(names, values, strict=True):
-                rows.append([named(run), name, *row])
+            *before, after = np.atleast_2d(measure(run))
+            rows += [[named(run), f"{what}, before training", *row] for row in before]
+            rows.append([named(run), what, *after])
     table = pd.DataFrame(rows)
     layers = [f"layer {number}" for number in range(1, table.shape[1] - 1)]
     return table.set_axis(["network", "what", *layers], axis=1)
