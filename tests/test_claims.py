@@ -185,14 +185,15 @@ def test_deeper_layers_have_heads_that_look_farther(deep, start, sign):
 
 
 def test_heads_that_overlap_leave_less_attention():
-    pairs = np.repeat([[-3, 0], [3, 0]], [5, 4], axis=0)
-    run = run_of(gaussian_heads([nine(5)] * 6, start=[pairs] * 6, spread=2))
-    before, after = statistics.left(run)
-    np.testing.assert_allclose(before, 100 * 2 / 9, atol=0.1)
-    assert (after > 99).all() and verdicts.apart([run])[0] == HOLDS
-    some = run_of(gaussian_heads([on_pixels(7) * 5] * 6, start=[pairs] * 6, spread=2))
-    assert verdicts.apart([some])[0] == IN_PART
-    assert verdicts.apart([run_of(gaussian_heads([pairs] * 6, start=[nine(5)] * 6))])[0] == DOES_NOT
+    def found(after, start):
+        run = run_of(gaussian_heads([after] * 6, start=[start] * 6, spread=2))
+        return verdicts.apart([run])[:2]
+
+    pairs = np.repeat([[-3, 0], [3, 0]], [5, 4], axis=0)  # two places for nine heads
+    words = "100% of the attention does not overlap (22% before training)"
+    assert found(nine(5), pairs) == (HOLDS, words)
+    assert found(on_pixels(7) * 5, pairs)[0] == IN_PART
+    assert found(pairs, nine(5))[0] == DOES_NOT
 
 
 # --- layers as convolutions
@@ -263,7 +264,7 @@ def learned_run(maps, reach=(5, 7), seed=0):
 
 def test_single_pixels_lie_around_the_query_one_for_each_head():
     even = np.full((6, 9, *GRID), 1 / 256)
-    near, same, away, one = (even.copy() for _ in range(4))
+    near, same, away = even.copy(), even.copy(), even.copy()
     near[0], same[0], away[:] = maps_at([nine()]), maps_at([[[0, 1]] * 9]), maps_at([[[0, 7]] * 9])
     assert verdicts.single_pixels([learned_run(near)])[:2] == (HOLDS, "9 of 54 heads")
     assert verdicts.single_pixels([learned_run(same)])[0] == IN_PART
@@ -405,10 +406,9 @@ def test_a_claim_is_recorded_shown_and_read_back(tmp_path):
         assert said in shown
     card = made.grid(runs[:1])  # again: the last one counts
     assert recorded(tmp_path) == {"grid": card} and "One network decides" in card.html()
-    assert isinstance(json.loads(made.file.read_text())[0]["table"][0]["layer 1"], int)
     with pytest.raises(AttributeError, match="no claim 'gird': theorem, .*grid"):
         made.gird(runs)
-    Claims(tmp_path / "tables" / "07-claims.json").record(Claim("gird", HOLDS, "1"))
+    made.record(Claim("gird", HOLDS, "1"))  # of a claim that is no more
     old = [{"key": "local", "holds": True, "evidence": ["an older form"]}]
     (tmp_path / "tables" / "05-claims.json").write_text(json.dumps(old))
     assert [*recorded(tmp_path)] == ["grid"]
