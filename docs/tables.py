@@ -4,7 +4,6 @@ docs/tables.py``.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,63 +11,77 @@ from pathlib import Path
 import pandas as pd
 from tabulate import tabulate
 
-from companion.claims import board
+from companion.claims import SENTENCES, board, recorded
 from companion.results import PAPER_TABLE, REPRODUCTION_2021
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 RECORDS = {"evening": ROOT / "outputs" / "evening", "quick": ROOT / "docs" / "quick"}
 """Columns of the tables: output folders, or copies of their tables."""
 
 
 def verdicts(folders: Mapping[str, Path]) -> str:
-    """Each claim of the paper with what was found in a folder, as Markdown."""
+    """Each claim of the paper with what was found in a folder."""
     (folder,) = folders.values()
     table = board(folder)
-    table["Notebook"] = [f"[{number}](../{_source(number)})" for number in table["Notebook"]]
-    return tabulate(
-        table.to_numpy().tolist(), list(table.columns), tablefmt="pipe", disable_numparse=True
-    )
+    table["Notebook"] = [_link(number) for number in table["Notebook"]]
+    return _markdown(table.to_numpy().tolist(), list(table.columns))
+
+
+def _link(number: str) -> str:
+    """A link from docs to a notebook's executed copy."""
+    [file] = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    return f"[{number}](../outputs/evening/notebooks/{file.name})"
+
+
+def seeds(folders: Mapping[str, Path]) -> str:
+    """Each claim that compares networks by seed: all differences, their error, and what decides."""
+    (folder,) = folders.values()
+    rows = []
+    for key, claim in recorded(folder).items():
+        pairs = pd.DataFrame(claim.table[: claim.networks])
+        if "difference" in pairs:
+            differences = [f"{one:+.2f}".replace("-", "−") for one in pairs["difference"]]
+            chance = 2 * pairs["standard error"].max()
+            row = [", ".join(differences), f"± {chance:.2f}" if chance else "—"]
+            rows.append([SENTENCES[key].text, *row, SENTENCES[key].decides])
+    return _markdown(rows, ["Claim", "Difference, by seed", "Chance", "The claim"])
 
 
 def accuracies(folders: Mapping[str, Path]) -> str:
-    """Test accuracy of each model as Markdown, the paper's and each folder's, ± over seeds, with
-    epochs.
-    """
-    ours = {
-        name: _accuracies(folder / "tables" / "06-table1.csv") for name, folder in folders.items()
-    }
-    titles = dict.fromkeys([*PAPER_TABLE, *itertools.chain(*ours.values())])
-    head = [
-        "Test accuracy (%)",
-        "Paper",
-        "2021",
-        *(title for name in folders for title in (name, "epochs")),
-    ]
-    rows = [
-        [title, PAPER_TABLE.get(title, "—"), REPRODUCTION_2021.get(title, "—")]
-        + [cell for found in ours.values() for cell in found.get(title, ("—", "—"))]
-        for title in titles
-    ]
-    align = ("left", *["right"] * (len(head) - 1))
-    return tabulate(rows, head, tablefmt="pipe", disable_numparse=True, colalign=align)
+    """Test accuracy of each model, the paper's and each folder's, ± over seeds, with epochs."""
+    ours = {}
+    for name, folder in folders.items():
+        ours[name] = _accuracies(folder / "tables" / "06-table1.csv")
+    head = ["Test accuracy (%)", "Paper", "2021"]
+    titles = dict.fromkeys(PAPER_TABLE)
+    for name, found in ours.items():
+        head += [name, "epochs"]
+        titles |= dict.fromkeys(found)
+    rows = []
+    for title in titles:
+        row = [title, PAPER_TABLE.get(title, "—"), REPRODUCTION_2021.get(title, "—")]
+        for found in ours.values():
+            row += found.get(title, ["—", "—"])
+        rows.append(row)
+    return _markdown(rows, head, colalign=("left", *["right"] * (len(head) - 1)))
 
 
-def _source(number: str) -> str:
-    return next(
-        f"outputs/evening/notebooks/{file.name}"
-        for file in (ROOT / "notebooks").glob(f"{number}_*.ipynb")
-    )
-
-
-def _accuracies(file: Path) -> dict[str, tuple[str, str]]:
+def _accuracies(file: Path) -> dict[str, list[str]]:
     """By model: accuracy and epochs."""
     if not file.is_file():
         return {}
-    table = pd.read_csv(file).set_index("Model")[["Accuracy (%)", "±", "Seeds", "Epochs"]]
-    return {
-        model: (f"{a:.2f} ± {spread:.2f}" if seeds > 1 else f"{a:.1f}", f"{epochs}")
-        for model, a, spread, seeds, epochs in table.itertuples()
-    }
+    found = {}
+    for row in pd.read_csv(file).to_dict("records"):
+        accuracy = f"{row['Accuracy (%)']:.1f}"
+        if row["Seeds"] > 1:
+            accuracy = f"{row['Accuracy (%)']:.2f} ± {row['±']:.2f}"
+        found[row["Model"]] = [accuracy, f"{row['Epochs']}"]
+    return found
+
+
+def _markdown(rows: list[list[str]], head: list[str], **how: tuple[str, ...]) -> str:
+    return tabulate(rows, head, tablefmt="pipe", disable_numparse=True, **how)
 
 
 def drawn(text: str, folders: Mapping[str, Path] = RECORDS) -> str:
@@ -77,16 +90,17 @@ def drawn(text: str, folders: Mapping[str, Path] = RECORDS) -> str:
     """
 
     def table(match: re.Match[str]) -> str:
-        draw = {"verdicts": verdicts, "accuracies": accuracies}[match[2]]
+        draw = {"verdicts": verdicts, "seeds": seeds, "accuracies": accuracies}[match[2]]
         chosen = {name: folders[name] for name in match[3].split(", ")}
         return f"{match[1]}\n\n{draw(chosen)}\n\n<!-- -->"
 
     return re.sub(
-        r"(<!-- (verdicts|accuracies): ([\w, ]+) -->).*?<!-- -->", table, text, flags=re.DOTALL
+        r"(<!-- (verdicts|seeds|accuracies): ([\w, ]+) -->).*?<!-- -->",
+        table,
+        text,
+        flags=re.DOTALL,
     )
 
-
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 
 if __name__ == "__main__":
     for page in PAGES:

@@ -74,7 +74,7 @@ def swaps(lost, before=0.9, after=0.3, sizes=(1, 3, 5, 7)):
         ([2.0, 2.0, 2.8], 0.4, HOLDS, "+2.3 points, in each of 3 seeds"),
         ([-2.0, -2.0], 0.4, DOES_NOT, "−2 points, in each of 2 seeds"),
         ([2.0, -0.5, 2.0], 0.4, OPEN, "+1.2 points, in 2 of 3 seeds"),
-        ([2.0, 0.3], 0.4, OPEN, "+1.1 points, in each of 2 seeds"),
+        ([-2.0, -0.3], 0.4, OPEN, "−1.1 points, in each of 2 seeds"),
         ([-0.15], 0.0, DOES_NOT, "−0.15 points"),
     ],
 )
@@ -89,19 +89,27 @@ def test_a_sign_follows_from_a_number_and_its_limits():
     assert verdicts.directed(pd.Series([], dtype=float)) == OPEN
 
 
-def test_arithmetic_claims():
-    assert verdicts.theorem(1e-7)[:2] == (HOLDS, "1e-07 of the largest output")
-    assert verdicts.theorem(1e-3)[0] == DOES_NOT
-    assert verdicts.borders(1e-7, 0.5, 1e-7)[0] == HOLDS
-    for worse in ((1e-7, 0.5, 0.5), (0.5, 0.5, 1e-7), (1e-7, 1e-7, 1e-7)):
-        assert verdicts.borders(*worse)[0] == DOES_NOT
-    assert verdicts.flops(6.23e9, 6.5e9, 9.01e9)[0] == HOLDS
-    assert verdicts.flops(9e9, 9e9, 9e9)[0] == DOES_NOT
-    alphas, formula = [1, 10, 104], [0.5, 1e-4, 0]
-    sign, number, _ = verdicts.three_numbers(alphas, formula, formula)
-    assert (sign, number) == (HOLDS, "all attention from α = 104 on")
-    assert verdicts.three_numbers(alphas, [0.5, 2e-4, 0], formula)[0] == DOES_NOT
-    assert verdicts.three_numbers(alphas[:2], formula[:2], formula[:2])[0] == DOES_NOT
+ALPHAS, FORMULA = [1, 10, 104], [0.5, 1e-4, 0]
+
+
+@pytest.mark.parametrize(
+    ("claim", "given", "sign"),
+    [
+        ("theorem", [1e-7], HOLDS),
+        ("theorem", [1e-3], DOES_NOT),
+        ("borders", [1e-7, 0.5, 1e-7], HOLDS),
+        ("borders", [1e-7, 0.5, 0.5], DOES_NOT),
+        ("borders", [0.5, 0.5, 1e-7], DOES_NOT),
+        ("borders", [1e-7, 1e-7, 1e-7], DOES_NOT),
+        ("flops", [6.23e9, 6.5e9, 9.01e9], HOLDS),
+        ("flops", [9e9, 9e9, 9e9], DOES_NOT),
+        ("three_numbers", [ALPHAS, FORMULA, FORMULA], HOLDS),
+        ("three_numbers", [ALPHAS, [0.5, 2e-4, 0], FORMULA], DOES_NOT),
+        ("three_numbers", [ALPHAS[:2], FORMULA[:2], FORMULA[:2]], DOES_NOT),
+    ],
+)
+def test_arithmetic_claims(claim, given, sign):
+    assert getattr(verdicts, claim)(*given)[0] == sign
 
 
 # --- Gaussian heads
@@ -177,14 +185,15 @@ def test_deeper_layers_have_heads_that_look_farther(deep, start, sign):
 
 
 def test_heads_that_overlap_leave_less_attention():
-    pairs = np.repeat([[-3, 0], [3, 0]], [5, 4], axis=0)
-    run = run_of(gaussian_heads([nine(5)] * 6, start=[pairs] * 6, spread=2))
-    before, after = statistics.left(run)
-    np.testing.assert_allclose(before, 100 * 2 / 9, atol=0.1)
-    assert (after > 99).all() and verdicts.apart([run])[0] == HOLDS
-    some = run_of(gaussian_heads([on_pixels(7) * 5] * 6, start=[pairs] * 6, spread=2))
-    assert verdicts.apart([some])[0] == IN_PART
-    assert verdicts.apart([run_of(gaussian_heads([pairs] * 6, start=[nine(5)] * 6))])[0] == DOES_NOT
+    def found(after, start):
+        run = run_of(gaussian_heads([after] * 6, start=[start] * 6, spread=2))
+        return verdicts.apart([run])[:2]
+
+    pairs = np.repeat([[-3, 0], [3, 0]], [5, 4], axis=0)  # two places for nine heads
+    words = "100% of the attention does not overlap (22% before training)"
+    assert found(nine(5), pairs) == (HOLDS, words)
+    assert found(on_pixels(7) * 5, pairs)[0] == IN_PART
+    assert found(pairs, nine(5))[0] == DOES_NOT
 
 
 # --- layers as convolutions
@@ -201,18 +210,14 @@ def test_heads_that_overlap_leave_less_attention():
         ([80, 0, 0, 0], 0.4, 0.3, 3, True),  # a quarter nearer
         ([80, 0, 0, 0], 0.4, 0.31, 3, False),
         ([80, 0, 0, 0], np.nan, 0.3, 3, False),  # the start is not known
-        ([80, 9, 9, 0], [0.9, 0.9, 0.9, 0.1], [0.3, 0.3, 0.3, 0.2], 7, False),  # judged as a 7 x 7
+        ([80, 9, 9, 0], [1, 1, 1, 0.1, 1], [0.3, 0.3, 0.3, 0.2, 0.3], 7, False),  # as a 7 x 7
     ],
 )
 def test_a_layer_learned_to_be_a_small_convolution(lost, before, after, smallest, learned):
-    run = run_of(swaps=swaps(lost, before, after))
+    sizes = (1, 3, 5, 7, 9)  # a 9 x 9 is not small, whatever it costs
+    run = run_of(swaps=swaps([*lost, 0], before, after, sizes))
     assert (statistics.smallest(run) == smallest).all()
     assert (statistics.learned(run) == learned).all()
-
-
-def test_a_convolution_of_nine_by_nine_is_not_small():
-    found = swaps([80, 30, 30, 30, 0], sizes=(1, 3, 5, 7, 9))
-    assert (statistics.smallest(run_of(swaps=found)) == 0).all()
 
 
 def test_layers_are_counted_by_encoding():
@@ -231,7 +236,8 @@ def test_layers_are_counted_by_encoding():
 
 
 def test_sixteen_heads_are_local_and_long_range():
-    near, far = gaussian_heads([SIXTEEN] * 6), gaussian_heads([SIXTEEN] * 5 + [4 * SIXTEEN])
+    near = gaussian_heads([SIXTEEN] * 6, start=[4 * SIXTEEN] * 6)
+    far = gaussian_heads([SIXTEEN] * 5 + [4 * SIXTEEN])
     small, large = swaps([80, 0, 0, 0]), swaps([80] * 4)
     cases = [(far, small, HOLDS), (near, small, IN_PART), (near, large, DOES_NOT)]
     for geometry, found, sign in cases:
@@ -258,7 +264,7 @@ def learned_run(maps, reach=(5, 7), seed=0):
 
 def test_single_pixels_lie_around_the_query_one_for_each_head():
     even = np.full((6, 9, *GRID), 1 / 256)
-    near, same, away, one = (even.copy() for _ in range(4))
+    near, same, away = even.copy(), even.copy(), even.copy()
     near[0], same[0], away[:] = maps_at([nine()]), maps_at([[[0, 1]] * 9]), maps_at([[[0, 7]] * 9])
     assert verdicts.single_pixels([learned_run(near)])[:2] == (HOLDS, "9 of 54 heads")
     assert verdicts.single_pixels([learned_run(same)])[0] == IN_PART
@@ -299,11 +305,11 @@ def test_a_constant_shift_is_a_peak_that_follows_the_query():
     wandering = shifts.copy()
     wandering[1] += (0, 1)
     assert sign(followed(wandering)) == DOES_NOT
-    wandering[:, 1] = shifts[:, 1]  # layer 2 alone is not layers 2 and 3
+    wandering[:, 2] = shifts[:, 2]  # layer 3 alone is not layers 2 and 3
     assert sign(followed(wandering)) == IN_PART
     bars = followed(shifts)
-    columns = bars["mean"].mean(-2, keepdims=True)  # columns, not pixels
-    assert sign(bars | {"mean": np.broadcast_to(columns, bars["mean"].shape)}) == DOES_NOT
+    columns = bars["mean"].mean(-2, keepdims=True)  # columns, more than pixels
+    assert sign(bars | {"mean": 0.9 * columns + 0.1 * bars["mean"]}) == DOES_NOT
     assert sign(followed(shifts, moved=0.7)) == DOES_NOT  # patterns change with the query
 
 
@@ -314,8 +320,9 @@ def test_other_heads_use_content_more(more, sign):
     content = 0.3 + np.arange(6)[:, None] / 20 + more * (np.arange(9) >= 4)
     content[0, 8] = np.nan  # layer 1 has a head fewer
     seen = followed(shifts) | {"shares": np.stack([1 - content, content, 0 * content])}
-    found, number, _ = verdicts.content_use([run_of(attention=seen, kind="learned_content")])
-    assert found == sign and number == f"{100 * more:+.0f} percentage points".replace("-", "−")
+    found, number, table = verdicts.content_use([run_of(attention=seen, kind="learned_content")])
+    assert found == sign and table.notna().all(axis=None)
+    assert number.startswith(f"{100 * more:+.0f} per".replace("-", "−"))
 
 
 # --- accuracy
@@ -338,7 +345,7 @@ def test_accuracies_are_compared_seed_by_seed():
     assert verdicts.quadratic_ahead(high, low)[0] == DOES_NOT
     assert verdicts.content_lower(low, high[::-1])[0] == HOLDS  # pairs by seed, whatever the order
     assert verdicts.content_lower(seeds(0.8, 0.9), seeds(0.82, 0.87))[0] == OPEN
-    assert verdicts.content_lower(low, seeds(0.8005, 0.84))[0] == OPEN  # by two images
+    assert verdicts.content_lower(low, seeds(0.8005, 0.8405))[0] == OPEN  # by two images
     assert verdicts.content_lower(low, seeds(0.82, 0.87, epochs=20))[0] == OPEN
     assert verdicts.content_lower(low, [trained(0.9, seed=7)])[0] == OPEN  # no pair
 
@@ -384,10 +391,8 @@ def test_every_claim_has_a_function_and_a_notebook_that_calls_it_and_draws_its_p
         cells = nbformat.read(notebook, as_version=4).cells
         code = "".join(cell.source for cell in cells if cell.cell_type == "code")
         assert f"claims.{name}(" in code, f"{notebook.name} does not check {key}"
-        drawn = re.findall(r'save_figure\([^"]*"([^"]+)"', code)
-        # What an f-string fills in may be anything.
-        names = [re.sub(r"\\{.*?\\}", ".+", re.escape(name)) for name in drawn]
-        assert any(re.fullmatch(name, sentence.figure) for name in names), sentence.figure
+        drawn = re.findall(r'"(\d\d-[^"{]+)', code)  # what an f-string fills in may be anything
+        assert any(sentence.figure.startswith(name) for name in drawn), sentence.figure
 
 
 def test_a_claim_is_recorded_shown_and_read_back(tmp_path):
@@ -395,16 +400,15 @@ def test_a_claim_is_recorded_shown_and_read_back(tmp_path):
     geometry = gaussian_heads([nine()] * 6)
     runs = [run_of(geometry, seed=seed) for seed in (0, 1)]
     card = made.grid(runs, [run_of(geometry, seed=2)])
-    assert (card.sign, card.networks, len(card.runs)) == (HOLDS, 2, 3)
+    assert (card.sign, card.networks, len(card.table)) == (HOLDS, 2, 6)
     shown = card._repr_html_()
-    for said in (f"✔ {card.number}", SENTENCES["grid"].text, "2 networks decide", "hidden 400"):
+    for said in (f"✔ {card.number}", SENTENCES["grid"].text, "2 networks decide.", "hidden 400"):
         assert said in shown
     card = made.grid(runs[:1])  # again: the last one counts
     assert recorded(tmp_path) == {"grid": card} and "One network decides" in card.html()
-    assert isinstance(json.loads(made.file.read_text())[0]["table"][0]["layer 1"], int)
     with pytest.raises(AttributeError, match="no claim 'gird': theorem, .*grid"):
         made.gird(runs)
-    Claims(tmp_path / "tables" / "07-claims.json").record(Claim("gird", HOLDS, "1"))
+    made.record(Claim("gird", HOLDS, "1"))  # of a claim that is no more
     old = [{"key": "local", "holds": True, "evidence": ["an older form"]}]
     (tmp_path / "tables" / "05-claims.json").write_text(json.dumps(old))
     assert [*recorded(tmp_path)] == ["grid"]

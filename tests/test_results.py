@@ -1,6 +1,5 @@
 """Table 1, pairs of seeds and what swaps cost: what they say of runs."""
 
-import csv
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +12,6 @@ from attnconv.config import PRESETS, ModelConfig, replace
 from attnconv.cost import cost
 from attnconv.training.runs import Run
 from companion import results
-from companion.profile import Profile
-from companion.workspace import Workspace
 
 
 def run(preset: str, accuracy: float, data: str = "cifar10", folder: str = "a", **changes) -> Run:
@@ -42,6 +39,7 @@ GROUPS = {
 
 
 def test_table_1_has_means_over_seeds_and_costs_of_the_model():
+    assert results.curves(GROUPS["ResNet18"])[:, 0].tolist() == [0.2] * 3  # of the test images
     first, second = results.results_table(GROUPS).to_dict("records")
     assert (first["Model"], first["Accuracy (%)"], first["Seeds"]) == ("ResNet18", 94.61, 3)
     assert first["Parameters (M)"] == 11.2 and first["Epochs"] == 300
@@ -53,20 +51,6 @@ def test_table_1_has_means_over_seeds_and_costs_of_the_model():
     assert counts == [pytest.approx(count / 1e9, rel=0.005) for count in flops]
     titles = {preset.title for preset in PRESETS.values()}
     assert titles >= results.PAPER_TABLE.keys() | results.REPRODUCTION_2021.keys()
-
-
-def test_settings_stand_beside_those_at_full_size():
-    ours, paper = run("quadratic", 0.9, hidden=96, optimizer="muon", clip=5.0), PRESETS["quadratic"]
-    model = results.settings(ours.model, paper.model, "quadratic")
-    assert model.loc["hidden"].to_dict() == {"ours": 96, "at full size": 400}
-    assert not {"key_size", "resnet_width", "classes", "kernels"} & set(model.index)
-    recipe = results.settings(ours.train, paper.train, "quadratic")
-    assert recipe.loc["clip"].tolist() == [5.0, None]
-    assert recipe.loc["adamw_lr"].tolist() == [0.003, None]
-    assert not {"seed", "position_lr", "validation", "start_from"} & set(recipe.index)
-    own = results.settings(paper.train, paper.train, "resnet")
-    assert (own["ours"] == own["at full size"]).all() and not {"adamw_lr", "beta2"} & set(own.index)
-    assert list(results.settings(paper.model, paper.model, "resnet").index) == ["resnet_width"]
 
 
 def test_seeds_share_a_row_and_recipes_do_not():
@@ -99,36 +83,32 @@ def test_runs_are_compared_with_those_of_the_same_seed():
     assert results.ahead(runs, []).empty
 
 
-def test_curves_are_of_the_test_images_and_a_table_becomes_three_files(tmp_path):
-    assert results.curves(GROUPS["ResNet18"])[:, 0].tolist() == [0.2] * 3
-    frame = results.results_table(GROUPS)
-    Workspace(Profile(name="p"), "embedded", tmp_path).save_table(frame, "table")
-    texts = [(tmp_path / "tables" / f"table.{form}").read_text() for form in ("md", "csv", "tex")]
-    assert "94.61" in texts[0].splitlines()[2] and "—" in texts[0]
-    rows = list(csv.DictReader(texts[1].splitlines()))
-    assert rows[1]["Model"] == "mine_1 | 50% & more" and rows[1]["±"] == ""
-    assert r"mine\_1 | 50\% \& more" in texts[2]
-
-
-def test_swaps_become_rows_and_the_size_that_costs_less_than_a_point():
+@pytest.fixture
+def swapped():
     """Two layers, kernels of 1 and 3, 100 images, of which the whole network knows 90."""
-    alone = np.arange(100) < np.array([[89, 90], [40, 70]])[..., None]
-    up_to = np.arange(100) < np.array([[90, 90], [90, 30]])[..., None]
-    swapped = {"whole": np.arange(100) < 90, "sizes": np.array([1, 3]), "alone": alone}
-    swapped |= {"up_to": up_to, "fitted": up_to[:, :1], "shuffled": up_to[:, :1]}
-    swapped |= {"fitted_sizes": np.array([3]), "shuffled_sizes": np.array([3])}
+    known = np.array([[89, 90], [40, 70]])[..., None]
+    alone = np.arange(100) < known
     made, without = run("quadratic", 0.9, seed=4), run("learned", 0.9)
-    vars(made).update(swaps=swapped)
+    swaps = {"whole": np.arange(100) < 90, "sizes": np.array([1, 3]), "alone": alone}
+    swaps |= {"up_to": alone, "fitted": alone[:, :1], "shuffled": alone[:, :1]}
+    swaps |= {"fitted_sizes": np.array([3]), "shuffled_sizes": np.array([3])}
+    vars(made).update(swaps=swaps)
     vars(without).update(swaps={})
-    table = results.swap_table({"SA quadratic": [made, without]})
-    assert len(table) == 12 and (table["seed"] == 4).all() and (table["whole"] == 90).all()
-    row = table[(table["layers"] == "alone") & (table["layer"] == 2) & (table["kernel"] == 3)]
-    row = row.iloc[0]
+    return results.swap_table({"SA quadratic": [made, without]})
+
+
+def test_swaps_become_rows(swapped):
+    assert len(swapped) == 12 and (swapped["seed"] == 4).all() and (swapped["whole"] == 90).all()
+    of_one = swapped.set_index(["layers", "how", "layer", "kernel"])
+    row = of_one.loc["alone", "read", 2, 3]
     assert (row["accuracy"], row["difference"], row["images"]) == (70, -20, 100)
-    assert row["error"] == pytest.approx(4) and row["how"] == "read"
-    for points, kernel in ((1, 3), (2, 3), (4, 1)):  # one image of 100 may be two or three
-        sizes = results.size_as_convolution(table, points).loc["SA quadratic"]
-        assert sizes.to_dict() == {1: kernel, 2: math.inf}
-    other = table.assign(seed=5, difference=table["difference"].where(table["kernel"] > 1, -50))
-    both = results.size_as_convolution(pd.concat([table, other]), 4)
-    assert both.loc["SA quadratic", 1] == 3  # what serves every seed
+    assert row["error"] == pytest.approx(4)
+
+
+@pytest.mark.parametrize(("points", "kernel"), [(1, 3), (2, 3), (4, 1)])
+def test_a_layer_is_as_large_as_the_kernel_that_surely_costs_less(swapped, points, kernel):
+    sizes = results.size_as_convolution(swapped, points).loc["SA quadratic"]
+    assert sizes.to_dict() == {1: kernel, 2: math.inf}  # one image of 100 may be two or three
+    worse = swapped["difference"].where(swapped["kernel"] > 1, -50)
+    both = pd.concat([swapped, swapped.assign(seed=5, difference=worse)])
+    assert results.size_as_convolution(both, points).loc["SA quadratic", 1] == 3  # for every seed

@@ -8,9 +8,9 @@ notebook writes
 """
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from attnconv.training.runs import Run, write
+from attnconv.training.runs import write
 from companion import verdicts
 
 SIGNS = {"holds": "✔", "in part": "◐", "does not": "✘", "open": "?"}
@@ -48,7 +48,6 @@ class Claim:
     number: str
     table: list[dict[str, Any]] = field(default_factory=list)
     networks: int = 0  # that decided
-    runs: list[str] = field(default_factory=list)  # names of all that are in the table
 
     def html(self) -> str:
         """The card: sign, number and sentence; how it was tested and all figures at a click."""
@@ -56,58 +55,48 @@ class Claim:
         table = pd.DataFrame(self.table)
         figures = table.to_html(index=False, border=0, na_rep="—", float_format="{:.4g}".format)
         source = f"The paper, {said.section}" if said.section else "Ours, not the paper's"
-        sure = {0: "", 1: "One network decides."}.get(
-            self.networks, f"{self.networks} networks decide, which differ in their seeds."
-        )
+        count = {0: "", 1: "One network decides."}
+        sure = count.get(self.networks, f"{self.networks} networks decide.")
         return (
             f'<blockquote class="claim {self.sign.replace(" ", "-")}">'
             f'<b title="{self.sign}">{SIGNS[self.sign]} {escape(self.number)}</b><br>'
             f"{escape(said.text)} <i>{escape(source)}</i>"
             f"<details><summary>Test and figures</summary><p>{escape(said.test)} "
-            f"It {escape(said.decides)}. {sure}</p>{figures}</details></blockquote>"
+            f"The claim {escape(said.decides)}. {sure}</p>{figures}</details></blockquote>"
         )
 
     _repr_html_ = html
 
 
+@dataclass
 class Claims:
     """The claims of one notebook: ``claims.grid(runs)`` checks one, shows it and keeps it in the
     file.
     """
 
-    def __init__(self, file: Path):
-        self.file = file
-        self.made: dict[str, Claim] = {}
+    file: Path
+    made: dict[str, Claim] = field(default_factory=dict)
 
-    def __getattr__(self, name: str) -> Callable[..., Claim]:
+    def __getattr__(self, name: str) -> partial[Claim]:
         key = name.replace("_", "-")
         if key not in SENTENCES:
             raise AttributeError(f"There is no claim {name!r}: {', '.join(SENTENCES)} are.")
+        return partial(self.check, key, getattr(verdicts, name))
 
-        def check(*given: Any) -> Claim:
-            sign, number, table = getattr(verdicts, name)(*given)
-            rows = json.loads(table.to_json(orient="records", double_precision=15))
-            names = dict.fromkeys(run.path.name for run in _runs(given))
-            claim = Claim(key, sign, number, rows, len(_runs(given[0])), [*names])
-            self.record(claim)
-            return claim
-
-        return check
+    def check(self, key: str, verdict: Any, *given: Any) -> Claim:
+        """What a verdict finds of what it is given; where that is a list, of runs that decide."""
+        sign, number, table = verdict(*given)
+        rows = json.loads(table.to_json(orient="records", double_precision=15))
+        networks = len(given[0]) if isinstance(given[0], list) else 0
+        claim = Claim(key, sign, number, rows, networks)
+        self.record(claim)
+        return claim
 
     def record(self, claim: Claim) -> None:
         """Keep a claim in the file, in place of what was said of it."""
         self.made[claim.key] = claim
         claims = [asdict(claim) for claim in self.made.values()]
         write(self.file, json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
-
-
-def _runs(given: Any) -> list[Run]:
-    """All runs in an argument: it is one, or holds some, or holds none."""
-    if isinstance(given, dict):
-        given = [*given.values()]
-    if isinstance(given, list | tuple):
-        return sum(map(_runs, given), [])
-    return [given] if isinstance(given, Run) else []
 
 
 def recorded(folder: Path) -> dict[str, Claim]:
@@ -126,9 +115,9 @@ def board(folder: Path) -> pd.DataFrame:
     found = recorded(folder)
     rows = []
     for key, said in SENTENCES.items():
+        sign, number = "", "—"
+        if key in found:
+            sign, number = SIGNS[found[key].sign], found[key].number
         if said.section:
-            row = {"The paper says": said.text, "Where": said.section, "": "", "Found": "—"}
-            if key in found:
-                row |= {"": SIGNS[found[key].sign], "Found": found[key].number}
-            rows.append(row | {"Notebook": said.figure[:2]})
-    return pd.DataFrame(rows)
+            rows.append([said.text, said.section, sign, number, said.figure[:2]])
+    return pd.DataFrame(rows, columns=["The paper says", "Where", "", "Found", "Notebook"])

@@ -9,22 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnconv.config import PRESETS, ModelConfig, TrainConfig
+from attnconv.config import PRESETS
 from attnconv.cost import cost
 from attnconv.training.runs import Run
-from companion.statistics import named
+from companion.statistics import lead, named
 
 SPEED = {"seed", "checkpoint_seconds", "precision", "compile"}
 """Settings of a recipe that do not tell one from another."""
-FREE = {"kind", "image_size", "image_channels", "classes"} | SPEED
-"""Settings that follow from the preset, the data or the machine."""
-ONLY = {
-    "quadratic": ("covariance", "centre_std", "centre_start", "spread_start", "position_lr"),
-    "learned": ("encoding_lr",),
-    "learned_content": ("encoding_lr", "key_size"),
-    "resnet": ("resnet_width",),
-}
-"""Settings that concern only models of these kinds."""
 PAPER_TABLE = {
     "ResNet18": 93.8,
     "SA quadratic": 93.8,
@@ -40,8 +31,6 @@ REPRODUCTION_2021 = {
     "SA learned + content": 86.36,
 }
 """The same of Prabhu & Varma, ML Reproducibility Challenge 2020."""
-
-
 COSTS = {
     "parameters": ("Parameters (M)", 1e6),
     "paper": ("GFLOPs as in the paper", 1e9),
@@ -122,55 +111,24 @@ def results_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def settings(
-    config: ModelConfig | TrainConfig, full_size: ModelConfig | TrainConfig, kind: str
-) -> pd.DataFrame:
-    """A model's or a recipe's settings beside those at full size: a row for each that concerns such
-    a model.
-
-    ``kind`` is the model's. Columns are ``ours`` and ``at full size``; None is a value that is not
-    set or not used."""
-    table = pd.DataFrame({"ours": dict(config), "at full size": dict(full_size)}, dtype=object)
-    unused = FREE.union(*ONLY.values()) - {*ONLY[kind]}
-    if kind == "resnet":
-        unused |= ModelConfig.model_fields.keys() - {"resnet_width"}
-    table = table.drop(index=unused, errors="ignore")
-    if "optimizer" in table.index:
-        table.loc["adamw_lr"] = table.loc["adamw_lr"].where(table.loc["optimizer"] == "muon", None)
-        table.loc["beta2"] = table.loc["beta2"].where(table.loc["optimizer"] != "sgd", None)
-    return table[table.map(bool).any(axis=1)]
-
-
-def pairs(runs: Sequence[Run], others: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
-    """Runs and others of the same seed, which saw the same images in the same order."""
-    of_seed = {other.train.seed: other for other in others}
-    for run in runs:
-        if run.train.seed in of_seed:
-            yield run, of_seed[run.train.seed]
-
-
 def ahead(runs: Sequence[Run], others: Sequence[Run], of: str = "test_accuracy") -> pd.DataFrame:
-    """How far runs are ahead of others of the same seeds: a row a pair.
+    """How far runs are ahead of others of the same seeds, which saw the same images in the same
+    order: a row a pair.
 
     Accuracies are in percent, and their difference in points. Its standard error is that of the
-    test images alone, paired where both runs kept their answers; of a loss it is 0."""
+    test images alone, paired; of a loss it is 0."""
+    of_seed = {other.train.seed: other for other in others}
+    accuracy = of == "test_accuracy"
+    unit = 100 if accuracy else 1
     rows = []
-    for run, other in pairs(runs, others):
-        unit, error = 1, 0.0
-        if of == "test_accuracy":
-            unit, error = 100, math.nan
-            if run.right is not None and other.right is not None:
-                differs = 100.0 * (run.right.astype(float) - other.right)
-                error = differs.std() / math.sqrt(len(differs))
-        mine, its = unit * run.metrics[-1][of], unit * other.metrics[-1][of]
-        row = {
-            "network": named(run),
-            of.replace("_", " "): mine,
-            "against": named(other),
-            "its": its,
-        }
-        rows.append(row | {"difference": mine - its, "standard error": error})
-    return pd.DataFrame(rows)
+    for run in runs:
+        other = of_seed.get(run.train.seed)
+        if other is not None:
+            mine, its = unit * run.metrics[-1][of], unit * other.metrics[-1][of]
+            error = lead(run.right, other.right)[1] if accuracy else 0.0
+            rows.append([named(run), mine, named(other), its, mine - its, error])
+    columns = ["network", of.replace("_", " "), "against", "its", "difference", "standard error"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def error_as(run: Run, side: int = 3) -> np.ndarray:
@@ -200,20 +158,19 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _swapped(run: Run, kind: str) -> Iterator[dict[str, float]]:
-    whole = run.swaps["whole"]
+def _swapped(run: Run, kind: str) -> Iterator[dict[str, Any]]:
     sizes = run.swaps.get(f"{kind}_sizes", run.swaps["sizes"])
-    for layer, place in np.ndindex(run.swaps[kind].shape[:-1]):
-        right = run.swaps[kind][layer, place]
-        lost = 100.0 * (right.astype(float) - whole)
+    whole, right = run.swaps["whole"], run.swaps[kind]
+    differences, errors = lead(right, whole)  # (layers, sizes)
+    for layer, place in np.ndindex(differences.shape):
         yield {
             "layer": layer + 1,
             "kernel": int(sizes[place]),
-            "accuracy": 100 * right.mean(),
+            "accuracy": 100 * right[layer, place].mean(),
             "whole": 100 * whole.mean(),
             "images": len(whole),
-            "difference": lost.mean(),
-            "error": lost.std() / math.sqrt(len(lost)),
+            "difference": differences[layer, place],
+            "error": errors[layer, place],
         }
 
 

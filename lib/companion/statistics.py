@@ -39,13 +39,17 @@ def by_layer(runs: Sequence[Run], measures: Mapping[str, Measure]) -> pd.DataFra
     rows = []
     for run in runs:
         for what, measure in measures.items():
-            values = np.atleast_2d(measure(run))
-            names = [f"{what}, before training", what][-len(values) :]
-            for name, row in zip(names, values, strict=True):
-                rows.append([named(run), name, *row])
+            *before, after = np.atleast_2d(measure(run))
+            rows += [[named(run), f"{what}, before training", *row] for row in before]
+            rows.append([named(run), what, *after])
     table = pd.DataFrame(rows)
     layers = [f"layer {number}" for number in range(1, table.shape[1] - 1)]
     return table.set_axis(["network", "what", *layers], axis=1)
+
+
+def each(measure: Measure, runs: Sequence[Run]) -> NDArray:
+    """Of runs of as many layers: (runs, layers), or (runs, 2, layers)."""
+    return np.array([measure(run) for run in runs])
 
 
 # --- layers as convolutions
@@ -56,13 +60,21 @@ def sizes(run: Run) -> list[int]:
     return [size for size in run.swaps["sizes"].tolist() if size <= SMALL]
 
 
+def lead(right: NDArray, others: NDArray) -> tuple[NDArray, NDArray]:
+    """Points by which answers (..., n) to the same images are ahead of others, and their standard
+    error, paired image by image: (...) each.
+    """
+    points = 100 * (right.astype(float) - others)
+    return points.mean(-1), points.std(-1) / math.sqrt(points.shape[-1])
+
+
 def lost(run: Run, size: int, doubts: float = 0) -> NDArray:
     """Points lost by the convolution of that size that is read out of a layer, in its place.
 
-    And so many standard errors of them, paired over the test images."""
+    And so many standard errors of them."""
     place = run.swaps["sizes"].tolist().index(size)
-    points = 100 * (run.swaps["whole"].astype(float) - run.swaps["alone"][:, place])
-    return points.mean(-1) + doubts * points.std(-1) / math.sqrt(points.shape[-1])
+    points, errors = lead(run.swaps["whole"], run.swaps["alone"][:, place])
+    return points + doubts * errors
 
 
 def smallest(run: Run) -> NDArray:

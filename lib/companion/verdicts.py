@@ -15,7 +15,7 @@ from attnconv.heads import taps_by_chance
 from attnconv.training.runs import Run
 from companion import results
 from companion import statistics as stats
-from companion.statistics import by_layer
+from companion.statistics import by_layer, each
 
 HOLDS, IN_PART, DOES_NOT, OPEN = "holds", "in part", "does not", "open"
 Verdict = tuple[str, str, pd.DataFrame]
@@ -40,9 +40,11 @@ def graded(value: float, holds: float = 1, in_part: float = 1) -> str:
 
 def directed(gaps: pd.Series, doubts: ArrayLike = 0.0) -> str:
     """Whether differences, a seed each, are all above zero, or all below, by more than doubts."""
-    if len(gaps) and (gaps > doubts).all():
+    if gaps.empty:
+        return OPEN
+    if (gaps > doubts).all():
         return HOLDS
-    return DOES_NOT if len(gaps) and (-gaps > doubts).all() else OPEN
+    return DOES_NOT if (-gaps > doubts).all() else OPEN
 
 
 def in_seeds(gaps: pd.Series, unit: str) -> str:
@@ -62,14 +64,18 @@ def in_seeds(gaps: pd.Series, unit: str) -> str:
 def theorem(difference: float) -> Verdict:
     """``difference``: the layer's output from the convolution's, at most, of outputs of size 1."""
     table = pd.DataFrame({"largest difference": [difference]})
-    return graded(difference < 1e-5), f"{difference:.0e} of the largest output", table
+    return graded(difference < 1e-5), f"the same to {difference:.0e} of the largest output", table
 
 
 def borders(inside: float, border: float, padded: float) -> Verdict:
     """Largest differences at inner and at border pixels, and everywhere on a padded input."""
     table = pd.DataFrame({"inside": [inside], "at the border": [border], "padded": [padded]})
     agrees = max(inside, padded) < 1e-5 < border
-    return graded(agrees), f"{padded:.0e} with padding, {border:.1g} without", table
+    return (
+        graded(agrees),
+        f"they differ by {padded:.0e} with padding, by {border:.1g} without",
+        table,
+    )
 
 
 def three_numbers(alphas: ArrayLike, missed: ArrayLike, formula: ArrayLike) -> Verdict:
@@ -77,7 +83,11 @@ def three_numbers(alphas: ArrayLike, missed: ArrayLike, formula: ArrayLike) -> V
     table = pd.DataFrame({"α": alphas, "missed": missed, "by the formula": formula})
     off = (table["missed"] - table["by the formula"]).abs().max()
     exact = table["α"][table["missed"] == 0].min()
-    return graded(off < 1e-6 and exact > 0), f"all attention from α = {exact:g} on", table
+    return (
+        graded(off < 1e-6 and exact > 0),
+        f"all attention on the pixel from α = {exact:g} on",
+        table,
+    )
 
 
 def flops(linear: float, separable: float, dense: float) -> Verdict:
@@ -85,12 +95,9 @@ def flops(linear: float, separable: float, dense: float) -> Verdict:
     columns, with whole P.
     """
     counts = {"linear layers": linear, "with averaging by axis": separable, "dense": dense}
-    table = pd.DataFrame(counts, index=[0]) / 1e9
-    return (
-        graded(round(linear / 1e9, 1) == 6.2),
-        f"{linear / 1e9:.1f} billion, linear layers",
-        table,
-    )
+    table = pd.DataFrame([counts]) / 1e9
+    billions = f"{linear / 1e9:.1f}"
+    return graded(billions == "6.2"), f"{billions} billion in linear layers alone", table
 
 
 # --- Gaussian heads
@@ -98,7 +105,7 @@ def flops(linear: float, separable: float, dense: float) -> Verdict:
 
 def grid(runs: Runs, others: Runs = ()) -> Verdict:
     """On how many pixels around the query do sharp heads sit?"""
-    found = np.array([stats.pixels(run) for run in runs])  # (runs, layers)
+    found = each(stats.pixels, runs)  # (runs, layers)
     layers = (found >= PART_OF_GRID).sum()
     by_chance = (taps_by_chance(runs[0].model, 3) >= PART_OF_GRID).mean() * found.size
     words = f"{PART_OF_GRID} of 9 pixels or more in {layers} of {found.size} layers"
@@ -110,7 +117,7 @@ def grid(runs: Runs, others: Runs = ()) -> Verdict:
 
 def local(runs: Runs, others: Runs = ()) -> Verdict:
     """Do most heads of the first two layers look at the 5 × 5 around the query?"""
-    before, after = np.mean([stats.near(run)[:, :2] for run in runs], axis=0).round(1)
+    before, after = each(stats.near, runs)[..., :2].mean(0).round(1)
     heads = max(runs[0].model.heads_per_layer)
     words = f"{after[0]:g} and {after[1]:g} of {heads} heads"
     number = f"{words} in layers 1 and 2 ({before[0]:g} and {before[1]:g} before training)"
@@ -120,7 +127,7 @@ def local(runs: Runs, others: Runs = ()) -> Verdict:
 
 def farther(runs: Runs, others: Runs = ()) -> Verdict:
     """Do deeper layers have heads that look farther than all of the first two layers' do?"""
-    away = np.array([stats.farthest(run) for run in runs])  # (runs, 2, layers)
+    away = each(stats.farthest, runs)  # (runs, 2, layers)
     deeper = away.shape[2] - 2
     if deeper < 1:
         return NOTHING
@@ -133,7 +140,7 @@ def farther(runs: Runs, others: Runs = ()) -> Verdict:
 
 def apart(runs: Runs) -> Verdict:
     """How much attention is left when what heads of a layer have in common counts once?"""
-    before, after = np.mean([stats.left(run).mean(1) for run in runs], axis=0)
+    before, after = each(stats.left, runs).mean((0, 2))
     number = f"{after:.0f}% of the attention does not overlap ({before:.0f}% before training)"
     table = by_layer(runs, {"attention that does not overlap (%)": stats.left})
     return graded(after, 90, before), number, table
@@ -141,8 +148,8 @@ def apart(runs: Runs) -> Verdict:
 
 def sixteen(runs: Runs) -> Verdict:
     """Are there layers that are small convolutions, and heads that look far?"""
-    layers = np.mean([(stats.smallest(run) > 0).sum() for run in runs])
-    heads = np.mean([stats.long_range(run)[1].sum() for run in runs])
+    layers = (each(stats.smallest, runs) > 0).sum(-1).mean()
+    heads = each(stats.long_range, runs)[:, 1].sum(-1).mean()
     number = f"{layers:.2g} layers are small convolutions, {heads:.2g} heads look far"
     table = by_layer(runs, {"heads that look far": stats.long_range} | SWAPPED)
     return graded(int(layers >= 1) + int(heads >= 1), 2), number, table
@@ -155,18 +162,19 @@ def learns_convolution(runs: Runs, others: Runs = ()) -> Verdict:
     """In how many layers, by encoding, did training make a small convolution?"""
     if not runs:
         return NOTHING
-    kinds: dict[str, list[np.ndarray]] = {}
-    for run in runs:
-        kinds.setdefault(ENCODINGS[run.model.kind], []).append(stats.learned(run))
-    counts = {kind: np.concatenate(found) for kind, found in kinds.items()}
-    words = [f"{found.sum()} of {found.size} ({kind})" for kind, found in counts.items()]
-    share = np.concatenate([*counts.values()]).mean()
+    learned = each(stats.learned, runs)  # (runs, layers)
+    kinds = np.array([run.model.kind for run in runs])
+    words = []
+    for kind, encoding in ENCODINGS.items():
+        of_kind = learned[kinds == kind]
+        if of_kind.size:
+            words.append(f"{of_kind.sum()} of {of_kind.size} ({encoding})")
     measures: Measures = {}
     for size in stats.sizes(runs[0]):
         measures[f"points lost by a {size} × {size}"] = partial(stats.lost, size=size)
     table = by_layer([*others, *runs], measures | SWAPPED | {"learned": stats.learned})
     number = ", ".join(words).replace(" (", " layers (", 1)
-    return graded(share, 1 / 2, 1 / 10), number, table
+    return graded(learned.mean(), 1 / 2, 1 / 10), number, table
 
 
 # --- learned heads
@@ -174,7 +182,7 @@ def learns_convolution(runs: Runs, others: Runs = ()) -> Verdict:
 
 def single_pixels(runs: Runs) -> Verdict:
     """Do heads look at single pixels around the query, each at one of its own?"""
-    found = np.array([stats.taps(run).sum() for run in runs])
+    found = each(stats.taps, runs).sum(1)
     heads = sum(runs[0].model.heads_per_layer)
     table = by_layer(runs, {"pixels that have a head of their own": stats.taps})
     return graded(int(found.min()), heads / 10), f"{found.mean():.2g} of {heads} heads", table
@@ -195,7 +203,7 @@ def symmetric(runs: Runs) -> Verdict:
 
 def constant_shift(runs: Runs) -> Verdict:
     """Do heads of layers 2 and 3 look at pixels at a fixed shift, and follow the query?"""
-    found = np.array([stats.follow(run)[1:3] for run in runs])  # (runs, 2)
+    found = each(stats.follow, runs)[:, 1:3]  # (runs, 2)
     heads = sum(runs[0].model.heads_per_layer[1:3])
     number = f"{found.sum(1).mean():.2g} of {heads} heads of layers 2 and 3"
     table = by_layer(runs, {"heads that follow the query": stats.follow})
@@ -208,7 +216,11 @@ def content_use(runs: Runs) -> Verdict:
     gaps = pd.Series([pd.Series(others(run) - theirs(run)).mean() for run in runs]).dropna()
     measures = {"heads that follow the query": stats.follow}
     measures |= {"by content (%), of these": theirs, "by content (%), of others": others}
-    return directed(gaps), in_seeds(gaps, "percentage points"), by_layer(runs, measures)
+    return (
+        directed(gaps),
+        in_seeds(gaps, "percentage points of the scores' variation"),
+        by_layer(runs, measures),
+    )
 
 
 # --- accuracy
@@ -225,7 +237,8 @@ def compared(
         return NOTHING
     sign = directed(way * table["difference"] + margin, 2 * table["standard error"])
     as_long = runs[0].train.epochs == others[0].train.epochs
-    number = in_seeds(table["difference"], "points" if of == "test_accuracy" else "nats")
+    unit = "points" if of == "test_accuracy" else "nats of training loss"
+    number = in_seeds(table["difference"], unit)
     return sign if as_long else OPEN, number, table
 
 
@@ -248,8 +261,8 @@ def pruned(runs: Runs, whole: Runs, control: Runs) -> Verdict:
 
 def more_than_snapping(runs: Runs, others: Runs = ()) -> Verdict:
     """Taps covered after training, less those of the start's heads, each made sharp."""
-    more = [(stats.pixels(run) - stats.snapped(run))[:2].mean() for run in runs]
-    gaps = pd.Series(more)
+    more = each(stats.pixels, runs) - each(stats.snapped, runs)  # (runs, layers)
+    gaps = pd.Series(more[:, :2].mean(1))
     measures = {"taps covered": stats.pixels, "of the start, made sharp": stats.snapped}
     table = by_layer([*runs, *others], measures)
     return directed(gaps), in_seeds(gaps, "taps a layer"), table
