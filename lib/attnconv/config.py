@@ -23,10 +23,10 @@ from pydantic import (
     model_validator,
 )
 
-_PLACES = [Path(__file__).resolve().parents[2], Path.cwd(), *Path.cwd().parents]
-REPOSITORY = next((place for place in _PLACES if (place / "notebooks/profiles").is_dir()), Path())
-"""Where notebooks, data and outputs are: the clone that holds this library or the current folder,
-else that folder."""
+_ABOVE = Path(__file__).resolve().parents[2]
+REPOSITORY = _ABOVE if (_ABOVE / "notebooks").is_dir() else Path.cwd()
+"""Where notebooks, data and outputs are: the clone that holds this library, else the current
+folder."""
 
 
 class ConfigError(ValueError):

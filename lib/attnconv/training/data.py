@@ -91,8 +91,8 @@ class Dataset:
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on that device."""
-        moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in ARRAYS}
-        return replace(self, **moved)
+        tensors = {name: getattr(self, name).to(device) for name in ARRAYS}
+        return replace(self, **tensors)  # type: ignore[arg-type]
 
     def first(self, train: int | None, test: int | None) -> Dataset:
         """This many images of each split, in their order: the first of each class, as many of each
@@ -284,7 +284,7 @@ def load_data(source: str | Path = "embedded") -> Dataset:
         raise DataError(f"{path} is not CIFAR-10. Rename it, and give its path as the source.")
     mean, std = STATISTICS.get(name) or _statistics(images.numpy())
     form = str(found["form"])
-    return Dataset(name=name, form=form, classes=classes, mean=mean, std=std, **tensors)
+    return Dataset(name, form, classes, mean=mean, std=std, **tensors)
 
 
 def _statistics(images: np.ndarray) -> tuple[Floats, Floats]:

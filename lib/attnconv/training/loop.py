@@ -93,7 +93,7 @@ def evaluate(model: nn.Module, data: Dataset, *others: Tensor) -> Evaluation:
     settle_products()
     device = next(model.parameters()).device
     images, labels = (part.to(device) for part in others or (data.test_images, data.test_labels))
-    feed = batches(images, labels, None, 500, data.mean, data.std)
+    feed = batches(images, labels, None, 100, data.mean, data.std)
     logits = torch.cat([predict(model, x) for x, _ in feed])
     loss = F.cross_entropy(logits.double(), labels)
     predicted = logits.argmax(1)
@@ -183,6 +183,16 @@ def compiles(model: nn.Module, config: TrainConfig) -> bool:
     return config.compile and not any(isinstance(part, Convolution) for part in model.modules())
 
 
+def forward_of(model: nn.Module, config: TrainConfig) -> nn.Module:
+    """The model as training steps go through it: in a team, compiled, both or neither."""
+    forward = DistributedDataParallel(model) if dist.is_initialized() else model
+    if compiles(model, config):
+        # Models share one forward: beyond eight of them dynamo would quietly stop compiling.
+        torch._dynamo.reset()
+        forward = torch.compile(forward, dynamic=False)  # type: ignore[assignment]
+    return forward
+
+
 def environment(model: nn.Module, config: TrainConfig) -> dict[str, str | int]:
     """By what, and how, a model is trained here."""
     device = best_device()
@@ -209,7 +219,7 @@ def keep_geometry(run: Run, epochs: int, model: nn.Module, images: Tensor) -> No
 
 def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
     """Train from the last finished epoch of a run to the last of all, and leave the weights."""
-    rank, size = team()
+    rank, _ = team()
     given = data.for_training(config)
     shown = normalize(given.test_images[:GEOMETRY_IMAGES], given.mean, given.std)
     optimizers = build_optimizers(model, config, products_of(config, shown.device))
@@ -220,38 +230,33 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
     checkpoint = run.path / "checkpoint.pt"
     if checkpoint.exists():
         with reading(checkpoint):
-            state = torch.load(checkpoint, map_location="cpu", weights_only=True)
-            model.load_state_dict(state["model"])
-            for optimizer, own in zip(optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(own)
-            metrics = run.metrics[: state["epoch"]]
+            done, weights, states = torch.load(checkpoint, "cpu", weights_only=True)
+            model.load_state_dict(weights)
+            for optimizer, state in zip(optimizers, states, strict=True):
+                optimizer.load_state_dict(state)
+            metrics = run.metrics[:done]
     elif rank == 0:
         keep_geometry(run, 0, model, shown)
 
-    forward: nn.Module = DistributedDataParallel(model) if size > 1 else model
-    if compiles(model, config):
-        # Models share one forward: beyond eight of them dynamo would quietly stop compiling.
-        torch._dynamo.reset()
-        forward = torch.compile(forward, dynamic=False)
+    forward = forward_of(model, config)
     for epoch in range(len(metrics), config.epochs):
         line = train_epoch(forward, optimizers, config, given, epoch)
         test = evaluate(model, given)
         if not math.isfinite(line["train_loss"] + test.loss):
-            remedy = "Lower lr, position_lr or encoding_lr, or set clip."
-            raise TrainingError(f"The loss of epoch {epoch + 1} is not finite. {remedy}")
+            said = f"The loss of epoch {epoch + 1} is not finite. Lower learning rates, or clip."
+            raise TrainingError(said)
         line |= {"test_loss": test.loss, "test_accuracy": test.accuracy}
         if config.validation:
             other = evaluate(model, given, *data.held_out(config))
             line |= {"validation_loss": other.loss, "validation_accuracy": other.accuracy}
         metrics.append({"epoch": epoch + 1, **line})
         if rank == 0:
-            lines = [json.dumps(one) + "\n" for one in metrics]
-            write(run.path / "metrics.jsonl", "".join(lines))
+            lines = "".join(json.dumps(one) + "\n" for one in metrics)
+            write(run.path / "metrics.jsonl", lines)
             keep_geometry(run, epoch + 1, model, shown)
-            own = [optimizer.state_dict() for optimizer in optimizers]
-            state = {"epoch": epoch + 1, "model": model.state_dict(), "optimizers": own}
+            states = [optimizer.state_dict() for optimizer in optimizers]
             content = io.BytesIO()
-            torch.save(state, content)
+            torch.save((epoch + 1, model.state_dict(), states), content)
             write(checkpoint, content.getvalue())  # last: the epoch is finished
 
     answers["predicted"] = evaluate(model, given).predicted
@@ -297,8 +302,8 @@ def train(
         model = copy.deepcopy(start) or build_model(for_images(model_config, data))
         about = {
             "preset": preset,
-            "model": model.config.model_dump(mode="json"),
-            "train": config.model_dump(mode="json"),
+            "model": dict(model.config),
+            "train": dict(config),
             "data": data.about(),
             "environment": environment(model, config),
         }
@@ -306,8 +311,7 @@ def train(
         if file.exists():
             there = identity(run.model, run.train, run.config["data"])
             if there != identity(model.config, config, data.about()):
-                remedy = "Give this one a folder of its own."
-                raise RunError(f"{run.path} holds a run of other configurations or data. {remedy}")
+                raise RunError(f"{run.path} holds another run. Give this one a folder of its own.")
         if run.finished:
             return run
         if rank == 0:
@@ -316,8 +320,8 @@ def train(
             fit(run, model.to(best_device()), config, data.to(best_device()))
         except KeyboardInterrupt:
             done = len(Run(run.path).metrics)
-            said = f"The same command goes on from epoch {done + 1} of {config.epochs}"
-            raise KeyboardInterrupt(f"{said}: {run.path}") from None
+            said = f"The same command goes on from epoch {done + 1} of {config.epochs}."
+            raise KeyboardInterrupt(said) from None
         team()
     return Run(run.path)
 

@@ -176,8 +176,10 @@ class Run:
 
 def find_runs(folder: str | Path) -> list[Run]:
     """All finished runs of a folder, in the presets' order, then by seed and name."""
-    order = {name: place for place, name in enumerate(PRESETS)}
-    runs = [Run(file.parent) for file in sorted(Path(folder).glob("*/config.json"))]
-    finished = [run for run in runs if run.finished]
-    finished.sort(key=lambda run: (order.get(run.preset, len(order)), run.train.seed))
-    return finished
+
+    def place(run: Run) -> tuple[int, int, str]:
+        order = [*PRESETS, run.preset]  # others come last
+        return order.index(run.preset), run.train.seed, run.path.name
+
+    runs = [Run(file.parent) for file in Path(folder).glob("*/config.json")]
+    return sorted((run for run in runs if run.finished), key=place)
