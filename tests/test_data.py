@@ -195,13 +195,6 @@ def test_embedded_sample(sample):
     assert digits in (folder / "README.md").read_text()
 
 
-def test_a_damaged_sample_is_refused(tmp_path):
-    content = bytearray(data.SAMPLE.read_bytes())
-    content[1_000_000] ^= 1
-    (tmp_path / "sample.npz").write_bytes(content)
-    refused(tmp_path / "sample.npz", "cannot be read", "replace it")
-
-
 CIFAR10_FORMS = {
     "cifar-10-batches-py": lambda p, arrays, m: batches(p / "cifar-10-batches-py", arrays, m),
     "Parquet": lambda p, arrays, m: parquet(p / "cifar10", arrays),
@@ -321,21 +314,15 @@ def test_a_picture_is_turned_as_viewers_show_it(form, orientation):
 
 CUT_OUT = Image.new("RGBA", (8, 8))
 CUT_OUT.paste((200, 60, 30, 255), (2, 2, 6, 6))
-HIDDEN = np.asarray(CUT_OUT).copy()
-HIDDEN[0, :, :3] = np.arange(24).reshape(8, 3)
 
 
 @pytest.mark.parametrize(
     ("image", "form", "options"),
     [
         (CUT_OUT, "PNG", {}),
-        (Image.fromarray(HIDDEN), "PNG", {}),
-        (CUT_OUT, "WEBP", {"lossless": True}),
         (CUT_OUT, "TIFF", {}),
-        (CUT_OUT, "GIF", {}),
         (CUT_OUT.quantize(4), "PNG", {}),
         (CUT_OUT.convert("RGB"), "PNG", {"transparency": (0, 0, 0)}),
-        (CUT_OUT.convert("LA"), "PNG", {}),
         (CUT_OUT.convert("L"), "PNG", {"transparency": 0}),
     ],
 )
@@ -384,7 +371,6 @@ def test_data_that_cannot_be_used(tmp_path, write, words):
     [
         (b"text", "cannot be read|GIF, JPEG, PNG|remove it"),
         (None, "no image of the formats BMP, GIF"),
-        (encoded(IMAGE)[:-60], "cannot be read"),
         (encoded(IMAGE, "EPS"), "no image of"),  # Pillow would start another program
         (SIXTEEN, "I;16|8 bits a channel"),
         (IMAGE[:, :6], "(8, 6, 3)|(8, 7, 3)"),
@@ -399,7 +385,6 @@ def test_an_image_is_refused_by_its_row(tmp_path, image, words):
     ("arrays", "names", "words"),
     [
         (with_row_7(None, "train_labels"), (), "row 7: the label None"),
-        (with_row_7(-1, "train_labels"), (), "row 7: the label -1"),
         (with_row_7(-1, "train_labels"), PETS, "row 7: the label -1"),
         (with_row_7(3, "train_labels"), PETS, "row 7: the label 3"),
         (with_row_7(57, "train_labels"), (), "not in both splits|[57]"),

@@ -117,7 +117,7 @@ def test_a_run_folder_is_complete_and_what_is_recorded_is_the_saved_models(run, 
     assert [line["epoch"] for line in run.metrics] == [1, 2, 3]
     assert (run.model.image_size, run.model.image_channels) == ((28, 28), 1)
     assert run.train == RECIPE and run.config["environment"]["computation"] == "float32"
-    assert run.label == "SA quadratic, seed 5, 3 epochs" and run.right_at_start is None
+    assert run.label == "SA quadratic, seed 5, 3 epochs"
 
     model, again = load_run(run.path)
     found = evaluate(model, data)
@@ -273,10 +273,9 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_that_says_what_to_delete(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_a_loss_that_is_not_finite_stops_the_run_before_its_state_is_kept(epochs, data, tmp_path):
-    recipe = replace(RECIPE, {"epochs": epochs, "lr": 1e30, "batch_size": 80})  # one step an epoch
-    with pytest.raises(loop.TrainingError, match="loss of epoch 1 is not finite. Lower lr"):
+def test_a_loss_that_is_not_finite_stops_the_run_before_its_state_is_kept(data, tmp_path):
+    recipe = replace(RECIPE, {"lr": 1e30, "batch_size": 80})  # one step an epoch
+    with pytest.raises(loop.TrainingError, match="loss of epoch 1 is not finite. Lower"):
         train(MODEL, recipe, data, tmp_path)
     assert not {"checkpoint.pt", "model.safetensors"} & {file.name for file in tmp_path.iterdir()}
 
@@ -313,10 +312,10 @@ def test_what_is_written_is_whole_or_as_it_was(tmp_path, monkeypatch):
 # What is never repeated, overwritten or misread
 
 
-@pytest.mark.parametrize("change", [{"lr": 0.06}, {"seed": 1}, {"epochs": 4}, {}])
+@pytest.mark.parametrize("change", [{"lr": 0.06}, {"seed": 1}, {}])
 def test_another_configuration_or_data_set_never_overwrites(run, data, change):
     before = (run.path / "model.safetensors").read_bytes()
-    with pytest.raises(RunError, match="holds a run of other configurations or data. Give"):
+    with pytest.raises(RunError, match="holds another run. Give"):
         train(MODEL, replace(RECIPE, change), data if change else data.first(90, 50), run.path)
     assert (run.path / "model.safetensors").read_bytes() == before
 
@@ -343,7 +342,7 @@ def test_unfinished_runs_are_not_found_and_runs_without_weights_are(run, data, c
 @pytest.mark.parametrize(
     ("name", "look"),
     [
-        ("config.json", lambda run: run.model),
+        ("config.json", lambda run: run.config),
         ("metrics.jsonl", lambda run: run.test_accuracy),
         ("heads.npz", lambda run: run.heads),
         ("predictions.npz", lambda run: run.right),
@@ -358,13 +357,13 @@ def test_a_file_that_cannot_be_read_is_named(name, look, run, copy):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("part", "name"), [("model", "hiden"), ("train", "checkpoint_seconds")])
-def test_a_configuration_of_another_version_is_refused_by_its_file(part, name, copy):
+@pytest.mark.parametrize("part", ["model", "train"])
+def test_a_configuration_of_another_version_is_refused_by_its_file(part, copy):
     config = json.loads((copy / "config.json").read_text())
-    config[part][name] = 3
+    config[part]["hiden"] = 3
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RunError, match=f"config.json cannot be read .*{name} = 3: Extra inputs"):
-        find_runs(copy.parent)[0].train, Run(copy).model
+    with pytest.raises(RunError, match="config.json cannot be read .*hiden = 3: Extra inputs"):
+        getattr(Run(copy), part)
 
 
 def test_runs_are_found_in_the_order_of_the_presets(run, tmp_path):
@@ -508,16 +507,6 @@ def test_muon_orthogonalizes_as_its_run_computes():
         coarse = orthogonal(matrix, torch.bfloat16)
         assert coarse.dtype == torch.bfloat16
         torch.testing.assert_close(coarse.float(), u @ around @ v, atol=0.05, rtol=0)
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_muon_computes_in_the_type_of_the_run(precision, data, tmp_path, monkeypatch):
-    types = set()
-    building = lambda *args: types.add(args[2]) or build_optimizers(*args)  # noqa: E731
-    monkeypatch.setattr(loop, "build_optimizers", building)
-    recipe = {"optimizer": "muon", "precision": precision, "epochs": 1}
-    train(MODEL, replace(RECIPE, recipe), data, tmp_path)
-    assert types == {getattr(torch, precision)}
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
