@@ -42,8 +42,8 @@ help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
 # Large buffers stay with the process: fetched from the kernel for each batch, they cost up to half the time on CPUs.
-reproduce: export MALLOC_MMAP_MAX_ = 0
-reproduce: export MALLOC_TRIM_THRESHOLD_ = 100000000000
+reproduce lab explore: export MALLOC_MMAP_MAX_ = 0
+reproduce lab explore: export MALLOC_TRIM_THRESHOLD_ = 100000000000
 # The user's words reach the shell as variables, so that no character in them means anything to it.
 reproduce: $(READY)
 	@$(ATTNCONV) reproduce --profile "$$PROFILE" $${JOBS:+--jobs "$$JOBS"} $${DATA:+--data "$$DATA"} \

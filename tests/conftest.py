@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import nbformat
 import pytest
-from hypothesis import strategies as st
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core, each with one thread
@@ -103,41 +99,6 @@ def result(name: str, text: str = "x") -> str:
 def write(file: Path, content: str | bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def damaged(content: bytes, draw) -> bytes:
-    """Cut short, one bit flipped, something added or (JSON) a value of another type."""
-    kind, at = (
-        draw(st.sampled_from(["cut", "flip", "more", "type"])),
-        draw(st.integers(0, len(content) - 1)),
-    )
-    if kind == "cut":
-        return content[:at]
-    if kind == "flip":
-        return (
-            content[:at] + bytes([content[at] ^ 1 << draw(st.integers(0, 7))]) + content[at + 1 :]
-        )
-    line = content.splitlines()[0] if content.startswith(b'{"') else content  # of metrics.jsonl
-    value = json.loads(line) if content.startswith(b"{") else None
-    if kind == "more" or value is None:
-        return content + draw(st.binary(min_size=1, max_size=9))
-    place = value
-    while isinstance(place, dict) and place:
-        inside, name = place, draw(st.sampled_from(sorted(place)))
-        place = inside[name] if draw(st.integers(0, 3)) else None
-    inside[name] = draw(st.sampled_from([None, 5, -1.5, "x", [], {}, True, [[1]]]))
-    return json.dumps(value).encode()
-
-
-def assert_waits(job: Future, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says that it waits for another process, in its own time, and does."""
-    said, until = "", time.monotonic() + 60
-    while "waiting for it" not in said and time.monotonic() < until and not job.done():
-        time.sleep(0.01)
-        said += capsys.readouterr().err
-    assert "waiting for it" in said
-    with pytest.raises(TimeoutError):
-        job.result(timeout=0.3)
 
 
 @pytest.fixture

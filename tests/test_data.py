@@ -10,9 +10,7 @@ import json
 import os
 import pickle
 import shutil
-import socket
 import tarfile
-import time
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +51,7 @@ def some(train=40, test=20, shape=(32, 32, 3), classes=10) -> dict[str, np.ndarr
 
 
 SMALL, GRAY = some(12, 6, (8, 7, 3), 3), some(12, 6, (8, 7, 1), 3)
-PETS = ("ox", "cat", "yak")
+PETS = ("cat", "ox", "yak")
 
 
 def with_row_7(value: object, name: str = "train_images") -> dict:
@@ -197,13 +195,6 @@ def test_embedded_sample(sample):
     assert digits in (folder / "README.md").read_text()
 
 
-def test_a_damaged_sample_is_refused(tmp_path):
-    content = bytearray(data.SAMPLE.read_bytes())
-    content[1_000_000] ^= 1
-    (tmp_path / "sample.npz").write_bytes(content)
-    refused(tmp_path / "sample.npz", "cannot be read", "replace it")
-
-
 CIFAR10_FORMS = {
     "cifar-10-batches-py": lambda p, arrays, m: batches(p / "cifar-10-batches-py", arrays, m),
     "Parquet": lambda p, arrays, m: parquet(p / "cifar10", arrays),
@@ -228,7 +219,7 @@ def test_cifar10_in_each_form(tmp_path, monkeypatch, form):
 
 
 def test_ten_numbers_are_airplane_and_so_on_only_in_a_folder_called_cifar10(tmp_path, root):
-    digits = tuple("zero one two three four five six seven eight nine".split())
+    digits = tuple(f"digit {number}" for number in range(10))
     for names, classes in (((), tuple("0123456789")), (digits, digits)):
         loaded = load_data(parquet(tmp_path / "mine", some(), names=names))
         assert (loaded.name, loaded.classes) == ("mine", classes)
@@ -250,8 +241,7 @@ def test_image_folders(tmp_path):
     spoiled(folder, "train/yak/.DS_Store", b"of a Mac")
     shutil.copytree(folder / "test" / "cat", folder / "test" / ".ipynb_checkpoints")
     loaded = load_data(folder)
-    expected = GRAY | {f"{s}_labels": np.array([1, 0, 2])[GRAY[f"{s}_labels"]] for s in SPLITS}
-    assert_holds(loaded, by_class(expected))
+    assert_holds(loaded, by_class(GRAY))
     assert (loaded.name, loaded.classes) == ("my.gray", ("cat", "ox", "yak"))
     assert (loaded.form, loaded.image_size) == ("image folders", (8, 7))
     measured = [[f(GRAY["train_images"] / 255)] for f in (np.mean, np.std)]
@@ -271,9 +261,8 @@ def test_jpegs_are_called_so(tmp_path):
     [
         (lambda k: k, (), ("0", "1", "2")),
         (lambda k: 9 * k + 2, (), ("2", "11", "20")),
-        (float, (), ("0", "1", "2")),
-        (lambda k: k, PETS, PETS),  # in the order of their numbers
-        (lambda k: sorted(PETS)[k], (), tuple(sorted(PETS))),
+        (lambda k: k, PETS, PETS),
+        (lambda k: PETS[k], (), PETS),
     ],
 )
 @pytest.mark.parametrize("kind", [None, pa.large_binary()])
@@ -285,7 +274,7 @@ def test_columns_of_parquet_are_known_by_their_types(tmp_path, label, names, cla
 
 
 def test_a_dictionary_and_other_columns(tmp_path):
-    arrays = labelled(lambda k: sorted(PETS)[k])
+    arrays = labelled(lambda k: PETS[k])
     arrays |= {f"{s}_labels": pa.array(arrays[f"{s}_labels"]).dictionary_encode() for s in SPLITS}
     assert_holds(load_data(parquet(tmp_path / "one", arrays, label="of")), SMALL)
     for label in ("of", "label"):
@@ -325,21 +314,15 @@ def test_a_picture_is_turned_as_viewers_show_it(form, orientation):
 
 CUT_OUT = Image.new("RGBA", (8, 8))
 CUT_OUT.paste((200, 60, 30, 255), (2, 2, 6, 6))
-HIDDEN = np.asarray(CUT_OUT).copy()
-HIDDEN[0, :, :3] = np.arange(24).reshape(8, 3)
 
 
 @pytest.mark.parametrize(
     ("image", "form", "options"),
     [
         (CUT_OUT, "PNG", {}),
-        (Image.fromarray(HIDDEN), "PNG", {}),
-        (CUT_OUT, "WEBP", {"lossless": True}),
         (CUT_OUT, "TIFF", {}),
-        (CUT_OUT, "GIF", {}),
         (CUT_OUT.quantize(4), "PNG", {}),
         (CUT_OUT.convert("RGB"), "PNG", {"transparency": (0, 0, 0)}),
-        (CUT_OUT.convert("LA"), "PNG", {}),
         (CUT_OUT.convert("L"), "PNG", {"transparency": 0}),
     ],
 )
@@ -370,11 +353,12 @@ SIXTEEN = np.zeros((8, 7), np.uint16)
 @pytest.mark.parametrize(
     ("write", "words"),
     [
-        (lambda p: None, "no data set|embedded or cifar10|parquet|train/<class>/"),
-        (lambda p: p.mkdir(), "no train images|cifar-10-batches-py"),
+        (lambda p: None, "no train images|embedded or cifar10|cifar-10-batches-py|train/<class>/"),
         (lambda p: os.unlink(parquet(p, SMALL) / "test-00000.parquet"), "no test images"),
         (lambda p: spoiled(p, "train.parquet", b"x"), "train.parquet cannot be read|Copy it"),
         (lambda p: parquet(p, SMALL, kind=pa.list_(pa.uint8())), "Needed are one of images"),
+        (lambda p: parquet(p, labelled(float)), "Needed are|'label': 'double'"),
+        (lambda p: parquet(p, labelled(lambda k: [k, 1])), "Needed are|'label': 'list"),
     ],
 )
 def test_data_that_cannot_be_used(tmp_path, write, words):
@@ -387,7 +371,6 @@ def test_data_that_cannot_be_used(tmp_path, write, words):
     [
         (b"text", "cannot be read|GIF, JPEG, PNG|remove it"),
         (None, "no image of the formats BMP, GIF"),
-        (encoded(IMAGE)[:-60], "cannot be read"),
         (encoded(IMAGE, "EPS"), "no image of"),  # Pillow would start another program
         (SIXTEEN, "I;16|8 bits a channel"),
         (IMAGE[:, :6], "(8, 6, 3)|(8, 7, 3)"),
@@ -401,14 +384,10 @@ def test_an_image_is_refused_by_its_row(tmp_path, image, words):
 @pytest.mark.parametrize(
     ("arrays", "names", "words"),
     [
-        (with_row_7(None, "train_labels"), (), "row 7: the label is None"),
-        (with_row_7(np.nan, "train_labels"), (), "row 7: the label is nan"),
-        (with_row_7(-1, "train_labels"), PETS, "row 7: the label is -1"),
-        (with_row_7(3, "train_labels"), PETS, "row 7: the label is 3"),
-        (labelled(lambda k: [k, 1]), (), "row 0: the label is ["),
-        (labelled(lambda k: k + 0.5), (), "row 0: the label is "),
-        (with_row_7(57, "train_labels"), (), "not both in train and in test|['57']"),
-        (labelled(lambda k: 4), (), "one class, 4|two or more"),
+        (with_row_7(None, "train_labels"), (), "row 7: the label None"),
+        (with_row_7(-1, "train_labels"), PETS, "row 7: the label -1"),
+        (with_row_7(3, "train_labels"), PETS, "row 7: the label 3"),
+        (with_row_7(57, "train_labels"), (), "not in both splits|[57]"),
     ],
 )
 def test_labels_are_refused_by_their_row(tmp_path, arrays, names, words):
@@ -418,13 +397,7 @@ def test_labels_are_refused_by_their_row(tmp_path, arrays, names, words):
 def test_what_is_no_image_in_a_folder_is_refused_by_name(tmp_path):
     refused(spoiled(folders(tmp_path, SMALL), "train/bird/x.txt", b"0"), "bird/x.txt", "GIF")
     (tmp_path / "train" / "bird" / "x.txt").unlink()
-    refused(spoiled(tmp_path, "test/d/x.png", encoded(IMAGE)), "not both in train and in", "['d']")
-
-
-@pytest.mark.parametrize("source", ["~nouser/cifar10", "x" * 5000, "a\0b"])
-def test_paths_that_cannot_be(source):
-    with pytest.raises(DataError):
-        load_data(source)
+    refused(spoiled(tmp_path, "test/d/x.png", encoded(IMAGE)), "not in both splits", "['d']")
 
 
 def test_cifar10_of_other_checksums_is_never_unpickled(tmp_path, monkeypatch):
@@ -450,18 +423,10 @@ def test_an_archive_in_the_data_folder_is_unpacked_and_not_downloaded(root, monk
     assert_holds(load_data("cifar10"), some())
 
 
-def test_a_download_that_fails_says_what_to_bring_and_never_hangs(root, monkeypatch):
-    monkeypatch.setattr(data, "PATIENCE", 0.2)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        for port in (silent.getsockname()[1], 9):
-            monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{port}/{CIFAR10.filename}")
-            started = time.monotonic()
-            with pytest.raises(MissingData, match="'embedded'") as failed:
-                load_data("cifar10")
-            assert time.monotonic() - started < 20
-            assert str(root) in str(failed.value) and f"Bring {CIFAR10.url}" in str(failed.value)
-    assert socket.getdefaulttimeout() is None
+def test_a_download_that_fails_says_what_to_bring(root, monkeypatch):
+    monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:9/{CIFAR10.filename}")
+    with pytest.raises(MissingData, match=f"to {root} .*Bring {CIFAR10.url} there, or use 'emb"):
+        load_data("cifar10")
 
 
 # Subsets
@@ -483,44 +448,40 @@ def test_the_first_images(sample):
         assert all(torch.equal(getattr(same, n), getattr(sample, n)) for n in data.ARRAYS)
 
 
-def test_hold_out_splits_the_training_images(sample):
-    small = sample.first(600, 100)
-    numbered = replace(small, train_images=torch.arange(600))  # to see which ones
-    rest, images, labels = numbered.hold_out(95, seed=3)
-    assert sorted([*rest.train_images.tolist(), *images.tolist()]) == list(range(600))
-    assert torch.equal(labels, small.train_labels[images])
-    assert torch.equal(rest.train_labels, small.train_labels[rest.train_images])
-    assert sorted(labels.bincount().tolist()) == [9] * 5 + [10] * 5
-    assert torch.equal(numbered.hold_out(95, seed=3)[1], images)
-    assert not torch.equal(numbered.hold_out(95, seed=4)[1], images)
-    for n in (-1, 600):
-        with pytest.raises(DataError, match="choose 0 to 599"):
-            small.hold_out(n, 0)
+def numbered(sample):
+    """600 training images that are their numbers, to see which ones are taken."""
+    return replace(sample.first(600, 100), train_images=torch.arange(600))
+
+
+def test_validation_images_are_balanced_and_not_trained_on(sample):
+    labels = numbered(sample).train_labels
+    recipe = TrainConfig(validation=95, seed=3)
+    rest, (held, of) = numbered(sample).for_training(recipe), numbered(sample).held_out(recipe)
+    assert sorted([*rest.train_images.tolist(), *held.tolist()]) == list(range(600))
+    assert torch.equal(of, labels[held])
+    assert torch.equal(rest.train_labels, labels[rest.train_images])
+    assert sorted(of.bincount().tolist()) == [9] * 5 + [10] * 5
+    assert not torch.equal(numbered(sample).held_out(TrainConfig(validation=95, seed=4))[0], held)
+    with pytest.raises(DataError, match="validation = 600 must be fewer: there are 600"):
+        numbered(sample).for_training(TrainConfig(validation=600))
 
 
 def test_few_images_are_balanced_nested_and_repeated_to_as_many_as_there_are(sample):
-    small = sample.first(600, 100)
-    numbered = replace(small, train_images=torch.arange(600))
+    whole = numbered(sample)
+    rest = whole.for_training(TrainConfig(validation=100, seed=3)).train_images
     fewer: set[int] = set()
-    for n in (1, 20, 25, 95, 600, 10_000):
-        found = numbered.few(n, seed=3)
+    for n in (1, 20, 25, 95, 500, 10_000):
+        found = whole.for_training(TrainConfig(validation=100, images=n, seed=3))
         chosen = found.train_images
-        assert torch.equal(found.train_labels, small.train_labels[chosen])
+        assert torch.equal(found.train_labels, whole.train_labels[chosen])
         times = chosen.bincount(minlength=600)
-        assert len(chosen) == 600 and (times > 0).sum() == min(n, 600)
+        assert len(chosen) == 500 and (times > 0).sum() == min(n, 500)
         assert times.max() - times[times > 0].min() <= 1, "each as often"
-        assert fewer <= {*chosen.tolist()}
+        assert fewer <= {*chosen.tolist()} <= {*rest.tolist()}
         fewer = {*chosen.tolist()}
-    few = numbered.few(20, seed=3)
-    assert small.train_labels[few.train_images.unique()].bincount().tolist() == [2] * 10
-    assert not torch.equal(few.train_images, numbered.few(20, seed=4).train_images)
-
-
-def test_a_recipe_trains_on_few_of_what_is_not_held_out(sample):
-    rest = sample.hold_out(95, 3)[0]
-    for images, expected in ((None, rest), (20, rest.few(20, 3))):
-        found = sample.for_training(TrainConfig(validation=95, images=images, seed=3))
-        assert torch.equal(found.train_images, expected.train_images)
+    few = [whole.for_training(TrainConfig(images=20, seed=seed)) for seed in (3, 4)]
+    assert whole.train_labels[few[0].train_images.unique()].bincount().tolist() == [2] * 10
+    assert not torch.equal(few[0].train_images, few[1].train_images)
 
 
 def digest(*tensors: torch.Tensor) -> str:
@@ -531,7 +492,9 @@ def digest(*tensors: torch.Tensor) -> str:
 def test_what_recorded_runs_were_trained_on_stays(sample):
     """Seeds draw the same images, orders, crops and flips as when those runs were made."""
     plan = data.epoch_plan(1000, seed=3, epoch=4, augment=True)
-    drawn = plan.order, *plan.crops, *sample.hold_out(5, 3)[1:], sample.few(7, 3).train_images
+    held_out = sample.held_out(TrainConfig(validation=5, seed=3))
+    few = sample.for_training(TrainConfig(images=7, seed=3)).train_images
+    drawn = plan.order, *plan.crops, *held_out, few
     assert digest(*drawn) == "5fa0764bf09c"
 
 

@@ -23,10 +23,10 @@ from pydantic import (
     model_validator,
 )
 
-_PLACES = [Path(__file__).resolve().parents[2], Path.cwd(), *Path.cwd().parents]
-REPOSITORY = next((place for place in _PLACES if (place / "notebooks/profiles").is_dir()), Path())
-"""Where notebooks, data and outputs are: the clone that holds this library or the current folder,
-else that folder."""
+_ABOVE = Path(__file__).resolve().parents[2]
+REPOSITORY = _ABOVE if (_ABOVE / "notebooks").is_dir() else Path.cwd()
+"""Where notebooks, data and outputs are: the clone that holds this library, else the current
+folder."""
 
 
 class ConfigError(ValueError):
@@ -184,11 +184,11 @@ def replace(config: AnyConfig, changes: dict[str, Any]) -> AnyConfig:
     return type(config)(**{**dict(config), **changes})
 
 
-def for_images(
-    model: ModelConfig, size: tuple[int, int], channels: int, classes: int
-) -> ModelConfig:
-    """The same model for images of that size (height, width), with so many channels and classes."""
-    return replace(model, {"image_size": size, "image_channels": channels, "classes": classes})
+def for_images(model: ModelConfig, data: Any) -> ModelConfig:
+    """The same model for the images and classes of a `training.data.Dataset`."""
+    height, width, channels = data.train_images.shape[1:]
+    sizes = {"image_size": (height, width), "image_channels": channels}
+    return replace(model, {**sizes, "classes": len(data.classes)})
 
 
 def identity(model: ModelConfig, train: TrainConfig, about: dict[str, Any]) -> str:

@@ -94,8 +94,7 @@ class Workspace:
         """A preset's configurations for this profile and data. ``start``: the run whose weights
         come first, where that is not the preset's; ``changes`` as in `Profile.configs`."""
         model, recipe = self.profile.configs(name, seed, **changes)
-        _, height, width, channels = self.data.train_images.shape
-        model = for_images(model, (height, width), channels, len(self.data.classes))
+        model = for_images(model, self.data)
         first = PRESETS[name].start
         if start:
             recipe = replace(recipe, {"start_from": start.path.name})

@@ -11,8 +11,8 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
-import socket
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -41,13 +41,12 @@ STATISTICS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "fashion-mnist-sample": ((0.2860,), (0.3530,)),
 }
-# Arrow's types of columns that may hold labels; floats and lists are refused by the row.
-LABELS = ("int", "uint", "string", "large_string", "dictionary", "float", "double", "list")
+# Arrow's types of columns that may hold labels.
+LABELS = ("int", "uint", "string", "large_string", "dictionary")
 FORMATS = "BMP GIF JPEG PNG PPM TIFF WEBP".split()  # of images, as Pillow names them
 FORMS = f"""Name embedded or cifar10, or the path of {BATCHES}, of a folder with train*.parquet \
 and test*.parquet, or of one with train/<class>/ and test/<class>/ (images)"""
 PAD = 4  # pixels of black around an image before it is cropped to its size again
-PATIENCE = 20  # seconds that a download may wait for a byte
 
 
 class DataError(ValueError):
@@ -92,8 +91,8 @@ class Dataset:
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on that device."""
-        moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in ARRAYS}
-        return replace(self, **moved)
+        tensors = {name: getattr(self, name).to(device) for name in ARRAYS}
+        return replace(self, **tensors)  # type: ignore[arg-type]
 
     def first(self, train: int | None, test: int | None) -> Dataset:
         """This many images of each split, in their order: the first of each class, as many of each
@@ -104,31 +103,33 @@ class Dataset:
         )
         return tested._trained_on(balanced(self.train_labels, train))
 
-    def hold_out(self, n: int, seed: int) -> tuple[Dataset, Tensor, Tensor]:
-        """The data without n training images, and those n for validation: images (n, H, W, C) and
-        labels (n,). The seed draws them, as many of each class as can be."""
-        total = len(self.train_labels)
-        if not 0 <= n < total:
-            raise DataError(
-                f"{n} validation images cannot be held out of {total}: choose 0 to {total - 1}."
-            )
-        held = torch.zeros_like(self.train_labels, dtype=torch.bool)
-        held[_drawn(self.train_labels, n, "hold out", seed)] = True
-        return self._trained_on(~held), self.train_images[held], self.train_labels[held]
-
-    def few(self, n: int, seed: int) -> Dataset:
-        """The data with n of its training images, over and over until they are as many as before.
-        The seed draws them, as many of each class as can be; more images hold the fewer ones."""
-        total = len(self.train_labels)
-        chosen = _drawn(self.train_labels, n, "few", seed)
-        times = -(-total // len(chosen))
-        return self._trained_on(chosen.repeat(times)[:total])
-
     def for_training(self, config: TrainConfig) -> Dataset:
-        """The data that a recipe trains on: without its validation images (`hold_out` gives those),
-        and with no more than its ``images`` (`few`)."""
-        data = self.hold_out(config.validation, config.seed)[0]
-        return data.few(config.images, config.seed) if config.images else data
+        """The data that a recipe trains on: without what it holds out, and with no more than its
+        ``images``, over and over until they are as many as before. The seed draws them, as many of
+        each class as can be; more images hold the fewer ones.
+        """
+        rest = (~self._held(config)).nonzero()[:, 0]
+        if config.images:
+            few = _drawn(self.train_labels[rest], config.images, "few", config.seed)
+            times = math.ceil(len(rest) / len(few))
+            rest = rest[few].repeat(times)[: len(rest)]
+        return self._trained_on(rest)
+
+    def held_out(self, config: TrainConfig) -> tuple[Tensor, Tensor]:
+        """The training images that a recipe holds out for validation, and their labels."""
+        held = self._held(config)
+        return self.train_images[held], self.train_labels[held]
+
+    def _held(self, config: TrainConfig) -> Tensor:
+        """Which images those are, bool (N,): the seed draws them, as many of each class as can
+        be.
+        """
+        if config.validation >= len(self.train_labels):
+            has = f"there are {len(self.train_labels)} training images"
+            raise DataError(f"validation = {config.validation} must be fewer: {has}.")
+        held = torch.zeros_like(self.train_labels, dtype=torch.bool)
+        held[_drawn(self.train_labels, config.validation, "hold out", config.seed)] = True
+        return held
 
     def _trained_on(self, which: Tensor) -> Dataset:
         """The data with those of its training images, by index or by a mask."""
@@ -243,18 +244,14 @@ def reading(place: object) -> Iterator[None]:
 
 def find_data(source: str | Path = "embedded") -> Path | None:
     """Where ``embedded``, ``cifar10`` or the data set at a path lies. Nothing is read or
-    downloaded: None where CIFAR-10 is not on this machine. `DataError` where nothing is at the
-    path."""
+    downloaded: None where CIFAR-10 is not on this machine.
+    """
     if source == "embedded":
         return SAMPLE
     if source == "cifar10":
         places = [data_folder() / BATCHES, data_folder() / "cifar10"]
         return next(filter(Path.exists, places), None)
-    with reading(source):
-        path = Path(source).expanduser().absolute()
-        if path.exists():
-            return path
-    raise DataError(f"There is no data set at {path}. {FORMS}.")
+    return Path(os.path.abspath(os.path.expanduser(source)))
 
 
 def load_data(source: str | Path = "embedded") -> Dataset:
@@ -269,7 +266,7 @@ def load_data(source: str | Path = "embedded") -> Dataset:
     path = find_data(source) or _download(data_folder())
     with reading(path):
         found = _read(path)
-    tensors = dict[str, Any]()
+    tensors: dict[str, Any] = {}
     for name in ARRAYS:
         values = torch.as_tensor(found[name])
         if name.endswith("labels"):
@@ -278,48 +275,39 @@ def load_data(source: str | Path = "embedded") -> Dataset:
             tensors[name] = values.reshape(*values.shape[:3], -1).contiguous()
     images = tensors["train_images"]
     classes = tuple(map(str, found["classes"]))
-    if len(classes) < 2:
-        raise DataError(f"{path} has one class, {classes[0]}. Training needs two or more.")
     if path.name == "cifar10" and classes == tuple("0123456789"):
         classes = CIFAR10_CLASSES
-    name = path.stem if path.suffix == ".npz" else path.name
+    name = path.name.removesuffix(".npz")
     if classes == CIFAR10_CLASSES and images.shape[1:] == (32, 32, 3):
         name = "cifar10"
     elif name == "cifar10":
         raise DataError(f"{path} is not CIFAR-10. Rename it, and give its path as the source.")
     mean, std = STATISTICS.get(name) or _statistics(images.numpy())
     form = str(found["form"])
-    return Dataset(name=name, form=form, classes=classes, mean=mean, std=std, **tensors)
+    return Dataset(name, form, classes, mean=mean, std=std, **tensors)
 
 
 def _statistics(images: np.ndarray) -> tuple[Floats, Floats]:
     """Mean and standard deviation per channel, pixels in [0, 1]; 1 where all pixels are the
     same.
     """
-    channels = [images[..., channel] for channel in range(images.shape[-1])]
-    mean = tuple(values.mean().item() / 255 for values in channels)
-    return mean, tuple(values.std().item() / 255 or 1.0 for values in channels)
+    channels = np.moveaxis(images, -1, 0)
+    mean = tuple(float(values.mean()) / 255 for values in channels)
+    return mean, tuple(float(values.std()) / 255 or 1.0 for values in channels)
 
 
 def _download(root: Path) -> Path:
     """Let torchvision fetch CIFAR-10 into that folder, or unpack the archive there. It checks
-    sums."""
+    sums.
+    """
     from torchvision.datasets import CIFAR10
 
-    patience = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(PATIENCE)  # torchvision would wait for ever
     try:
-        root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / ".lock"):  # notebooks that run side by side need one copy
             CIFAR10(root, download=True)
     except Exception as error:  # of the network, the disk or the archive
-        why = " ".join(str(error).split())
-        remedy = f"Bring {CIFAR10.url} there yourself, or use 'embedded', which needs no download."
-        raise MissingData(
-            f"cifar10 is not in {root}, and the download failed ({why}). {remedy}"
-        ) from error
-    finally:
-        socket.setdefaulttimeout(patience)
+        remedy = f"Bring {CIFAR10.url} there, or use 'embedded', which needs no download."
+        raise MissingData(f"cifar10 cannot be brought to {root} ({error}). {remedy}") from error
     return root / BATCHES
 
 
@@ -327,61 +315,49 @@ def _read(path: Path) -> dict[str, Any]:
     """The `ARRAYS` of a data set, its ``classes`` and its ``form``."""
     if path.suffix == ".npz":  # the embedded sample, or the images of a record
         with np.load(path) as arrays:
-            return {"form": "embedded sample"} | dict(arrays)
+            return {"form": "embedded sample", **arrays}
     if path.name != BATCHES:
         return _decoded(path)
     from torchvision.datasets import CIFAR10
 
-    train = CIFAR10(path.parent, train=True)  # unpickled only if all checksums are right
-    test = CIFAR10(path.parent, train=False)
-    arrays = zip(ARRAYS, (train.data, train.targets, test.data, test.targets), strict=True)
-    return {"form": BATCHES, "classes": train.classes} | dict(arrays)
+    found = {"form": BATCHES, "classes": CIFAR10_CLASSES}
+    for split in SPLITS:
+        part = CIFAR10(path.parent, train=split == "train")  # unpickled if all checksums are right
+        found |= {f"{split}_images": part.data, f"{split}_labels": part.targets}
+    return found
 
 
-# An image's file and its row there, the encoded image, what its class is sorted by, and its class.
-Row = tuple[str, bytes, int, str]
+Row = tuple[str, bytes, int | str]  # an image's file and row there, the encoded image, its class
 
 
 def _decoded(path: Path) -> dict[str, Any]:
-    """What `_read` gives, of Parquet files or image folders. Images must be of one size, and all
-    grey or all in colour.
+    """What `_read` gives, of Parquet files or, where there are none, of image folders. Images must
+    be of one size, and all grey or all in colour.
     """
-    found = dict[str, Any]()
-    classes = dict[str, list]()
+    parquet = any(path.glob("train*.parquet"))
+    found: dict[str, Any] = {"form": "Parquet" if parquet else "image folders"}
     shape: tuple[int, ...] = ()
     for split in SPLITS:
         images, labels = [], []
-        for place, content, number, name in _rows(path, split):
+        rows = _parquet_rows(path, split) if parquet else _folder_rows(path / split)
+        for place, content, label in rows:
             with reading(place):
                 image = pixels(io.BytesIO(content))
             shape = shape or image.shape
             if image.shape != shape:
                 raise DataError(f"{place} is {image.shape}, others are {shape}. Make all alike.")
             images.append(image)
-            labels.append((number, unicodedata.normalize("NFC", name)))
+            labels.append(label)
         if not images:
             raise DataError(f"There are no {split} images in {path}. {FORMS}.")
-        classes[split] = sorted({*labels})
-        index = {label: number for number, label in enumerate(classes[split])}
-        found[f"{split}_images"] = np.stack(images)
-        found[f"{split}_labels"] = np.array([index[label] for label in labels])
-    train, test = classes.values()
-    if train != test:
-        differing = [name for _, name in sorted({*train} ^ {*test})]
-        raise DataError(f"{path}: not both in train and in test are the classes {differing}.")
-    form = "Parquet" if any(path.glob("train*.parquet")) else "image folders"
+        classes, numbers = np.unique(labels, return_inverse=True)
+        found |= {f"{split}_images": np.stack(images), f"{split}_labels": numbers}
+        differing = {*classes.tolist()} ^ {*found.setdefault("classes", classes.tolist())}
+        if differing:
+            raise DataError(f"{path}: not in both splits are the classes {sorted(differing)}.")
     if content.startswith(b"\xff\xd8"):  # the last one, as the others are
-        form += ", JPEG images"
-    return found | {"form": form, "classes": [name for _, name in train]}
-
-
-def _rows(path: Path, split: str) -> Iterator[Row]:
-    """The images of a split: of Parquet files or, where there are none, of class folders."""
-    files = sorted(path.glob(f"{split}*.parquet"))
-    for file in files:
-        yield from _parquet_rows(file)
-    if not files:
-        yield from _folder_rows(path / split)
+        found["form"] += ", JPEG images"
+    return found
 
 
 def _folder_rows(folder: Path) -> Iterator[Row]:
@@ -389,39 +365,37 @@ def _folder_rows(folder: Path) -> Iterator[Row]:
     for part in sorted(map(Path, glob("*/**", root_dir=folder, recursive=True))):
         file = folder / part
         if not file.is_dir():
-            yield str(file), file.read_bytes(), 0, part.parts[0]
+            # Systems write an accent in two ways.
+            yield str(file), file.read_bytes(), unicodedata.normalize("NFC", part.parts[0])
 
 
-def _parquet_rows(file: Path) -> Iterator[Row]:
-    """The rows of a Parquet file. One column holds encoded images, or the Hub's structs of them.
-    Labels are numbers from 0 on, which the Hub's metadata may name, or words."""
+def _parquet_rows(path: Path, split: str) -> Iterator[Row]:
+    """The rows of a split's Parquet files. Labels are whole numbers from 0 on, which the Hub's
+    metadata may name, or words.
+    """
     from pyarrow.parquet import ParquetFile
 
-    with reading(file):
-        table = ParquetFile(file).read()
-        image, label = _columns(file, table.schema)
-        about = json.loads((table.schema.metadata or {}).get(b"huggingface", "{}"))
-        feature = about.get("info", {}).get("features", {}).get(label, {})
-    names = feature.get("names") or range(10**9)  # a number without a name is its own
-    for number, row in enumerate(table.to_pylist()):
-        place = f"{file}, row {number}"
-        content, value = row[image], row[label]
-        if isinstance(content, dict):
-            content = content["bytes"]
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # where one is missing, pandas makes all of them floats
-        if isinstance(value, str):
-            yield place, content, 0, value
-        elif isinstance(value, int) and value in range(len(names)):
-            yield place, content, value, str(names[value])
-        else:
-            needed = "A label is a word, or a whole number from 0 on that names a class"
-            raise DataError(f"{place}: the label is {value}. {needed}.")
+    for file in sorted(path.glob(f"{split}*.parquet")):
+        with reading(file):
+            table = ParquetFile(file).read()
+            image, label = _columns(file, table.schema)
+            about = json.loads((table.schema.metadata or {}).get(b"huggingface", "{}"))
+            feature = about.get("info", {}).get("features", {}).get(label, {})
+        names = dict(enumerate(feature.get("names") or ()))
+        for number, row in enumerate(table.to_pylist()):
+            content, value = row[image], row[label]
+            if isinstance(content, dict):  # the Hub's form
+                content = content["bytes"]
+            known = names.get(value) if names else value
+            if known in (None, -1):  # the Hub's mark of an image without a label
+                raise DataError(f"{file}, row {number}: the label {value} names no class.")
+            yield f"{file}, row {number}", content, known
 
 
 def _columns(file: Path, schema: Any) -> tuple[str, str]:
     """The columns of images and of labels in a Parquet file, by their types. Where more than one
-    may hold labels, it is that called label or labels."""
+    may hold labels, it is that called label or labels.
+    """
     kinds = {column.name: str(column.type) for column in schema}
     images = [name for name, kind in kinds.items() if "binary" in kind]
     words = [name for name, kind in kinds.items() if kind.startswith(LABELS)]

@@ -23,9 +23,8 @@ import os
 import platform
 import time
 from contextlib import nullcontext
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -45,14 +44,13 @@ from attnconv.training.optimizers import build_optimizers, own_rate
 from attnconv.training.runs import Run, RunError, reading, write
 
 
-class TrainingError(RuntimeError):
+class TrainingError(ValueError):
     """Training cannot go on; the message says in which epoch, and what to do."""
 
 
 def best_device() -> torch.device:
-    """CUDA where there is one (under torchrun this process's own), else the CPU."""
-    cuda = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    return torch.device(cuda if torch.cuda.is_available() else "cpu")
+    """CUDA where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @functools.cache
@@ -64,9 +62,8 @@ def settle_products() -> None:
     # bfloat16 inside, which only CPUs with AMX make use of.
     cpu = Path("/proc/cpuinfo")  # Linux has this file
     amd = cpu.is_file() and "AuthenticAMD" in cpu.read_text()
-    products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    if amd and products.fp32_precision == "none" and not torch.cpu._is_amx_tile_supported():
-        products.fp32_precision = "bf16"
+    if amd and not torch.cpu._is_amx_tile_supported():
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
 
 
 def products_of(config: TrainConfig, device: torch.device) -> torch.dtype:
@@ -76,7 +73,6 @@ def products_of(config: TrainConfig, device: torch.device) -> torch.dtype:
     if config.precision != "auto":
         return getattr(torch, config.precision)
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    native = native and "ONEDNN_MAX_CPU_ISA" not in os.environ  # which may forbid them
     return torch.bfloat16 if native or device.type == "cuda" else torch.float32
 
 
@@ -90,7 +86,6 @@ class Evaluation(NamedTuple):
     predicted: Tensor
 
 
-@torch.no_grad()
 def evaluate(model: nn.Module, data: Dataset, *others: Tensor) -> Evaluation:
     """Evaluation mode, float32, no augmentation, every image once: of the test split, or of
     ``others``: uint8 images (N, H, W, C) and labels (N,).
@@ -98,7 +93,7 @@ def evaluate(model: nn.Module, data: Dataset, *others: Tensor) -> Evaluation:
     settle_products()
     device = next(model.parameters()).device
     images, labels = (part.to(device) for part in others or (data.test_images, data.test_labels))
-    feed = batches(images, labels, None, 500, data.mean, data.std)
+    feed = batches(images, labels, None, 100, data.mean, data.std)
     logits = torch.cat([predict(model, x) for x, _ in feed])
     loss = F.cross_entropy(logits.double(), labels)
     predicted = logits.argmax(1)
@@ -122,31 +117,10 @@ def team() -> tuple[int, int]:
         return 0, 1
     if not dist.is_initialized():
         if torch.cuda.is_available():
-            torch.cuda.set_device(best_device())
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group()
     dist.barrier()
     return dist.get_rank(), dist.get_world_size()
-
-
-def compiles(model: nn.Module, config: TrainConfig) -> bool:
-    """Whether steps are compiled: where the recipe asks for it, and the model has no `Convolution`.
-    On the gradient of its padding torch 2.15's compiler fails.
-    """
-    return config.compile and not any(isinstance(part, Convolution) for part in model.modules())
-
-
-def forward_of(model: nn.Module, config: TrainConfig) -> nn.Module:
-    """The model as training steps go through it: in a team, compiled, both or neither."""
-    forward = DistributedDataParallel(model) if dist.is_initialized() else model
-    if not compiles(model, config):
-        return forward
-    # Models share one forward: beyond eight of them dynamo would quietly stop compiling.
-    torch._dynamo.reset()
-    # On a CPU the compiler's own random numbers, for dropout, take twice as long as torch's.
-    compiled: Any = torch.compile(
-        forward, dynamic=False, options={"fallback_random": not torch.cuda.is_available()}
-    )
-    return compiled
 
 
 def train_epoch(
@@ -168,7 +142,7 @@ def train_epoch(
     clipped = [p for name, p in forward.named_parameters() if own_rate(name, config) is None]
     steps = math.ceil(images / config.batch_size)
     quiet = rank > 0 or "ATTNCONV_QUIET" in os.environ
-    bar = tqdm(feed, f"epoch {epoch + 1}", steps, leave=False, mininterval=1, disable=quiet)
+    bar = tqdm(feed, f"epoch {epoch + 1}", steps, leave=False, disable=quiet)
     sums = torch.zeros(2, dtype=torch.float64, device=device)  # of losses and right answers
     started = time.monotonic()
 
@@ -180,116 +154,115 @@ def train_epoch(
                 group["lr"] = factor * group["peak_lr"]
         # The mean of the processes' weighted losses is the batch's. One that no image is left for
         # takes another's, at no weight: all must go through the model.
-        batch = len(y)
-        weight = len(y[rank::size]) * size / batch
+        batch, share = len(y), len(y[rank::size])
         x, y = x[rank % batch :: size], y[rank % batch :: size]
         with torch.autocast(device.type, products, enabled=products != torch.float32):
             logits = forward(x)
-        loss = weight * F.cross_entropy(logits.float(), y, label_smoothing=config.label_smoothing)
+        loss = F.cross_entropy(logits.float(), y, label_smoothing=config.label_smoothing)
         forward.zero_grad()
-        loss.backward()
+        (loss * (share * size / batch)).backward()
         if config.clip is not None:
             nn.utils.clip_grad_norm_(clipped, config.clip)
         for optimizer in optimizers:
             optimizer.step()
-        right = (logits.argmax(1) == y).sum() * (weight > 0) * size
-        sums += torch.stack([loss.detach() * batch, right])  # not read here: a GPU would wait
+        right = (logits.argmax(1) == y)[:share].sum()
+        sums += torch.stack([loss.detach() * share, right])  # not read here: a GPU would wait
 
     if size > 1:
         dist.all_reduce(sums)
-    loss, accuracy = (sums / size / images).tolist()
+    loss, accuracy = (sums / images).tolist()
     seconds = round(time.monotonic() - started, 3)
     rate = optimizers[-1].param_groups[0]["lr"]
     return {"train_loss": loss, "train_accuracy": accuracy, "lr": rate, "seconds": seconds}
+
+
+def compiles(model: nn.Module, config: TrainConfig) -> bool:
+    """Whether steps are compiled: where the recipe asks for it, and the model has no `Convolution`.
+    On the gradient of its padding torch 2.15's compiler fails.
+    """
+    return config.compile and not any(isinstance(part, Convolution) for part in model.modules())
+
+
+def forward_of(model: nn.Module, config: TrainConfig) -> nn.Module:
+    """The model as training steps go through it: in a team, compiled, both or neither."""
+    forward = DistributedDataParallel(model) if dist.is_initialized() else model
+    if compiles(model, config):
+        # Models share one forward: beyond eight of them dynamo would quietly stop compiling.
+        torch._dynamo.reset()
+        forward = torch.compile(forward, dynamic=False)  # type: ignore[assignment]
+    return forward
 
 
 def environment(model: nn.Module, config: TrainConfig) -> dict[str, str | int]:
     """By what, and how, a model is trained here."""
     device = best_device()
     products = str(products_of(config, device)).removeprefix("torch.")
-    gpu = device.type == "cuda"
     return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if gpu else platform.machine(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
         "computation": f"{products}, compiled" if compiles(model, config) else products,
     }
 
 
-def begin(run: Run, preset: str, model: Network, config: TrainConfig, data: Dataset) -> None:
-    """Write config.json: what the run is, and how it is computed."""
-    for stale in [*run.path.glob(".*.part"), run.path / "attention.npz", run.path / "swaps.npz"]:
-        stale.unlink(missing_ok=True)  # of a process that was killed, or of weights that are lost
-    started = datetime.now().astimezone().isoformat(timespec="seconds")
-    about = {
-        "preset": preset,
-        "model": model.config.model_dump(mode="json"),
-        "train": config.model_dump(mode="json"),
-        "data": data.about(),
-        "environment": {"started": started, **environment(model, config)},
-    }
-    write(run.path / "config.json", json.dumps(about, indent=1) + "\n")
+def keep_geometry(run: Run, epochs: int, model: nn.Module, images: Tensor) -> None:
+    """Write to heads.npz what every head does after so many epochs (`heads.network_geometry`),
+    behind what it did before.
+    """
+    before = run.arrays("heads.npz")
+    now = network_geometry(model, images)
+    if now:  # a ResNet has no heads
+        arrays = {name: np.stack([*before.get(name, ())[:epochs], now[name]]) for name in now}
+        write(run.path / "heads.npz", arrays)
 
 
-def look(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """What every head does now (`heads.network_geometry`), as a checkpoint holds it."""
-    found = network_geometry(model, images)
-    return {name: torch.from_numpy(values) for name, values in found.items()}
-
-
-def save(folder: Path, state: dict[str, Any]) -> None:
-    """Write what others read of a run under way, then all that it goes on from."""
-    write(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in state["metrics"]))
-    epochs = state["geometry"]
-    if epochs[0]:  # a ResNet has no heads
-        arrays = {name: np.stack([epoch[name] for epoch in epochs]) for name in epochs[0]}
-        write(folder / "heads.npz", arrays)
-    content = io.BytesIO()
-    torch.save(state, content)
-    write(folder / "checkpoint.pt", content.getvalue())
-
-
-def fit(model: Network, config: TrainConfig, data: Dataset, folder: Path) -> None:
-    """Train from the last finished epoch of a folder to the last of all, and leave the weights."""
+def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
+    """Train from the last finished epoch of a run to the last of all, and leave the weights."""
     rank, _ = team()
     given = data.for_training(config)
-    _, *held_out = data.hold_out(config.validation, config.seed)
     shown = normalize(given.test_images[:GEOMETRY_IMAGES], given.mean, given.std)
     optimizers = build_optimizers(model, config, products_of(config, shown.device))
-    answers = {"start": evaluate(model, given).predicted} if config.start_from else {}
-    state: dict[str, Any] = {"metrics": [], "geometry": [look(model, shown)]}
-    checkpoint = folder / "checkpoint.pt"
+    answers = {"label": given.test_labels.cpu()}
+    if config.start_from:
+        answers["start"] = evaluate(model, given).predicted
+    metrics: list[dict[str, float]] = []
+    checkpoint = run.path / "checkpoint.pt"
     if checkpoint.exists():
         with reading(checkpoint):
-            state = torch.load(checkpoint, map_location="cpu", weights_only=True)
-            model.load_state_dict(state["model"])
-            for optimizer, own in zip(optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(own)
+            done, weights, states = torch.load(checkpoint, "cpu", weights_only=True)
+            model.load_state_dict(weights)
+            for optimizer, state in zip(optimizers, states, strict=True):
+                optimizer.load_state_dict(state)
+            metrics = run.metrics[:done]
+    elif rank == 0:
+        keep_geometry(run, 0, model, shown)
 
     forward = forward_of(model, config)
-    for epoch in range(len(state["metrics"]), config.epochs):
+    for epoch in range(len(metrics), config.epochs):
         line = train_epoch(forward, optimizers, config, given, epoch)
         test = evaluate(model, given)
         if not math.isfinite(line["train_loss"] + test.loss):
-            remedy = "Lower lr, position_lr or encoding_lr, or set clip."
-            raise TrainingError(f"The loss of epoch {epoch + 1} is not finite. {remedy}")
+            said = f"The loss of epoch {epoch + 1} is not finite. Lower learning rates, or clip."
+            raise TrainingError(said)
         line |= {"test_loss": test.loss, "test_accuracy": test.accuracy}
         if config.validation:
-            other = evaluate(model, given, *held_out)
+            other = evaluate(model, given, *data.held_out(config))
             line |= {"validation_loss": other.loss, "validation_accuracy": other.accuracy}
-        state["model"] = model.state_dict()
-        state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
-        state["metrics"].append({"epoch": epoch + 1, **line})
-        state["geometry"].append(look(model, shown))
+        metrics.append({"epoch": epoch + 1, **line})
         if rank == 0:
-            save(folder, state)
+            lines = "".join(json.dumps(one) + "\n" for one in metrics)
+            write(run.path / "metrics.jsonl", lines)
+            keep_geometry(run, epoch + 1, model, shown)
+            states = [optimizer.state_dict() for optimizer in optimizers]
+            content = io.BytesIO()
+            torch.save((epoch + 1, model.state_dict(), states), content)
+            write(checkpoint, content.getvalue())  # last: the epoch is finished
 
-    answers |= {"predicted": evaluate(model, given).predicted, "label": given.test_labels}
+    answers["predicted"] = evaluate(model, given).predicted
     if rank == 0:
-        arrays = {name: classes.cpu().numpy() for name, classes in answers.items()}
-        write(folder / "predictions.npz", arrays)
-        weights = {name: value.contiguous() for name, value in model.state_dict().items()}
-        write(folder / "model.safetensors", safetensors.torch.save(weights))
+        write(run.path / "predictions.npz", answers)
+        write(run.path / "model.safetensors", safetensors.torch.save(model.state_dict()))
         checkpoint.unlink()
 
 
@@ -321,31 +294,34 @@ def train(
     if (start is None) != (config.start_from is None):
         raise RunError(f"start_from = {config.start_from!r} must name the run of start, if any.")
     run = Run(Path(folder))
-    run.path.mkdir(parents=True, exist_ok=True)
     settle_products()
     rank, _ = team()
     with FileLock(run.path / ".lock") if rank == 0 else nullcontext():
         team()
         torch.manual_seed(config.seed)  # of the first weights
-        sizes = data.image_size, data.image_channels, len(data.classes)
-        model = copy.deepcopy(start) or build_model(for_images(model_config, *sizes))
-        if model.config != for_images(model.config, *sizes):
-            raise RunError(f"start is a network for other images or classes than {data.name} has.")
-        if (run.path / "config.json").exists():
+        model = copy.deepcopy(start) or build_model(for_images(model_config, data))
+        about = {
+            "preset": preset,
+            "model": dict(model.config),
+            "train": dict(config),
+            "data": data.about(),
+            "environment": environment(model, config),
+        }
+        file = run.path / "config.json"
+        if file.exists():
             there = identity(run.model, run.train, run.config["data"])
             if there != identity(model.config, config, data.about()):
-                remedy = "Give this one a folder of its own."
-                raise RunError(f"{run.path} holds a run of other configurations or data. {remedy}")
+                raise RunError(f"{run.path} holds another run. Give this one a folder of its own.")
         if run.finished:
             return run
         if rank == 0:
-            begin(run, preset, model, config, data)
+            write(file, json.dumps(about, indent=1) + "\n")
         try:
-            fit(model.to(best_device()), config, data.to(best_device()), run.path)
+            fit(run, model.to(best_device()), config, data.to(best_device()))
         except KeyboardInterrupt:
             done = len(Run(run.path).metrics)
-            said = f"The same command goes on from epoch {done + 1} of {config.epochs}"
-            raise KeyboardInterrupt(f"{said}: {run.path}") from None
+            said = f"The same command goes on from epoch {done + 1} of {config.epochs}."
+            raise KeyboardInterrupt(said) from None
         team()
     return Run(run.path)
 

@@ -68,8 +68,9 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, weights: list[nn.Parameter], config: TrainConfig, products: torch.dtype):
-        own = {"peak_lr": config.lr, "weight_decay": config.weight_decay}
-        super().__init__(weights, {"lr": config.lr, "momentum": config.momentum, **own})
+        rates = {"lr": config.lr, "peak_lr": config.lr}
+        decay = config.weight_decay
+        super().__init__(weights, {**rates, "momentum": config.momentum, "weight_decay": decay})
         self.products = products
 
     @torch.no_grad()

@@ -43,17 +43,13 @@ def reading(file: Path) -> Iterator[None]:
 
 def write(file: Path, content: str | bytes | Mapping[str, ArrayLike]) -> None:
     """Write text, bytes or the arrays of an npz file, whole or not at all."""
-    temporary = file.with_name(f".{file.name}-{os.getpid()}.part")
     file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(temporary, "wb") as opened:
-            if isinstance(content, Mapping):
-                np.savez_compressed(opened, **content)  # type: ignore[arg-type]
-            else:
-                opened.write(content.encode() if isinstance(content, str) else content)
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    unfinished = file.with_name(f".{file.name}")  # what a kill leaves of it, the next one replaces
+    if isinstance(content, Mapping):
+        np.savez_compressed(unfinished, **content)  # type: ignore[arg-type]
+    else:
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(unfinished, file)
 
 
 @dataclass(frozen=True)
@@ -117,7 +113,7 @@ class Run:
         lr, seconds and, with validation, validation_loss, validation_accuracy.
         """
         file = self.path / "metrics.jsonl"
-        if not file.exists() and not self.finished:
+        if not file.exists():
             return []
         with reading(file):
             return [json.loads(line) for line in file.read_text().splitlines()]
@@ -148,9 +144,10 @@ class Run:
     def attention(self) -> Arrays:
         """What its heads attend to, as `heads.measure_attention` found it; empty if not asked."""
         arrays = self.arrays("attention.npz")
-        for name in {"mean", "single"} & arrays.keys():  # float16 on disk
-            maps = arrays[name].astype(np.float32)
-            arrays[name] = maps / maps.sum((-2, -1), keepdims=True)
+        for name, values in arrays.items():
+            if values.dtype == np.float16:  # maps, coarsely
+                maps = values.astype(np.float32)
+                arrays[name] = maps / maps.sum((-2, -1), keepdims=True)
         return arrays
 
     @cached_property
@@ -162,10 +159,10 @@ class Run:
         ``fitted``, ``shuffled``, ``whole`` (n).
         """
         arrays = self.arrays("swaps.npz")
-        answers = {"alone", "up_to", "fitted", "shuffled", "whole"}  # bits on disk
-        for name in answers & arrays.keys():
-            bits = np.unpackbits(arrays[name], axis=-1, count=int(arrays["images"]))
-            arrays[name] = bits.astype(bool)
+        for name, values in arrays.items():
+            if values.dtype == np.uint8:  # answers, as bits
+                bits = np.unpackbits(values, axis=-1, count=int(arrays["images"]))
+                arrays[name] = bits.astype(bool)
         return arrays
 
     def arrays(self, name: str) -> Arrays:
@@ -179,10 +176,10 @@ class Run:
 
 def find_runs(folder: str | Path) -> list[Run]:
     """All finished runs of a folder, in the presets' order, then by seed and name."""
-    order = {name: place for place, name in enumerate(PRESETS)}
-    runs = [Run(file.parent) for file in Path(folder).glob("*/config.json")]
 
     def place(run: Run) -> tuple[int, int, str]:
-        return order.get(run.preset, len(order)), run.train.seed, run.path.name
+        order = [*PRESETS, run.preset]  # others come last
+        return order.index(run.preset), run.train.seed, run.path.name
 
+    runs = [Run(file.parent) for file in Path(folder).glob("*/config.json")]
     return sorted((run for run in runs if run.finished), key=place)
