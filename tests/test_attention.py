@@ -243,8 +243,8 @@ def test_centres_far_off_the_image_cost_no_precision(covariance, away):
     layer = QuadraticAttention(3, 2, heads=2, covariance=covariance)
     with torch.no_grad():
         layer.centres.copy_(torch.tensor([away, (0.4, 0.7)]))
-        if covariance == "isotropic" and max(away) >= 10_000:
-            layer.spreads[0] = 0.01  # so wide that it varies
+        if covariance == "isotropic":  # far away so wide that it varies
+            layer.spreads[0] = 0.01 if max(away) >= 10_000 else 10.0
         if covariance == "full":
             far = [[0.8, 0.0], [0.0, 0.6]] if max(away) < 10_000 else [[3e-3, 1e-3], [0.0, 2e-3]]
             layer.spreads.copy_(torch.tensor([far, [[0.7, 0.2], [0.1, 0.5]]]))
