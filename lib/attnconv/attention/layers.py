@@ -137,7 +137,9 @@ class QuadraticAttention(PositionalAttention):
             raise ValueError(
                 "A full covariance does not factor into rows x columns; use probabilities()."
             )
-        scores = -0.5 * (self.spreads.double()[:, None, None] * self._offsets(length, axis)).square()
+        scores = (
+            -0.5 * (self.spreads.double()[:, None, None] * self._offsets(length, axis)).square()
+        )
         highest = scores.detach().amax(-1, keepdim=True)  # makes no difference to a softmax
         return (scores - highest).to(self.spreads.dtype)
 
