@@ -158,6 +158,10 @@ def test_what_was_frozen_stays_frozen_and_one_hot_positions_are():
     assert all(p.requires_grad for p in conv_to_attention(conv, alpha=5.0).parameters())
     frozen = convert(nn.Sequential(conv).requires_grad_(False), 5.0)
     assert not any(p.requires_grad for p in frozen.parameters())
+    moving = conv_to_attention(conv)
+    moving.centres.requires_grad_()
+    moving(torch.randn(1, 2, 5, 5)).sum().backward()
+    assert not moving.centres.grad.any()  # zero, where picked pixels would have none
 
 
 @given(st.floats(0.3, 30))

@@ -35,7 +35,7 @@ def cost(config: ModelConfig) -> Cost:
         image = torch.empty(1, config.image_channels, *config.image_size)
         with FlopCounterMode(display=False) as counter:
             model(image)
-    # PyTorch makes linear maps and convolutions of other products than attention, whose are batched.
+    # The products of attention are batched, those of linear maps and convolutions are not.
     batched = counter.get_flop_counts()["Global"].get(torch.ops.aten.bmm, 0)
     paper = counter.get_total_flops() - batched
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -137,9 +137,8 @@ class QuadraticAttention(PositionalAttention):
             raise ValueError(
                 "A full covariance does not factor into rows x columns; use probabilities()."
             )
-        scores = (
-            -0.5 * (self.spreads.double()[:, None, None] * self._offsets(length, axis)).square()
-        )
+        spreads = self.spreads.double()[:, None, None]
+        scores = -0.5 * (spreads * self._offsets(length, axis)).square()
         highest = scores.detach().amax(-1, keepdim=True)  # makes no difference to a softmax
         return (scores - highest).to(self.spreads.dtype)
 
