@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
@@ -90,22 +89,6 @@ def test_no_heads_and_no_images(kind):
     layer, x = make(kind, heads=0), torch.randn(2, 9, 9, 5)
     torch.testing.assert_close(layer(x), layer.value.bias.expand(2, 9, 9, -1))
     assert make(kind)(x[:0]).shape == (0, 9, 9, 4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_value_projection_may_be_replaced(kind):
-    """By what adapters or quantization put around it, which has no weight of its own."""
-    layer, x = make(kind), torch.randn(2, 4, 5, 5)
-    expected = layer(x)
-    layer.value = nn.Sequential(layer.value)
-    torch.testing.assert_close(layer(x), expected)
-
-
-@pytest.mark.parametrize("kind", ["isotropic", "learned"])
-def test_encodings_that_factor_never_build_the_full_tensor(kind, monkeypatch):
-    layer = make(kind)
-    monkeypatch.setattr(layer, "probabilities", lambda *_: pytest.fail("the full P was built"))
-    layer(torch.randn(1, 5, 7, 5))
 
 
 @pytest.mark.parametrize("kind", ["isotropic", "full", "learned"])

@@ -339,7 +339,7 @@ class _Attending(TorchFunctionMode):
         self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *numbers: Any, **named: Any
     ) -> Tensor:
         """`F.conv1d` and `F.conv2d`: numbers are stride, padding, dilation, groups, as there."""
-        kind = PLAIN[weight.dim() - 3]
+        kind: Any = PLAIN[weight.dim() - 3]
         sizes = (input.shape[1 - weight.dim()], weight.shape[0], tuple(weight.shape[2:]))
         conv = kind(*sizes, *numbers, **named, bias=False, device="meta")
         return _take_over(conv, weight, self.alpha)._conv_forward(input, weight, bias)

@@ -76,11 +76,6 @@ def theorem_1(kernel: Tensor, bias: Tensor | None, alpha: float = ALPHA) -> Quad
 
     It equals the convolution at every query whose taps all lie in the image: `padded_attention`
     makes that all of them."""
-    if kernel.dim() != 4:
-        raise ValueError(
-            f"theorem_1 takes a kernel (D, C, K, K), not {tuple(kernel.shape)}: others are for "
-            "conv_to_attention."
-        )
     alpha = checked_alpha(alpha)
     out_channels, channels, height, width = kernel.shape
     layer = QuadraticAttention(channels, out_channels, heads=height * width).to(kernel)
