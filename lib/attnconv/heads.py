@@ -13,7 +13,7 @@ changes, and all that is kept of a trained network.
 
 import copy
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -435,5 +435,5 @@ def measure_attention(
 
 def _mean_probabilities(layer: ContentAttention, x: Tensor) -> NDArray:
     """P averaged over images x (B, H, W, C): (h, H, W, H, W)."""
-    total = sum(layer.probabilities(part).sum(0) for part in x.split(AT_ONCE))
+    total: Any = sum(layer.probabilities(part).sum(0) for part in x.split(AT_ONCE))
     return total.cpu().numpy() / len(x)

@@ -113,7 +113,9 @@ class TapAttention(QuadraticAttention):
         parts = []
         for part in x.split(at_once):
             averages = self._averages(part, height, width).unflatten(1, (self.groups, -1))
-            parts.append((matrices @ averages.flatten(2, 3)).flatten(1, 2))  # (B, D, Q R)
+            # One product for all images, which may be small.
+            y = torch.einsum("gdk,bgkn->bgdn", matrices, averages.flatten(2, 3))
+            parts.append(y.flatten(1, 2))  # (B, D, Q R)
         y = parts[0] if len(parts) == 1 else torch.cat(parts)
         if bias is not None:
             y = y + bias[:, None].to(y.dtype)  # the type that autocast chose
@@ -212,7 +214,8 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
         ValueError: the copy leads back to the network, or a convolution still runs.
         AssertionError: the answers to ``check`` differ.
 
-    Fast under `torch.no_grad`."""
+    Outputs lie otherwise in memory: a network that flattens them with ``view`` wants ``flatten`` or
+    ``reshape`` there. Fast under `torch.no_grad`."""
     if not isinstance(network, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, not {network!r}.")
     places = {id(module): name or "The network" for name, module in network.named_modules()}
@@ -269,7 +272,7 @@ def _held_by(network: nn.Module) -> Iterable[Any]:
 
 def _refuse(module: nn.Module, place: str) -> None:
     """Raise a TypeError if attention cannot stand for what a module computes."""
-    kind = type(module)
+    kind: Any = type(module)
     names = _names_used(kind)
     graph = isinstance(module, torch.fx.GraphModule)
     if (
