@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import reference
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
@@ -54,25 +53,6 @@ def test_layer_equals_naive_float64_reference(kind, grid):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_probabilities_are_softmax_of_reference_scores(kind):
-    layer = make(kind).double()
-    x = torch.randn(2, 3, 5, 3, dtype=torch.float64)
-    p = (
-        layer.probabilities(x)
-        if kind == "content"
-        else layer.probabilities(3, 5).expand(2, -1, -1, -1, -1, -1)
-    )
-    assert p.shape == (2, 2, 3, 5, 3, 5)
-    torch.testing.assert_close(p.sum((-1, -2)), torch.ones(2, 2, 3, 5, dtype=torch.float64))
-    for image, maps in zip(x, p, strict=True):
-        scores = reference_scores(kind, layer, image.numpy())
-        for h, i, j in np.ndindex(2, 3, 5):
-            np.testing.assert_allclose(
-                maps[h, i, j].detach().numpy(), reference.softmax(scores[h, i, j]), atol=1e-12
-            )
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_against_finite_differences(kind):
     layer = make(kind, channels=2, out=2, size=3).double()
     x = torch.randn(2, 2, 3, 2, dtype=torch.float64, requires_grad=True)
@@ -99,29 +79,6 @@ def test_long_thin_heads_cost_no_precision(spread):
         np.testing.assert_allclose(
             p[h, i, j], reference.softmax(scores[h, i, j]), atol=2e-6 * spread
         )
-
-
-@pytest.mark.parametrize("covariance", ["isotropic", "full"])
-def test_mean_shift_of_a_head_is_its_centre(covariance):
-    layer = QuadraticAttention(1, 1, 3, covariance=covariance).double()
-    with torch.no_grad():
-        layer.centres.copy_(torch.tensor([[0.0, 0.0], [1.3, -2.4], [-2.0, 3.0]]))
-    p = layer.probabilities(31, 41)[:, 15, 20]  # (h, H, W), far from the borders
-    rows = torch.arange(31.0).double() - 15
-    columns = torch.arange(41.0).double() - 20
-    measured = torch.stack([(p.sum(2) * rows).sum(1), (p.sum(1) * columns).sum(1)], dim=1)
-    torch.testing.assert_close(measured, layer.centres, atol=1e-6, rtol=0)
-
-
-def test_content_alone_is_permutation_equivariant():
-    layer = make("content").double()
-    with torch.no_grad():
-        layer.row_embedding.zero_()
-        layer.column_embedding.zero_()
-    x = torch.randn(1, 4, 5, 3, dtype=torch.float64)
-    order = torch.randperm(20)
-    shuffled = x.flatten(1, 2)[:, order].view_as(x)
-    torch.testing.assert_close(layer(shuffled), layer(x).flatten(1, 2)[:, order].view(1, 4, 5, 4))
 
 
 def test_precision_is_the_square_of_spreads():
@@ -193,26 +150,6 @@ def test_a_start_on_taps_has_head_h_exactly_on_tap_h(heads, side):
     np.testing.assert_array_equal(centres, taps[:heads])
 
 
-@pytest.mark.parametrize(("spread", "tolerance"), [(12.0, 1e-12), (4.0, 0.01)])
-def test_hard_heads_that_start_on_taps_are_a_convolution(spread, tolerance):
-    """Against torch's convolution in float64. Beyond the border a hard head sees the nearest
-    pixel.
-    """
-    torch.manual_seed(0)
-    layer = QuadraticAttention(3, 4, heads=9, centre_start="taps", spread_start=spread).double()
-    x = torch.randn(2, 6, 5, 3, dtype=torch.float64)
-    kernel = layer.value.weight.view(4, 3, 3, 3).permute(
-        0, 3, 1, 2
-    )  # (D, rows, columns, C) -> (D, C, rows, columns)
-    padded = F.pad(x.permute(0, 3, 1, 2), (1, 1, 1, 1), mode="replicate")
-    expected = F.conv2d(padded, kernel, layer.value.bias).permute(0, 2, 3, 1)
-    error = (layer(x) - expected).abs().max() / expected.abs().max()
-    assert error < tolerance
-    soft = QuadraticAttention(3, 4, heads=9, centre_start="taps", spread_start=1.0).double()
-    soft.load_state_dict(layer.state_dict() | {"spreads": soft.spreads.detach()})
-    assert (soft(x) - expected).abs().max() / expected.abs().max() > 0.1
-
-
 @pytest.mark.parametrize("alpha", [0.5, 2.0])
 def test_content_heads_that_start_on_taps_look_as_quadratic_ones_whatever_the_pixels_hold(alpha):
     torch.manual_seed(0)
@@ -243,8 +180,8 @@ def test_centres_far_off_the_image_cost_no_precision(covariance, away):
     layer = QuadraticAttention(3, 2, heads=2, covariance=covariance)
     with torch.no_grad():
         layer.centres.copy_(torch.tensor([away, (0.4, 0.7)]))
-        if covariance == "isotropic" and max(away) >= 10_000:
-            layer.spreads[0] = 0.01  # so wide that it varies
+        if covariance == "isotropic":  # far away so wide that it varies
+            layer.spreads[0] = 0.01 if max(away) >= 10_000 else 10.0
         if covariance == "full":
             far = [[0.8, 0.0], [0.0, 0.6]] if max(away) < 10_000 else [[3e-3, 1e-3], [0.0, 2e-3]]
             layer.spreads.copy_(torch.tensor([far, [[0.7, 0.2], [0.1, 0.5]]]))

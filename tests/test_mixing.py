@@ -6,11 +6,10 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
-from attnconv.attention.mixing import mix_dense, mix_separable, scores
+from attnconv.attention.mixing import mix_dense, mix_separable
 
 KINDS = ["isotropic", "learned", "full", "content"]
 GRIDS = [(9, 10), (13, 8), (1, 12), (7, 1), (1, 1)]
@@ -78,14 +77,11 @@ def test_float32_is_near_float64_with_all_gradients(kind, grid, heads):
         assert (ours - wanted).norm() <= 1e-5 * max(1.0, wanted.norm().item())
 
 
-@pytest.mark.parametrize("kind", ["isotropic", "full", "learned"])
-def test_scores_of_some_queries_are_those_that_p_is_made_of(kind):
-    layer = make(kind).double()
-    rows, columns = torch.tensor([4, 0, 8]), torch.tensor([3, 9, 0])
-    logits = scores(rows, columns, *layer.score_terms(9, 10))
-    assert logits.shape == (3, 3, 9, 10)
-    p = logits.flatten(-2).softmax(-1).view_as(logits)
-    torch.testing.assert_close(p, layer.probabilities(9, 10)[:, rows, columns])
+def test_content_adds_up_its_two_parts_to_the_scores_that_p_is_made_of():
+    layer, x = make("content").double(), torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    content, position = layer.score_parts(x)
+    p = (content + position).flatten(-2).softmax(-1).view_as(content)
+    torch.testing.assert_close(p, layer.probabilities(x))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,22 +89,6 @@ def test_no_heads_and_no_images(kind):
     layer, x = make(kind, heads=0), torch.randn(2, 9, 9, 5)
     torch.testing.assert_close(layer(x), layer.value.bias.expand(2, 9, 9, -1))
     assert make(kind)(x[:0]).shape == (0, 9, 9, 4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_value_projection_may_be_replaced(kind):
-    """By what adapters or quantization put around it, which has no weight of its own."""
-    layer, x = make(kind), torch.randn(2, 4, 5, 5)
-    expected = layer(x)
-    layer.value = nn.Sequential(layer.value)
-    torch.testing.assert_close(layer(x), expected)
-
-
-@pytest.mark.parametrize("kind", ["isotropic", "learned"])
-def test_encodings_that_factor_never_build_the_full_tensor(kind, monkeypatch):
-    layer = make(kind)
-    monkeypatch.setattr(layer, "probabilities", lambda *_: pytest.fail("the full P was built"))
-    layer(torch.randn(1, 5, 7, 5))
 
 
 @pytest.mark.parametrize("kind", ["isotropic", "full", "learned"])

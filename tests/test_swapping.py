@@ -68,7 +68,7 @@ def test_the_swapped_network_is_a_copy_that_trains_is_rebuilt_and_converts():
     made = swap(net, {np.int64(1): np.int64(3), 3: 5})
     assert [type(layer) is Convolution for layer in made.attention_layers] == [True, False, True]
     assert made.config.kernels == (3, 0, 5) and made.config.heads_per_layer == (0, 9, 0)
-    assert "relative error on white noise" in repr(made) and net.config.kernels == ()
+    assert net.config.kernels == ()
     assert not any(module.training for module in made.modules())
     torch.nn.functional.cross_entropy(made(some()), torch.arange(4)).backward()
     torch.optim.SGD(made.parameters(), lr=0.1).step()
@@ -168,10 +168,6 @@ def test_what_cannot_be_swapped_is_refused():
         swap(network(kind="learned_content"), {2: 3})
     with pytest.raises(TypeError, match="a ResNet18 has no attention"):
         swap(build_model(replace(MODEL, {"kind": "resnet", "resnet_width": 8})), {1: 3})
-    x = some(20)
-    x[3, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="not finite"):
-        swap(network(layers=2), {1: 3}, fit=x)
 
 
 @pytest.fixture(scope="module")

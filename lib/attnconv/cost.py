@@ -7,9 +7,9 @@ everywhere in the field."""
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from attnconv.config import ModelConfig
@@ -33,16 +33,11 @@ def cost(config: ModelConfig) -> Cost:
     with torch.device("meta"):
         model = build_model(config).eval()
         image = torch.empty(1, config.image_channels, *config.image_size)
-    flops = []
-
-    def count(module: nn.Linear | nn.Conv2d, _: tuple, output: torch.Tensor) -> None:
-        flops.append(2 * output.numel() * module.weight[:1].numel())
-
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            module.register_forward_hook(count)
-    model(image)
-    paper = sum(flops)
+        with FlopCounterMode(display=False) as counter:
+            model(image)
+    # The products of attention are batched, those of linear maps and convolutions are not.
+    batched = counter.get_flop_counts()["Global"].get(torch.ops.aten.bmm, 0)
+    paper = counter.get_total_flops() - batched
     parameters = sum(parameter.numel() for parameter in model.parameters())
     scores, dense, separable = attention_flops(config)
     return Cost(parameters, paper, paper + scores + dense, paper + scores + separable)

@@ -13,7 +13,7 @@ changes, and all that is kept of a trained network.
 
 import copy
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, QuadraticAttention
 from attnconv.attention.layers import evenly_on_a_disc
-from attnconv.attention.mixing import scores
 from attnconv.config import ModelConfig, replace
 from attnconv.models import Attention, AttentionNet, Convolution
 
@@ -34,6 +33,8 @@ GEOMETRY_IMAGES = 32
 """Images over which the attention of content heads is averaged when their geometry is recorded."""
 AVERAGED = 100
 """Images over which attention with content is averaged: the paper's number."""
+AT_ONCE = 10
+"""Images whose whole P exists at a time."""
 SINGLE_IMAGES = (0, 7, 23)
 """Images whose attention is kept one by one."""
 TAP_MASS = 0.5
@@ -120,38 +121,22 @@ def query_maps(
     width: int,
     features: Tensor | None = None,
 ) -> NDArray:
-    """The layer's ``probabilities`` at one query pixel, float32, without building P for the others:
-    (h, H, W).
+    """The layer's ``probabilities`` at one query pixel, float32: (h, H, W).
 
     With content, P depends on the images: ``features`` (B, H, W, C), the layer's input, is then
     needed, and the result is (B, h, H, W). `ValueError` where they are missing, or the query lies
     outside the grid.
     """
     _check(query, (height, width))
-    device = next(layer.parameters()).device
-    with torch.autocast(device.type, enabled=False):
-        if isinstance(layer, ContentAttention):
-            if features is None or features.shape[1:3] != (height, width):
-                raise ValueError(f"Content needs features (B, {height}, {width}, C) of the images.")
-            logits = _content_logits(layer, query, features.to(layer.query.weight))
+    with torch.autocast(next(layer.parameters()).device.type, enabled=False):
+        if not isinstance(layer, ContentAttention):
+            maps = layer.probabilities(height, width, query)
+        elif features is None or features.shape[1:3] != (height, width):
+            raise ValueError(f"Content needs features (B, {height}, {width}, C) of the images.")
         else:
-            row, column = torch.tensor(query, device=device)[:, None]  # of one query each
-            logits = scores(row, column, *layer.score_terms(height, width))[:, 0]  # (h, H, W)
-        maps = logits.flatten(-2).softmax(-1).view_as(logits)
+            parts = features.to(layer.query.weight).split(AT_ONCE)
+            maps = torch.cat([layer.probabilities(part)[:, :, *query] for part in parts])
     return maps.float().cpu().numpy()
-
-
-def _content_logits(layer: ContentAttention, query: Query, x: Tensor) -> Tensor:
-    """Scores of one query pixel, less what is constant over the keys: (B, h, H, W)."""
-    row, column = query
-    split = layer.heads, layer.key_size
-    q = layer.query(x[:, row, column]).unflatten(-1, split)  # (B, h, K)
-    keys = layer.key.weight.unflatten(0, split)  # their bias is the same for all pixels
-    content = torch.einsum("bhk,hkc,bijc->bhij", q, keys, x)
-    at_all_pixels = q[:, :, None, None].expand(-1, -1, *x.shape[1:3], -1)
-    by_row, by_column = layer.position_logits(at_all_pixels)
-    position = by_row[:, :, row, column, :, None] + by_column[:, :, row, column, None]
-    return (content + position) / layer.key_size**0.5
 
 
 def _all_maps(
@@ -449,6 +434,6 @@ def measure_attention(
 
 
 def _mean_probabilities(layer: ContentAttention, x: Tensor) -> NDArray:
-    """P averaged over images x (B, H, W, C), ten of which exist at a time: (h, H, W, H, W)."""
-    total = torch.stack([layer.probabilities(part).sum(0) for part in x.split(10)]).sum(0)
+    """P averaged over images x (B, H, W, C): (h, H, W, H, W)."""
+    total: Any = sum(layer.probabilities(part).sum(0) for part in x.split(AT_ONCE))
     return total.cpu().numpy() / len(x)

@@ -44,12 +44,6 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
-    def extra_repr(self) -> str:
-        if self.report is None:
-            return ""
-        error = f"relative error on {self.report.on} {self.report.relative_error:.2g}"
-        return f"in the place of attention; {error}"
-
 
 def build_attention(config: ModelConfig, heads: int) -> Attention:
     """One attention layer of the network: ``hidden`` channels in and out."""

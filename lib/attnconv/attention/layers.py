@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnconv.attention.mixing import mix_dense, mix_separable, scores
+from attnconv.attention.mixing import mix_dense, mix_separable
 
 
 class PositionalAttention(nn.Module):
@@ -48,28 +48,34 @@ class PositionalAttention(nn.Module):
         """(B, H, W, C) -> (B, H, W, D), for any H and W."""
         _check_input(x, self)
         height, width = x.shape[1:3]
-        drops = self.training and self.dropout > 0
-        if self.separable and not drops:
+        if self.separable and not (self.training and self.dropout):
             rows = self.axis_probabilities(height, 0)
             columns = self.axis_probabilities(width, 1)
             return self.value(mix_separable(x, rows, columns))
         p = F.dropout(self.probabilities(height, width), self.dropout, self.training)
         return self.value(mix_dense(x, p))
 
-    def probabilities(self, height: int, width: int) -> Tensor:
+    def probabilities(
+        self, height: int, width: int, query: tuple[int, int] | None = None
+    ) -> Tensor:
         """P: (h, H, W, H, W); ``P[h, i, j]`` is how head h, at query pixel (i, j), weighs the
-        key pixels (sum 1).
+        key pixels (sum 1). With a ``query`` (row, column) that pixel's alone: (h, H, W).
         """
-        terms = self.score_terms(height, width)
-        device = terms[0].device
-        rows = torch.arange(terms[0].shape[1], device=device)  # of queries
-        columns = torch.arange(terms[1].shape[1], device=device)
-        logits = scores(rows[:, None], columns[None], *terms)  # (h, H, W, H, W)
-        return logits.flatten(-2).softmax(-1).view_as(logits)
+        rows, columns = self.score_terms(height, width)
+        if query is not None:
+            rows = rows[..., query[0], None, :]
+            columns = columns[..., query[1], None, :]
+        logits = rows[..., :, None, :, None] + columns[..., None, :, None, :]  # (h, H, W, H, W)
+        if not self.separable:
+            logits = -0.5 * logits.square().sum(1)
+        p = logits.flatten(-2).softmax(-1).view_as(logits).to(next(self.parameters()).dtype)
+        return p if query is None else p[:, 0, 0]
 
-    def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
-        """What `mixing.scores` adds up: for rows (h, H, H) and for columns (h, W, W)."""
-        return _highest_zero(self.axis_logits(height, 0)), _highest_zero(self.axis_logits(width, 1))
+    def score_terms(self, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """What a score adds up, query x key: a term for rows (h, H, H) and one for columns (h, W,
+        W).
+        """
+        return self.axis_logits(height, 0), self.axis_logits(width, 1)
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
         """Score of each shift along one axis (0 rows, 1 columns): (h, length, length), query x
@@ -87,8 +93,7 @@ class PositionalAttention(nn.Module):
         """Shift k - q of every query and key along one axis (0 rows, 1 columns): (length,
         length), query x key.
         """
-        position = torch.arange(length, device=next(self.parameters()).device)
-        return position - position[:, None]
+        return _shifts(length, next(self.parameters()).device)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, {self.out_channels}, heads={self.heads}"
@@ -132,34 +137,28 @@ class QuadraticAttention(PositionalAttention):
             raise ValueError(
                 "A full covariance does not factor into rows x columns; use probabilities()."
             )
-        # A centre far off the image makes all scores large, beside which float32 loses how they
-        # differ. So shifts are counted from the nearest that can be reached, u = shift - near. With
-        # e = near - centre, the score is -1/2 spread^2 u (u + 2 e), but for a constant that a
-        # softmax drops.
-        centres = self.centres[:, axis, None, None]
-        near = centres.detach().clamp(1 - length, length - 1)
-        u = self.shifts(length, axis) - near
-        return -0.5 * self.spreads.square()[:, None, None] * (u * (u + 2 * (near - centres)))
+        spreads = self.spreads.double()[:, None, None]
+        scores = -0.5 * (spreads * self._offsets(length, axis)).square()
+        highest = scores.detach().amax(-1, keepdim=True)  # makes no difference to a softmax
+        return (scores - highest).to(self.spreads.dtype)
 
-    def score_terms(self, height: int, width: int) -> tuple[Tensor, ...]:
+    def score_terms(self, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Where the covariance is full, S (shift - centre) is the sum of the two: (h, 2, H, H) and
+        (h, 2, W, W).
+        """
         if self.separable:
             return super().score_terms(height, width)
-        # -1/2 |S (shift - centre)|^2. As in `axis_logits`, shifts are counted from the nearest that
-        # can be reached: -1/2 |S u|^2 - u Sigma^{-1} e is left. S u is summed before it is squared:
-        # of a long, thin head, the square written out would lose in float32 what is left between
-        # large numbers.
-        limit = torch.tensor([height - 1, width - 1], device=self.centres.device)
-        near = self.centres.detach().clamp(-limit, limit)
-        slope = (self.precision() * (near - self.centres)[:, None]).sum(-1)[..., None, None]
-        rows = self.shifts(height, 0) - near[:, 0, None, None]
-        columns = self.shifts(width, 1) - near[:, 1, None, None]
-        s = self.spreads[..., None, None]  # (h, 2, 2, 1, 1)
-        return (
-            _highest_zero(-slope[:, 0] * rows),
-            _highest_zero(-slope[:, 1] * columns),
-            s[:, :, 0] * rows[:, None],
-            s[:, :, 1] * columns[:, None],
-        )
+        s = self.spreads.double()[..., None, None]  # (h, 2, 2, 1, 1)
+        rows = s[:, :, 0] * self._offsets(height, 0)[:, None]
+        columns = s[:, :, 1] * self._offsets(width, 1)[:, None]
+        return rows, columns
+
+    def _offsets(self, length: int, axis: int) -> Tensor:
+        """Shift less centre along one axis: (h, length, length), query x key.
+
+        In float64: a centre far off the image, or a long, thin head, makes large scores, and what
+        counts is how little they differ."""
+        return self.shifts(length, axis) - self.centres.double()[:, axis, None, None]
 
     def precision(self) -> Tensor:
         """Sigma^{-1} = S^T S of every head: (h, 2, 2), per squared pixel, rows then columns."""
@@ -248,8 +247,8 @@ class ContentAttention(nn.Module):
         place = torch.cat([row[:, None].expand(*grid, -1), column.expand(*grid, -1)], dim=-1)
         queries = torch.cat([q, by_row, by_column], dim=-1).flatten(2, 3)  # (B, h, N, K + H + W)
         keys = torch.cat([k, place.expand(*k.shape[:2], -1, -1, -1)], dim=-1).flatten(2, 3)
-        logits = queries @ keys.mT / math.sqrt(self.key_size)
-        return logits.softmax(-1).unflatten(-1, grid).unflatten(2, grid)
+        queries = queries / math.sqrt(self.key_size)
+        return (queries @ keys.mT).softmax(-1).unflatten(-1, grid).unflatten(2, grid)
 
     def score_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W)."""
@@ -349,11 +348,10 @@ def _first_centres(start: str, heads: int, std: float) -> Tensor:
     raise ValueError(f"centre_start = {start!r} is not one of 'gaussian', 'disc', 'taps'.")
 
 
-def _highest_zero(logits: Tensor) -> Tensor:
-    """Logits less the highest of each query: the same to a softmax, and small enough to be added
-    up in float32.
-    """
-    return logits - logits.detach().amax(-1, keepdim=True)
+def _shifts(length: int, device: torch.device) -> Tensor:
+    """Shift k - q of every query and key: (length, length)."""
+    position = torch.arange(length, device=device)
+    return position - position[:, None]
 
 
 def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:
@@ -365,8 +363,7 @@ def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:
             f"An image side of {length} needs an encoding with max_size >= {length}, not"
             f" {max_size}."
         )
-    position = torch.arange(length, device=device)
-    return position - position[:, None] + max_size - 1
+    return _shifts(length, device) + max_size - 1
 
 
 def _check_input(x: Tensor, layer: PositionalAttention | ContentAttention) -> None:

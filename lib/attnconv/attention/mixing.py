@@ -10,11 +10,8 @@ def mix_dense(x: Tensor, p: Tensor) -> Tensor:
     """Average pixels by P: x (B, H, W, C), P (h, H, W, H, W) or, where it depends on the images,
     (B, h, H, W, H, W) -> (B, H, W, h C). Costs 2 h N^2 C FLOPs an image.
     """
-    if p.dim() == 5:
-        mixed = torch.einsum("hijkl,bklc->bijhc", p, x)
-    else:
-        mixed = torch.einsum("bhijkl,bklc->bijhc", p, x)
-    return mixed.flatten(-2)
+    # Without images of its own, P is multiplied once with all of them: (h N, N) (N, B C).
+    return torch.einsum("...hijkl,...klc->...ijhc", p, x).flatten(-2)
 
 
 def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
@@ -28,19 +25,3 @@ def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     rows = torch.einsum("hik,bklc->hilbc", row, x)
     mixed = torch.einsum("hjl,hilbc->bijhc", column, rows)
     return mixed.flatten(-2)
-
-
-def scores(rows: Tensor, columns: Tensor, *terms: Tensor) -> Tensor:
-    """Scores of the queries at those rows and columns, two index tensors of one shape or that
-    broadcast to one, (..), for all keys: (h, .., H, W).
-
-    ``terms`` are a score for rows (h, H, H) and one for columns (h, W, W), query x key, which are
-    added up. For a full covariance the two summands of S u follow, (h, 2, H, H) and (h, 2, W, W),
-    half of whose square is taken off."""
-    row, column, *stretched = terms
-    total = row[:, rows, :, None] + column[:, columns, None, :]
-    if stretched:
-        row, column = stretched
-        along = row[:, :, rows, :, None] + column[:, :, columns, None, :]
-        total = total - 0.5 * along.square().sum(1)
-    return total

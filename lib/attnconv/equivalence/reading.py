@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnconv.attention import LearnedAttention, PositionalAttention, QuadraticAttention, tap_shifts
-from attnconv.attention.mixing import scores
+from attnconv.attention import LearnedAttention, PositionalAttention, tap_shifts
 from attnconv.equivalence.surgery import TapAttention
 
 # side of the grid at whose centre a quadratic layer is read: all shifts of the paper's 16x16 grid
@@ -36,7 +35,7 @@ class KernelReport:
 @torch.no_grad()
 def attention_to_conv(
     layer: PositionalAttention,
-    kernel_size: int | None = None,
+    kernel_size: int = 3,
     size: tuple[int, int] | None = None,
     padding_mode: str = "replicate",
 ) -> tuple[nn.Conv1d | nn.Conv2d, KernelReport]:
@@ -55,7 +54,7 @@ def attention_to_conv(
             exist looks at the nearest one that does, which is ``replicate``: on real images the
             nearest to trained layers of all kinds (notebook 07).
     """
-    if not isinstance(layer, (QuadraticAttention, LearnedAttention)):
+    if not isinstance(layer, PositionalAttention):
         kind = type(layer).__name__
         raise TypeError(
             f"A convolution is read where attention depends on positions alone, not from a {kind}."
@@ -67,10 +66,11 @@ def attention_to_conv(
         side = layer.max_size if isinstance(layer, LearnedAttention) else side
         size = (side, side) if isinstance(conv, nn.Conv2d) else (1, side)
 
-    exact = torch.promote_types(conv.weight.dtype, torch.float32)
-    layer = copy.deepcopy(layer).to(exact)
-    p, first = _central_probabilities(layer, *size)
-    i, j = (taps - first).T  # where the taps are
+    rows, columns = layer.shifts(size[0], 0), layer.shifts(size[1], 1)  # (Q, H), (R, W)
+    middle = len(rows) // 2, len(columns) // 2
+    p = layer.probabilities(*size, middle)  # (h, H, W)
+    # Where the taps are: its first key is at the shift (rows[q, 0], columns[r, 0]).
+    i, j = (taps - torch.tensor([rows[middle[0], 0], columns[middle[1], 0]])).T
     if min(i.min(), j.min()) < 0 or i.max() >= p.shape[1] or j.max() >= p.shape[2]:
         raise ValueError(
             f"A kernel of {conv.kernel_size} needs shifts that the central query of a {size[0]}x"
@@ -85,27 +85,20 @@ def attention_to_conv(
 
     left_out = p.clone()
     left_out[:, i, j] = 0
-    alike = torch.einsum("dhc,dgc->hg", weight, weight)  # <W^h, W^g>
-
-    def norm(of: Tensor) -> Tensor:
-        """Of sum_h P_h(Delta) W^h over all shifts."""
-        of = of.flatten(1)
-        return (alike * (of @ of.T)).sum().clamp_min(0).sqrt()
-
-    error = norm(left_out) / norm(p).clamp_min(torch.finfo(exact).tiny)
+    # |sum_h P_h(Delta) W^h|^2 over all shifts, from <W^h, W^g>: before, and of what is left out.
+    alike = torch.einsum("dhc,dgc->hg", weight, weight)
+    whole, lost = (
+        (alike * (of.flatten(1) @ of.flatten(1).T)).sum().clamp_min(0).sqrt()
+        for of in (p, left_out)
+    )
     # Outside is summed as it is: 1 - sum inside would lose small masses.
-    return conv, KernelReport(left_out.sum((1, 2)), error.item())
+    return conv, KernelReport(left_out.sum((1, 2)), (lost / whole.clamp_min(1e-30)).item())
 
 
-def _empty_conv(layer: Any, kernel_size: int | None, padding_mode: str) -> Any:
+def _empty_conv(layer: Any, kernel_size: int, padding_mode: str) -> Any:
     """The convolution to read, weights not set."""
-    if (kernel_size is None) != isinstance(layer, TapAttention):
-        raise ValueError(
-            f"kernel_size = {kernel_size!r} must be the side of a kernel; only a TapAttention has "
-            "one of its own, and takes no other."
-        )
-    if kernel_size is None:
-        conv = copy.deepcopy(layer)
+    if isinstance(layer, TapAttention):
+        conv: Any = copy.deepcopy(layer)
         conv.__class__ = nn.Conv1d if layer.dimensions == 1 else nn.Conv2d
         del conv.centres, conv.spreads
         return conv
@@ -113,15 +106,3 @@ def _empty_conv(layer: Any, kernel_size: int | None, padding_mode: str) -> Any:
     options = {"padding_mode": padding_mode, "device": weight.device, "dtype": weight.dtype}
     sizes = (layer.channels, layer.out_channels, kernel_size)
     return nn.utils.skip_init(nn.Conv2d, *sizes, padding="same", **options)
-
-
-def _central_probabilities(layer: Any, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """P of the central query over all keys (h, H, W), and the shift (rows, columns) of the first
-    key: (2,).
-    """
-    rows, columns = layer.shifts(height, 0), layer.shifts(width, 1)  # (Q, H), (R, W)
-    i, j = len(rows) // 2, len(columns) // 2
-    query = torch.tensor([[i], [j]], device=rows.device)
-    logits = scores(*query, *layer.score_terms(height, width))[:, 0]
-    p = logits.flatten(1).softmax(1).view_as(logits)
-    return p, torch.stack([rows[i, 0], columns[j, 0]]).cpu()

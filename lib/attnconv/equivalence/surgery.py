@@ -9,7 +9,7 @@ import functools
 import gc
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -24,9 +24,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnconv.attention import QuadraticAttention, tap_shifts
 from attnconv.attention.mixing import mix_separable
 from attnconv.equivalence.theorem import ALPHA, checked_alpha, value_matrices
+from attnconv.models import evaluating
 
-# values (images x queries x heads x channels) to hold at a time, if one image has no more: 16 MiB
-MIXED = 2**22
+# Lemma 2's sharpness from which a softmax over pixels, heads on taps, is one-hot in float64, too.
+ONE_HOT = 40.0
+# numbers that heads may average at a time, if one image has no more: 16 MiB
+AVERAGES = 2**22
+PLAIN = (nn.Conv1d, nn.Conv2d)
 # Functions that attention takes where a module's own code calls them, and those that it cannot.
 TAKEN = {"conv1d", "conv2d", "_conv_forward"}
 OTHERS = {f"conv_transpose{n}d" for n in (1, 2, 3)} | {"conv3d", "deform_conv2d"}
@@ -45,10 +49,10 @@ class TapAttention(QuadraticAttention):
     - The value matrices are the kernel: ``weight`` and ``bias`` are the convolution's own
       parameters. All its other attributes are there, too.
 
-    ``centres`` and ``spreads`` are float32 at least, as bfloat16 has no shift of 257 pixels. They
-    are trained if the kernel is, but frozen where the softmax is exactly one-hot, as it passes them
-    no gradient: heads that are to move want an alpha of 3 to 10. `axis_logits(length, axis)` and
-    what is made of it take the length without padding, and give (h, Q, H') or (h, R, W')."""
+    ``centres`` and ``spreads`` are trained if the kernel is, but frozen where the softmax is
+    one-hot, as it passes them no gradient: heads that are to move want an alpha of 3 to 10.
+    `axis_logits(length, axis)` and what is made of it take the length without padding, and give
+    (h, Q, H') or (h, R, W')."""
 
     weight: Tensor
     bias: Tensor | None
@@ -56,6 +60,7 @@ class TapAttention(QuadraticAttention):
     dimensions: int
     by_axis: list[tuple[int, ...]]  # kernel size, stride and dilation, each of rows and columns
     added: list[int]  # pixels of padding before and after, the last axis first
+    taps: Tensor  # where the centres are while the layer is the convolution
 
     @property
     def value(self) -> Any:  # type: ignore[override]  # of other layers a module; here only shown
@@ -63,17 +68,6 @@ class TapAttention(QuadraticAttention):
         C/groups), ``bias`` (D,).
         """
         return SimpleNamespace(weight=value_matrices(self.weight), bias=self.bias)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        before = self.centres.data, self.spreads.data
-        super()._apply(fn, recurse)
-        if self.centres.dtype.itemsize < 4:  # `half()` and the like would lose their digits
-            self.centres.data, self.spreads.data = (t.to(self.weight.device) for t in before)
-        return self
-
-    def _padded(self, length: int, axis: int) -> int:
-        """Pixels of an axis (0 rows, 1 columns), padding included: H' or W'."""
-        return length + sum(self.added[2 - 2 * axis : 4 - 2 * axis])
 
     def queries(self, length: int, axis: int) -> Tensor:
         """Where the queries are along one axis (0 rows, 1 columns), in pixels of the padded
@@ -92,6 +86,10 @@ class TapAttention(QuadraticAttention):
         keys = torch.arange(self._padded(length, axis), device=self.centres.device)
         return keys - self.queries(length, axis)[:, None]
 
+    def _padded(self, length: int, axis: int) -> int:
+        """Pixels of an axis (0 rows, 1 columns), padding included: H' or W'."""
+        return length + sum(self.added[2 - 2 * axis : 4 - 2 * axis])
+
     def pad(self, x: Tensor) -> Tensor:
         """(..., H, W) -> (..., H', W'), as the convolution pads."""
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
@@ -105,61 +103,48 @@ class TapAttention(QuadraticAttention):
         """`forward` with another kernel, under the name that code around a `Conv2d` may call."""
         if x.dim() == self.dimensions + 1:  # one image
             return self._conv_forward(x[None], weight, bias)[0]
-        if x.dim() != self.dimensions + 2 or x.shape[1] != self.channels:
-            takes = f"(B, {self.channels}, {'H, W' if self.dimensions == 2 else 'L'})"
-            raise ValueError(f"TapAttention takes {takes}, channels first, not {tuple(x.shape)}.")
         height, width = (1, *x.shape[2:])[-2:]
         queries = len(self.queries(height, 0)), len(self.queries(width, 1))
-        x = self.pad(x).flatten(2).mT.contiguous()  # (B, H' W', C)
-        at_once = max(1, MIXED // (math.prod(queries) * self.heads * self.channels))
-        values = value_matrices(weight)
-        mixed = (self._mix(part, height, width) for part in x.split(at_once))
-        parts = [self._project(part, values, bias) for part in mixed]
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)  # (B, Q R, D)
-        return y.mT.unflatten(2, queries[-self.dimensions :])
+        x = self.pad(x)
+        if self.dimensions == 1:
+            x = x.unsqueeze(2)
+        matrices = weight.flatten(1).unflatten(0, (self.groups, -1))  # (g, D/g, C/g h)
+        at_once = max(1, AVERAGES // (math.prod(queries) * self.heads * self.channels))
+        parts = []
+        for part in x.split(at_once):
+            averages = self._averages(part, height, width).unflatten(1, (self.groups, -1))
+            # One product for all images, which may be small.
+            y = torch.einsum("gdk,bgkn->bgdn", matrices, averages.flatten(2, 3))
+            parts.append(y.flatten(1, 2))  # (B, D, Q R)
+        y = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if bias is not None:
+            y = y + bias[:, None].to(y.dtype)  # the type that autocast chose
+        return y.unflatten(2, queries[-self.dimensions :])
 
-    def _mix(self, x: Tensor, height: int, width: int) -> Tensor:
-        """Average pixels by P = P_row (x) P_col, never built: x (B, H' W', C) -> (B, Q R, h C).
+    def _averages(self, x: Tensor, height: int, width: int) -> Tensor:
+        """What each head averages at each query: x (B, C, H', W') -> (B, C, h, Q R).
 
-        Where every softmax is exactly one-hot in floating point, each query and head picks one
-        pixel. These are picked directly, unless positions want gradients."""
+        P = P_row (x) P_col is never built. Where every head is one-hot and on its own tap, it picks
+        one pixel: `unfold` lays these side by side, unless positions want gradients."""
         trained = self.centres.requires_grad or self.spreads.requires_grad
-        if (torch.is_grad_enabled() and trained) or not self._one_hot():
-            row = self.axis_probabilities(height, 0).to(x.dtype)
-            column = self.axis_probabilities(width, 1).to(x.dtype)
-            x = x.unflatten(1, (row.shape[2], column.shape[2]))
-            return mix_separable(x, row, column).flatten(1, 2)
-        rows, columns = self._nearest(height, 0), self._nearest(width, 1)
-        pixels = rows[:, None] * self._padded(width, 1) + columns  # (Q, R, h)
-        # A kernel of one tap picks every pixel in order: then nothing need be copied.
-        if pixels.numel() != x.shape[1] or self.centres.tolist() != [[0, 0]]:
-            x = x.index_select(1, pixels.flatten())
-        return x.unflatten(1, (-1, self.heads)).flatten(2)
+        if self._picks() and not (trained and torch.is_grad_enabled()):
+            kernel, stride, dilation = self.by_axis
+            columns = F.unfold(x, kernel, dilation, stride=stride)
+            return columns.unflatten(1, (-1, self.heads))
+        rows = self.axis_probabilities(height, 0).to(x.dtype)
+        columns = self.axis_probabilities(width, 1).to(x.dtype)
+        mixed = mix_separable(x.permute(0, 2, 3, 1), rows, columns)
+        return mixed.flatten(1, 2).unflatten(2, (self.heads, -1)).permute(0, 3, 2, 1)
 
-    def _nearest(self, length: int, axis: int) -> Tensor:
-        """The pixel nearest to each query plus each centre, along one axis: (Q, h) or (R, h)."""
-        place = self.queries(length, axis)[:, None] + self.centres.detach()[:, axis]
-        return place.round().clamp(0, self._padded(length, axis) - 1).long()
-
-    def _one_hot(self) -> bool:
-        """Whether every softmax, rounded, is one-hot: each centre is on a pixel, beside which the
-        next, of weight exp(-spread^2 / 2), is lost in float64, too.
-
-        False where nobody can look: while a graph is made, or without values."""
+    def _picks(self) -> bool:
+        """Whether every head picks its tap's pixel, to rounding. False where nobody can look: while
+        a graph is made, or without values.
+        """
         unseen = type(self.centres) is not nn.Parameter or self.centres.is_meta
         if unseen or torch.compiler.is_exporting():
             return False
-        on_pixels = all(c.is_integer() for centre in self.centres.tolist() for c in centre)
-        return on_pixels and all(spread**2 > 80 for spread in self.spreads.tolist())
-
-    def _project(self, mixed: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-        """Each head's value matrix and their sum: (B, Q R, h C) -> (B, Q R, D)."""
-        if self.groups == 1:
-            return F.linear(mixed, values, bias)
-        mixed = mixed.unflatten(-1, (self.heads, self.groups, -1))
-        values = values.unflatten(1, (self.heads, -1)).unflatten(0, (self.groups, -1))
-        y = torch.einsum("bnhgc,gdhc->bngd", mixed, values).flatten(-2)
-        return y if bias is None else y + bias.to(y.dtype)  # the type that autocast chose
+        sharp = all(spread**2 >= 2 * ONE_HOT for spread in self.spreads.tolist())
+        return sharp and self.centres.tolist() == self.taps.tolist()
 
     def extra_repr(self) -> str:
         return f"{_ConvNd.extra_repr(self)}, heads={self.heads}"  # type: ignore[arg-type]
@@ -169,8 +154,7 @@ def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
     """Make a convolution with this kernel attention: the same object, parameters and attributes,
     with heads.
     """
-    exact = torch.promote_types(weight.dtype.to_real(), torch.float32)
-    alpha = checked_alpha(alpha, exact)
+    alpha = checked_alpha(alpha)
     conv.__class__ = TapAttention
     conv.channels = conv.in_channels
     conv.heads = math.prod(conv.kernel_size)
@@ -185,13 +169,15 @@ def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
         conv.added = _reverse_repeat_tuple(tuples(conv.padding), 2)
 
     kernel, _, dilation = conv.by_axis
-    centres = tap_shifts(kernel, dilation).to(weight.device, exact)
+    # bfloat16 would have no shift of 257 pixels.
+    exact = torch.promote_types(weight.dtype, torch.float32)
+    conv.taps = tap_shifts(kernel, dilation)
+    centres = conv.taps.to(weight.device, exact)
     spreads = torch.full_like(centres[:, 0], math.sqrt(2 * alpha))
-    # Where the softmax is exactly one-hot no gradient reaches positions, and weight decay alone
-    # would move them.
-    soft = math.exp(-alpha) >= torch.finfo(exact).smallest_normal
-    conv.centres = nn.Parameter(centres, requires_grad=weight.requires_grad and soft)
-    conv.spreads = nn.Parameter(spreads, requires_grad=weight.requires_grad and soft)
+    # No gradient reaches one-hot positions, and weight decay alone would move them.
+    trained = weight.requires_grad and alpha < ONE_HOT
+    conv.centres = nn.Parameter(centres, trained)
+    conv.spreads = nn.Parameter(spreads, trained)
     return conv
 
 
@@ -228,99 +214,95 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
         ValueError: the copy leads back to the network, or a convolution still runs.
         AssertionError: the answers to ``check`` differ.
 
-    Outputs lie channels last: a network that flattens them with ``view`` wants ``flatten`` or
+    Outputs lie otherwise in memory: a network that flattens them with ``view`` wants ``flatten`` or
     ``reshape`` there. Fast under `torch.no_grad`."""
     if not isinstance(network, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, not {network!r}.")
-    originals = set()
-    detached = {}
-    for place, thing in _held_by(network):
+    places = {id(module): name or "The network" for name, module in network.named_modules()}
+    known: dict[int, Any] = {}  # deepcopy takes what it finds in its memo for the copy
+    originals = list(_held_by(network))
+    for thing in originals:
         if isinstance(thing, nn.Module):
-            _refuse(thing, place)
-            originals.add(id(thing))
+            _refuse(thing, places.setdefault(id(thing), "Out of sight"))
         elif isinstance(thing, Tensor) and not thing.is_leaf:
-            detached[id(thing)] = thing.detach().clone()
-    # deepcopy takes what it finds in its memo for the copy, and adds to it.
-    converted = copy.deepcopy(network, dict(detached))
-    for place, thing in list(_held_by(converted)):
-        if id(thing) in originals:
+            known[id(thing)] = thing.detach().clone()
+    converted = copy.deepcopy(network, known)
+    for thing in list(_held_by(converted)):
+        if id(thing) in places:
             raise ValueError(
-                f"{place or 'The network'} leads to a {type(thing).__name__} of the original: a "
-                "function holds it, or it copies as itself. Keep modules as attributes alone."
+                f"{places[id(thing)]}: the copy would share it with the network. A function holds "
+                "it, or it copies as itself. Keep modules as attributes alone."
             )
         _let_attend(thing, alpha)
-    modes = {name: module.training for name, module in network.named_modules()}
-    for name, module in converted.named_modules():
-        if module.training != modes[name]:  # a copy of a torch.fx graph is in training mode
-            module.train(modes[name])
+    for name, module in converted.named_modules():  # a copied torch.fx graph is in training mode
+        module.training = network.get_submodule(name).training
     if check is not None:
-        inputs = check if isinstance(check, tuple) else (check,)
-        _compare(copy.deepcopy(converted), copy.deepcopy(network, detached), inputs)
+        _compare(converted, network, check if isinstance(check, tuple) else (check,))
     return converted
 
 
 @torch.no_grad()
 def _compare(converted: nn.Module, network: nn.Module, inputs: tuple[Any, ...]) -> None:
     """Raise an error if the converted network answers otherwise, or a convolution runs in it."""
-    with FlopCounterMode(display=False) as flops:
-        found = converted.eval()(*inputs)
+    with evaluating(converted), FlopCounterMode(display=False) as flops:
+        found = converted(*inputs)
     if any("conv" in str(operation) for operation in flops.get_flop_counts()["Global"]):
         raise ValueError(
             "Convolutions still run in the copy: code calls them that is not seen from the classes "
             "of its modules. Call F.conv2d in a module's forward."
         )
-    torch.testing.assert_close(found, network.eval()(*inputs), rtol=1e-3, atol=1e-3)
+    with evaluating(network):
+        torch.testing.assert_close(found, network(*inputs), rtol=1e-3, atol=1e-3)
 
 
-def _held_by(network: nn.Module) -> Iterator[tuple[str, Any]]:
-    """All that a network holds, itself first, each with its place: what attributes, containers and
-    the variables of functions lead to.
+def _held_by(network: nn.Module) -> Iterable[Any]:
+    """All that a network holds, itself first: what attributes, containers and the variables of
+    functions lead to.
     """
-    known = set()
-    waiting: list[tuple[str, Any]] = [("", network)]
-    for place, thing in waiting:  # grows meanwhile, so that the nearest come first
-        if id(thing) in known or isinstance(thing, (type, ModuleType)):
-            continue
-        known.add(id(thing))
-        yield place, thing
-        if isinstance(thing, nn.Module):
-            parts = {**thing._modules, **vars(thing)}
-            waiting.extend((f"{place}.{name}".strip("."), part) for name, part in parts.items())
-        elif isinstance(thing, FunctionType):
-            waiting.append((place, thing.__closure__))
-        else:
-            waiting.extend((place, part) for part in gc.get_referents(thing))
+    held: dict[int, Any] = {}
+    waiting: list[Any] = [network]
+    for thing in waiting:  # grows meanwhile
+        if id(thing) not in held and not isinstance(thing, (type, ModuleType)):
+            held[id(thing)] = thing
+            # Not a function's globals.
+            inside = thing.__closure__ if isinstance(thing, FunctionType) else thing
+            waiting.extend(gc.get_referents(inside))
+    return held.values()
 
 
 def _refuse(module: nn.Module, place: str) -> None:
     """Raise a TypeError if attention cannot stand for what a module computes."""
     kind: Any = type(module)
     names = _names_used(kind)
-    title = f"{kind.__module__}.{kind.__name__}"
     graph = isinstance(module, torch.fx.GraphModule)
     if (
         isinstance(module, torch.jit.ScriptModule)
-        or (isinstance(module, _ConvNd) and not isinstance(module, (nn.Conv1d, nn.Conv2d)))
-        or ("Conv" in title and ("quantized" in title or ".Lazy" in title))
+        or any(_is_other(base) for base in kind.__mro__)
         or names & OTHERS
         or (graph and names & {*TAKEN, "convolution"})
         or "forward" in vars(module)
     ):
         raise TypeError(
-            f"{place or 'The network'}: attention cannot stand for this {kind.__name__}. It takes "
-            "Conv1d, Conv2d, and classes whose code calls these or their functions; no transposed, "
-            "3-D, deformable, lazy or quantized convolution, no script, no graph that calls "
-            "functions, no forward set on an instance (so convert first, then compile)."
+            f"{place}: attention cannot stand for this {kind.__name__}. It takes Conv1d, Conv2d, "
+            "and classes whose code calls these or their functions; no transposed, 3-D, "
+            "deformable, lazy or quantized convolution, no script, no graph that calls functions, "
+            "no forward set on an instance (so convert first, then compile)."
         )
+
+
+def _is_other(kind: type) -> bool:
+    """Whether a class is one of PyTorch's other convolutions."""
+    called = kind.__name__.startswith(("Conv", "LazyConv"))
+    return called and kind.__module__.startswith("torch.") and kind not in PLAIN
 
 
 def _let_attend(thing: Any, alpha: float) -> None:
     """Make a convolution attention, and let attention take those that a module's own code calls."""
     kind: Any = type(thing)
-    if kind in (nn.Conv1d, nn.Conv2d):
+    if kind in PLAIN:
         _take_over(thing, thing.weight, alpha)
     elif isinstance(thing, nn.Module) and kind is not TapAttention:
-        if isinstance(thing, _ConvNd) or _names_used(kind) & TAKEN:
+        if isinstance(thing, PLAIN) or _names_used(kind) & TAKEN:
             thing.__class__ = _by_attention(kind, alpha)
 
 
@@ -331,16 +313,16 @@ def _names_used(kind: type) -> set[str]:
     """
     names: set[str] = set()
     known = set()
-    waiting = [member for base in kind.__mro__ for member in vars(base).values()]
+    waiting: list[Any] = [member for base in kind.__mro__ for member in vars(base).values()]
     for member in waiting:  # grows meanwhile
         function = inspect.unwrap(member)
-        code = getattr(function, "__code__", function)
-        own = not str(getattr(function, "__module__", "")).startswith("torch.")
-        if isinstance(code, CodeType) and own and code not in known:
+        code = getattr(function, "__code__", function)  # or a function inside another
+        of_torch = str(getattr(function, "__module__", "")).startswith("torch.")
+        if isinstance(code, CodeType) and code not in known and not of_torch:
             known.add(code)
             names.update(code.co_names)
-            waiting.extend(code.co_consts)  # functions inside
             beside = getattr(function, "__globals__", {})
+            waiting.extend(code.co_consts)
             waiting.extend(beside.get(name) for name in code.co_names)
     return names
 
@@ -353,15 +335,14 @@ class _Attending(TorchFunctionMode):
         self.alpha = alpha
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "").split(".")[0]
-        function = self.convolve if name in TAKEN else func
-        return function(*args, **(kwargs or {}))
+        taken = getattr(func, "__name__", "") in TAKEN
+        return (self.convolve if taken else func)(*args, **(kwargs or {}))
 
     def convolve(
         self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *numbers: Any, **named: Any
     ) -> Tensor:
         """`F.conv1d` and `F.conv2d`: numbers are stride, padding, dilation, groups, as there."""
-        kind: Any = nn.Conv2d if weight.dim() == 4 else nn.Conv1d
+        kind: Any = PLAIN[weight.dim() - 3]
         sizes = (input.shape[1 - weight.dim()], weight.shape[0], tuple(weight.shape[2:]))
         conv = kind(*sizes, *numbers, **named, bias=False, device="meta")
         return _take_over(conv, weight, self.alpha)._conv_forward(input, weight, bias)

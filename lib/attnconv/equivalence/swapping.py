@@ -7,7 +7,6 @@ the answer."""
 
 import copy
 from collections.abc import Mapping, Sequence
-from operator import index
 from typing import Any
 
 import torch
@@ -66,14 +65,13 @@ def swap(
     shown = images if fit is None else fit
     seen: Any = [None] * len(kernels) if shown is None else network.layer_inputs(shown)
     for number, size in kernel_sizes.items():
-        number, size = index(number), index(size)  # NumPy's, too
+        number, size = int(number), int(size)  # NumPy's, too
         _check(network, number, size)
         layer: Any = copy.deepcopy(network.attention_layers[number - 1]).eval()  # no dropout
         x = seen[number - 1]
         place = _in_place_of(layer, size, network.config.grid, x)
         if fit is not None:
             fit_kernel(place, layer, x)
-            place.report = KernelReport(None, relative_errors([place], layer, x)[0], "images")
         swapped.blocks[number - 1].attention = place.train(swapped.training)
         kernels[number - 1] = size
     while kernels and not kernels[-1]:
@@ -96,19 +94,19 @@ def _check(network: AttentionNet, number: int, size: int) -> None:
         )
 
 
-def _in_place_of(layer: Any, size: int, grid: tuple[int, int], x: Any) -> Any:
+def _in_place_of(layer: Any, size: int, grid: tuple[int, int], x: Any) -> Convolution:
     """The convolution that is read out of a layer, for content on what it sees, x (B, H, W, C)."""
-    place: Any = Convolution(layer.channels, layer.out_channels, size).to(layer.value.weight)
+    place: Any = Convolution(layer.channels, layer.out_channels, size)
+    if not isinstance(layer, ContentAttention):
+        place.conv, place.report = attention_to_conv(layer, size, grid)
+        return place
+    if x is None:
+        raise ValueError("Attention by content is read as a mean over images: pass images=.")
+    place.to(layer.value.weight)
+    weight, outside = mean_kernel(layer, x, size)
+    place.conv.weight.copy_(weight)
     place.conv.bias.copy_(layer.value.bias)
-    if isinstance(layer, ContentAttention):
-        if x is None:
-            raise ValueError("Attention by content is read as a mean over images: pass images=.")
-        weight, outside = mean_kernel(layer, x, size)
-        place.conv.weight.copy_(weight)
-        place.report = KernelReport(outside, relative_errors([place], layer, x)[0], "images")
-    else:
-        conv, place.report = attention_to_conv(layer, size, grid)
-        place.conv.weight.copy_(conv.weight)
+    place.report = KernelReport(outside, relative_errors([place], layer, x)[0], "images")
     return place
 
 
@@ -189,16 +187,8 @@ def fit_kernel(place: Convolution, layer: Attention, x: Tensor) -> None:
         patches = F.pad(patches, (0, 1), value=1.0)  # the bias sees a 1
         gram = gram + (patches.T @ patches).double()
         moment = moment + (patches.T @ left).double()
-    if not (gram.isfinite().all() and moment.isfinite().all()):
-        raise ValueError(
-            "No kernel can be fitted: on these images the layer sees, or gives, what is not finite."
-        )
-    ridge = RIDGE * gram.diagonal().mean()
-    failed: Any = True
-    while failed:  # float32 sums may leave the matrix a little less than positive
-        gram.diagonal().add_(ridge)
-        factor, failed = torch.linalg.cholesky_ex(gram)
-        ridge = 10 * ridge
-    change = torch.cholesky_solve(moment, factor).to(conv.weight)
+    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+    change = torch.linalg.solve(gram, moment).to(conv.weight)
     conv.weight += change[:-1].T.reshape(conv.weight.shape)
     conv.bias += change[-1]
+    place.report = KernelReport(None, relative_errors([place], layer, x)[0], "images")

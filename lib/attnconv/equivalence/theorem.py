@@ -63,13 +63,10 @@ def quadratic_scores(shifts: Tensor, centres: Tensor, alpha: float) -> Tensor:
     return v @ r.T.to(v.dtype)  # shifts may be whole numbers
 
 
-def checked_alpha(alpha: float, dtype: torch.dtype) -> float:
-    """Lemma 2's sharpness, if positions of this type can have it: their spreads are squared."""
-    largest = torch.finfo(dtype).max / 2
-    if not 0 < alpha <= largest:
-        raise ValueError(
-            f"alpha = {alpha} must be a positive number, and for {dtype} at most {largest:.2g}."
-        )
+def checked_alpha(alpha: float) -> float:
+    """Lemma 2's sharpness, if it is one."""
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"alpha = {alpha} must be a positive number.")
     return float(alpha)
 
 
@@ -79,12 +76,7 @@ def theorem_1(kernel: Tensor, bias: Tensor | None, alpha: float = ALPHA) -> Quad
 
     It equals the convolution at every query whose taps all lie in the image: `padded_attention`
     makes that all of them."""
-    if kernel.dim() != 4:
-        raise ValueError(
-            f"theorem_1 takes a kernel (D, C, K, K), not {tuple(kernel.shape)}: others are for "
-            "conv_to_attention."
-        )
-    alpha = checked_alpha(alpha, kernel.dtype)
+    alpha = checked_alpha(alpha)
     out_channels, channels, height, width = kernel.shape
     layer = QuadraticAttention(channels, out_channels, heads=height * width).to(kernel)
     with torch.no_grad():
