@@ -59,19 +59,45 @@ class Workspace:
     source: str  # of the data: see `attnconv.training.data.load_data`
     folder: Path
     record: Path | None = None  # a second folder, in which runs are looked up only
+    shown_in: Path | None = None  # where figures and tables go, if not in ``folder``
 
     @property
     def results(self) -> Path:
         """Where figures and tables go: ``folder``, or what a batch run moves there at the end."""
-        return Path(os.environ.get("ATTNCONV_RESULTS") or self.folder)
+        return Path(os.environ.get("ATTNCONV_RESULTS") or self.shown_in or self.folder)
+
+    @cached_property
+    def recorded(self) -> Workspace:
+        """The record's profile and few images. Figures and tables go where this one's go."""
+        if self.profile.recorded:
+            return self
+        profile = load_profile(PROFILES / f"{RECORD.name}.yaml")
+        source = str(RECORD / "strip.npz")
+        return Workspace(profile, source, self.folder / RECORD.name, RECORD, self.results)
+
+    @cached_property
+    def for_study(self) -> Workspace:
+        """What a notebook on many short runs works with: this workspace, where its profile has a
+        ``study``; else the record's."""
+        if self.profile.study:
+            return self
+        name = self.profile.name
+        print(f"Shown: short runs from the record ({RECORD.name}). {name} does not train them.")
+        return self.recorded
+
+    def home(self, run: Run) -> Workspace:
+        """The workspace whose images a run was trained on: the record's, of a run of the record."""
+        return self.recorded if run.path.is_relative_to(RECORD) else self
 
     @cached_property
     def strip(self) -> Path | None:
         """The record's few images, where they stand in for the data set. The record itself is
         drawn from them, so that everyone can draw it again."""
         if self.record and self.profile.recorded:
-            if self.folder == self.record or not find_data(self.source):
-                return self.record / "strip.npz"
+            strip = self.record / "strip.npz"
+            chosen = self.source == str(strip) or self.folder == self.record
+            if chosen or not find_data(self.source):
+                return strip
         return None
 
     @cached_property
@@ -132,10 +158,20 @@ class Workspace:
         """A preset's finished run: the one that is here or in the record, or else one trained (or
         resumed) now, in the folder ``kept_in``. All else as in `configs`.
 
+        A profile without a ``study`` trains what it lists in ``runs``. Any other preset, unless
+        something is changed, is that of the record, which was trained on other images: see `home`.
+
         Raises `MissingData` where it would be trained and the data set is not on this machine."""
         folder = self.name(name, seed, start=start, **changes)
         found = self.find(folder)
         if found:
+            return found
+        listed = name in self.profile.runs or self.profile.study
+        if not listed and self.record and not start and not any(changes.values()):
+            found = self.recorded.run(name, seed)
+            place = f"{RECORD.name}, {found.path.name}"
+            name = self.profile.name
+            print(f"Shown: {found.title}, from the record ({place}). {name} does not train it.")
             return found
         self.check(name, seed, start=start, **changes)
         model, recipe = self.configs(name, seed, start=start, **changes)
@@ -170,6 +206,8 @@ class Workspace:
 
     def attention(self, run: Run) -> dict[str, NDArray]:
         """What a run's heads attend to, kept or measured now: see `heads.measure_attention`."""
+        if self.home(run) is not self:
+            return self.recorded.attention(run)
         if not self._kept(run, "attention"):
             network, _ = load_run(run.path)
             data = self.data
@@ -184,6 +222,8 @@ class Workspace:
 
         Empty where it is not kept and cannot be measured: the record's images are too few to count
         answers, and some recorded runs have no weights."""
+        if self.home(run) is not self:
+            return self.recorded.swaps(run, images)
         kept = self._kept(run, "swaps")
         if not self.strip and (run.path / "model.safetensors").is_file():
             some = self.data.first(None, self.profile.swap_images).first(None, images)
