@@ -11,14 +11,11 @@ import nbformat
 import numpy as np
 import pytest
 
-from attnconv.training.runs import find_runs
 from companion.profile import load_profile
 from companion.reproduce import reproduce
-from companion.workspace import open_workspace
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
-DEEPER = {"layers": 3}
 BLANKS = ("01", "02", "04")
 """Notebooks with an answer to fill in."""
 
@@ -89,11 +86,8 @@ def test_a_later_cell_says_whether_the_blank_is_empty_right_or_wrong(number):
 
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory):
-    """The output folder of the smoke profile, where a deeper run lay already."""
+    """The output folder of the smoke profile."""
     output = tmp_path_factory.mktemp("smoke")
-    open_workspace("smoke", output=output).run(
-        "quadratic_full", model_changes=DEEPER, train_changes={"epochs": 1}
-    )
     assert reproduce("smoke", output=output) == 0
     return output
 
@@ -116,11 +110,7 @@ def test_every_notebook_leaves_its_figures_or_claims(reproduced):
         )
     for figure in reproduced.glob("figures/*.png"):
         assert figure.with_suffix(".pdf").stat().st_size > 1000
-    assert {file.suffix for file in reproduced.glob("tables/06-table1.*")} == {
-        ".md",
-        ".csv",
-        ".tex",
-    }
+    assert (reproduced / "tables" / "06-table1.csv").is_file()
 
 
 def test_claims_are_computed_and_arithmetic_ones_hold(reproduced):
@@ -132,15 +122,6 @@ def test_claims_are_computed_and_arithmetic_ones_hold(reproduced):
     assert len(claims) > 10 and all(claim["number"] for claim in claims)
     signs = {claim["key"]: claim["sign"] for claim in claims}
     assert {signs[key] for key in ("theorem", "borders", "three-numbers", "flops")} == {"holds"}
-
-
-def test_a_run_of_another_depth_stands_beside_the_others(reproduced):
-    [deeper] = [run for run in find_runs(reproduced / "runs") if run.preset == "quadratic_full"]
-    assert deeper.model.layers == DEEPER["layers"]
-    assert any(
-        deeper.path.name in file.read_text()
-        for file in reproduced.glob("figures/04-appendix-*.json")
-    )
 
 
 def test_the_executed_explorer_is_a_picture(reproduced):

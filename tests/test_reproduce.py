@@ -20,7 +20,7 @@ import pytest
 from filelock import FileLock
 from PIL import Image
 
-from attnconv.config import PRESETS, ConfigError
+from attnconv.config import PRESETS
 from companion import cli, workspace
 from companion import reproduce as runner
 from companion.profile import Profile

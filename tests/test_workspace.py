@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from attnconv.config import ConfigError, replace
+from attnconv.config import replace
 from attnconv.heads import measure_attention, translation_consistency
 from attnconv.training import load_run
 from attnconv.training.data import ARRAYS, DataError, MissingData, normalize

@@ -53,13 +53,14 @@ def _train(preset: str, seed: int | None, epochs: str, **options: Any) -> int:
     from companion.workspace import open_workspace  # imports torch
 
     words = options.pop("set") + ([f"epochs={epochs}"] if epochs else [])
-    changes: dict[str, dict[str, Any]] = {"model_changes": {}, "train_changes": {}}
+    model: dict[str, Any] = {}
+    recipe: dict[str, Any] = {}
     for word in words:
         name, _, value = word.partition("=")
-        kind = "model_changes" if name in ModelConfig.model_fields else "train_changes"
-        changes[kind][name] = read_yaml(value)
+        changes = model if name in ModelConfig.model_fields else recipe
+        changes[name] = read_yaml(value)
     work = replace(open_workspace(**options), record=None)  # what is recorded is trained, too
-    run = work.run(preset, seed, **changes)
+    run = work.run(preset, seed, model_changes=model, train_changes=recipe)
     if os.environ.get("RANK", "0") == "0":  # under torchrun, one process speaks
         said = f"{run.test_accuracy:.2%} test accuracy after {len(run.metrics)} epochs"
         print(f"{run.title}: {said}\n{run.path}")

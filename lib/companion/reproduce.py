@@ -83,14 +83,16 @@ def digest_file(file: Path) -> str:
 def digest_work(work: Workspace) -> str:
     """A hash of what all notebooks are made from: profile, data, both packages, all versions. A
     profile that shows the record's runs, too, depends on which there are."""
+    from companion.workspace import RECORD
+
     data = work.data
     tensors = [data.train_images, data.train_labels, data.test_images, data.test_labels]
-    images = [hashlib.sha256(tensor.numpy()).hexdigest() for tensor in tensors]
+    images = [hashlib.sha256(tensor.numpy().data).hexdigest() for tensor in tensors]
     library = [file for file in sorted(LIBRARY.glob("[ac]*/**/*.*")) if file.suffix != ".pyc"]
     hashes = {str(file.relative_to(LIBRARY)): digest_file(file) for file in library}
     versions = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
     profile = work.profile.model_dump(exclude={"description"})
-    shown = [] if work.profile.study else sorted(os.listdir(work.record / "runs"))
+    shown = [] if work.profile.study else sorted(path.name for path in RECORD.glob("*/*-seed*"))
     return digest(profile, work.about, images, hashes, versions, sys.version, shown)
 
 
@@ -156,9 +158,9 @@ class Batch:
         patterns = ["-seed".join(map(str, job.run))]
         for name in job.needs:
             patterns += self.jobs[name].run[:1]  # of every seed
-            for file, was in self.left[name].items():
-                if not file.startswith("notebooks"):  # its page shows its cells, too
-                    results[file] = was
+            for result, was in self.left[name].items():
+                if not result.startswith("notebooks"):  # its page shows its cells, too
+                    results[result] = was
         for folder, pattern in itertools.product(self.folders, patterns):
             for file in folder.glob(f"runs/{pattern}-*/model.safetensors"):
                 runs[file.parent.name] = digest_file(file)
@@ -256,11 +258,18 @@ def execute(batch: Batch, job: Job) -> None:
     import papermill
 
     parameters = batch.parameters | dict(zip(("preset", "seed"), job.run, strict=False))
-    where = {"cwd": str(job.notebook.parent), "kernel_name": "python3", "language": "python"}
+    options = {
+        "cwd": str(job.notebook.parent),
+        "kernel_name": "python3",
+        "language": "python",
+        "progress_bar": False,
+        "extra_arguments": ["--log-level=ERROR"],
+    }
+    kept = batch.output / "failed" / copy.name
+    kept.unlink(missing_ok=True)
     try:
-        papermill.execute_notebook(job.notebook, copy, parameters, progress_bar=False, **where)
+        papermill.execute_notebook(job.notebook, copy, parameters, **options)
     except papermill.PapermillExecutionError as error:
-        kept = batch.output / "failed" / copy.name
         kept.parent.mkdir(exist_ok=True)
         copy.replace(kept)
         sys.exit(f"{error.ename}: {error.evalue}\n{kept}")
