@@ -448,7 +448,7 @@ def test_an_interrupt_leaves_no_kernel_and_no_half_result(toys: Toys, number) ->
     code = f"""import sys; from pathlib import Path; from companion import cli, reproduce as runner
 cli._reproduce = {call} output={str(toys.output)!r}); sys.exit(cli.main(['reproduce']))"""
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    file, until = toys.notebooks / "PIDS", time.time() + 90
+    file, until = toys.notebooks / "PIDS", time.time() + 300
     while not (file.exists() and file.read_text().endswith(" ")) and time.time() < until:
         time.sleep(0.05)
     running = [int(pid) for pid in file.read_text().split()]
