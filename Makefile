@@ -1,7 +1,7 @@
 # make reproduce   run every notebook and leave figures, tables and executed notebooks in outputs/<profile>
 #                  PROFILE=smoke|quick|evening|paper, or paper-recipe (for some notebooks: its file says which)
 #                  DATA=cifar10, or a path  ONLY="03 04"  JOBS=1  FORCE=1  RETRAIN=1  OUTPUT=/path
-#                  DRY=1 only says what would be done, and why, and what cannot work
+#                  DRY=1 only says what would be done, and what cannot work
 #                  PROFILE=evening leaves its committed record outputs/evening as it is, draws everything again beside it,
 #                  in outputs/reproduced/evening, and compares
 # make paper       the same at the paper's size (for a GPU)
@@ -21,7 +21,6 @@
 
 PYTHON ?= python3
 PROFILE ?= quick
-RECORD :=
 VENV := .venv
 VENV_FLAGS ?= $(shell cat $(VENV)/flags 2>/dev/null)
 RUN := $(VENV)/bin/python -m
@@ -42,20 +41,20 @@ help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
 # Large buffers stay with the process: fetched from the kernel for each batch, they cost up to half the time on CPUs.
-reproduce lab explore: export MALLOC_MMAP_MAX_ = 0
-reproduce lab explore: export MALLOC_TRIM_THRESHOLD_ = 100000000000
+lab explore bench: export MALLOC_MMAP_MAX_ = 0
+lab explore bench: export MALLOC_TRIM_THRESHOLD_ = 100000000000
+reproduce: export ATTNCONV_RETRAIN = $(filter-out 0,$(RETRAIN))
 # The user's words reach the shell as variables, so that no character in them means anything to it.
 reproduce: $(READY)
 	@$(ATTNCONV) reproduce --profile "$$PROFILE" $${JOBS:+--jobs "$$JOBS"} $${DATA:+--data "$$DATA"} \
 		$${OUTPUT:+--output "$$OUTPUT"} $${ONLY:+--only="$$ONLY"} \
-		$(if $(filter-out 0,$(FORCE)),--force) $(if $(filter-out 0,$(RETRAIN)),--retrain) $(if $(filter-out 0,$(DRY)),--dry) \
-		$(RECORD)
+		$(if $(filter-out 0,$(FORCE)),--force) $(if $(filter-out 0,$(DRY)),--dry)
 
 paper: PROFILE := paper
 paper: reproduce
 
 record: PROFILE := evening
-record: RECORD := --record
+record: OUTPUT := outputs/evening
 record: reproduce
 
 lab: $(READY)

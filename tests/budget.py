@@ -3,11 +3,12 @@ lint`).
 
 A code token is what a reader takes in, however long the lines: comments, docstrings, line ends and
 indentation do not count. ``budget.toml`` has the limits. A file's budget rises only when another's
-falls by as much.
+falls by as much. So it is with the words of the README and of all notebooks' texts.
 """
 
 import ast
 import io
+import json
 import sys
 import tokenize
 import tomllib
@@ -38,6 +39,18 @@ def tokens(source: str) -> int:
     return count
 
 
+def words(place: Path) -> int:
+    """Words of a page, or of the texts of all notebooks in a folder."""
+    if place.is_file():
+        return len(place.read_text("utf-8").split())
+    count = 0
+    for notebook in place.glob("*.ipynb"):
+        for cell in json.loads(notebook.read_text("utf-8"))["cells"]:
+            if cell["cell_type"] == "markdown":
+                count += len("".join(cell["source"]).split())
+    return count
+
+
 def over(budget: dict[str, dict[str, int]], root: Path = ROOT) -> list[str]:
     """What is above its budget, or has none, a line each."""
     found = []
@@ -57,6 +70,10 @@ def over(budget: dict[str, dict[str, int]], root: Path = ROOT) -> list[str]:
         total = sum(count for name, count in counts.items() if name.startswith(f"{prefix}/"))
         if total > limit:
             found.append(f"{prefix} has {total} tokens in all; its budget is {limit}.")
+    for name, limit in budget.get("words", {}).items():
+        total = words(root / name)
+        if total > limit:
+            found.append(f"{name} has {total} words; its budget is {limit}.")
     return found
 
 

@@ -127,7 +127,7 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(t
     run = next((ROOT / "outputs" / "evening" / "runs").glob("quadratic-seed0-*"))
     shutil.copytree(run, record / "runs" / run.name)
 
-    done = attnconv("--record")
+    done = attnconv("--output", "outputs/evening")
     assert done.returncode == 0 and "Beside the record" not in done.stdout, done.stderr
     assert (record / "tables" / "02-taps.csv").is_file() and not drawn.exists()
     toys.executed()
@@ -143,5 +143,6 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(t
     toys.add("02_a", CELL.replace("8.25", "8.5"))
     done = attnconv()
     assert done.returncode == 1 and "8.25 in the record, 8.5 here" in done.stdout
-    done = attnconv("--retrain", "--dry")
-    assert f"output: {toys.output / 'evening-retrained'}\n" in done.stdout
+    write(profile.with_name("other.yaml"), "runs: [quadratic]\n")
+    done = attnconv("--profile", "other", "--output", "outputs/evening")
+    assert done.returncode == 2 and "not written over" in done.stderr

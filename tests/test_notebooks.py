@@ -14,11 +14,9 @@ import pytest
 
 from companion.profile import load_profile
 from companion.reproduce import reproduce
-from companion.workspace import open_workspace
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
-DEEPER = {"layers": 3}
 BLANKS = ("01", "02")
 """Notebooks with an answer to fill in."""
 
@@ -109,11 +107,8 @@ def test_the_cell_after_a_blank_solves_it_and_refuses_what_is_wrong(number):
 
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory):
-    """The output folder of the smoke profile, where a deeper run lay already."""
+    """The output folder of the smoke profile."""
     output = tmp_path_factory.mktemp("smoke")
-    open_workspace("smoke", output=output).run(
-        "quadratic_full", model_changes=DEEPER, train_changes={"epochs": 1}
-    )
     assert reproduce("smoke", output=output) == 0
     return output
 
@@ -136,11 +131,7 @@ def test_every_notebook_leaves_its_figures_or_claims(reproduced):
         )
     for figure in reproduced.glob("figures/*.png"):
         assert figure.with_suffix(".pdf").stat().st_size > 1000
-    assert {file.suffix for file in reproduced.glob("tables/06-table1.*")} == {
-        ".md",
-        ".csv",
-        ".tex",
-    }
+    assert (reproduced / "tables" / "06-table1.csv").is_file()
 
 
 def test_claims_are_computed_and_arithmetic_ones_hold(reproduced):

@@ -111,11 +111,12 @@ def test_a_machine_keeps_its_own_torch_when_asked(flags: str, own: bool, tmp_pat
 
 def test_make_passes_what_the_user_asks_for() -> None:
     assert arguments("reproduce") == ["reproduce", "--profile", "quick"]
-    asked = arguments(
-        "reproduce", "DATA=fol der/o'brien;\"x", "JOBS=2", "FORCE=1", "RETRAIN=0", "DRY=1"
-    )
+    asked = arguments("reproduce", "DATA=fol der/o'brien;\"x", "JOBS=2", "FORCE=1", "DRY=1")
     assert asked[3:] == ["--jobs", "2", "--data", "fol der/o'brien;\"x", "--force", "--dry"]
-    assert arguments("reproduce", "FORCE=0", "RETRAIN=1", "DRY=0")[3:] == ["--retrain"]
+    assert arguments("reproduce", "FORCE=0", "DRY=0")[3:] == []
+    for given, told in {"0": "\n", "1": "1\n"}.items():
+        show = "ATTNCONV=printenv ATTNCONV_RETRAIN; true"
+        assert make(show, "reproduce", f"RETRAIN={given}") == told
 
 
 @pytest.mark.parametrize("words", ["03 04", "*", "01 --force", "--force", "$HOME `id` 'a"])
@@ -137,10 +138,21 @@ def test_the_profile_can_come_from_the_target_or_the_environment(target: str) ->
 
 
 def test_only_make_record_writes_the_record() -> None:
-    assert arguments("record", "ONLY=01")[1:] == ["--profile", "evening", "--only=01", "--record"]
-    assert arguments("reproduce", RECORD="--record") == arguments("reproduce")
+    where = ["--profile", "evening", "--output", "outputs/evening"]
+    assert arguments("record", "ONLY=01")[1:] == [*where, "--only=01"]
+
+
+def test_the_command_starts_again_with_what_makes_training_fast(monkeypatch) -> None:
+    """Settings of the allocator count from a process's start."""
+    for name in cli.MALLOC:
+        monkeypatch.delenv(name, raising=False)
+    words = [sys.executable, "-m", "companion", "--version"]
+    assert __version__ in subprocess.run(words, capture_output=True, text=True).stdout
+    started = []
+    monkeypatch.setattr(cli.os, "execve", lambda *told: started.append(told[2]) or sys.exit())
     with pytest.raises(SystemExit):
-        cli.main(["reproduce", "--record", "--output", "elsewhere"])
+        cli.main()
+    assert started[0].items() >= cli.MALLOC.items()
 
 
 def test_every_benchmark_is_part_of_make_bench() -> None:

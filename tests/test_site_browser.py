@@ -236,37 +236,6 @@ def test_a_finger_drags_a_head_of_the_film_and_elsewhere_it_scrolls(
     page.close()
 
 
-@LIGHT
-def test_three_findings_follow_the_record(page: playwright.Page, site: Path) -> None:
-    page.goto(site.as_uri())
-    words = page.locator(".findings").inner_text()
-    run = next(run for run in find_runs(RECORD / "runs") if run.preset == "quadratic")
-    whole, five = (
-        run.swaps["whole"].mean(),
-        run.swaps["alone"].mean(-1)[:, list(run.swaps["sizes"]).index(5)],
-    )
-    assert (
-        f"{(whole - five <= 0.01).sum()} of 6 trained layers" in words
-        and f"{whole:.1%} with none" in words
-    )
-    for sign, title in (
-        ("holds", "As accurate as a ResNet"),
-        ("does not", "Less accurate"),
-        ("open", "As accurate?"),
-    ):
-        claims = Claims(site.parent / "tables" / "05-claims.json")
-        for key in ("theorem", "matches-resnet"):
-            claims.record(Claim(key, sign, "7 < 8"))
-        write_page(site.parent, find_runs(site.parent / "runs"))
-        page.reload()
-        words = page.locator(".findings").inner_text()
-        assert title in words and "7 < 8." in words
-        assert ("Exactly\n" if sign == "holds" else "Not exactly, here") in words
-    assert page.locator(".findings a").first.locator("rect").count() == 99
-    for picture in page.locator(".findings svg").all():
-        assert picture.bounding_box()["width"] > 250
-
-
 def test_who_asks_for_less_motion_sees_the_end_at_once(
     browser: playwright.Browser, site: Path
 ) -> None:

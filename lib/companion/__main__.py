@@ -4,4 +4,5 @@ import sys
 
 from companion.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # notebooks run in processes that import this file
+    sys.exit(main())

@@ -7,8 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from attnconv import __version__
-from attnconv.config import PRESETS, ConfigError, ModelConfig
+from attnconv.config import PRESETS, ModelConfig
 from companion.profile import read_yaml
+
+# Large buffers stay with the process: fetched anew for each batch, they cost up to half the time.
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,23 +24,16 @@ def parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="train one model of the paper, or resume it")
     run.set_defaults(call=_reproduce)
     train.set_defaults(call=_train)
-    where = run.add_mutually_exclusive_group()
-    for command, beside in ((run, where), (train, train)):
-        option = command.add_argument
+    for option in run.add_argument, train.add_argument:
         option("--profile", default="quick", help="smoke, quick (default), evening or paper")
         option("--data", default="", help="embedded, cifar10, or a path (default: the profile's)")
-        beside.add_argument(
-            "--output", default="", help="where results go (default: outputs/<profile>)"
-        )
+        option("--output", default="", help="where results go (default: outputs/<profile>)")
 
     option = run.add_argument
     option("--only", nargs="+", default=[], help="these notebooks (04, 03:learned) and their needs")
     option("--force", action="store_true", help="run again what is up to date (of --only)")
     option("--jobs", type=int, help="notebooks at a time (default: one a core, 4 at most)")
-    option("--dry", action="store_true", help="say what would be done, why, and what cannot work")
-    option = where.add_argument
-    option("--retrain", action="store_true", help="all anew, into outputs/<profile>-retrained")
-    option("--record", action="store_true", help="write the committed record outputs/<profile>")
+    option("--dry", action="store_true", help="say what would be done, and what cannot work")
 
     option = train.add_argument
     option("preset", help=", ".join(PRESETS))
@@ -57,30 +53,24 @@ def _train(preset: str, seed: int | None, epochs: str, **options: Any) -> int:
     from companion.workspace import open_workspace  # imports torch
 
     words = options.pop("set") + ([f"epochs={epochs}"] if epochs else [])
-    model, train = changes(words)
+    model: dict[str, Any] = {}
+    recipe: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        changes = model if name in ModelConfig.model_fields else recipe
+        changes[name] = read_yaml(value)
     work = replace(open_workspace(**options), record=None)  # what is recorded is trained, too
-    run = work.run(preset, seed, model_changes=model, train_changes=train)
+    run = work.run(preset, seed, model_changes=model, train_changes=recipe)
     if os.environ.get("RANK", "0") == "0":  # under torchrun, one process speaks
         said = f"{run.test_accuracy:.2%} test accuracy after {len(run.metrics)} epochs"
         print(f"{run.title}: {said}\n{run.path}")
     return 0
 
 
-def changes(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``NAME=VALUE`` words as changes to `ModelConfig` and to `TrainConfig`."""
-    model: dict[str, Any] = {}
-    train: dict[str, Any] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if not value.strip():
-            raise ConfigError(f"--set {word}: not NAME=VALUE.")
-        part = model if name in ModelConfig.model_fields else train
-        part[name] = read_yaml(value)
-    return model, train
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. An error that the library explains is one line and exit status 2."""
+    if arguments is None and not os.environ.keys() >= MALLOC.keys():  # they count from the start
+        os.execve(sys.executable, sys.orig_argv, os.environ | MALLOC)
     try:
         options = vars(parser().parse_args(arguments))
         return options.pop("call")(**options)

@@ -6,14 +6,12 @@ are MathML. The template has the words, this file the numbers."""
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import jinja2
 import nbformat
@@ -31,11 +29,8 @@ if TYPE_CHECKING:
 FRONT = "00"  # number of the notebook that is the index
 # Pages beside the index, and the buttons that lead there.
 LINKS = {"playground": "Move the heads", "explorer": "Look into a trained network"}
-IN_FULL = 0.01  # a layer may be swapped for this loss of accuracy
 # Forms of output that a page shows, the first that there is: a widget would need the network.
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
-# Files that the index lists, and the folders that they are in.
-LISTED = {".ipynb": "notebooks", ".csv": "tables", ".png": "figures", ".gif": "figures"}
 _HERE = Path(__file__).parent
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -51,54 +46,31 @@ def title_of(path: Path) -> str:
     return path.stem
 
 
-def clean(copy: Path, parameters: Mapping[str, Any], pages: Mapping[str, str]) -> None:
-    """Make of an executed notebook what is kept: its first cell shows the parameters that were
-    given, links lead to other copies, pictures have 256 colours, and nothing tells this machine's
-    memory or the time of day."""
+def clean(copy: Path, pages: Mapping[str, str]) -> None:
+    """Make of an executed notebook what is kept: links lead to other copies, pictures have 256
+    colours, and nothing tells this machine's memory or the time of day."""
+    from companion.figures.style import of_256_colours  # imports Matplotlib, which takes a second
+
     executed = nbformat.read(copy, as_version=4)
-    tags = [cell.metadata.get("tags", []) for cell in executed.cells]
-    pairs = zip(executed.cells, tags, strict=True)
-    executed.cells = [cell for cell, tag in pairs if "injected-parameters" not in tag]
     for part in (executed, *executed.cells):
         for name in ("papermill", "execution", "widgets"):
             part.metadata.pop(name, None)
-    for cell in executed.cells:
-        if "parameters" in cell.metadata.get("tags", []):
-            cell.source = with_values(cell.source, parameters)
-        if cell.cell_type == "markdown":  # a notebook of several runs has no copy of its own name
+    for number, cell in enumerate(executed.cells):
+        cell.id = f"cell-{number}"  # that of the given parameters is random
+        if cell.cell_type == "markdown":
             cell.source = re.sub(
-                r"(?<=\]\()(\d\d)_\w+\.ipynb", lambda link: copy_of(link, pages), cell.source
+                r"(?<=\]\()(\d\d)_\w+(?=\.ipynb)",
+                lambda link: pages.get(link[1], link[0]).removesuffix(".html"),
+                cell.source,
             )
         for output in cell.get("outputs", ()):
-            clean_output(output.get("data", {}))
+            data = output.get("data", {})
+            if "text/plain" in data:
+                data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", ">", data["text/plain"])
+            if "image/png" in data:
+                png = of_256_colours(b64decode(data["image/png"]))
+                data["image/png"] = b64encode(png).decode()
     nbformat.write(executed, copy)
-
-
-def copy_of(link: re.Match[str], pages: Mapping[str, str]) -> str:
-    """The executed copy of the notebook that a link names; the same link where there is none."""
-    page = pages.get(link[1], FRONT)
-    return link[0] if FRONT in (page, link[1]) else page.replace(".html", ".ipynb")
-
-
-def clean_output(data: dict[str, str]) -> None:
-    """Take addresses in memory out of an output, and two thirds of its picture's bytes."""
-    from companion.figures.style import of_256_colours  # imports Matplotlib, which takes a second
-
-    if "text/plain" in data:
-        data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", ">", data["text/plain"])
-    if "image/png" in data:
-        data["image/png"] = b64encode(of_256_colours(b64decode(data["image/png"]))).decode()
-
-
-def with_values(source: str, parameters: Mapping[str, Any]) -> str:
-    """A cell of default values with those that were given in their place."""
-    lines = source.splitlines()
-    for number, line in enumerate(lines):
-        name, equals, default = line.partition(" = ")
-        if equals and name in parameters:
-            _, mark, comment = default.partition("  #")
-            lines[number] = f"{name} = {json.dumps(parameters[name])}{mark}{comment}"
-    return "\n".join(lines)
 
 
 class _WithMathML(IPythonRenderer):
@@ -106,10 +78,9 @@ class _WithMathML(IPythonRenderer):
 
     def inline_math(self, body: str, display: str = "inline") -> str:
         try:
-            formula = to_mathml(body, xmlns="", display=display)
+            return to_mathml(body, xmlns="", display=display).replace(' xmlns=""', "")
         except Exception:  # of many kinds; what cannot be read as LaTeX stays as it was written
             return f"<code>{self.escape_html(body)}</code>"
-        return formula.replace(' xmlns=""', "")  # HTML knows it without
 
     def block_math(self, body: str) -> str:
         return self.inline_math(body, display="block")
@@ -117,86 +88,55 @@ class _WithMathML(IPythonRenderer):
 
 def export_html(notebook: Path, pages: Mapping[str, str]) -> None:
     """Write an executed notebook, ``<site>/notebooks/<name>.ipynb``, as a page beside it.
-    ``pages``: the page of each notebook by its number, in reading order. Links to notebooks lead
-    there, others in the repository to the index."""
-    links = LINKS if pages.keys() >= {"01", "08"} else {}  # the notebooks that write them
-    body = Markup(_body(notebook, pages))
-    about = {"number": notebook.name[:2], "pages": pages, "links": links}
-    page = _PAGE.render(title=title_of(notebook), body=body, **about)
+    ``pages``: the page of each notebook by its number, in reading order."""
+    page = _PAGE.render(
+        title=title_of(notebook),
+        body=_body(notebook),
+        number=notebook.name[:2],
+        pages=pages,
+        links=LINKS if pages.keys() >= {"01", "08"} else {},  # the notebooks that write them
+    )
     notebook.with_suffix(".html").write_text(page, encoding="utf-8")
 
 
-def _body(notebook: Path, pages: Mapping[str, str], *, code: bool = True) -> str:
-    """An executed notebook as HTML that asks the network for nothing; without its code, as a
-    part of the index."""
-    executed = nbformat.read(notebook, as_version=4)
-    _link_figures(executed, notebook.parents[1] / "figures", "../figures/" if code else "figures/")
-    markdown = MarkdownWithMath(renderer=_WithMathML(escape=False))
+def _body(notebook: Path, *, in_index: bool = False) -> Markup:
+    """An executed notebook as HTML that asks the network for nothing; as a part of the index
+    without its code. Links to notebooks lead to their pages, others to the index."""
     exporter = HTMLExporter(
         template_name="basic",
-        filters={"markdown2html": markdown.render},
+        filters={"markdown2html": MarkdownWithMath(renderer=_WithMathML(escape=False)).render},
         config=Config({"NbConvertBase": {"display_data_priority": SHOWN}}),
         exclude_input_prompt=True,
         exclude_output_prompt=True,
-        exclude_input=not code,
+        exclude_input=in_index,
     )
-    body, _ = exporter.from_notebook_node(executed)
+    body, _ = exporter.from_filename(str(notebook))
     body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # an output may ask for a style
-    body = re.sub(r'href="\.\./[^"]*"', 'href="../index.html"', body)
-    return re.sub(
-        r'href="([^"/:]+)\.ipynb"', lambda m: f'href="{pages.get(m[1][:2], m[1] + ".html")}"', body
-    )
-
-
-def _link_figures(notebook: nbformat.NotebookNode, figures: Path, address: str) -> None:
-    """Put links to saved figures in the place of the same pictures in outputs. A cell names in its
-    source the figures that it saves or shows, with gaps {...} in an f-string."""
-    saved = _pictures(figures.glob("[0-9]*.*"))
-    image = Markup('<img alt="{}" src="{}" loading="lazy">')
-    for cell in notebook.cells:
-        words = re.findall(r'"(\d\d-[^"\n]+)"', cell.source)
-        for suffix, kind in (".png", "image/png"), (".gif", 'class="animation"'):
-            shown = [one for one in cell.get("outputs", ()) if kind in str(one.get("data", {}))]
-            patterns = dict.fromkeys(re.sub(r"\{.*?\}", "*", word) + suffix for word in words)
-            named = [
-                one for name in patterns for one in saved if fnmatch.fnmatchcase(one["name"], name)
-            ]
-            if len(shown) == len(named):
-                for output, figure in zip(shown, named, strict=True):
-                    link = image.format(figure["caption"], address + quote(figure["name"]))
-                    output["data"] = {"text/html": str(link)}
+    root = "" if in_index else "../"
+    body = re.sub(rf'href="(\.\./|{FRONT}_)[^"]*"', f'href="{root}index.html"', body)
+    return Markup(re.sub(r'href="([^"/:]+)\.ipynb', rf'href="{root}notebooks/\1.html', body))
 
 
 def write_page(output: Path, runs: Sequence[Run]) -> Path:
     """Write ``index.html`` into an output folder: notebook 00 as it was executed there, then all
     files by notebook, and the trained runs. With it comes the style sheet of all pages."""
-    from companion.claims import recorded
     from companion.figures import head_colours
 
     sections: dict[str, dict[str, list[Path]]] = {}
-    for file in sorted(output.glob("*/[0-9][0-9][-_]*")):
-        if LISTED.get(file.suffix) == file.parent.name:
-            nothing: dict[str, list[Path]] = {folder: [] for folder in LISTED.values()}
-            sections.setdefault(file.name[:2], nothing)[file.parent.name].append(file)
+    for suffix in ("ipynb", "csv", "png", "gif"):
+        for file in sorted(output.glob(f"*/[0-9][0-9][-_]*.{suffix}")):
+            files = sections.setdefault(file.name[:2], {})
+            files.setdefault(file.parent.name, []).append(file)
     front = sections.pop(FRONT, {}).get("notebooks")
-    written = {number: one["notebooks"][0] for number, one in sections.items() if one["notebooks"]}
-    pages = {number: f"notebooks/{copy.stem}.html" for number, copy in written.items()}
-    found = _body(front[0], pages, code=False) if front else ""
-    first = {run.preset: run for run in reversed(runs)}
-    quadratic = first.get("quadratic")
     index = _PAGE.render(
         name=output.name,
-        found=Markup(re.sub(r"(?<=<)(/?)h1", r"\1h2", found)),
-        sections=sections,
-        pages=pages,
+        found=front and Markup(re.sub(r"(?<=<)(/?)h1", r"\1h2", _body(front[0], in_index=True))),
+        sections=sorted(sections.items()),
         links={name: text for name, text in LINKS.items() if (output / f"{name}.html").is_file()},
         runs=runs,
-        first=first,
-        claims=recorded(output),
-        film=quadratic and _film(quadratic),
-        swaps=quadratic and quadratic.swaps and _swaps(quadratic.swaps),
+        film=next((_film(run) for run in runs if run.preset == "quadratic"), None),
         head_colours=head_colours,
-        pictures=_pictures,
+        note_of=_note_of,
         title_of=title_of,
     )
     page = output / "index.html"
@@ -219,28 +159,12 @@ def _film(run: Run) -> dict[str, Any]:
     centres = run.heads["parameter_centre"]
     taps = kernel_cells(run.heads["mass"][-1], centres[-1], 3).sum((1, 2))
     layer = int(taps.argmax())
-    precision = np.sqrt(np.abs(np.linalg.det(run.heads["precision"][:, layer])))
-    heads = np.concatenate([centres[:, layer], precision[..., None]], -1, dtype=float)
-    there = np.isfinite(heads[0]).all(-1)  # of fewer heads than in other layers
-    return {"layer": layer + 1, "heads": heads[:, there].round(3).tolist()}
+    precision = run.heads["precision"][:, layer, :, 0, :1]  # alike along both axes
+    heads = np.concatenate([centres[:, layer], precision], -1)
+    return {"layer": layer + 1, "heads": heads.astype(float).round(3).tolist()}
 
 
-def _swaps(swaps: Mapping[str, Any]) -> dict[str, Any]:
-    """Accuracy with no layer swapped for a convolution, and with each: whether it is a point
-    lower at most."""
-    size = max(size for size in swaps["sizes"].tolist() if size <= 5)
-    whole = swaps["whole"].mean()
-    alone = swaps["alone"][:, swaps["sizes"] == size].mean((1, 2))
-    bars = list(zip(alone, whole - alone <= IN_FULL, strict=True))
-    return {"size": size, "whole": whole, "bars": bars}
-
-
-def _pictures(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """Figures with their notes, in the order in which notebooks saved them."""
-    found = []
-    for file in files:
-        note, about = file.with_suffix(".json"), {"caption": file.stem, "runs": [], "place": 0}
-        if file.suffix in (".png", ".gif"):
-            about |= json.loads(note.read_text()) if note.is_file() else {}
-            found.append(about | {"name": file.name})
-    return sorted(found, key=lambda picture: (picture["place"], picture["name"]))
+def _note_of(picture: Path) -> dict[str, Any]:
+    """A figure's caption and runs, as `Workspace.save_figure` noted them."""
+    note = picture.with_suffix(".json")
+    return json.loads(note.read_text()) if note.is_file() else {"caption": picture.stem}

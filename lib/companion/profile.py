@@ -10,7 +10,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 from ruamel.yaml import YAML
@@ -55,17 +54,17 @@ class Profile(BaseModel):
         self,
         preset: str,
         seed: int | None = None,
-        model_changes: Changes | str | None = None,
-        train_changes: Changes | str | None = None,
+        model_changes: Changes | None = None,
+        train_changes: Changes | None = None,
     ) -> tuple[ModelConfig, TrainConfig]:
-        """A preset's two configurations, for CIFAR-10's images. Changes given here come last; they
-        may be JSON, as papermill's command line hands them over. Raises `ConfigError`."""
+        """A preset's two configurations, for CIFAR-10's images. Changes given here come last.
+        Raises `ConfigError`."""
         if preset not in PRESETS:
             raise ConfigError(f"There is no preset {preset!r}. There are {', '.join(PRESETS)}.")
         base = PRESETS[preset]
         own = self.presets.get(preset, {})
-        model = own.get("model", {}) | as_changes(model_changes)
-        train = self.train | own.get("train", {}) | as_changes(train_changes)
+        model = own.get("model", {}) | (model_changes or {})
+        train = self.train | own.get("train", {}) | (train_changes or {})
         if base.start:  # the model is that of the run whose weights come first
             others = model.keys() - {"kernels"}
             if others:
@@ -74,22 +73,12 @@ class Profile(BaseModel):
                 )
             model = self.presets.get(base.start, {}).get("model", {}) | model
         model = self.model | model
-        settled = [name for name in SETTLED if name in model | train]
-        if settled:
-            raise ConfigError(
-                f"{settled[0]} cannot be changed: choose other data, another preset, or --seed"
-                " (in a profile seeds: [...])."
-            )
+        for name in SETTLED:
+            if name in model | train:
+                remedy = "choose other data, another preset, or --seed (in a profile: seeds)"
+                raise ConfigError(f"{name} cannot be changed: {remedy}.")
         chosen = self.seeds[0] if seed is None else seed
         return replace(base.model, model), replace(base.train, train | {"seed": chosen})
-
-
-def as_changes(given: Changes | str | None) -> Changes:
-    """Changes as a dictionary, of such or of JSON or YAML that says the same."""
-    found = read_yaml(given) if isinstance(given, str) else given or {}
-    if not isinstance(found, dict):
-        raise ConfigError(f'{given!r} must be names and values, such as {{"heads": 4}}.')
-    return found
 
 
 def read_yaml(text: str) -> Any:
@@ -112,8 +101,5 @@ def load_profile(path: str | Path) -> Profile:
         )
     try:
         return Profile(**{**read_yaml(path.read_text(encoding="utf-8")), "name": path.stem})
-    except ValidationError as error:
-        said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-        raise ConfigError(f"{path}: {'; '.join(said).removeprefix(': ')}") from None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path}: {error}") from None

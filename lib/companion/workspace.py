@@ -7,16 +7,14 @@ work.save_figure(figure, "04-centres", "Centres of all heads.", run)
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -29,12 +27,12 @@ from attnconv.config import (
     replace,
     run_name,
 )
-from attnconv.equivalence.swapping import READ_ON, swap, unswap
+from attnconv.equivalence import swap, unswap
 from attnconv.heads import AVERAGED, measure_attention, pruned
 from attnconv.models import Network, build_model
 from attnconv.training import load_run, train
 from attnconv.training.data import Dataset, MissingData, find_data, load_data, normalize
-from attnconv.training.runs import Run, find_runs
+from attnconv.training.runs import Run, find_runs, write
 from companion.profile import Profile, load_profile
 from companion.swaps import measure_swaps, untrained
 
@@ -47,8 +45,9 @@ if TYPE_CHECKING:
 OUTPUTS = (REPOSITORY / "outputs").resolve()
 RECORD = OUTPUTS / "evening"
 """The committed record: runs are looked up in it, and never written to it."""
+STRIP = RECORD / "strip.npz"
+"""The record's few images. They stand in for the data set, so that everyone can draw it again."""
 PROFILES = REPOSITORY / "notebooks" / "profiles"
-_described = itertools.count(1)  # figures, in the order in which the index shows them
 
 
 @dataclass(frozen=True)
@@ -65,28 +64,44 @@ class Workspace:
         """Where figures and tables go: ``folder``, or what a batch run moves there at the end."""
         return Path(os.environ.get("ATTNCONV_RESULTS") or self.folder)
 
-    @cached_property
-    def strip(self) -> Path | None:
-        """The record's few images, where they stand in for the data set. The record itself is
-        drawn from them, so that everyone can draw it again."""
-        if self.record and self.profile.recorded:
-            if self.folder == self.record or not find_data(self.source):
-                return self.record / "strip.npz"
-        return None
+    @property
+    def strip(self) -> bool:
+        """Whether the record's few images stand in for the data set."""
+        return self.source == str(STRIP)
 
     @cached_property
     def data(self) -> Dataset:
         """The data set, cut to the profile's size; downloaded where it is not here."""
-        if self.strip:
-            return load_data(self.strip)
         return load_data(self.source).first(self.profile.train_images, self.profile.test_images)
 
     @cached_property
     def about(self) -> dict[str, Any]:
         """What a run keeps of its data: with the strip, what the recorded runs keep."""
-        if not self.strip:
-            return self.data.about()
-        return find_runs(self.strip.parent / "runs")[0].config["data"]
+        if self.strip:
+            return find_runs(RECORD / "runs")[0].config["data"]
+        return self.data.about()
+
+    @cached_property
+    def recorded(self) -> Workspace:
+        """The record's profile and few images. Results go where this workspace's go."""
+        if self.profile.recorded:
+            return self
+        profile = load_profile(PROFILES / f"{RECORD.name}.yaml")
+        return Workspace(profile, str(STRIP), self.folder, RECORD)
+
+    @cached_property
+    def for_study(self) -> Workspace:
+        """What notebooks on many short runs work with: this workspace, where its profile has a
+        ``study``; else the record's."""
+        if self.profile.study:
+            return self
+        place = f"from the record, {RECORD.name}"
+        print(f"Shown: short runs {place}. {self.profile.name} does not train them.")
+        return self.recorded
+
+    def home(self, run: Run) -> Workspace:
+        """The workspace with the images of a run: the record's, of a run of the record."""
+        return self.recorded if run.path.is_relative_to(RECORD) else self
 
     def configs(
         self, name: str, seed: int | None = None, *, start: Run | None = None, **changes: Any
@@ -106,14 +121,14 @@ class Workspace:
         """The name of a preset's run folder; ``how`` as in `configs`."""
         return run_name(name, *self.configs(name, seed, **how), self.about)
 
-    def check(self, name: str, seed: int | None = None, **changes: Any) -> None:
+    def check(self, name: str, seed: int | None = None, **how: Any) -> None:
         """Raise what would keep this preset from being trained, in a second: a `ConfigError` or
         `DataError`; `MissingData` where the data set is not on this machine."""
-        model, recipe = self.configs(name, seed, **changes)
+        model, recipe = self.configs(name, seed, **how)
         if self.strip:
             raise MissingData(
                 f"{name}, seed {recipe.seed}, is not among the recorded runs. To train it, say"
-                f" where {self.source} is: --data PATH (make: DATA=PATH)."
+                f" where {self.profile.data} is: --data PATH (make: DATA=PATH)."
             )
         with torch.device("meta"):  # shapes only
             build_model(model)
@@ -131,85 +146,81 @@ class Workspace:
         """A preset's finished run: the one that is here or in the record, or else one trained (or
         resumed) now, in the folder ``kept_in``. All else as in `configs`.
 
+        A profile without a ``study`` trains what it lists in ``runs``. Any other preset, unless
+        something is changed, is the record's, which was trained on other images: see `home`.
+
         Raises `MissingData` where it would be trained and the data set is not on this machine."""
-        folder = self.name(name, seed, start=start, **changes)
-        found = self.find(folder)
+        how = {"start": start, **changes}
+        found = self.find(self.name(name, seed, **how))
         if found:
             return found
-        self.check(name, seed, start=start, **changes)
-        model, recipe = self.configs(name, seed, start=start, **changes)
-        network, preset = None, PRESETS[name]
+        is_trained = name in self.profile.runs or self.profile.study or any(how.values())
+        if self.record and not is_trained:
+            return self._from_record(name, seed)
+        self.check(name, seed, **how)
+        model, recipe = self.configs(name, seed, **how)
+        preset, network = PRESETS[name], None
         if start:
-            network = first_network(start, model, "", self.data)
+            network = first_network(start, model, "")
         elif preset.start:
             first = self.run(preset.start, recipe.seed)
-            network = first_network(first, model, preset.change, self.data)
-        where = self.folder / kept_in / folder
-        return train(model, recipe, self.data, where, preset=name, start=network)
+            network = first_network(first, model, preset.change)
+        folder = self.folder / kept_in / self.name(name, seed, **how)
+        return train(model, recipe, self.data, folder, preset=name, start=network)
+
+    def _from_record(self, name: str, seed: int | None) -> Run:
+        """The record's run of a preset. A notebook says which network it shows."""
+        run = self.recorded.run(name, seed)
+        place = f"from the record ({RECORD.name}, {run.path.name})"
+        print(f"Shown: {run.title}, {place}. {self.profile.name} does not train it.")
+        return run
 
     def find(self, folder: str) -> Run | None:
         """The finished run of that name, here or in the record."""
-        for place in (self.folder, self.record or self.folder):
-            for kind in ("runs", "study"):
-                run = Run(place / kind / folder)
-                if run.finished:
-                    return run
-        return None
+        places = [self.folder, self.record or self.folder]
+        runs = [Run(place / kind / folder) for place in places for kind in ("runs", "study")]
+        return next((run for run in runs if run.finished), None)
 
     def runs(self, kept_in: str = "runs") -> list[Run]:
-        """All finished runs in this workspace, those dropped in from elsewhere too. Of the record,
+        """All finished runs on this data set, those dropped in from elsewhere too. Of the record,
         all where it is this profile's, else those that are as the profile says."""
-        found = find_runs(self.folder / kept_in)
-        here = {run.path.name for run in found}
+        found = {}
         for run in find_runs(self.record / kept_in) if self.record else []:
-            if run.path.name not in here:
-                if self.profile.recorded or run.path.name == self.name(run.preset, run.train.seed):
-                    found.append(run)
-        return found
+            if self.profile.recorded or run.path.name == self.name(run.preset, run.train.seed):
+                found[run.path.name] = run
+        for run in find_runs(self.folder / kept_in):
+            if run.config["data"]["name"] == self.about["name"]:
+                found[run.path.name] = run
+        return list(found.values())
 
     def attention(self, run: Run) -> dict[str, NDArray]:
-        """What a run's heads attend to, kept or measured now: see `heads.measure_attention`."""
-        if not self._kept(run, "attention"):
-            network, _ = load_run(run.path)
-            data = self.data
+        """What a run's heads attend to, kept or measured now: see `heads.measure_attention`. Of a
+        recorded run it is kept outside the record, and known to the run from now on."""
+        kept = Run(run.path if self._is_here(run) else self.folder / "measured" / run.path.name)
+        if not run.attention and not kept.attention:
+            data = self.home(run).data
             images = normalize(data.test_images[:AVERAGED], data.mean, data.std)
             pixels, labels = data.test_images.numpy(), data.test_labels.numpy()
-            self._keep(run, "attention", measure_attention(network, images, pixels, labels))
+            measured = measure_attention(load_run(run.path)[0], images, pixels, labels)
+            write(kept.path / "attention.npz", measured)
+        vars(run)["attention"] = run.attention or Run(kept.path).attention
         return run.attention
 
     def swaps(self, run: Run, images: int | None = None) -> dict[str, NDArray]:
         """What a run loses by convolutions in its layers' place (see `swaps.measure_swaps`), kept
-        or measured now, on the profile's ``swap_images`` at most, and ``images``.
-
-        Empty where it is not kept and cannot be measured: the record's images are too few to count
-        answers, and some recorded runs have no weights."""
-        kept = self._kept(run, "swaps")
-        if not self.strip and (run.path / "model.safetensors").is_file():
-            some = self.data.first(None, self.profile.swap_images).first(None, images)
-            if not kept or int(kept["images"]) < len(some.test_labels):
-                first = None if run.train.start_from else untrained(run)
-                self._keep(run, "swaps", measure_swaps(load_run(run.path)[0], first, some))
+        or measured now, on the profile's ``swap_images`` at most, and ``images``. Of a recorded run
+        it is what the record keeps: empty of some."""
+        some = self.data.first(None, self.profile.swap_images).first(None, images)
+        enough = run.swaps and run.swaps["images"] >= len(some.test_labels)
+        if self._is_here(run) and not self.strip and not enough:
+            first = None if run.train.start_from else untrained(run)
+            measured = measure_swaps(load_run(run.path)[0], first, some)
+            write(run.path / "swaps.npz", measured)
+            del vars(run)["swaps"]  # it is read again
         return run.swaps
 
-    def _own(self, run: Run) -> Path:
-        """The folder for what is measured of a run: its own, but for one of the record."""
-        if run.path.is_relative_to(self.folder):
-            return run.path
-        return self.folder / "measured" / run.path.name
-
-    def _kept(self, run: Run, what: str) -> dict[str, NDArray]:
-        """What was measured of a run, here or in the record. The run has it from now on: claims
-        ask the run, not the workspace."""
-        vars(run)[what] = getattr(Run(self._own(run)), what) or getattr(Run(run.path), what)
-        return vars(run)[what]
-
-    def _keep(self, run: Run, what: str, measured: Mapping[str, Any]) -> None:
-        own = self._own(run)
-        own.mkdir(parents=True, exist_ok=True)
-        unfinished = own / f".{what}.npz"
-        np.savez_compressed(unfinished, **measured)
-        os.replace(unfinished, own / f"{what}.npz")
-        self._kept(run, what)
+    def _is_here(self, run: Run) -> bool:
+        return run.path.is_relative_to(self.folder)
 
     def save_figure(
         self,
@@ -231,19 +242,14 @@ class Workspace:
             save(figure, f"{file}.pdf")
             save(figure, f"{file}.png")
         names = list(dict.fromkeys(run.path.name for run in runs))  # a run may be drawn twice
-        note = {"caption": caption, "runs": names, "place": next(_described)}
+        note = {"caption": caption, "runs": names}
         Path(f"{file}.json").write_text(json.dumps(note) + "\n")
 
     def save_table(self, frame: pd.DataFrame, name: str) -> None:
-        """Write tables/<name>.md, .csv and .tex, without the frame's index. The LaTeX wants the
-        package booktabs."""
-        file = self.results / "tables" / name
+        """Write tables/<name>.csv, without the frame's index."""
+        file = self.results / "tables" / f"{name}.csv"
         file.parent.mkdir(parents=True, exist_ok=True)
-        known = frame.astype(object).where(frame.notna(), None)  # a dash, not "nan"
-        markdown = known.to_markdown(index=False, floatfmt=".8g", missingval="—")
-        Path(f"{file}.md").write_text(markdown + "\n")
-        frame.to_csv(f"{file}.csv", index=False)
-        frame.to_latex(f"{file}.tex", index=False, float_format="%.8g", na_rep="---", escape=True)
+        frame.to_csv(file, index=False)
 
     def claims(self, name: str) -> Claims:
         """A list to check claims in, and to save as tables/<name>.json."""
@@ -252,7 +258,7 @@ class Workspace:
         return Claims(self.results / "tables" / f"{name}.json")
 
 
-def first_network(start: Run, model: ModelConfig, change: str, data: Dataset) -> Network:
+def first_network(start: Run, model: ModelConfig, change: str) -> Network:
     """The network of a finished run, as another run goes on from it: without its degenerate heads
     ("prune"); with its first layers swapped for convolutions of ``model.kernels`` ("swap"); with
     attention for its convolutions where ``model`` has none, as sharp as ``spread_start``."""
@@ -261,8 +267,7 @@ def first_network(start: Run, model: ModelConfig, change: str, data: Dataset) ->
         return pruned(network)
     if change == "swap":
         sizes = {layer: size for layer, size in enumerate(model.kernels, 1) if size}
-        images = normalize(data.train_images[:READ_ON], data.mean, data.std)
-        return swap(network, sizes, images=images)
+        return swap(network, sizes)
     if network.config.kernels and not model.kernels:
         return unswap(network, model.spread_start)
     return network
@@ -270,20 +275,28 @@ def first_network(start: Run, model: ModelConfig, change: str, data: Dataset) ->
 
 def open_workspace(profile: str = "quick", *, data: str = "", output: str | Path = "") -> Workspace:
     """A workspace for a profile of ``notebooks/profiles`` (or a path to a YAML file). ``data``
-    replaces the profile's data, ``output`` the folder for results: see `output_folder`."""
+    replaces the profile's data, ``output`` the folder for results: see `output_folder`. With
+    $ATTNCONV_RETRAIN nothing comes from the record.
+
+    The record is drawn from its strip, and so is all beside it where the data set is not here."""
     file = Path(profile) if profile.endswith(".yaml") else PROFILES / f"{profile}.yaml"
     chosen = load_profile(file)
     source = data or chosen.data
     folder = Path(output).expanduser().resolve() if output else output_folder(chosen, source)
-    record = None if os.environ.get("ATTNCONV_RETRAIN") else RECORD
-    return Workspace(chosen, source, folder, record)
+    if os.environ.get("ATTNCONV_RETRAIN"):
+        return Workspace(chosen, source, folder)
+    if chosen.recorded and (folder == RECORD or not find_data(source)):
+        source = str(STRIP)
+    return Workspace(chosen, source, folder, RECORD)
 
 
 def output_folder(profile: Profile, source: str) -> Path:
-    """Where results go: outputs/<profile>, beside the record outputs/reproduced/<profile>; with
-    other data than the profile's, outputs/<profile>-<data>. Any copy of CIFAR-10 is CIFAR-10."""
-    if source != profile.data:
-        is_a_copy = profile.data == "cifar10" == load_data(source).name
-        if not is_a_copy:
-            return OUTPUTS / f"{profile.name}-{Path(source).name}"
+    """Where results go: outputs/<profile>, beside the record outputs/reproduced/<profile>, trained
+    anew outputs/<profile>-retrained; with other data than the profile's, outputs/<profile>-<data>.
+    Any copy of CIFAR-10 is CIFAR-10."""
+    is_own = source == profile.data or profile.data == "cifar10" == load_data(source).name
+    if not is_own:
+        return OUTPUTS / f"{profile.name}-{Path(source).name}"
+    if os.environ.get("ATTNCONV_RETRAIN"):
+        return OUTPUTS / f"{profile.name}-retrained"
     return OUTPUTS / ("reproduced" if profile.recorded else "") / profile.name
