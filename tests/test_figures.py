@@ -546,15 +546,6 @@ def test_reach_over_training_has_two_yardsticks_and_names_its_layers():
     assert ends == [("2", 2.05, 2), ("4", 2.05, 9), ("3", 3.5, 2), ("1", 5, 2)], "side by side"
 
 
-def test_a_long_title_stays_clear_of_its_panels_letter():
-    reach = dict.fromkeys(["SA quadratic, full covariance", "b", "c"], RNG.random((4, 3)))
-    figure = figures.reach_over_training(reach, (7, 7))
-    figure.draw_without_rendering()
-    for ax in panels(figure):
-        letter, title = (text.get_window_extent() for text in (ax._left_title, ax.title))
-        assert letter.x1 < title.x0 and letter.width > 0
-
-
 @pytest.mark.parametrize(
     ("layers", "ticks", "below"),
     [
