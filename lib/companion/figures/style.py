@@ -121,10 +121,12 @@ def new_figure(width: float, height: float, layout: str | None = "constrained") 
 def settle(figure: Figure, like: Figure | None = None) -> None:
     """Lay the figure out for good: anew, or in far less time as one with the same panels, which
     is laid out already."""
-    if figure.get_layout_engine() is None:
+    engine = figure.get_layout_engine()
+    if engine is None:
         return
     if like in (None, figure):
-        figure.draw_without_rendering()
+        for _ in range(3):  # panels of a fixed shape move a little each time
+            engine.execute(figure)
     figure.set_layout_engine("none")
     for ax, other in zip(figure.axes, (like or figure).axes, strict=True):
         ax.set_position(other.get_position(original=True))
