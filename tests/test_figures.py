@@ -249,6 +249,7 @@ def test_heads_and_models_keep_their_colours_and_are_told_apart():
     assert min(math.dist(to_rgb(sixteen[a]), to_rgb(sixteen[b])) for a, b in alike) > 0.15
     titles = [preset.title for preset in PRESETS.values()]
     assert set(titles) <= set(style.MODELS), "every preset has a colour of its own"
+    assert [*style.model_colours(["mine", "SA learned"])] == ["mine", "SA learned"]
     rgb = [to_rgb(colour) for colour in style.model_colours([*titles, "mine", "yours"]).values()]
     assert min(math.dist(a, b) for a, b in itertools.combinations(rgb, 2)) > 0.2
     assert style.SIGNED_COLOURS(0.5)[:3] == pytest.approx((1, 1, 1), abs=0.02), "zero is white"

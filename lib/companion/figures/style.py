@@ -6,6 +6,7 @@ import io
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,11 @@ def head_marker(head: int) -> str:
 
 def model_colours(titles: Iterable[str]) -> dict[str, str]:
     """One colour for each model title: fixed for the paper's runs, the last of the palette for
-    others."""
+    others, by name."""
     titles = list(titles)
-    others = [title for title in titles if title not in MODELS]
-    return MODELS | dict(zip(others, reversed(PALETTE), strict=False))
+    others = sorted(set(titles) - set(MODELS))
+    colours = MODELS | dict(zip(others, cycle(reversed(PALETTE)), strict=False))
+    return {title: colours[title] for title in titles}
 
 
 styled = plt.style.context(["default", STYLE])
