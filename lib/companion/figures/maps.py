@@ -128,7 +128,6 @@ def attention_grid(
     ax = figure.add_axes((left / wide, 1 - size[1], *size), frame_on=False, xticks=[], yticks=[])
     for row, (layer, there) in enumerate(rows):
         top = row * (height + above) + above
-        ax.text(-0.5 - 0.05 / pixel, top + height / 2, titles[layer], ha="right", va="center")
         for column, head in enumerate(there):
             start = column * (width + beside)
             montage[top : top + height, start : start + width] = maps[layer, head]
@@ -137,6 +136,7 @@ def attention_grid(
             ax.text(*name, ha="center", va="bottom", fontsize=6.5)
             thickness = np.clip(0.15 * 72 * pixel, 0.4, 0.9)
             frame_pixel(ax, queries[layer, head] + (top, start), linewidth=thickness)
+        ax.text(-0.5 - 0.05 / pixel, top + height / 2, titles[layer], ha="right", va="center")
 
     most = (np.nanmax(maps) if largest is None else largest) or 1.0
     # Square roots keep faint heads visible.
