@@ -58,8 +58,8 @@ def outline(ax: Axes, image: NDArray, corner: tuple[int, int]) -> None:
     if np.isnan(image).any():
         look: Look = {"facecolor": "0.93", "edgecolor": "0.7", "linewidth": 0, "zorder": -1}
         ax.add_patch(Rectangle(*place, hatch="//////", **look))
-    frame: Look = {"edgecolor": "0.6", "linewidth": 0.4, "clip_on": False}
-    ax.add_patch(Rectangle(*place, fill=False, **frame))
+    frame = Rectangle(*place, fill=False, edgecolor="0.6", linewidth=0.4, clip_on=False)
+    ax.add_patch(frame)
 
 
 def rows_of_heads(maps: NDArray, order: NDArray, columns: int) -> list[tuple[int, list[int]]]:
