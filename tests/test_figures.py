@@ -22,10 +22,10 @@ from matplotlib.text import Text
 from PIL import Image
 
 from attnconv.config import PRESETS
-from attnconv.equivalence import tap_shifts
 from companion import figures
 from companion.figures import style
 
+GREY = "#999999"  # of outlines
 LAYERS, HEADS, GRID = 3, 9, (17, 17)
 RNG = np.random.default_rng(0)
 CENTRES = RNG.normal(0, 1.5, (LAYERS, HEADS, 2))
@@ -113,7 +113,6 @@ EVERYTHING = {
     "reach_over_training": lambda: figures.reach_over_training(
         {"SA learned": RNG.random((5, LAYERS))}, (7, 7)
     ),
-    "schema": figures.schema,
     "score_shares": lambda: figures.score_shares(SHARES, FOLLOWING),
     "signed_images": lambda: figures.signed_images(
         IMAGES[:2], ["In", "a", "b"], photo=PHOTO, query=(3, 4)
@@ -123,9 +122,6 @@ EVERYTHING = {
         {"before": [4, 7, 4], "after": [9, 8, 0]}, [4, 4, 6, 9], 9
     ),
     "taps_gained": lambda: figures.taps_gained(seeds_of_levels(), CHANCE),
-    "sum_of_heads": lambda: figures.sum_of_heads(
-        np.eye(9).reshape(9, 3, 3), np.arange(9) - 4.0, RNG.random((9, 5, 5))
-    ),
 }
 """Every figure function on ordinary arrays."""
 
@@ -141,34 +137,25 @@ def colour_bar(figure):
 
 
 def tiles(figure):
-    """The maps of a page, row by row: each with its image, its name, and what is framed, in its
-    own pixels.
-    """
-    page, found = figure.axes[0], []
-    for image in page.images:
-        left, right, below, above = image.get_extent()
-        size = image.get_size()[::-1]  # columns and rows
+    """The maps of a montage, row by row: each with its values, its name, and the pixels that are
+    framed, as (column, row) of the map."""
+    page = figure.axes[0]
+    picture = page.images[0].get_array().filled(np.nan)
+    outlines = [p.get_bbox().bounds for p in page.patches if to_hex(p.get_edgecolor()) == GREY]
+    found = []
+    for x, y, width, height in outlines:
+        left, top = round(x + 0.5), round(y + 0.5)
+        image = picture[top : top + round(height), left : left + round(width)]
+        words = [t.get_text() for t in page.texts if x < t.get_position()[0] < x + width]
+        places = [t.get_position()[1] for t in page.texts if x < t.get_position()[0] < x + width]
+        above = max((place, word) for place, word in zip(places, words, strict=True) if place < y)
         framed = [
-            p.get_xy()
+            (p.get_x() - x, p.get_y() - y)
             for p in page.patches
             if to_hex(p.get_edgecolor()) == style.QUERY_COLOUR.lower()
         ]
-        corners = [
-            np.subtract(corner, (left, above)) / (right - left, below - above) * size
-            for corner in framed
-        ]
-        words = [
-            t.get_text()
-            for t in page.texts
-            for x, y in [t.get_position()]
-            if left < x < right and 0 < above - y < 0.05
-        ]
-        inside = [
-            corner.round(6).tolist()
-            for corner in corners
-            if ((-1e-6 < corner) & (corner < size)).all()
-        ]
-        found.append((image, "".join(words), inside))
+        inside = [[c, r] for c, r in framed if 0 <= c < width and 0 <= r < height]
+        found.append((image, above[1], inside))
     return found
 
 
@@ -257,6 +244,7 @@ def test_heads_and_models_keep_their_colours_and_are_told_apart():
     assert min(math.dist(to_rgb(sixteen[a]), to_rgb(sixteen[b])) for a, b in alike) > 0.15
     titles = [preset.title for preset in PRESETS.values()]
     assert set(titles) <= set(style.MODELS), "every preset has a colour of its own"
+    assert [*style.model_colours(["mine", "SA learned"])] == ["mine", "SA learned"]
     rgb = [to_rgb(colour) for colour in style.model_colours([*titles, "mine", "yours"]).values()]
     assert min(math.dist(a, b) for a, b in itertools.combinations(rgb, 2)) > 0.2
     assert style.SIGNED_COLOURS(0.5)[:3] == pytest.approx((1, 1, 1), abs=0.02), "zero is white"
@@ -374,19 +362,18 @@ def test_attention_grid():
     maps = MAPS * np.array([1, 0.5, 2])[:, None, None, None]  # one layer's scale is not all layers'
     order = np.stack([RNG.permutation(HEADS) for _ in range(LAYERS)])
     figure = figures.attention_grid(maps, (1, 2), order=order)
-    bar, found = colour_bar(figure), tiles(figure)
     places = np.ndindex(LAYERS, HEADS)
-    for (layer, place), (image, name, framed) in zip(places, found, strict=True):
+    for (layer, place), (image, name, framed) in zip(places, tiles(figure), strict=True):
         head = order[layer, place]
-        np.testing.assert_array_equal(image.get_array(), maps[layer, head])
-        assert bar.norm is image.norm and image.cmap is bar.cmap
+        np.testing.assert_array_equal(image, maps[layer, head])
         assert name == f"Head {head + 1}" and framed == [[2, 1]], "rows point down"
-    assert (bar.norm.vmin, bar.norm.vmax) == (0, maps.max())
-    assert found[-1][0].get_extent()[2] > found[0][0].get_extent()[2], "the first layer on top"
-    titles = [text.get_text() for text in figure.axes[0].texts if text.get_ha() == "right"]
-    assert titles == ["Layer 1", "Layer 2", "Layer 3"]
-    assert float(names(bar.ax.get_xticklabels())[-1]) == pytest.approx(maps.max(), abs=0.005)
-    assert bar.ax.get_xlabel().startswith("Attention prob")
+    bar, (picture,) = colour_bar(figure), figure.axes[0].images
+    assert (picture.norm.vmin, picture.norm.vmax) == (0, maps.max())
+    assert (bar.norm.vmin, bar.norm.vmax) == (0, maps.max()) and bar.cmap is picture.cmap
+    titles = [text for text in figure.axes[0].texts if text.get_ha() == "right"]
+    assert [text.get_text() for text in titles] == ["Layer 1", "Layer 2", "Layer 3"]
+    heights = [text.get_position()[1] for text in titles]
+    assert heights == sorted(heights) and figure.axes[0].yaxis_inverted(), "the first on top"
 
 
 @pytest.mark.parametrize("given", [[[[1, 2]], [[3, 4]]], [[0, 0], [1, 1], [2, 2], [3, 5]]])
@@ -410,31 +397,38 @@ def test_outside_the_image_is_hatched_and_missing_heads_are_left_out():
 def test_attention_on_image(shape):
     image = (255 * RNG.random(shape)).astype(np.uint8)
     figure = figures.attention_on_image(image, (1, 2), MAPS, caption="Ship", largest=0.75)
-    *rest, (picture, _, framed) = tiles(figure)
-    np.testing.assert_array_equal(np.squeeze(picture.get_array()), np.squeeze(image))
-    assert framed == [[4, 2]], "a pixel of the grid is 2 x 2 of the image's"
-    assert rest[0][0].norm.vmax == 0.75 and len(rest) == LAYERS * HEADS
-    assert figure.axes[0].texts[-1].get_text() == "Ship\nquery at row 1, column 2"
+    grid, _, ax = figure.axes
+    np.testing.assert_array_equal(np.squeeze(ax.images[0].get_array()), np.squeeze(image))
+    assert ax.images[0].get_extent() == [-0.5, 6.5, 4.5, -0.5], "in pixels of the maps"
+    assert [patch.get_bbox().bounds for patch in ax.patches] == [(1.5, 0.5, 1, 1)]
+    assert grid.images[0].norm.vmax == 0.75 and len(tiles(figure)) == LAYERS * HEADS
+    assert ax.get_xlabel() == "Ship\nquery at row 1, column 2"
 
 
 def test_names_stand_above_their_heads_and_leave_room():
     notes = [[f"Head {row}{column}\nreach\nentropy" for column in "012"] for row in "012"]
     figure = figures.attention_grid(MAPS[:, :3], names=notes, titles=["Layer 4", "", ""])
-    found = tiles(figure)
-    assert [name for _, name, _ in found] == [*itertools.chain(*notes)]
-    inside = figure.axes[0].transData.inverted()
-    for image, name, _ in found[3:6]:
-        (text,) = [text for text in figure.axes[0].texts if text.get_text() == name]
-        top = text.get_window_extent().transformed(inside).y1
-        assert found[0][0].get_extent()[2] < top < image.get_extent()[3]
+    assert [name for _, name, _ in tiles(figure)] == [*itertools.chain(*notes)]
+    page = figure.axes[0]
+    (text,) = [text for text in page.texts if text.get_text() == notes[1][0]]
+    _, (bottom, top) = (
+        text.get_window_extent().transformed(page.transData.inverted()).get_points().T
+    )
+    height = MAPS.shape[2]
+    first, second, _ = sorted(
+        {p.get_y() for p in page.patches if to_hex(p.get_edgecolor()) == GREY}
+    )
+    assert first + height < top < bottom < second
 
 
 def test_more_heads_than_fit_into_a_row_go_on_in_the_next():
     maps = np.full((2, 30, 2, 2), np.nan)
     maps[0], maps[1, :9] = 0.25, 0.25
-    found = tiles(figures.attention_grid(maps))
-    assert [name for _, name, _ in found][28:32] == ["Head 29", "Head 30", "Head 1", "Head 2"]
-    rows = [round(image.get_extent()[2], 6) for image, *_ in found]
+    figure = figures.attention_grid(maps)
+    names_of_maps = [name for _, name, _ in tiles(figure)]
+    assert names_of_maps[28:32] == ["Head 29", "Head 30", "Head 1", "Head 2"]
+    outlines = [p for p in figure.axes[0].patches if to_hex(p.get_edgecolor()) == GREY]
+    rows = [outline.get_y() for outline in outlines]
     assert [rows.count(row) for row in sorted(set(rows))] == [12, 12, 6, 9]
 
 
@@ -447,35 +441,10 @@ def test_signed_images_share_a_scale_that_is_white_at_zero():
     for image, values in zip(signed, IMAGES[:2], strict=True):
         np.testing.assert_array_equal(image.get_array(), values)
         assert image.get_clim() == (-largest, largest) and image.cmap is style.SIGNED_COLOURS
-    assert bar.norm is signed[0].norm and bar.ax.get_xlabel() == "Value"
+    assert (bar.norm.vmin, bar.norm.vmax) == (-largest, largest) and bar.ax.get_xlabel() == "Value"
     assert [ax.get_title() for ax in axes] == ["In", "a", "b"]
     frames = [patch.get_bbox().bounds for patch in axes[0].patches if isinstance(patch, Rectangle)]
     assert frames == [(2.5, 1.5, 3, 3), (3.5, 2.5, 1, 1)], "row 3, column 4, and around"
-    faint, zero = 1e-6 * IMAGES[1], np.zeros((4, 4))
-    texts = [names(ax.texts) for ax in panels(figures.signed_images([IMAGES[0], faint], "ab"))]
-    assert texts == [[], [f"at most {abs(faint).max():.0e}"]], "an empty panel says so"
-    assert names(panels(figures.signed_images([zero], ["a"]))[0].texts) == ["zero everywhere"]
-
-
-def test_sum_of_heads_ends_in_the_sum():
-    parts, looks = RNG.normal(size=(9, 12, 10)), np.eye(9).reshape(9, 3, 3)
-    figure = figures.sum_of_heads(looks, np.arange(9) - 4.0, parts)
-    for column, expected in enumerate((looks, parts, parts.cumsum(0))):
-        shown = [image.get_array() for image, *_ in tiles(figure)[column::3]]
-        np.testing.assert_allclose(shown, expected)
-    words = [name for _, name, _ in tiles(figure)]
-    assert words[:6:3] == ["Head 1", "Head 2"] and words[10:19:3] == ["× −1", "× 0", "× +1"]
-
-
-def test_schema_has_a_head_for_each_tap():
-    axes = {ax.get_label(): ax for ax in figures.schema().axes}
-    pixels = {name: ax.collections[0].get_array() for name, ax in axes.items()}
-    for head, (row, column) in enumerate(tap_shifts((3, 3)).int().tolist()):
-        coloured = np.argwhere(np.ptp(pixels[f"{head}"], axis=-1)).tolist()
-        assert coloured == [[2 + row, 2 + column]], "the rest is grey"
-        colour = pixels[f"{head}"][2 + row, 2 + column]
-        np.testing.assert_array_equal(pixels["i"][2 + row, 2 + column], colour)  # its pixel
-        np.testing.assert_array_equal(pixels["k"][1 + row, 1 + column], colour)  # its tap
 
 
 # --- curves
@@ -516,14 +485,6 @@ def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
     assert left.get_ylim()[1] < 3 < right.get_ylim()[1]
 
 
-def test_legends_read_along_rows():
-    figure = figures.lines({"": {25 * name: ([0, 1], [1, 2]) for name in "abcde"}}, "x")
-    figure.draw_without_rendering()
-    texts = [(text.get_window_extent(), text.get_text()) for text in figure.legends[0].texts]
-    placed = sorted((-round(box.y0), box.x0, name[0]) for box, name in texts)
-    assert "".join(name for *_, name in placed) == "abcde" and len({y for y, *_ in placed}) == 3
-
-
 def test_reach_over_training_has_two_yardsticks_and_names_its_layers():
     # On 2 x 2 pixels the query sees itself, two neighbours and the diagonal.
     levels = {"attention spread evenly": (2 + 2**0.5) / 4, "farthest pixel": 2**0.5}
@@ -540,15 +501,6 @@ def test_reach_over_training_has_two_yardsticks_and_names_its_layers():
     (ax,) = figures.reach_over_training(close, (7, 7)).axes
     ends = [(text.get_text(), text.xy[1], text.get_position()[0]) for text in ax.texts]
     assert ends == [("2", 2.05, 2), ("4", 2.05, 9), ("3", 3.5, 2), ("1", 5, 2)], "side by side"
-
-
-def test_a_long_title_stays_clear_of_its_panels_letter():
-    reach = dict.fromkeys(["SA quadratic, full covariance", "b", "c"], RNG.random((4, 3)))
-    figure = figures.reach_over_training(reach, (7, 7))
-    figure.draw_without_rendering()
-    for ax in panels(figure):
-        letter, title = (text.get_window_extent() for text in (ax._left_title, ax.title))
-        assert letter.x1 < title.x0 and letter.width > 0
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,6 @@ from companion.figures.evidence import (
 from companion.figures.maps import (
     attention_grid,
     attention_on_image,
-    schema,
     signed_images,
-    sum_of_heads,
 )
 from companion.figures.style import head_colours, save, save_animation
