@@ -14,6 +14,7 @@ from companion.figures.curves import (
     by_images,
     cost_growth,
     lines,
+    points_lost,
     points_lost_by_depth,
     reach_over_training,
     stacked_costs,

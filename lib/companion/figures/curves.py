@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
+from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
@@ -286,6 +287,47 @@ def reach_over_training(reach: Mapping[str, NDArray], grid: tuple[int, int]) -> 
             ):  # the highest line's first, each in its line's colour
                 beside: Look = {"color": colours[layer], "weight": "bold", "va": "center"}
                 ax.annotate(f"{layer + 1}", where, (2 + 7 * place, 0), **look, **beside)
+    return figure
+
+
+@styled
+def points_lost(table: pd.DataFrame, layers: str = "alone") -> Figure:
+    """Points of accuracy lost where layers become convolutions, in numbers: a panel a model, a row
+    a kernel, a column a layer.
+
+    ``table`` as of `results.swap_table`; of its networks those with one such layer, "alone", or
+    those whose first ``layers`` are convolutions, "up to" each. Of several seeds, the mean. Less
+    than a point is bold."""
+    table = table[table["layers"] == layers]
+    kinds = {"read": "", "fitted": ", fitted", "shuffled": ", shuffled"}
+    table = table.assign(order=table["how"].map([*kinds].index))
+    rows = table[["order", "how", "kernel"]].drop_duplicates().sort_values(["order", "kernel"])
+    rows = rows.set_index(["how", "kernel"]).index
+    names = [f"{side} × {side}{kinds[how]}" for how, side in rows]
+    xlabel = "This layer is a convolution" if layers == "alone" else "Layers that are convolutions"
+    models = list(table["model"].unique())
+    figure, axes = style.panels(models, 0.45 + 0.21 * len(rows), xlabel, "Kernel")
+    for ax, model in zip(axes, models, strict=True):
+        own = table[table["model"] == model].assign(lost=lambda each: -each["difference"])
+        lost = own.pivot_table(index=["how", "kernel"], columns="layer", values="lost")
+        lost = lost.reindex(rows)
+        words = lost.round(1).add(0.0).map("{:.1f}".format)  # no −0.0
+        words = words.replace("-", "−", regex=True)
+        scale = SymLogNorm(1, vmin=-0.2, vmax=100)
+        look: Look = {"cmap": style.MAP_COLOURS, "norm": scale, "cbar": False, "linewidths": 1}
+        seaborn.heatmap(lost, annot=words, fmt="", annot_kws={"size": 7}, ax=ax, **look)
+        small = lost.to_numpy()[lost.notna()] < 1
+        for text, bold in zip(ax.texts, small, strict=True):
+            text.set_weight("bold" if bold else "normal")
+        ticks = [str(n) if layers == "alone" or n == 1 else f"1–{n}" for n in lost.columns]
+        ax.set_xticklabels(ticks)
+        ax.set_yticklabels(names, rotation=0)
+        ax.tick_params(length=0)
+        ax.grid(False)
+        seeds = own["seed"].nunique()
+        several = f", {seeds} seeds" if seeds > 1 else ""
+        ax.set_title(f"{model}\naccuracy {own['whole'].mean():.2f}%{several}")
+        ax.set(xlabel=xlabel if ax.get_xlabel() else "", ylabel="")
     return figure
 
 
