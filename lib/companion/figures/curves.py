@@ -81,7 +81,7 @@ def points_lost(table: pd.DataFrame, layers: str = "alone") -> Figure:
         seaborn.heatmap(lost, annot=words, fmt="", annot_kws={"size": 7}, ax=ax, **look)
         small = lost.to_numpy()[lost.notna()] < 1
         for text, bold in zip(ax.texts, small, strict=True):
-            text.set_weight("bold" if bold else "normal")
+            text.set_fontweight("bold" if bold else "normal")
         ticks = [str(n) if layers == "alone" or n == 1 else f"1–{n}" for n in lost.columns]
         ax.set_xticklabels(ticks)
         ax.set_yticklabels(names, rotation=0)
