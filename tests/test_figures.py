@@ -32,37 +32,15 @@ CENTRES = RNG.normal(0, 1.5, (LAYERS, HEADS, 2))
 HISTORY = CENTRES * np.linspace(2, 1, 5)[:, None, None, None]  # (epochs, layers, heads, 2)
 PRECISION = np.broadcast_to([[1.0, 0.3], [0.3, 0.25]], (LAYERS, HEADS, 2, 2)).copy()
 IMAGES = RNG.normal(size=(3, 12, 10))
-SHARES, HALVES = (
-    RNG.dirichlet([1, 1, 1], (LAYERS, HEADS)).transpose(2, 0, 1),
-    RNG.uniform(0.5, 1, (2, LAYERS, HEADS)),
-)
-FOLLOWING = HALVES[0] > 0.7
 MAPS, PHOTO = (
     RNG.dirichlet(np.full(35, 0.2), (LAYERS, HEADS)).reshape(LAYERS, HEADS, 5, 7),
     RNG.random((12, 10)),
 )
-ACCURACIES = {
-    "SA quadratic": [[0.2, 0.4]],
-    "ResNet18": np.array([[0.1, 0.5, 0.9], [0.3, 0.7, 0.8]]),
-}
 ERRORS = {"A": ([0.9, 0.1, 0.5], [0.2, 0.6, 0.5]), "B": ([1.0], [0.3])}
-COSTS = {"dense": ([8, 16], [[2, 1, 3], [4, 3, 9]]), "large": ([8, 16], [5, 7]), "conv": ([8], [1])}
-PARTS = {"x": {"p": 1.0, "q": 2.0}, "y": {"p": 4.0}}
 LINES = {
     "Loss": {"a": ([0, 1], [1, 0.1]), "b": ([0, 1], [2, 0.2])},
     "Error": {"a": ([0, 1], [3, 4])},
 }
-
-
-def seeds_of_levels():
-    """Two factors, three levels, two seeds, two layers."""
-    names = itertools.product(
-        [("Start", "wide"), ("Start", "close"), ("Rate", "0.1")], (0, 1), (1, 2)
-    )
-    rows = [(*level, seed, layer, n % 9) for n, (level, seed, layer) in enumerate(names)]
-    frame = pd.DataFrame(rows, columns=["factor", "level", "seed", "layer", "after"])
-    frame["accuracy"] = 50 + frame["seed"] + 2 * (frame["level"] == "wide")
-    return frame.assign(before=(3 * frame["after"] + 1) % 8)
 
 
 def swapped(seeds=(0,)):
@@ -80,48 +58,20 @@ def swapped(seeds=(0,)):
     return pd.DataFrame(rows)
 
 
-def by_start():
-    """Seven starts, three numbers of images, three seeds, two layers; the last start has one
-    layer only.
-    """
-    names = itertools.product(("Layer 1", "Layer 2"), range(7), (500, 2000, 50_000), (0, 1, 3))
-    rows = [(panel, f"start {s}", n, seed, s + n / 1e4 + 3 * seed) for panel, s, n, seed in names]
-    frame = pd.DataFrame(rows, columns=["panel", "start", "images", "seed", "value"])
-    return frame[(frame["panel"] == "Layer 1") | (frame["start"] != "start 6")]
-
-
-CHANCE = {("Start", "wide"): [3, 3], ("Start", "close"): [4, 5], ("Rate", "0.1"): [9, 9]}
 EVERYTHING = {
-    "accuracy_curves": lambda: figures.accuracy_curves(
-        ACCURACIES, {"SA quadratic": 0.95, "ResNet18": 0.93}
-    ),
-    "agreement_and_ceiling": lambda: figures.agreement_and_ceiling(*HALVES, FOLLOWING),
     "attention_grid": lambda: figures.attention_grid(MAPS),
     "attention_on_image": lambda: figures.attention_on_image(
         np.zeros((10, 14, 3), np.uint8), (1, 2), MAPS, caption="A"
-    ),
-    "by_images": lambda: figures.by_images(by_start(), "Taps"),
-    "cost_growth": lambda: figures.cost_growth(
-        COSTS, {"dense, alone": ([8, 16], [1, 2]), "floor": ([8, 16], [1, 1])}
     ),
     "error_before_and_after": lambda: figures.error_before_and_after(ERRORS),
     "gaussian_heads": lambda: figures.gaussian_heads(
         CENTRES, PRECISION, grid=(7, 7), paths=HISTORY
     ),
     "lines": lambda: figures.lines(LINES, "x", "y", {"c": 2.5}, log=True),
-    "points_lost_by_depth": lambda: figures.points_lost_by_depth(swapped(), 10),
-    "reach_over_training": lambda: figures.reach_over_training(
-        {"SA learned": RNG.random((5, LAYERS))}, (7, 7)
-    ),
-    "score_shares": lambda: figures.score_shares(SHARES, FOLLOWING),
+    "points_lost": lambda: figures.points_lost(swapped(), "up to"),
     "signed_images": lambda: figures.signed_images(
         IMAGES[:2], ["In", "a", "b"], photo=PHOTO, query=(3, 4)
     ),
-    "stacked_costs": lambda: figures.stacked_costs(PARTS, "GFLOP"),
-    "taps_and_chance": lambda: figures.taps_and_chance(
-        {"before": [4, 7, 4], "after": [9, 8, 0]}, [4, 4, 6, 9], 9
-    ),
-    "taps_gained": lambda: figures.taps_gained(seeds_of_levels(), CHANCE),
 }
 """Every figure function on ordinary arrays."""
 
@@ -450,22 +400,6 @@ def test_signed_images_share_a_scale_that_is_white_at_zero():
 # --- curves
 
 
-def test_accuracy_curves():
-    figure = EVERYTHING["accuracy_curves"]()
-    long, short, last, paper = panels(figure)
-    titles = ["3 epochs", "2 epochs", "Last epoch (%)", "Published (%)"]
-    assert [ax.get_title() for ax in (long, short, last, paper)] == titles
-    for ax, title, mean in ((long, "ResNet18", [20, 60, 85]), (short, "SA quadratic", [20, 40])):
-        (line,) = ax.lines
-        np.testing.assert_allclose(line.get_xydata(), [*enumerate(mean, 1)])
-        assert line.get_color() == style.MODELS[title] and ax.get_ylim() == long.get_ylim()
-    for ax, values in ((last, (40, 85)), (paper, (95, 93))):
-        for place, (title, value) in enumerate(zip(ACCURACIES, values, strict=True)):
-            (dot,) = labelled(ax.lines, title)
-            np.testing.assert_allclose(dot.get_xydata()[0], (value, place))
-            assert {text.get_text(): text.xy[1] for text in ax.texts}[f"{value:.1f}"] == place
-
-
 def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
     figure = EVERYTHING["lines"]()
     for ax, (title, curves) in zip(panels(figure), LINES.items(), strict=True):
@@ -485,24 +419,6 @@ def test_lines_have_levels_and_start_at_zero_or_span_three_decades():
     assert left.get_ylim()[1] < 3 < right.get_ylim()[1]
 
 
-def test_reach_over_training_has_two_yardsticks_and_names_its_layers():
-    # On 2 x 2 pixels the query sees itself, two neighbours and the diagonal.
-    levels = {"attention spread evenly": (2 + 2**0.5) / 4, "farthest pixel": 2**0.5}
-    values = RNG.random((4, 3))
-    figure = figures.reach_over_training({"SA quadratic": values}, (2, 2))
-    (ax,) = panels(figure)
-    for name, level in levels.items():
-        assert set(labelled(ax.lines, name)[0].get_ydata()) == {level}
-        assert name in legend(figure)
-    for layer, curve in enumerate(values.T, 1):
-        np.testing.assert_allclose(labelled(ax.lines, f"_layer {layer}")[0].get_ydata(), curve)
-    assert axis_names(figure) == [("Epoch", "Mean reach of a layer (pixels)")]
-    close = {"SA learned": np.array([[1, 1, 1, 1, np.nan], [5, 2.1, 3.5, 2, np.nan]])}
-    (ax,) = figures.reach_over_training(close, (7, 7)).axes
-    ends = [(text.get_text(), text.xy[1], text.get_position()[0]) for text in ax.texts]
-    assert ends == [("2", 2.05, 2), ("4", 2.05, 9), ("3", 3.5, 2), ("1", 5, 2)], "side by side"
-
-
 @pytest.mark.parametrize(
     ("layers", "ticks", "below"),
     [
@@ -510,33 +426,31 @@ def test_reach_over_training_has_two_yardsticks_and_names_its_layers():
         ("alone", ["1", "2", "3"], "Layer that is a convolution"),
     ],
 )
-def test_points_lost_by_depth_draws_each_kernel_in_each_model(layers, ticks, below):
+def test_points_lost_are_printed_for_each_kernel_and_layer(layers, ticks, below):
     table = swapped(seeds=(0, 1))
-    figure = figures.points_lost_by_depth(table, 10, layers)
-    axes, entries = panels(figure), legend(figure)
-    titles = ["A\naccuracy 90.00%, 2 seeds", "B\naccuracy 60.00%, 2 seeds"]
-    assert [ax.get_title() for ax in axes] == titles
-    assert names(axes[0].get_xticklabels()) == ticks
-    lost = "Points of accuracy lost\n(linear to 1, then logarithmic)"
-    assert axis_names(figure) == [(below, lost), (below, "")]
-    kinds = {"1 × 1": ("read", 1), "5 × 5": ("read", 5), "3 × 3, taps shuffled": ("shuffled", 3)}
-    for ax, model, chance in zip(axes, "AB", (80, 50), strict=True):
-        assert ax.get_ylim()[0] > ax.get_ylim()[1], "what loses nothing is on top"
-        own = table[(table["layers"] == layers) & (table["model"] == model)]
-        for label, (how, kernel) in kinds.items():
-            (line,) = labelled(ax.lines, label)
+    only_b = (table["model"] == "B") | (table["how"] == "read")  # A was not shuffled
+    table = table[only_b].sample(frac=1, random_state=0)
+    figure = figures.points_lost(table, layers)
+    titles = {ax.get_title(): ax for ax in panels(figure)}
+    assert set(titles) == {"A\naccuracy 90.00%, 2 seeds", "B\naccuracy 60.00%, 2 seeds"}
+    rows = {"1 × 1": ("read", 1), "5 × 5": ("read", 5), "3 × 3, shuffled": ("shuffled", 3)}
+    assert names(figure.axes[0].get_yticklabels()) == list(rows)
+    for title, ax in titles.items():
+        assert names(ax.get_xticklabels()) == ticks and ax.get_xlabel() == below
+        own = table[(table["layers"] == layers) & (table["model"] == title[0])]
+        expected = []
+        for how, kernel in rows.values():
             shown = own[(own["how"] == how) & (own["kernel"] == kernel)]
-            mean = -shown.groupby("layer")["difference"].mean()
-            np.testing.assert_allclose(line.get_ydata(), mean)
-            np.testing.assert_allclose(line.get_xdata(), [1, 2, 3], atol=0.1)
-            assert look(line) == look(entries[label])
-        for name, level in {"attention everywhere": 0, "one point": 1, "chance": chance}.items():
-            assert labelled(ax.lines, name)[0].get_ydata()[0] == level and name in entries
-        (bars,) = ax.containers[0][2]  # of the first kernel, from the worst seed to the best
-        spread = [np.ptp(segment[:, 1]) for segment in bars.get_segments()]
-        np.testing.assert_allclose(spread, 4)
-    none = figures.points_lost_by_depth(table[table["how"] == "read"], 10, layers)
-    assert "3 × 3, taps shuffled" not in legend(none), "what is not drawn is not named"
+            expected += [*-shown.groupby("layer")["difference"].mean()]
+        assert [text.get_text() for text in ax.texts] == [f"{lost:.1f}" for lost in expected]
+
+
+def test_losses_below_a_point_are_bold_and_gains_have_a_sign():
+    table = swapped().query("model == 'A' and layers == 'alone' and how == 'read' and kernel == 1")
+    figure = figures.points_lost(table.assign(difference=[0.25, 0.04, -1.0]))
+    texts = figure.axes[0].texts
+    assert [text.get_text() for text in texts] == ["−0.2", "0.0", "1.0"]
+    assert [text.get_weight() for text in texts] == ["bold", "bold", "normal"]
 
 
 def test_error_before_and_after_points_from_the_start_to_the_end():
@@ -561,101 +475,3 @@ def test_error_before_and_after_points_from_the_start_to_the_end():
     (ax,) = panels(figures.error_before_and_after(unknown))
     (after,) = labelled(ax.collections, "after (before: not measured)")
     np.testing.assert_allclose(after.get_offsets(), [[1, 0.2], [2, 0.4], [3, 0.6]])
-
-
-def test_taps_of_each_layer_stand_above_their_number_and_over_chance():
-    (ax,) = EVERYTHING["taps_and_chance"]().axes
-    bars = {round(bar.get_x() + 0.45): bar.get_height() for bar in ax.patches}
-    assert bars == {taps: {4: 50, 6: 25, 9: 25}.get(taps, 0) for taps in range(10)}
-    places = {(text.get_text(), text.get_position()[0]) for text in ax.texts}
-    assert places >= {("1 3", 4), ("2", 7), ("1", 9), ("2", 8), ("3", 0)}
-    assert min(text.get_position()[1] for text in ax.texts) > 50, "above the bars"
-
-
-def test_agreement_stands_over_its_ceiling():
-    (ax,) = EVERYTHING["agreement_and_ceiling"]().axes
-    for layer, (moved, same, follows) in enumerate(zip(*HALVES, FOLLOWING, strict=True)):
-        filled, hollow = ax.collections[2 * layer : 2 * layer + 2]
-        for shown, which in ((filled, follows), (hollow, ~follows)):
-            np.testing.assert_allclose(shown.get_offsets(), np.stack([same, moved], 1)[which])
-        assert filled.get_facecolor()[:, 3].all(), "filled where a peak follows"
-        assert not hollow.get_facecolor()[:, 3].any()
-
-
-def test_score_shares_pile_up_in_each_layer():
-    for layer, ax in enumerate(panels(EVERYTHING["score_shares"]())):
-        order = np.argsort(-SHARES[0, layer])
-        own = 100 * SHARES[:, layer, order]
-        for part, bars in enumerate(ax.containers):
-            np.testing.assert_allclose([bar.get_height() for bar in bars], own[part])
-            np.testing.assert_allclose([bar.get_y() for bar in bars], own[:part].sum(0))
-        assert names(ax.get_xticklabels()) == [f"{head + 1}" for head in order]
-        framed = [label.get_bbox_patch() is not None for label in ax.get_xticklabels()]
-        assert framed == FOLLOWING[layer, order].tolist()
-
-
-def test_taps_gained_lead_from_before_to_after_beside_what_chance_gives():
-    figure, frame = EVERYTHING["taps_gained"](), seeds_of_levels()
-    *taps, accuracy = panels(figure)
-    assert [ax.get_title() for ax in (*taps, accuracy)] == ["Layer 1", "Layer 2", "Accuracy"]
-    assert names(taps[0].get_yticklabels()) == ["Start: wide", "Start: close", "Rate: 0.1"]
-    rows = [0, 0, 1, 1, 2, 2] + np.array([-0.11, 0.11] * 3)
-    for layer, ax in enumerate(taps, 1):
-        own = frame[frame["layer"] == layer]
-        chance = ax.collections[0].get_array()
-        np.testing.assert_allclose(chance[[0, 1, 2], [3, 4, 9]], [1, 0.5, 1])
-        for kind, way in {"after: fewer": -1, "after: as many": 0, "after: more taps": 1}.items():
-            which = np.sign(own["after"] - own["before"]).to_numpy() == way
-            for places, when in zip(moves(ax)[kind], ("before", "after"), strict=True):
-                np.testing.assert_allclose(places, np.stack([own[when], rows], 1)[which])
-
-
-def test_a_line_a_start_over_numbers_of_images_with_bars_from_worst_to_best():
-    table = by_start()
-    figure = figures.by_images(table, "Taps")
-    for title, ax in zip(("Layer 1", "Layer 2"), panels(figure), strict=True):
-        own = table[table["panel"] == title]
-        assert ax.get_title() == title and ax.get_xscale() == "log"
-        assert names(ax.get_xticklabels()) == ["500", "2,000", "50,000"]
-        drawn = [(line, bars) for line, _, (bars,) in ax.containers if len(line.get_xdata())]
-        places = [line.get_xdata() for line, _ in drawn]
-        assert all((a < b).all() for a, b in itertools.pairwise(places)), "beside each other"
-        for start, (line, bars) in zip(own["start"].unique(), drawn, strict=True):
-            found = own[own["start"] == start].groupby("images")["value"]
-            np.testing.assert_allclose(line.get_ydata(), found.mean())
-            np.testing.assert_allclose(line.get_xdata(), [500, 2000, 50_000], rtol=0.2)
-            ends = [segment[:, 1] for segment in bars.get_segments()]
-            np.testing.assert_allclose(ends, np.stack([found.min(), found.max()], 1))
-            assert look(line) == look(legend(figure)[start])
-    assert len({look(entry) for entry in legend(figure).values()}) == 7
-    assert axis_names(figure) == [("Training images", "Taps"), ("Training images", "")]
-
-
-def test_cost_growth_names_each_line():
-    figure = EVERYTHING["cost_growth"]()
-    (ax,), entries = figure.axes, legend(figure)
-    assert list(entries) == list(COSTS) and len({look(entry) for entry in entries.values()}) == 3
-    for name, (line, _, (bars,)) in zip(COSTS, ax.containers, strict=True):
-        sides, costs = COSTS[name]
-        costs = np.reshape(costs, (len(sides), -1))
-        np.testing.assert_allclose(line.get_xydata(), np.transpose([sides, costs[:, 0]]))
-        spread = [segment[:, 1] for segment in bars.get_segments()]
-        np.testing.assert_allclose(spread, costs[:, [1, 2] if name == "dense" else [0, 0]])
-        assert look(line) == look(entries[name])
-    ends = {text.get_text(): text.xy for text in ax.texts}
-    assert ends == {"dense, alone": (16, 2), "floor": (16, 1)}
-    assert axis_names(figure) == [("Side of the grid (pixels)", "Time (ms)")]
-
-
-def test_stacked_costs_name_rows_and_parts():
-    figure = EVERYTHING["stacked_costs"]()
-    (ax,) = figure.axes
-    assert names(ax.get_yticklabels()) == list(PARTS) and ax.get_ylim()[0] > ax.get_ylim()[1]
-    for bars in ax.containers:
-        part = bars.get_label()
-        assert colours(figure)[part] == to_hex(bars[0].get_facecolor())
-        widths = [row.get(part, 0) for row in PARTS.values()]
-        assert [bar.get_width() for bar in bars] == widths
-    assert [bar.get_x() for bar in ax.containers[1]] == [1, 4], "on top of the others"
-    assert names(ax.texts) == ["1", "", "2", "", "3", "4"], "each part, and the sum"
-    assert ax.get_xlabel() == "GFLOP"

@@ -9,22 +9,7 @@ without a covariance, pixels outside the image. The style is `attnconv.mplstyle`
 arrays give the same bytes (`save`)."""
 
 from companion.figures.centres import gaussian_heads
-from companion.figures.curves import (
-    accuracy_curves,
-    by_images,
-    cost_growth,
-    lines,
-    points_lost_by_depth,
-    reach_over_training,
-    stacked_costs,
-)
-from companion.figures.evidence import (
-    agreement_and_ceiling,
-    error_before_and_after,
-    score_shares,
-    taps_and_chance,
-    taps_gained,
-)
+from companion.figures.curves import error_before_and_after, lines, points_lost
 from companion.figures.maps import (
     attention_grid,
     attention_on_image,
