@@ -65,39 +65,27 @@ def pool_of(images: Any, side: Subject, mean: Any = None, std: Any = None) -> Po
         about = images.about() | about
         name = "test image"
         images = images.test_images
-    usual = STATISTICS["cifar10" if side.image_channels == 3 else "fashion-mnist-sample"]
+    config = side.config
+    usual = STATISTICS["cifar10" if config.image_channels == 3 else "fashion-mnist-sample"]
     mean = tuple(map(float, about.get("mean", usual[0]) if mean is None else mean))
     std = tuple(map(float, about.get("std", usual[1]) if std is None else std))
-    if {len(mean), len(std)} != {side.image_channels}:
-        needed = f"a number for each of the {side.image_channels} channels"
+    if {len(mean), len(std)} != {config.image_channels}:
+        needed = f"a number for each of the {config.image_channels} channels"
         raise ExplorerError(f"mean = {mean} and std = {std} must have {needed}.")
-    values = fitting(images, side.image_size, side.image_channels)
-    if not side.classes:
-        return Pool(name, values, labels[:0], (), mean, std)
-    classes = about.get("classes") or map(str, range(side.classes))
+    values = fitting(images, config.image_size, config.image_channels)
+    classes = about.get("classes") or map(str, range(config.classes))
     return Pool(name, values, labels, tuple(classes), mean, std)
 
 
 def _known_labels(images: Dataset, side: Subject, about: dict[str, Any]) -> NDArray[np.int64]:
     """The test images' labels; none where the model's run was on other classes than these."""
-    if side.classes not in (0, len(images.classes)):
-        known = len(images.classes)
-        raise ExplorerError(
-            f"The images are of {known} classes, but the model tells {side.classes} apart."
-        )
+    known, told = len(images.classes), side.config.classes
+    if told != known:
+        raise ExplorerError(f"The images are of {known} classes, but the model tells {told} apart.")
     labels = images.test_labels.cpu().numpy()
     same_name = about.get("name", images.name) == images.name
     same_classes = tuple(about.get("classes", ())) == images.classes
     return labels if same_name or same_classes else labels[:0]
-
-
-def size_of(images: Any) -> tuple[int, int] | None:
-    """Height and width of the images, where they are arrays or a data set; files are of any
-    size.
-    """
-    if isinstance(images, Dataset):
-        return images.image_size
-    return _channels_last(images).shape[1:3] if isinstance(images, np.ndarray | Tensor) else None
 
 
 def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
@@ -174,6 +162,7 @@ def _own_data(side: Subject, name: str | None) -> Dataset | Tensor:
                 return load_data(path)
     sample = load_data("embedded")
     form = sample.image_size, sample.image_channels, len(sample.classes)
-    alike = form == (side.image_size, side.image_channels, side.classes)
+    config = side.config
+    alike = form == (config.image_size, config.image_channels, config.classes)
     fits = name == sample.name if name else alike
     return sample if fits else sample.test_images
