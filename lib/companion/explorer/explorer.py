@@ -145,9 +145,7 @@ class Explorer(Widget):
         row, column = self.state.get("query", middle)
         pixels = self._shown["pixels"]
         maps = self._subject.maps((row, column), self._inputs(pixels[None]))
-        return figures.attention_on_image(
-            pixels, (row, column), maps, caption=self._shown["title"]
-        )
+        return figures.attention_on_image(pixels, (row, column), maps, caption=self._shown["title"])
 
     def page(self, site: Mapping[str, Run] | None = None) -> str:
         """The explorer as one HTML page, which needs neither Python nor a network: the model, the

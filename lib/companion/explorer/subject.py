@@ -107,7 +107,7 @@ class Subject:
 
     def says(self, images: Tensor) -> Tensor:
         """Class probabilities of each image (B, C, H, W)."""
-        return predict(self.model, images.to(self.layers[0].value.weight)).softmax(-1)
+        return predict(self.model, images.to(self.layers[0].value.weight)).float().softmax(-1)
 
     @torch.no_grad()
     def maps(self, query: tuple[int, int], image: Tensor) -> NDArray:

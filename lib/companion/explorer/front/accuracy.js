@@ -6,7 +6,7 @@ import { button, div, element, roving } from "./page.js";
 const share = (value) => `${(100 * value).toFixed(1)}%`;
 const points = (value) => (100 * Math.abs(value)).toFixed(1);
 
-/** What is known of a model as it is shown: {now, whole: shares of right answers or null, text}. */
+/** What is known of a model as it is shown: {now, whole: shares of right answers or null, text, and a shorter one}. */
 export function accuracyOf(model) {
   const { path } = model, { length: many } = Object.keys(model.edits);
   const trained = path?.accuracy.at(-1) ?? null;
@@ -22,7 +22,9 @@ export function accuracyOf(model) {
   }
   const { now, whole, images } = found, of = `${share(now)} of ${images.toLocaleString("en")} test images`;
   const change = now === whole ? "as many as" : `${points(now - whole)} points ${now < whole ? "fewer" : "more"} than`;
-  return { now, whole, text: many ? `${of}, ${change} with attention (${share(whole)})` : of };
+  if (!many) return { now, whole, text: of };
+  const short = `${share(now)} (${now < whole ? "−" : "+"}${points(now - whole)} points)`;
+  return { now, whole, text: `${of}, ${change} with attention (${share(whole)})`, short };
 }
 
 export class Accuracy {
@@ -41,7 +43,7 @@ export class Accuracy {
 
   draw() {
     const { explorer, bar, text, undo, redo, reset } = this, [model] = explorer.models;
-    const { now, whole, text: words } = accuracyOf(model);
+    const { now, whole, text: long, short = long } = accuracyOf(model), words = explorer.narrow ? short : long;
     const place = (value) => `${100 * (value ?? 0)}%`;
     bar.firstChild.style.width = place(now);
     bar.lastChild.style.left = place(whole);

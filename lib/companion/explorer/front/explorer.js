@@ -36,7 +36,7 @@ import { Tour } from "./tour.js";
 import { CONTROLS, GLOSSARY, PAPER } from "./words.js";
 
 const QUIET = ["examine"]; // asked while the reader rests: notices stay
-const LARGE = 280; // px, of the image beside one layer
+const LARGE = 248; // px, of the image beside one layer
 const PATIENCE = 20000; // ms after which a silent worker or Python is mentioned
 
 export class Explorer extends Live {

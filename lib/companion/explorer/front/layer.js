@@ -8,7 +8,7 @@ import { ARROWS, button, canvasOf, div, element, inkOn, pixelRatio, roving } fro
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
-const SMALLER = 250; // px, on a phone: both the maps and the heads around the query are on its first screen
+const SMALLER = 230; // px, on a phone: both the maps and the heads around the query are on its first screen
 const LEAST_SIDE = 200; // px, of each of them where they stand side by side
 const SHARP = 0.2; // px, the sigma of a head that was hardened: 99.999% of its attention is on one pixel
 
