@@ -371,10 +371,9 @@ def test_the_middle_is_kept_upright_and_on_white(tmp_path) -> None:
 def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
     Image.new("L", (50, 80), 77).save(tmp_path / "a.png")
     array = data.test_images[:5]
-    first = (array.permute(0, 3, 1, 2) / 255).numpy()  # channels first
-    for images in (array, array.numpy(), array[0], [array[:2], array[2:]], array / 255, first):
+    for images in (array, array.numpy(), array[0], [array[:2], array[2:]]):
         assert (fitting(images, (28, 28), 1)[0] == array[0].numpy()).all()
-    shapes = (2, 32, 32, 3), (2, 3, 64, 40), (30, 50, 1), (1, 3, 30, 50)
+    shapes = (2, 32, 32, 3), (30, 50, 1)
     grey = [np.full(shape, 77, np.uint8) for shape in shapes]
     grey += [tmp_path / "a.png", str(tmp_path / "a.png"), Image.new("RGB", (9, 9), (77, 77, 77))]
     for images in (*grey, grey):
@@ -385,9 +384,8 @@ def test_images_that_cannot_be_shown_are_refused_in_a_sentence(tmp_path) -> None
     (tmp_path / "half.jpg").write_bytes(b"no image")
     for images, words in (
         (tmp_path / "half.jpg", "half.jpg"),
-        (np.zeros((2, 5, 5, 5), np.uint8), "or neither"),
+        (np.zeros((2, 3, 28, 28), np.uint8), "or not"),
         (np.zeros((1, 28, 28, 1), int), "must be uint8"),
-        (np.full((1, 28, 28, 1), -0.1), r"floats in \[0, 1\]"),
         (np.zeros((0, 28, 28, 1), np.uint8), "empty"),
         ([], "empty"),
         (7, "type int"),

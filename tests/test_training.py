@@ -352,7 +352,7 @@ def test_unfinished_runs_are_not_found_and_runs_without_weights_are(run, data, c
 
 
 def test_what_was_measured_of_lost_weights_goes_with_them(run, data, copy):
-    measured = [copy / "attention.npz", copy / "swaps.npz"]
+    measured = [copy / f"{name}.npz" for name in ("attention", "swaps", "subsets")]
     for file in measured:
         file.write_bytes(b"of the former weights")
     train(MODEL, RECIPE, data, copy)  # it is finished

@@ -218,7 +218,7 @@ def environment(model: nn.Module, config: TrainConfig) -> dict[str, str | int]:
 
 def begin(run: Run, preset: str, model: Network, config: TrainConfig, data: Dataset) -> None:
     """Write config.json: what the run is, and how it is computed."""
-    for stale in [*run.path.glob(".*.part"), run.path / "attention.npz", run.path / "swaps.npz"]:
+    for stale in [*run.path.glob(".*.part"), *run.path.glob("*.npz")]:
         stale.unlink(missing_ok=True)  # of a process that was killed, or of weights that are lost
     started = datetime.now().astimezone().isoformat(timespec="seconds")
     about = {

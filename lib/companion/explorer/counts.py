@@ -18,22 +18,13 @@ from torch import Tensor
 
 from attnconv.equivalence import swap
 from attnconv.models import AttentionNet, evaluating
+from attnconv.training import load_run
 from attnconv.training.data import load_data, normalize
 from attnconv.training.runs import Run
-from companion.explorer.subject import Subject, subject_of
 
 SIZES = (3, 7)  # sides of the kernels
-MOST_LAYERS = 8
-BATCH = 100
+BATCH = 25  # images, in as many copies as there are choices
 FILE = "subsets.npz"
-
-
-def sizes_of(side: Subject) -> list[int]:
-    """Sides of the kernels that can take the place of any of a network's layers."""
-    heads = side.config.heads_per_layer
-    if side.content or not all(heads) or len(heads) > MOST_LAYERS:
-        return []
-    return [size for size in SIZES if size <= min(side.config.grid)]
 
 
 @torch.no_grad()
@@ -43,34 +34,21 @@ def count_swaps(
     """Right answers on some images (N, C, H, W) with convolutions in the place of some layers.
 
     Returns (S, 2^L) counts: the bits of the second index say which layers are convolutions of
-    that size, the first layer's bit being the lowest."""
-    layers = range(1, len(model.blocks) + 1)
-    right = np.zeros((len(sizes), 2 ** len(layers)), np.int64)
+    that size, the first layer's bit being the lowest. Choices that begin alike share what they
+    compute: 2^(L + 1) blocks, not L 2^L."""
+    many = len(model.blocks)
+    right = np.zeros((len(sizes), 2**many), np.int64)
     with evaluating(model):
         for place, size in enumerate(sizes):
-            pair = model, swap(model, dict.fromkeys(layers, size)).eval()
+            swapped = swap(model, dict.fromkeys(range(1, many + 1), size)).eval()
             for some, theirs in zip(images.split(BATCH), labels.split(BATCH), strict=True):
-                _count(pair, model.pixels(some), theirs, right[place], 0, 0)
+                seen = [model.pixels(some)]  # of every choice among the layers so far
+                for attention, convolution in zip(model.blocks, swapped.blocks, strict=True):
+                    seen = [block(x) for block in (attention, convolution) for x in seen]
+                for choice, x in enumerate(seen):
+                    answers = model.classifier(x.mean(dim=(1, 2))).argmax(-1)
+                    right[place, choice] += (answers == theirs).sum().item()
     return right
-
-
-def _count(
-    pair: tuple[AttentionNet, AttentionNet],
-    x: Tensor,
-    labels: Tensor,
-    right: NDArray,
-    layer: int,
-    choice: int,
-) -> None:
-    """Add the right answers of all choices that begin with this one. Those share what is before
-    ``layer``, x: so 2^(L + 1) blocks are computed, not L 2^L."""
-    model, swapped = pair
-    if layer == len(model.blocks):
-        says = model.classifier(x.mean(dim=(1, 2))).argmax(-1)
-        right[choice] += (says == labels).sum().item()
-        return
-    _count(pair, model.blocks[layer](x), labels, right, layer + 1, choice)
-    _count(pair, swapped.blocks[layer](x), labels, right, layer + 1, choice + 2**layer)
 
 
 def counted_swaps(run: Run | None) -> dict[int, dict[int, tuple[int, int, int]]]:
@@ -97,11 +75,12 @@ def counted_swaps(run: Run | None) -> dict[int, dict[int, tuple[int, int, int]]]
 
 def keep_counts(folder: str | Path, data: str, many: int | None = None) -> Path:
     """Count on a data set's first test images, and keep the counts with a run."""
-    side, some = subject_of(folder), load_data(data).first(None, many)
+    model, run = load_run(folder)
+    some = load_data(data).first(None, many)
     images = normalize(some.test_images, some.mean, some.std)
-    right = count_swaps(side.model, images, some.test_labels, sizes_of(side))
-    file = Path(folder) / FILE
-    np.savez_compressed(file, images=len(images), sizes=sizes_of(side), right=right)
+    right = count_swaps(model, images, some.test_labels, SIZES)
+    file = run.path / FILE
+    np.savez_compressed(file, images=len(images), sizes=SIZES, right=right)
     return file
 
 

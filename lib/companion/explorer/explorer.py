@@ -40,9 +40,9 @@ class Explorer(Widget):
         subject: a finished run or its folder, or an `AttentionNet`. The runs beside a run can be
             chosen.
         images: a `Dataset` (100 of its test images); a path, a Pillow image, an array of one image
-            (H, W, C) or of several (N, H, W, C), or a list of these. Arrays are uint8 or floats in
-            [0, 1]; what does not fit is cropped and resized. None: the run's own data where it is
-            on this machine, else pictures of the sample.
+            (H, W, C) or of several (N, H, W, C), or a list of these. Arrays are uint8; what does
+            not fit is cropped and resized. None: the run's own data where it is on this machine,
+            else pictures of the sample.
         mean, std: of every channel, for pixels in [0, 1], as the model was trained with. Default:
             the run's, the data set's, or those of CIFAR-10 for colour and of Fashion-MNIST for
             grey.

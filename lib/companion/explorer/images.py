@@ -96,7 +96,7 @@ def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uin
             raise ExplorerError("images is empty: give at least one.")
         return np.concatenate([fitting(one, size, channels) for one in images])
     if isinstance(images, np.ndarray | Tensor):
-        values = _channels_last(images)
+        values = _several(images)
     elif isinstance(images, str | Path | Image.Image):
         try:
             values = pixels(images)[None]
@@ -112,30 +112,18 @@ def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uin
     return np.stack([_cropped(one, size, channels) for one in values])
 
 
-def _channels_last(images: NDArray | Tensor) -> NDArray[np.uint8]:
-    """Arrays as (N, height, width, channels) in 8 bits: channels may come first, and one image
-    may come alone, with its channels last.
-    """
-    if isinstance(images, Tensor):
-        images = images.detach().cpu()
-        images = (images.float() if images.is_floating_point() else images).numpy()
-    values = images[None] if images.ndim == 3 and images.shape[-1] in (1, 3) else images
-    if values.ndim == 4 and values.shape[-1] not in (1, 3):
-        values = values.transpose(0, 2, 3, 1)
+def _several(images: NDArray | Tensor) -> NDArray[np.uint8]:
+    """Arrays as (N, height, width, channels) in 8 bits; one image may come alone."""
+    values = np.asarray(images.cpu() if isinstance(images, Tensor) else images)
+    values = values[None] if values.ndim == 3 else values
     if values.ndim != 4 or values.shape[-1] not in (1, 3) or not values.size:
-        many = "(N, height, width, channels) nor (N, channels, height, width)"
         raise ExplorerError(
-            f"images of shape {images.shape} are empty, or neither {many} nor (height, width, "
-            "channels), with 1 or 3 channels."
+            f"images of shape {values.shape} are empty, or not (N, height, width, channels) with "
+            "1 or 3 channels."
         )
-    if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
-        values = np.rint(255 * values).astype(np.uint8)
     if values.dtype != np.uint8:
-        found = f"{values.dtype} from {values.min()} to {values.max()}"
-        raise ExplorerError(
-            f"images are {found}; they must be uint8, or floats in [0, 1], not normalised."
-        )
-    return np.ascontiguousarray(values)
+        raise ExplorerError(f"images are {values.dtype}; they must be uint8, from 0 to 255.")
+    return values
 
 
 def _cropped(image: NDArray, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
