@@ -139,13 +139,12 @@ def finger(
 
 
 def as_widget(
-    browser: playwright.Browser, name: str, traits: str, data: bytes = b"", views: int = 1
+    browser: playwright.Browser, name: str, traits: dict, data: bytes = b"", views: int = 1
 ) -> playwright.Page:
-    """A page that does with a front end what anywidget does: a ``model`` with traits (JSON), and
-    views of it in #view0 ...
+    """A page that does with a front end what anywidget does: a ``model`` with traits, among them
+    ``data``, and views of it in #view0 ...
 
-    ``data``: what Python answers to the question of that kind. On the page, ``tell`` says what
-    Python would, ``asked`` has what it is asked, and ``ends`` remove the views.
+    On the page, ``tell`` says what Python would, and ``ends`` remove the views.
     """
     page = browser.new_page(viewport=dict(width=1000, height=900))
     page.errors = []
@@ -156,11 +155,10 @@ def as_widget(
         """async ([code, traits, data, views]) => {
             const file = new Blob([code], { type: "text/javascript" });
             const { default: widget } = await import(URL.createObjectURL(file));
-            const calls = (window.calls = {}), asked = (window.asked = []);
-            window.tell = (message) => {
-                const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
-                (calls["msg:custom"] || []).forEach((act) => act(message, [bytes]));
-            };
+            const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+            traits.data = new DataView(bytes.buffer);
+            const calls = (window.calls = {});
+            window.tell = (message) => calls["msg:custom"].forEach((act) => act(message, [bytes]));
             window.model = {
                 traits,
                 get: (name) => traits[name],
@@ -169,17 +167,14 @@ def as_widget(
                     (calls[`change:${name}`] || []).forEach((act) => act());
                 },
                 save_changes() {},
-                send(message) {
-                    asked.push(message);
-                    if (message.kind === "data") setTimeout(() => tell(message));
-                },
+                send() {},
                 on(name, act) { (calls[name] ||= []).push(act); },
                 off(name, act) { calls[name] = calls[name].filter((one) => one !== act); },
             };
             window.ends = Array.from({ length: views }, (_, view) =>
                 widget.render({ model, el: document.getElementById(`view${view}`) }));
         }""",
-        [script(f"{name}.js"), json.loads(traits), base64.b64encode(data).decode(), views],
+        [script(f"{name}.js"), traits, base64.b64encode(data).decode(), views],
     )
     return page
 

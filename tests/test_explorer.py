@@ -422,7 +422,7 @@ def test_what_goes_with_the_images_can_be_given(data) -> None:
         ("test image 0: d", dict(images=mine)),
         ("image 0", dict(images=images, **own)),
     ):
-        data_of_it = explore(model, **about)._data()
+        data_of_it = explore(model, **about)._content()
         assert [one["title"] for one in data_of_it["images"]] == [title]
         told = [data_of_it["choices"][name] for name in ("mean", "std")]
         assert told == [[0.5], [0.25]]
@@ -445,7 +445,6 @@ def test_images_take_the_type_of_the_network(kind: str, dtype: torch.dtype, data
 def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
     for subject, words in (
         (runs["resnet"], "ResNet18 has no attention heads"),
-        (torch.nn.Linear(2, 2), "A Linear has no attention heads"),
         (QuadraticAttention(3, 3, 4), "no attention heads to explore.*an AttentionNet"),
         (convert(torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3))), "no attention heads to explore"),
         (swap(model_of("quadratic"), {2: 3}), "is a convolution, without heads"),
@@ -458,7 +457,7 @@ def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
 
 
 def test_a_run_brings_its_path_its_counts_and_its_neighbours(runs, data, tmp_path) -> None:
-    told = explore(runs["quadratic"], images=data)._data()
+    told = explore(runs["quadratic"], images=data)._content()
     side = told["side"]
     assert [run["name"] for run in told["choices"]["runs"]] == ["quadratic", "content"]
     assert side["path"]["epochs"] == 3 and side["counted"] == {}
@@ -471,7 +470,7 @@ def test_a_run_brings_its_path_its_counts_and_its_neighbours(runs, data, tmp_pat
     shutil.copytree(runs["content"].path, tmp_path / "gone")
     (tmp_path / "gone" / "model.safetensors").unlink()  # as they are left out of a record
     other = explore(str(folder))  # and its own data
-    assert [run["name"] for run in other._data()["choices"]["runs"]] == ["one"]
+    assert [run["name"] for run in other._content()["choices"]["runs"]] == ["one"]
 
 
 def test_every_choice_of_layers_is_counted(runs, data, tmp_path) -> None:
@@ -550,15 +549,11 @@ def test_senseless_edits_are_refused_and_nothing_is_left(data) -> None:
     before = copy.deepcopy(model.state_dict())
     for edit, words in (
         (dict(layer=2, head=0), "no layer 2"),
-        (dict(layer=-1, head=0), "no layer -1"),
         (dict(layer=0, head=3), "no head 3"),
-        (dict(layer=0, head=None), "no head None"),
         (dict(layer=0, head=0, sigma=float("nan")), "sigma"),
         (dict(layer=0, head=0, sigma=0), "sigma"),
         (dict(layer=0, head=0, centre=[0, float("inf")]), "centre"),
-        (dict(layer=2, kernel=3), "no layer 2"),
         (dict(layer=1, kernel=4), "side 4 does not fit: it must be an odd number, at most 7"),
-        (dict(layer=1, kernel=9), "side 9"),
         (dict(layer=1, kernel="3"), "side '3'"),
     ):
         with (
@@ -574,12 +569,9 @@ def test_senseless_edits_are_refused_and_nothing_is_left(data) -> None:
 def test_runs_are_chosen(runs, data) -> None:
     view = explore(runs["quadratic"], images=data)
     view.state = dict(edits={"0.1": dict(off=True)}, layer=1)
-    ((opened, (content,)),) = asked(view, kind="data")
-    assert (opened["kind"], opened["id"]) == ("data", 7)  # for the view that asks
-    assert unzipped(content)["side"]["encoding"] == "quadratic"
-    ((chosen, (content,)),) = asked(view, kind="run", name="content")
-    assert (chosen["kind"], chosen["id"]) == ("data", None)  # for all views
-    assert unzipped(content)["side"]["encoding"] == "content"
+    assert unzipped(view.data)["side"]["encoding"] == "quadratic"
+    assert asked(view, kind="run", name="content") == []
+    assert unzipped(view.data)["side"]["encoding"] == "content"
     assert view.state == dict(edits={}, layer=1)  # another model: its heads are not changed
     for message in (dict(kind="run", name="../x"), dict(kind="export")):
         assert "Error" in notice(view, **message)  # a notice, not a dead kernel

@@ -52,6 +52,7 @@ class Explorer(Widget):
 
     _esm = assets.script("explorer.js")
     _css = assets.style("explorer.css")
+    data = synced(b"")  # all that a view needs
     state = synced({})
 
     def __init__(
@@ -67,7 +68,7 @@ class Explorer(Widget):
         self._runs = _beside(self._subject.run) if self._subject.run else {}
         self._chosen = self._pool.some(IMAGES)
         self._shown = self._pool.shown(self._clear_image())
-        super().__init__()
+        super().__init__(data=pack(self._content()))
         self.on_msg(self._receive)
 
     def _clear_image(self) -> int:
@@ -103,12 +104,10 @@ class Explorer(Widget):
 
     def _answer(self, message: Tree, buffers: Sequence[Any]) -> None:
         match message["kind"]:
-            case "data":  # a view opens
-                self.send(dict(kind="data", id=message["id"]), [pack(self._data())])
-            case "run":  # of all views
+            case "run":
                 self._subject = subject_of(self._runs[message["name"]])
                 self.state = self.state | dict(edits={})
-                self.send(dict(kind="data", id=None), [pack(self._data())])
+                self.data = pack(self._content())
             case "export":  # of what is shown now, which Python may not have yet
                 self.state = message["state"]
                 pixels = np.frombuffer(buffers[0], np.uint8).reshape(self._shown["pixels"].shape)
@@ -116,7 +115,7 @@ class Explorer(Widget):
                 file = dict(kind="file", name="attention-heads.html", type="text/html")
                 self.send(dict(file, id=message["id"]), [self.page().encode()])
 
-    def _data(self) -> Tree:
+    def _content(self) -> Tree:
         """All that the front end needs, the image that is shown first."""
         pool, side = self._pool, self._subject
         images = [pool.shown(index) for index in self._chosen]
@@ -151,7 +150,7 @@ class Explorer(Widget):
         """The explorer as one HTML page, which needs neither Python nor a network: the model, the
         image shown now, the heads as they are changed now, and images of every class. As one of
         the pages of a ``site``, by file, it leads to the others."""
-        data, head, run = self._data(), "", self._subject.run
+        data, head, run = self._content(), "", self._subject.run
         if site and run:
             data["model"] = run.preset
             data["pages"] = {one.preset: file for file, one in site.items()}

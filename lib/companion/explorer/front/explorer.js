@@ -26,8 +26,6 @@ import {
   linkBack,
   pixelRatio,
   readPicture,
-  roving,
-  uniqueId,
 } from "./page.js";
 import { IMAGE_SIDE, Panel, WORD } from "./panel.js";
 import { pictureOf } from "./save.js";
@@ -832,27 +830,27 @@ export async function openPage(page) {
   return new Explorer(place, pageHost(data, started(data)));
 }
 
-/** As anywidget takes it: the data come when a view opens, and again with every other model. They are no trait, so
- * that a saved notebook does not hold them. */
+/** As anywidget takes it: with every other model come other data. */
 export default {
   render({ model, el }) {
-    const root = element("div"), id = uniqueId();
-    let view = null;
+    const root = element("div");
+    let view = null, ended = false;
     const close = () => {
       view?.host.close();
       view?.remove();
     };
-    const take = async (message, buffers) => {
-      if (message.kind !== "data" || ![null, id].includes(message.id)) return;
-      const data = await read(buffers[0]);
+    const take = async () => {
+      const data = await read(model.get("data"));
+      if (ended) return;
       close();
       view = new Explorer(root, widgetHost(data, started(data), model));
     };
     el.append(root);
-    model.on("msg:custom", take);
-    model.send({ kind: "data", id }, undefined, []);
+    model.on("change:data", take);
+    take();
     return () => {
-      model.off("msg:custom", take);
+      ended = true;
+      model.off("change:data", take);
       close();
     };
   },

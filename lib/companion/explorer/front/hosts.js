@@ -38,12 +38,13 @@ export function workerOf(source) {
       here();
     };
   } catch { /* some places forbid workers that come from a text */ }
-  return (kind, message) => new Promise((done, failed) => {
+  const ask = (kind, message) => new Promise((done, failed) => {
     const question = { ...message, kind, id: ++last };
     waiting.set(last, { done, failed, question });
     if (worker) worker.postMessage(question);
     else setTimeout(here);
   });
+  return Object.assign(ask, { end: () => worker?.terminate() });
 }
 
 const LINKED = [
@@ -149,7 +150,7 @@ export function hostOf(data, ask) {
       }
       told("done", message.id);
     },
-    close() {},
+    close: () => ask?.end?.(),
   };
   host.show(data.images[0]);
   return host;
