@@ -77,7 +77,7 @@ class Shown:
 
     def __init__(self, page: playwright.Page):
         self.page, self.root = page, page.locator(f".attnconv-{self.name}").first
-        self.root.wait_for(timeout=60_000)
+        self.root.wait_for(timeout=180_000)
         self.wait("x?.timings.length")
 
     def state(self) -> dict:

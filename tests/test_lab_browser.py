@@ -26,7 +26,7 @@ def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_
     page.goto(address)
     run_all(page)
     for name in ("explorer", "playground"):
-        page.locator(f".attnconv-{name}").first.wait_for(timeout=60_000)
+        page.locator(f".attnconv-{name}").first.wait_for(timeout=180_000)
     assert not any(
         picture.is_visible() for picture in page.locator(".attnconv-last").all()
     )  # they live
