@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import json
@@ -76,7 +77,7 @@ class Shown:
 
     def __init__(self, page: playwright.Page):
         self.page, self.root = page, page.locator(f".attnconv-{self.name}").first
-        self.root.wait_for(timeout=60_000)
+        self.root.wait_for(timeout=180_000)
         self.wait("x?.timings.length")
 
     def state(self) -> dict:
@@ -138,12 +139,12 @@ def finger(
 
 
 def as_widget(
-    browser: playwright.Browser, name: str, traits: str, views: int = 1
+    browser: playwright.Browser, name: str, traits: dict, data: bytes = b"", views: int = 1
 ) -> playwright.Page:
-    """A page that does with a front end what anywidget does: a ``model`` with traits, and views of
-    it in #view0 ...
+    """A page that does with a front end what anywidget does: a ``model`` with traits, among them
+    ``data``, and views of it in #view0 ...
 
-    ``traits``: JSON, or what `pack` wrote in base64. On the page, ``ends`` remove the views.
+    On the page, ``tell`` says what Python would, and ``ends`` remove the views.
     """
     page = browser.new_page(viewport=dict(width=1000, height=900))
     page.errors = []
@@ -151,12 +152,13 @@ def as_widget(
     hidden = "".join(f"<div id=view{view} {'hidden' * (view > 0)}></div>" for view in range(views))
     page.set_content(f"<style>{style(f'{name}.css')}</style>{hidden}")
     page.evaluate(
-        """async ([code, text, views]) => {
+        """async ([code, traits, data, views]) => {
             const file = new Blob([code], { type: "text/javascript" });
-            const { default: widget, unpack } = await import(URL.createObjectURL(file));
-            const codes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-            const traits = unpack ? unpack(codes(text).buffer) : JSON.parse(text);
-            const calls = (window.calls = {}), asked = (window.asked = []);
+            const { default: widget } = await import(URL.createObjectURL(file));
+            const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+            traits.data = new DataView(bytes.buffer);
+            const calls = (window.calls = {});
+            window.tell = (message) => calls["msg:custom"].forEach((act) => act(message, [bytes]));
             window.model = {
                 traits,
                 get: (name) => traits[name],
@@ -165,14 +167,14 @@ def as_widget(
                     (calls[`change:${name}`] || []).forEach((act) => act());
                 },
                 save_changes() {},
-                send: (message) => asked.push(message),
+                send() {},
                 on(name, act) { (calls[name] ||= []).push(act); },
                 off(name, act) { calls[name] = calls[name].filter((one) => one !== act); },
             };
             window.ends = Array.from({ length: views }, (_, view) =>
                 widget.render({ model, el: document.getElementById(`view${view}`) }));
         }""",
-        [script(f"{name}.js"), traits, views],
+        [script(f"{name}.js"), traits, base64.b64encode(data).decode(), views],
     )
     return page
 

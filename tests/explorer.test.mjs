@@ -3,12 +3,14 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { drawHeads, headAt, spots } from "../lib/companion/explorer/front/centres.js";
 import { LayerCard, kindText, nearestPlaces } from "../lib/companion/explorer/front/layer.js";
-import { Model, covarianceOf, ellipse, kernelSizes, project, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/companion/explorer/front/heads.js";
-import { brightness, drawField, percent, ramp, shiftText } from "../lib/companion/explorer/front/draw.js";
+import { Model, covarianceOf, ellipse, kernelSizes, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/companion/explorer/front/heads.js";
+import { brightness, drawField, RAMP, percent, shiftText } from "../lib/companion/explorer/front/draw.js";
 import { fromHalf, unshuffled } from "../lib/companion/explorer/front/network.js";
-import { fromLink, inLink, pageHost, widgetHost, workerOf } from "../lib/companion/explorer/front/hosts.js";
+import { accuracyOf } from "../lib/companion/explorer/front/accuracy.js";
+import { fromLink, hostOf, inLink, pageHost, widgetHost, workerOf } from "../lib/companion/explorer/front/hosts.js";
 import { Explorer } from "../lib/companion/explorer/front/explorer.js";
-import { clamp, softmax } from "../lib/companion/explorer/front/maths.js";
+import { softmax } from "../lib/companion/explorer/front/maths.js";
+import { inkOn } from "../lib/companion/explorer/front/page.js";
 
 const float32 = (values, shape) => ({ dtype: "float32", shape, data: new Uint8Array(new Float32Array(values).buffer) });
 const near = (a, b, tolerance = 1e-5) => assert.ok(Math.abs(a - b) <= tolerance, `${a} is not ${b}`);
@@ -163,12 +165,6 @@ test("dots that coincide stand apart, and far ones are at the edge", () => {
   assert.equal(headAt([a, b, c], 30, 180, 10), undefined);
 });
 
-test("queries go to the same place on another grid", () => {
-  assert.deepEqual(project([0, 6], [7, 7], [16, 16]), [1, 14]);
-  assert.deepEqual(project([15, 8], [16, 16], [7, 7]), [6, 3]);
-  assert.equal(clamp(9, 0, 3), 3);
-});
-
 test("brightness: probabilities by their root, logits by the top of their range", () => {
   assert.deepEqual([...brightness([0, 0.25, 1], false, 0, [])].map(Math.round), [0, 128, 255]);
   assert.deepEqual([...brightness([0, 0.25], false, 1, [])].map(Math.round), [0, 128]);
@@ -185,14 +181,14 @@ const recorder = () => {
   return { pen, of: (name) => calls.filter((call) => call[0] === name) };
 };
 
-test("a field has each value at its row and column, dark where it is small on a dark ramp", () => {
+test("a field has each value at its row and column, dark where it is small", () => {
   globalThis.window ||= {};
-  const { pen, of } = recorder(), colours = { ramp: ramp(true) };
-  drawField({ style: {}, getContext: () => pen }, [0, 1, 2, 3, 4, 5], [2, 3], 30, [0, 5], colours);
+  const { pen, of } = recorder();
+  drawField({ style: {}, getContext: () => pen }, [0, 1, 2, 3, 4, 5], [2, 3], 30, [0, 5]);
   const drawn = of("fillRect").map(([, [x, y], { fillStyle }]) => [x, y, fillStyle]);
   assert.deepEqual(drawn.map(([x, y]) => [x, y]), [[0, 0], [10, 0], [20, 0], [0, 10], [10, 10], [20, 10]]);
-  assert.equal(drawn[0][2], `rgb(${[...colours.ramp.slice(0, 3)]})`);
-  assert.equal(drawn[5][2], `rgb(${[...colours.ramp.slice(-3)]})`);
+  assert.equal(drawn[0][2], `rgb(${[...RAMP.slice(0, 3)]})`);
+  assert.equal(drawn[5][2], `rgb(${[...RAMP.slice(-3)]})`);
 });
 
 test("shifts are written rows first", () => assert.equal(shiftText([1, -2], 0), "(+1, −2)"));
@@ -216,11 +212,40 @@ test("heads have their number, a solid ring of 50% inside a dotted one of 90%, a
   assert.deepEqual(of("fillText").map(([, [text]]) => text), [1]);
 });
 
-test("lightness falls all along the light ramp and rises along the dark one", () => {
-  for (const [dark, sign] of [[false, -1], [true, 1]]) {
-    const table = ramp(dark), light = (i) => 0.2126 * table[3 * i] + 0.7152 * table[3 * i + 1] + 0.0722 * table[3 * i + 2];
-    for (let i = 8; i < 256; i += 8) assert.ok(sign * (light(i) - light(i - 8)) > 0, `${i}`);
+test("lightness rises all along the ramp, and what is written on it can be read", () => {
+  const part = (value) => (value / 255 <= 0.04045 ? value / 3294.6 : ((value / 255 + 0.055) / 1.055) ** 2.4);
+  const light = (i) => [0.2126, 0.7152, 0.0722].reduce((sum, weight, c) => sum + weight * part(RAMP[3 * i + c]), 0);
+  for (let i = 8; i < 256; i += 8) assert.ok(light(i) > light(i - 8), `${i}`);
+  for (let i = 0; i < 256; i++) {
+    const ink = inkOn([...RAMP.slice(3 * i, 3 * i + 3)]) === "#fff" ? 1 : 0;
+    const contrast = (Math.max(ink, light(i)) + 0.05) / (Math.min(ink, light(i)) + 0.05);
+    assert.ok(contrast >= 4.5, `${i}: ${contrast}`);
   }
+});
+
+/** A model of two layers, of which these answers were counted. */
+const counting = (counted, edits, rest = {}) =>
+  Object.assign(gaussian([0, 0], [1, 0, 0, 1]), { counted, edits, heads: [1, 1], ...rest });
+
+test("right answers are those that were counted with exactly these convolutions", () => {
+  const counted = { 3: { 0: [8, 8, 10], 1: [7, 8, 10], 2: [40, 80, 100], 3: [2, 8, 10] }, 5: { 1: [6, 8, 10] } };
+  const told = (edits) => accuracyOf(counting(counted, edits));
+  assert.deepEqual(told({}), { now: 0.8, whole: 0.8, text: "80.0% of 10 test images" });
+  assert.equal(told({ 0: { kernel: 3 } }).text, "70.0% of 10 test images, 10.0 points fewer than with attention (80.0%)");
+  assert.equal(told({ 0: { kernel: 5 } }).now, 0.6);
+  assert.deepEqual([told({ 1: { kernel: 3 } }).now, told({ 0: { kernel: 3 }, 1: { kernel: 3 } }).now], [0.4, 0.2]);
+  for (const edits of [{ "0.0": { off: true } }, { 0: { kernel: 3 }, 1: { kernel: 5 } }, { 1: { kernel: 5 } }, { 0: { kernel: 3 }, "1.0": { off: true } }])
+    assert.deepEqual([told(edits).now, told(edits).text], [null, "not counted for these changes"]);
+  const lost = [0, 1].map((layer) => counting(counted, {}).lostAlone(layer));
+  near(lost[0], 0.1);
+  near(lost[1], 0.4);
+  assert.equal(counting({}, {}).lostAlone(0), null);
+});
+
+test("at an epoch the right answers are that epoch's", () => {
+  const told = (epoch) => accuracyOf(counting({}, {}, { epoch, path: { accuracy: [0.25, 0.5] } }));
+  assert.deepEqual([told(0).now, told(1).now, told(1.4).now, told(null).now], [null, 0.25, 0.25, 0.5]);
+  assert.match(told(1).text, /25.0% after epoch 1/);
 });
 
 const nowhere = { location: { hash: "", href: "file:///page.html" }, addEventListener() {} };
@@ -236,24 +261,26 @@ test("a link holds the view; a damaged one changes nothing", () => {
   for (const one of odd) assert.deepEqual(fromLink(`#${encodeURIComponent(JSON.stringify(one))}`), {});
   assert.deepEqual(fromLink(`#${inLink({ epochs: [null, 2] })}`), { epochs: [null, 2] });
   const place = { ...nowhere, location: { ...nowhere.location, hash: `#${inLink(state)}` } };
-  const host = pageHost({ image: { label: null }, gallery: [] }, null, place);
+  const host = pageHost({ images: [{ label: null }] }, null, place);
   assert.equal(host.state.layer, 3);
   assert.equal(fromLink(new URL(host.link(state)).hash).head, 4);
 });
 
-test("a random image is one of the class, never the same again, and in no order", async () => {
-  const gallery = Array.from({ length: 40 }, (_, i) => ({ label: i % 2, title: `image ${i + 1}` }));
-  const host = pageHost({ image: { label: 1, title: "image 0" }, gallery }, null, nowhere), heard = [], shown = [];
+test("a random image is one of the class, not shown before as long as there is one, and in no order", async () => {
+  const images = Array.from({ length: 41 }, (_, i) => ({ label: i % 2, title: `image ${i}` }));
+  const host = hostOf({ images }, null), heard = [], shown = [0];
   host.listen((what) => heard.push(what));
-  for (let press = 0; press < 30; press++) {
+  const press = async (label, id) => {
     const before = host.image;
-    await host.send({ kind: "image", class: press < 20 ? null : 1, id: press });
+    await host.send({ kind: "image", class: label, id });
     assert.notEqual(host.image, before);
-    if (press >= 20) assert.equal(host.image.label, 1);
-    shown.push(parseInt(host.image.title.slice(6), 10));
-  }
-  const steps = new Set(shown.slice(1, 20).map((number, i) => number - shown[i]));
+    return parseInt(host.image.title.slice(6), 10);
+  };
+  for (let id = 0; id < 30; id++) shown.push(await press(null, id));
+  assert.equal(new Set(shown).size, 31); // none twice
+  const steps = new Set(shown.slice(1).map((number, i) => number - shown[i]));
   assert.ok(steps.size > 5, `${shown}`);
+  for (let id = 0; id < 40; id++) assert.equal((await press(1, id)) % 2, 1);
   assert.deepEqual(heard.slice(0, 4), ["image", "done", "image", "done"]);
   await host.send({ kind: "image", class: 5, id: 31 });
   assert.deepEqual(heard.slice(-2), ["notice", "done"]);
@@ -262,12 +289,12 @@ test("a random image is one of the class, never the same again, and in no order"
 test("a link names the image; one that it cannot hold is not shown without a word", async () => {
   const place = { location: { hash: "", href: "file:///page.html" }, addEventListener: (_, act) => { place.followed = act; } };
   const images = ["a", "b", "c"].map((title) => ({ title, label: null, pixels: { shape: [1, 1, 1] } }));
-  const page = () => pageHost({ image: images[0], gallery: images.slice(1) }, async () => ({ probabilities: [1] }), place);
-  const first = page(), hashOf = (host) => new URL(host.link({ compare: "epoch", epochs: [null, 2], average: true })).hash;
+  const page = () => pageHost({ images }, async () => ({ probabilities: [1] }), place);
+  const first = page(), hashOf = (host) => new URL(host.link({ compare: "epoch", epochs: [null, 2], smooth: true })).hash;
   place.location.hash = hashOf(Object.assign(first, { image: images[2] }));
   const second = page();
   assert.equal(second.image, images[2]);
-  assert.deepEqual([second.state.compare, second.state.epochs, second.state.average], ["epoch", [null, 2], true]);
+  assert.deepEqual([second.state.compare, second.state.epochs, second.state.smooth], ["epoch", [null, 2], true]);
   assert.deepEqual([second.lost, second.state.image], ["", undefined]);
 
   // The reader's own picture.
@@ -290,52 +317,42 @@ test("a link names the image; one that it cannot hold is not shown without a wor
   assert.deepEqual(second.state, {}); // what the link does not say stays as the reader has it
 });
 
-test("the exported page knows the changed heads it came with, and no others", () => {
-  const heads = [{ layer: 0, head: 1, off: true }], edited = { heads, probabilities: [1] };
-  const host = pageHost({ image: { label: 0 }, gallery: [{ label: 1 }], edited }, null, nowhere), change = (edits) => host.send({ kind: "heads", edits });
-  assert.equal(host.edited, edited);
-  change([{ layer: 0, head: 1, centre: [0, 0] }]);
-  assert.deepEqual(host.edited, {});
-  change([]);
-  assert.deepEqual(host.edited, {});
-  change(structuredClone(heads));
-  assert.equal(host.edited, edited);
-  host.send({ kind: "image", class: null });
-  assert.deepEqual(host.edited, {});
-  change(heads); // of another image
-  assert.deepEqual(host.edited, {});
-});
-
-test("a link with other changes does not show the prediction that a page came with", () => {
-  const edits = { "0.1": { off: true } }, edited = { heads: [{ layer: 0, head: 1, off: true }], probabilities: [1] };
-  const page = (...given) => {
-    const place = { ...nowhere, location: { ...nowhere.location, hash: given.length ? `#${inLink({ edits: given[0] })}` : "" } };
-    return pageHost({ image: { label: 0 }, gallery: [], edited, state: { edits, layer: 0 } }, null, place);
-  };
-  assert.deepEqual([page().edited, page(edits).edited], [edited, edited]);
-  assert.deepEqual([page({}).edited, page({ "0.0": { off: true } }).edited], [{}, {}]);
-});
-
-test("the widget's host passes messages on, and tells of an update once", async () => {
-  const listeners = {}, sent = [], heard = [];
+test("the widget's host asks Python for what the data do not have, and hears of its state", async () => {
+  const listeners = {}, sent = [], heard = [], traits = { state: { layer: 1 } };
   const model = {
-    get: (name) => name, set() {}, save_changes() {}, send: (...all) => sent.push(all),
+    get: (name) => traits[name], set: (name, value) => { traits[name] = value; }, save_changes() {},
+    send: (...all) => sent.push(all),
     on: (name, act) => { listeners[name] = act; }, off: (name) => { delete listeners[name]; },
   };
-  const host = widgetHost(model);
+  const images = [{ label: null, title: "a" }, { label: null, title: "b" }];
+  const host = widgetHost({ images }, null, model);
   host.listen((...all) => heard.push(all));
-  assert.equal(host.sides, "sides");
-  host.send({ kind: "export" }, []);
-  assert.equal(sent[0][0].kind, "export");
-  listeners["change:image"]();
-  listeners["change:sides"]();
+  assert.equal(host.state.layer, 1);
+  await host.send({ kind: "image", class: null, id: 3 }, []);
+  assert.equal(host.image.title, "b");
+  host.send({ kind: "export", id: 4 }, []);
+  assert.deepEqual(sent.map(([{ kind }]) => kind), ["export"]);
   listeners["msg:custom"]({ kind: "done", id: 4 }, []);
-  await new Promise((done) => setTimeout(done, 20));
-  assert.deepEqual(heard, [["done", 4], ["sides"]]);
-  listeners["change:average"]();
-  listeners["change:edited"](); // both at once: neither is lost
-  await new Promise((done) => setTimeout(done, 20));
-  assert.deepEqual(heard.slice(2), [["average"], ["edited"]]);
+  host.save({ layer: 2 });
+  listeners["change:state"](); // its own
+  traits.state = { layer: 3 };
+  listeners["change:state"]();
+  assert.deepEqual(heard, [["image"], ["done", 3], ["done", 4], ["state"]]);
+  assert.equal(host.state.layer, 3);
+
+  // A kernel that has gone is named at once, and asked for nothing until it answers.
+  sent.length = heard.length = 0;
+  host.send({ kind: "export", id: 5 }, []);
+  listeners.comm_live_update();
+  host.send({ kind: "run", id: 6 }, []);
+  assert.deepEqual(sent.map(([{ kind }]) => kind), ["export", "hello"]);
+  assert.deepEqual(heard.map(([what]) => what), ["notice", "done", "notice", "done"]);
+  assert.match(heard[0][1], /run this cell again/);
+  await host.send({ kind: "image", class: null, id: 7 }, []); // that needs no kernel
+  assert.equal(heard.at(-2)[0], "image");
+  listeners["msg:custom"]({ kind: "done", id: undefined }, []);
+  host.send({ kind: "run", id: 8 }, []);
+  assert.equal(sent.at(-1)[0].kind, "run");
   host.close();
   assert.deepEqual(listeners, {});
 });
@@ -343,7 +360,7 @@ test("the widget's host passes messages on, and tells of an update once", async 
 test("a link with another model leads to that model's page", () => {
   const went = [], place = { location: { hash: "", search: "?site", href: "file:///explorer.html", replace: (to) => went.push(to) }, addEventListener: () => {} };
   const pages = { quadratic: "explorer.html", learned: "explorer-learned.html" }, image = { title: "a", label: null };
-  const page = () => pageHost({ image, gallery: [], model: "quadratic", pages }, null, place);
+  const page = () => pageHost({ images: [image], model: "quadratic", pages }, null, place);
   place.location.hash = new URL(page().link({ layer: 2 })).hash;
   assert.deepEqual([fromLink(place.location.hash).model, page().lost, went], ["quadratic", "", []]);
   place.location.hash = `#${inLink({ model: "learned", layer: 2 })}`;
@@ -354,29 +371,11 @@ test("a link with another model leads to that model's page", () => {
   assert.equal(went.length, 1);
 });
 
-test("a kernel that has gone is named at once, and asked for nothing until it answers", async () => {
-  const calls = {}, sent = [], told = [];
-  const model = { on: (name, act) => { calls[name] = act; }, off: (name) => delete calls[name], send: (message) => sent.push(message.kind), get: () => ({}) };
-  const host = widgetHost(model);
-  host.listen((...what) => told.push(what));
-  host.send({ kind: "image", id: 1 });
-  calls.comm_live_update();
-  host.send({ kind: "image", id: 2 });
-  assert.deepEqual(sent, ["image", "hello"]);
-  assert.deepEqual(told.map(([what]) => what), ["notice", "done", "notice", "done"]);
-  assert.match(told[0][1], /Run this cell again/);
-  calls["msg:custom"]({ kind: "done", id: undefined }, []);
-  host.send({ kind: "image", id: 3 });
-  assert.deepEqual([sent.at(-1), told.at(-2)], ["image", ["notice", ""]]);
-  host.close();
-  assert.deepEqual(calls, {});
-});
-
 test("a question takes its image along, not all that the page was read from", async () => {
   const data = new Uint8Array(new ArrayBuffer(1000), 500, 3), asked = [];
   const image = { label: null, title: "a", pixels: { shape: [1, 1, 3], data } };
   const ask = async (_, message) => { asked.push(message.image.values); return {}; };
-  await pageHost({ image, gallery: [] }, ask, nowhere).send({ kind: "heads", edits: [] });
+  await hostOf({ images: [image] }, ask).send({ kind: "heads", edits: [] });
   assert.deepEqual([asked[0].length, asked[0].buffer.byteLength], [3, 3]);
 });
 
@@ -391,27 +390,10 @@ test("images are cut into blocks, channel by channel", () => {
   assert.deepEqual([...got].map(Math.round), [0, 2, 8, 10, 1, 3, 9, 11, 4, 6, 12, 14, 5, 7, 13, 15]);
 });
 
-test("right answers that several workers count come back in the order of the images", async () => {
-  const pixels = { shape: [1, 1, 1], data: new Uint8Array(1) }, asked = [];
-  const gallery = [1, 2, 3, 4].map((label) => ({ label, title: `image ${label}`, pixels }));
-  const worker = (number) => async (kind, { images }) => {
-    asked.push([number, images.map(({ label }) => label)]);
-    return images.map(({ label }) => `${kind} ${label}`);
-  };
-  const place = { location: { hash: "", search: "", pathname: "" }, history: { replaceState() {} }, addEventListener() {} };
-  const host = pageHost({ image: { label: 0, title: "image 0", pixels }, gallery, choices: {} }, worker(0), place, [worker(1)]);
-  const heard = [];
-  host.listen((kind, message) => heard.push([kind, message?.right]));
-  assert.equal(host.chunk, 2);
-  await host.send({ kind: "right", edits: [{ layer: 0, head: 1, off: true }], from: 0, to: 5 });
-  assert.deepEqual(heard[0], ["right", [0, 1, 2, 3, 4].map((label) => `right ${label}`)]);
-  assert.deepEqual(asked, [[0, [0, 2, 4]], [1, [1, 3]]]);
-});
-
 test("while the page computes, its last prediction of changed heads stays", async () => {
   let answer;
   const image = { label: 0, title: "a", pixels: { shape: [1, 1, 1], data: new Uint8Array(1) } };
-  const host = pageHost({ image, gallery: [] }, () => new Promise((done) => { answer = done; }), nowhere);
+  const host = hostOf({ images: [image] }, () => new Promise((done) => { answer = done; }), nowhere);
   const change = (head) => host.send({ kind: "heads", edits: [{ layer: 0, head, off: true }] });
   const first = change(0);
   answer({ probabilities: [0.2] });
@@ -423,16 +405,13 @@ test("while the page computes, its last prediction of changed heads stays", asyn
   assert.deepEqual([host.edited.probabilities, host.edited.heads[0].head], [[0.3], 1]);
 });
 
-test("a worker that cannot start says so to every question", async () => {
+test("where no worker can start, the page answers itself", async () => {
   let made;
   globalThis.Worker = class { constructor() { made = this; } postMessage() {} };
-  const ask = workerOf(""), first = ask("start", {});
+  const ask = workerOf(""), first = ask("heads", { edits: {} });
   made.onerror({ message: "" });
-  for (const answer of [first, ask("heads", {})]) await assert.rejects(answer, /cannot start a worker/);
+  for (const answer of [first, ask("nothing", {})]) await assert.rejects(answer, TypeError); // it has no model
   delete globalThis.Worker;
+  await assert.rejects(workerOf("")("heads", { edits: {} }), TypeError);
 });
 
-test("right answers are counted on several images, not on one", () => {
-  const labelled = (gallery) => pageHost({ image: { label: 0 }, gallery }, null, nowhere).choices.labelled;
-  assert.deepEqual([labelled([]), labelled([{ label: 1 }, { label: null }])], [0, 2]);
-});

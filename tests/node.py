@@ -21,10 +21,11 @@ needs_node = pytest.mark.skipif(
 
 
 def in_node(source: str, tree: Any = None) -> Any:
-    """What ``out`` is after a script that knows modules (heads, maths, network, page, play), and
-    ``tree`` as packed.
+    """What ``out`` is after a script that knows modules (draw, heads, maths, network, page, play),
+    and ``tree`` as packed.
     """
-    files = dict(heads="heads", maths="maths", network="network", page="page", play="playground")
+    names = ("draw", "heads", "maths", "network", "page")
+    files = dict(zip(names, names, strict=True)) | dict(play="playground")
     imports = "".join(
         f"import * as {n} from {json.dumps((FRONT / f'{f}.js').as_uri())};"
         for n, f in files.items()

@@ -1,13 +1,9 @@
-"""A figure with knobs: what it draws is what the figure function draws; in a notebook, and in a
-real JupyterLab.
-"""
+"""A figure with knobs: what it draws is what the figure function draws; those of the notebooks."""
 
 from __future__ import annotations
 
 import ast
-import base64
 import io
-import itertools
 from typing import Any
 
 import ipywidgets
@@ -17,7 +13,6 @@ import pytest
 from PIL import Image
 
 from attnconv import heads
-from browser import needs_browser, notebook_of, playwright, run_all
 from companion import figures
 from companion.explorer import Knobs
 from companion.workspace import REPOSITORY
@@ -26,10 +21,6 @@ CELLS = {
     "02": ("nb02-03", "nb02-05", "nb02-constant", "nb02-07", "nb02-turn"),
 }
 """What the knobs of each notebook need, and last the cell that shows them."""
-MOVES = {
-    "02": ("alpha", "ArrowRight", 0.8),
-}
-"""For each: a knob, the key that is pressed on it, its new value."""
 
 
 def draw(shift, name="a"):
@@ -111,37 +102,22 @@ def code_of(number: str, profile: str, data: str = "", output: str = "") -> list
 
 
 @pytest.fixture(scope="module")
-def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """The cells that show the knobs of each notebook, and what they need; in the smoke profile."""
-    output = str(tmp_path_factory.mktemp("smoke"))
-    return {number: code_of(number, "smoke", output=output) for number in CELLS}
-
-
-@pytest.fixture(scope="module")
-def shown(cells: dict[str, list[str]]) -> dict[str, Knobs]:
-    """The knobs of each notebook."""
+def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Knobs]:
+    """The knobs of each notebook, in the smoke profile."""
     found = {}
-    for number, sources in cells.items():
+    output = str(tmp_path_factory.mktemp("smoke"))
+    for number in CELLS:
         names: dict[str, Any] = {}
+        sources = code_of(number, "smoke", output=output)
         *before, last = ast.parse("\n".join(sources)).body
         exec(compile(ast.Module(before, []), number, "exec"), names)
         found[number] = eval(compile(ast.Expression(last.value), number, "eval"), names)
-        found[number].names = names
     return found
 
 
-@pytest.fixture
-def one(shown: dict[str, Knobs], request: pytest.FixtureRequest) -> Any:
-    """Knobs as they begin, also after the test."""
-    widget = shown[request.param]
-    start = {name: knob.value for name, knob in widget.knobs.items()}
-    yield widget
-    for name, value in start.items():
-        widget.knobs[name].value = value
-
-
-@pytest.mark.parametrize("one", CELLS, indirect=True)
-def test_every_knob_of_the_notebooks_changes_the_picture(one: Knobs) -> None:
+@pytest.mark.parametrize("number", CELLS)
+def test_every_knob_of_the_notebooks_changes_the_picture(shown, number: str) -> None:
+    one = shown[number]
     for name, knob in one.knobs.items():
         before, start = one.image.value, knob.value
         values = list(knob.options) if hasattr(knob, "options") else [knob.min, knob.max]
@@ -150,53 +126,3 @@ def test_every_knob_of_the_notebooks_changes_the_picture(one: Knobs) -> None:
         assert (pixels(one.image.value) != pixels(before)).any(), name
         knob.value = start
         assert one.image.value == before
-
-
-@pytest.mark.parametrize("one", ["02"], indirect=True)
-def test_02_says_what_misses_the_pixel_on_the_centre(one: Knobs) -> None:
-    """In the middle it is the closed form, but for what the border cuts; where there is no such
-    pixel, all.
-    """
-    for name, value in {"alpha": 2.0, "query_row": 10, "query_column": 0}.items():
-        one.knobs[name].value = value
-    said = [text.get_text().split() for text in one.figure().axes[0].texts[:4]]
-    expected = f"{float(one.names['missed_mass'](one.names['torch'].tensor(2.0))):.0%}"
-    assert [words[-2] for words in said] == [expected, "100%", "100%", "100%"]
-    assert said[0][3] == f"{100 - int(expected[:-1])}%" and said[2][3:] == said[3][3:]
-
-
-@pytest.mark.parametrize("mark", [pytest.param(None, marks=needs_browser)])
-def test_knobs_in_a_real_jupyterlab(browser, lab, cells, shown, mark: None) -> None:
-    """A key on a knob: its value is said, and the picture is the one that Python draws for it."""
-    page = browser.new_page(viewport=dict(width=1400, height=1400))
-    page.goto(lab("knobs", notebook_of(*itertools.chain(*cells.values()))))
-    run_all(page)
-    page.locator(".attnconv-knobs").nth(len(cells) - 1).wait_for(timeout=180_000)
-    for place, (number, (name, key, value)) in enumerate(MOVES.items()):
-        widget, root = shown[number], page.locator(".attnconv-knobs").nth(place)
-        picture, start = root.locator("img"), widget.knobs[name].value
-        assert (seen(picture) == pixels(widget.image.value)).all(), number
-        knob = root.locator(".widget-inline-hbox", has=page.get_by_text(name, exact=True))
-        before = picture.get_attribute("src")
-        knob.locator("[role=slider]").press(key)
-        page.wait_for_function(
-            "([img, src]) => img.src !== src", arg=[picture.element_handle(), before]
-        )
-        assert knob.locator(".widget-readout").text_content() == f"{value:.2f}"
-        widget.knobs[name].value = value
-        assert (seen(picture) == pixels(widget.image.value)).all(), number
-        widget.knobs[name].value = start
-    assert not any(
-        picture.is_visible() for picture in page.locator(".attnconv-last").all()
-    )  # they live
-    page.close()
-
-
-def seen(picture: playwright.Locator) -> np.ndarray:
-    """The pixels of a picture in the page."""
-    text = picture.evaluate("""async (img) => {
-        await img.decode();
-        const bytes = new Uint8Array(await (await fetch(img.src)).arrayBuffer());
-        return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
-    }""")
-    return pixels(base64.b64decode(text))

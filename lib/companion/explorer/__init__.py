@@ -6,5 +6,5 @@ figures with knobs.
 from companion.explorer.edits import ExplorerError, edited
 from companion.explorer.explorer import Explorer, explore
 from companion.explorer.knobs import Knobs
-from companion.explorer.packing import pack, quantize
+from companion.explorer.packing import pack
 from companion.explorer.playground import Playground

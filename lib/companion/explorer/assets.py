@@ -35,12 +35,11 @@ def style(name: str) -> str:
     return _text("theme.css") + _text(name)
 
 
-def page(title: str, name: str, data: str, picture: bytes, worker: str = "", head: str = "") -> str:
+def page(title: str, name: str, data: str, picture: bytes, head: str = "") -> str:
     """One HTML file that needs no network: ``name``.js, its style, its data, and a PNG for readers
     without scripts.
 
-    ``head`` is HTML that stands above all. ``worker`` is the text that the page starts as a Web
-    Worker."""
+    ``head`` is HTML that stands above all."""
     png = base64.b64encode(of_256_colours(picture)).decode()
     return string.Template(_text("page.html")).substitute(
         name=name,
@@ -49,8 +48,7 @@ def page(title: str, name: str, data: str, picture: bytes, worker: str = "", hea
         head=head,
         picture=png,
         data=data,
-        worker=worker,
-        code=_in_a_page(f"{name}.js"),
+        code=script(f"{name}.js").replace("</script", "<\\/script"),
     )
 
 
@@ -58,8 +56,4 @@ def worker() -> str:
     """The explorer's Web Worker as a classic script: a page that was opened as a file may load no
     module from a text.
     """
-    return re.sub("^export ", "", _in_a_page("worker.js"), flags=re.MULTILINE)
-
-
-def _in_a_page(name: str) -> str:
-    return script(name).replace("</script", "<\\/script")
+    return re.sub("^export ", "", script("worker.js"), flags=re.MULTILINE)

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from attnconv.attention import PositionalAttention, QuadraticAttention
-from attnconv.equivalence import TapAttention, attention_to_conv
+from attnconv.equivalence import attention_to_conv
 from attnconv.models import AttentionNet
 from companion.explorer.packing import Tree
 
@@ -24,15 +24,8 @@ class ExplorerError(ValueError):
     """Something the explorer was asked and cannot do; its message is shown in the page."""
 
 
-def layers_of(model: nn.Module) -> tuple[Any, ...]:
-    """The attention layers of an `AttentionNet` or a converted network, first to last."""
-    if isinstance(model, AttentionNet):
-        return tuple(model.attention_layers)
-    return tuple(module for module in model.modules() if isinstance(module, TapAttention))
-
-
 @contextlib.contextmanager
-def edited(model: nn.Module, edits: Edits) -> Iterator[None]:
+def edited(model: AttentionNet, edits: Edits) -> Iterator[None]:
     """The model with some changes, inside a ``with`` block; all is put back afterwards.
 
     An edit of a head names a ``layer`` and a ``head`` (from 0) and any of: ``off`` (true: the head
@@ -42,7 +35,7 @@ def edited(model: nn.Module, edits: Edits) -> Iterator[None]:
     An edit of a ``layer`` with a ``kernel`` puts the convolution of that side in its place, as
     `attnconv.equivalence.swap` does. It is read from the layer with its heads as they are changed.
     An `ExplorerError` says what there is not: such a head, value or convolution."""
-    layers = layers_of(model)
+    layers: Any = model.attention_layers
     with contextlib.ExitStack() as undo:
         for edit in edits:
             place: Any = edit.get("layer")
@@ -58,11 +51,11 @@ def edited(model: nn.Module, edits: Edits) -> Iterator[None]:
         yield
 
 
-def _swapped(model: nn.Module, layer: Any, edit: Tree) -> RemovableHandle:
+def _swapped(model: AttentionNet, layer: Any, edit: Tree) -> RemovableHandle:
     """Put a convolution in a layer's place, until what is returned is closed."""
     number, size = edit["layer"] + 1, edit["kernel"]
-    if not isinstance(model, AttentionNet) or not isinstance(layer, PositionalAttention):
-        which = "only a layer of an AttentionNet can that does not look at content"
+    if not isinstance(layer, PositionalAttention):
+        which = "only a layer can that does not look at content"
         raise ExplorerError(f"Layer {number} cannot be a convolution here: {which}.")
     grid = model.config.grid
     if size not in range(1, min(grid) + 1, 2):
@@ -98,8 +91,6 @@ def _changes(layer: Any, edit: Tree) -> Iterator[tuple[Tensor, Any]]:
 
 def _matrix(layer: Any, head: int) -> Tensor:
     """W^h of a head, as a part of the layer's weights."""
-    if isinstance(layer, TapAttention):
-        return layer.weight.detach().flatten(2)[:, :, head]
     return layer.value.weight.detach()[:, head * layer.channels : (head + 1) * layer.channels]
 
 

@@ -65,39 +65,27 @@ def pool_of(images: Any, side: Subject, mean: Any = None, std: Any = None) -> Po
         about = images.about() | about
         name = "test image"
         images = images.test_images
-    usual = STATISTICS["cifar10" if side.image_channels == 3 else "fashion-mnist-sample"]
+    config = side.config
+    usual = STATISTICS["cifar10" if config.image_channels == 3 else "fashion-mnist-sample"]
     mean = tuple(map(float, about.get("mean", usual[0]) if mean is None else mean))
     std = tuple(map(float, about.get("std", usual[1]) if std is None else std))
-    if {len(mean), len(std)} != {side.image_channels}:
-        needed = f"a number for each of the {side.image_channels} channels"
+    if {len(mean), len(std)} != {config.image_channels}:
+        needed = f"a number for each of the {config.image_channels} channels"
         raise ExplorerError(f"mean = {mean} and std = {std} must have {needed}.")
-    values = fitting(images, side.image_size, side.image_channels)
-    if not side.classes:
-        return Pool(name, values, labels[:0], (), mean, std)
-    classes = about.get("classes") or map(str, range(side.classes))
+    values = fitting(images, config.image_size, config.image_channels)
+    classes = about.get("classes") or map(str, range(config.classes))
     return Pool(name, values, labels, tuple(classes), mean, std)
 
 
 def _known_labels(images: Dataset, side: Subject, about: dict[str, Any]) -> NDArray[np.int64]:
     """The test images' labels; none where the model's run was on other classes than these."""
-    if side.classes not in (0, len(images.classes)):
-        known = len(images.classes)
-        raise ExplorerError(
-            f"The images are of {known} classes, but the model tells {side.classes} apart."
-        )
+    known, told = len(images.classes), side.config.classes
+    if told != known:
+        raise ExplorerError(f"The images are of {known} classes, but the model tells {told} apart.")
     labels = images.test_labels.cpu().numpy()
     same_name = about.get("name", images.name) == images.name
     same_classes = tuple(about.get("classes", ())) == images.classes
     return labels if same_name or same_classes else labels[:0]
-
-
-def size_of(images: Any) -> tuple[int, int] | None:
-    """Height and width of the images, where they are arrays or a data set; files are of any
-    size.
-    """
-    if isinstance(images, Dataset):
-        return images.image_size
-    return _channels_last(images).shape[1:3] if isinstance(images, np.ndarray | Tensor) else None
 
 
 def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
@@ -108,7 +96,7 @@ def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uin
             raise ExplorerError("images is empty: give at least one.")
         return np.concatenate([fitting(one, size, channels) for one in images])
     if isinstance(images, np.ndarray | Tensor):
-        values = _channels_last(images)
+        values = _several(images)
     elif isinstance(images, str | Path | Image.Image):
         try:
             values = pixels(images)[None]
@@ -124,30 +112,18 @@ def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uin
     return np.stack([_cropped(one, size, channels) for one in values])
 
 
-def _channels_last(images: NDArray | Tensor) -> NDArray[np.uint8]:
-    """Arrays as (N, height, width, channels) in 8 bits: channels may come first, and one image
-    may come alone, with its channels last.
-    """
-    if isinstance(images, Tensor):
-        images = images.detach().cpu()
-        images = (images.float() if images.is_floating_point() else images).numpy()
-    values = images[None] if images.ndim == 3 and images.shape[-1] in (1, 3) else images
-    if values.ndim == 4 and values.shape[-1] not in (1, 3):
-        values = values.transpose(0, 2, 3, 1)
+def _several(images: NDArray | Tensor) -> NDArray[np.uint8]:
+    """Arrays as (N, height, width, channels) in 8 bits; one image may come alone."""
+    values = np.asarray(images.cpu() if isinstance(images, Tensor) else images)
+    values = values[None] if values.ndim == 3 else values
     if values.ndim != 4 or values.shape[-1] not in (1, 3) or not values.size:
-        many = "(N, height, width, channels) nor (N, channels, height, width)"
         raise ExplorerError(
-            f"images of shape {images.shape} are empty, or neither {many} nor (height, width, "
-            "channels), with 1 or 3 channels."
+            f"images of shape {values.shape} are empty, or not (N, height, width, channels) with "
+            "1 or 3 channels."
         )
-    if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
-        values = np.rint(255 * values).astype(np.uint8)
     if values.dtype != np.uint8:
-        found = f"{values.dtype} from {values.min()} to {values.max()}"
-        raise ExplorerError(
-            f"images are {found}; they must be uint8, or floats in [0, 1], not normalised."
-        )
-    return np.ascontiguousarray(values)
+        raise ExplorerError(f"images are {values.dtype}; they must be uint8, from 0 to 255.")
+    return values
 
 
 def _cropped(image: NDArray, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
@@ -174,6 +150,7 @@ def _own_data(side: Subject, name: str | None) -> Dataset | Tensor:
                 return load_data(path)
     sample = load_data("embedded")
     form = sample.image_size, sample.image_channels, len(sample.classes)
-    alike = form == (side.image_size, side.image_channels, side.classes)
+    config = side.config
+    alike = form == (config.image_size, config.image_channels, config.classes)
     fits = name == sample.name if name else alike
     return sample if fits else sample.test_images

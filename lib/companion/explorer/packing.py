@@ -27,22 +27,6 @@ def array(values: ArrayLike) -> Tree:
     return {"dtype": values.dtype.name, "shape": list(values.shape), "data": values.tobytes()}
 
 
-def quantize(values: Tensor, bits: int = 8) -> Tree:
-    """Rows of finite numbers (..., n) as whole ones of 8 or 16 bits. Each row has an offset and a
-    step.
-
-    ``low + step * code`` is within step / 2 of the value, step = (max - min) / (2^bits - 1) of the
-    row. A softmax over a row changes by at most a factor exp(step)."""
-    rows = values.float().cpu().numpy()
-    most = 2**bits - 1
-    low = rows.min(-1)
-    step = (rows.max(-1) - low) / most
-    divisor = np.where(step > 0, step, 1)
-    codes = np.rint((rows - low[..., None]) / divisor[..., None])
-    codes = codes.clip(0, most).astype(f"uint{bits}")
-    return {"codes": array(codes), "low": array(low), "step": array(step)}
-
-
 def padded(layers: Sequence[Tensor]) -> Tensor:
     """Arrays (h, ...) of layers stacked, NaN where a layer has fewer heads."""
     tensors = [layer.detach().float().cpu() for layer in layers]

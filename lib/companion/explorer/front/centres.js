@@ -4,7 +4,7 @@
 import { pixelGrid } from "./draw.js";
 import { ellipse } from "./heads.js";
 import { clamp } from "./maths.js";
-import { luminance, rgb } from "./page.js";
+import { inkOn, rgb } from "./page.js";
 
 const DOT = 8; // px, radius
 
@@ -134,7 +134,7 @@ function dot(pen, { x, y, far }, head, { colour, colours, strong, flat }) {
   pen.strokeStyle = flat ? colour : strong ? colours.text : colours.panel;
   pen.lineWidth = strong || flat ? 2 : 1;
   pen.stroke();
-  pen.fillStyle = flat ? colours.text : luminance(rgb(colour)) > 0.42 ? "#000" : "#fff";
+  pen.fillStyle = flat ? colours.text : inkOn(rgb(colour));
   pen.textAlign = "center";
   pen.font = `bold 10px ${colours.font}`;
   pen.fillText(head + 1, x, y + 3.5);

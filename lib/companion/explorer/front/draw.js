@@ -1,7 +1,7 @@
 // How the explorer draws: colours, brightness, numbers as text, the grid of whole shifts.
 
 import { clamp } from "./maths.js";
-import { canvasOf, gradient } from "./page.js";
+import { canvasOf, div, element, gradient } from "./page.js";
 
 export const QUERY = "#D55E00"; // as in the library's figures
 
@@ -11,11 +11,24 @@ const MAKO = [
   "#def5e5",
 ];
 
-/** 256 colours, packed r, g, b; from light to dark on a light page, from dark to light on a dark one. */
-export function ramp(dark) {
-  const stops = ["#f4faf6", ...MAKO.slice(0, -1).reverse()];
-  if (dark) stops.reverse();
-  return gradient(stops, 256);
+/** 256 colours, packed r, g, b, from dark to bright: bright is much, in every picture and every theme. */
+export const RAMP = gradient([...MAKO.slice(0, -1), "#f4faf6"], 256);
+
+/** The colours' scale, with words for both of its ends. */
+export function scaleBar() {
+  const [least, bar, most] = ["", "ax-ramp", ""].map((className) => element("span", { className }));
+  bar.style.background = `linear-gradient(90deg, ${[0, 0.2, 0.4, 0.6, 0.8, 1].map(colourAt)})`;
+  const tell = (low, high) => {
+    least.textContent = low;
+    most.textContent = high;
+  };
+  return { root: div("ax-row ax-scalebar", least, bar, most), tell };
+}
+
+/** The ramp's colour of a share, for a canvas. */
+export function colourAt(share) {
+  const at = 3 * Math.round(255 * share);
+  return `rgb(${RAMP[at]},${RAMP[at + 1]},${RAMP[at + 2]})`;
 }
 
 /** Brightness 0..255 of every value. Probabilities: a power of them, against the largest. Logits: the top 12 of their
@@ -34,11 +47,10 @@ export function brightness(values, logits, largest, out, power = 0.5) {
 }
 
 /** Values at every pixel of a grid, coloured from `low` to `high`, on a canvas whose longer side is `side`. */
-export function drawField(canvas, values, [height, width], side, [low, high], { ramp: table }) {
+export function drawField(canvas, values, [height, width], side, [low, high]) {
   const cell = side / Math.max(height, width), pen = canvasOf(canvas, width * cell, height * cell);
   values.forEach((value, at) => {
-    const from = 3 * Math.round((255 * (value - low)) / (high - low || 1));
-    pen.fillStyle = `rgb(${table[from]},${table[from + 1]},${table[from + 2]})`;
+    pen.fillStyle = colourAt((value - low) / (high - low || 1));
     pen.fillRect((at % width) * cell, Math.floor(at / width) * cell, cell + 0.5, cell + 0.5);
   });
 }
@@ -53,8 +65,7 @@ export const percent = (p) => {
   return `${(100 * p).toFixed(p < 0.001 ? 2 : p < 0.0995 ? 1 : 0)}%`;
 };
 
-/** Lines between whole shifts around a query pixel. The pixel is filled where it is small, else framed, as heads stand
- * on it. */
+/** Lines between whole shifts around a query pixel, which is framed: heads stand on it. */
 export function pixelGrid(pen, x, y, scale, range, colours) {
   const large = scale > 20;
   pen.strokeStyle = colours.line;
@@ -67,9 +78,7 @@ export function pixelGrid(pen, x, y, scale, range, colours) {
     pen.lineTo(x + range * scale, y + n * scale);
   }
   pen.stroke();
-  pen.fillStyle = colours.text;
   pen.strokeStyle = QUERY;
-  pen.lineWidth = 2.5;
-  if (large) pen.strokeRect(x - scale / 2, y - scale / 2, scale, scale);
-  else pen.fillRect(x - scale / 2, y - scale / 2, scale, scale);
+  pen.lineWidth = large ? 2.5 : 1.5;
+  pen.strokeRect(x - scale / 2, y - scale / 2, scale, scale);
 }

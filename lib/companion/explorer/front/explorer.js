@@ -1,11 +1,12 @@
 // The head explorer's front end, shared by the Jupyter widget (default export, for anywidget) and the exported page
 // (`openPage`). No framework, no build step, no network.
 //
-// One `Explorer` per element. A host (hosts.js) stands between it and Python: it holds the data, takes messages, and
-// tells when data changed. Arithmetic without a browser is in heads.js and maths.js.
+// One `Explorer` per element. A host (hosts.js) holds the data, takes messages, and tells what became of them.
+// Arithmetic without a browser is in heads.js and maths.js.
 
-import { QUERY, percent, ramp, shiftText } from "./draw.js";
-import { Model, project, readLayer, typed, unpack } from "./heads.js";
+import { QUERY, percent, shiftText } from "./draw.js";
+import { Accuracy } from "./accuracy.js";
+import { Model, readLayer, typed, unpack } from "./heads.js";
 import { carryOn, pageHost, widgetHost, workerOf } from "./hosts.js";
 import { clamp } from "./maths.js";
 import { Film } from "./film.js";
@@ -25,17 +26,16 @@ import {
   linkBack,
   pixelRatio,
   readPicture,
-  widgetOf,
 } from "./page.js";
 import { IMAGE_SIDE, Panel, WORD } from "./panel.js";
 import { pictureOf } from "./save.js";
-import { Tips, tell } from "./tips.js";
+import { Tips } from "./tips.js";
 import { Tour } from "./tour.js";
 import { CONTROLS, GLOSSARY, PAPER } from "./words.js";
 
-const QUIET = ["examine", "right"]; // asked while the reader rests: notices stay
-const LARGE = 280; // px, of the image beside one layer
-const PATIENCE = 20000; // ms after which a silent Python is mentioned
+const QUIET = ["examine"]; // asked while the reader rests: notices stay
+const LARGE = 248; // px, of the image beside one layer
+const PATIENCE = 20000; // ms after which a silent worker or Python is mentioned
 
 export class Explorer extends Live {
   constructor(root, host) {
@@ -49,9 +49,8 @@ export class Explorer extends Live {
       lit: -1,
       serialOfImage: 0,
       seen: null,
-      strip: new Map(),
     });
-    const [height, width] = host.sides[0].grid;
+    const [height, width] = host.side.grid;
     this.state = {
       query: [height >> 1, width >> 1],
       locked: false,
@@ -65,7 +64,6 @@ export class Explorer extends Live {
       part: "full",
       scale: "probabilities",
       shared: true,
-      average: false,
       compare: null,
       epochs: [null, null],
       edits: {},
@@ -75,7 +73,7 @@ export class Explorer extends Live {
     this.build();
     this.load();
     host.listen((what, value) => this.told(what, value));
-    if (host.predicts) this.askAgain(); // the state may come with changed heads
+    this.askPrediction();
     this.watch();
   }
 
@@ -95,7 +93,7 @@ export class Explorer extends Live {
     );
     [this.compareField, this.compare] = choose(
       "Compare with",
-      [["", "nothing"], ["epoch", "another epoch"], ...runs],
+      [["", "nothing"], ["epoch", "another epoch"]],
       (name) => this.setCompare(name),
     );
     [this.viewField, this.view] = choose(
@@ -112,11 +110,6 @@ export class Explorer extends Live {
       "Values",
       [["probabilities", "probabilities"], ["logits", "logits"]],
       (scale) => this.set({ scale }, true),
-    );
-    [this.averageField, this.average] = choose(
-      "Over",
-      [["image", "this image"], ["average", `average of ${host.choices.averaged} images`]],
-      (value) => this.setAverage(value === "average"),
     );
     [this.sharedField, this.shared] = choose(
       "Brightness",
@@ -135,7 +128,7 @@ export class Explorer extends Live {
       [["", "any"], ...host.choices.classes.map((name, c) => [c, name])],
       () => this.newImage(),
     );
-    this.classField.hidden = !host.choices.labelled;
+    this.classField.hidden = host.images.every(({ label }) => label === null);
     this.file = element("input", {
       type: "file",
       accept: "image/*",
@@ -143,6 +136,7 @@ export class Explorer extends Live {
       onchange: () => this.upload(this.file.files[0]),
     });
     this.first = new FirstScreen(this);
+    this.accuracy = new Accuracy(this);
     this.tour = new Tour(this);
     this.glossary = element(
       "details",
@@ -173,7 +167,6 @@ export class Explorer extends Live {
     this.spoken = element("div", { className: "ax-spoken", role: "status", "aria-live": "polite" });
     this.linkText = element("p", { className: "ax-note", role: "status" });
     this.hint = element("p", { className: "ax-hint" });
-    this.note = element("p", { className: "ax-note", hidden: true });
     this.image = element("canvas", {
       className: "ax-image",
       tabIndex: 0,
@@ -187,7 +180,7 @@ export class Explorer extends Live {
     this.panels = [];
     this.panelBox = div("ax-panels");
     const fields = { Model: this.runField, "Compare with": this.compareField, Show: this.viewField };
-    Object.assign(fields, { Values: this.scaleField, Score: this.partField, Over: this.averageField });
+    Object.assign(fields, { Values: this.scaleField, Score: this.partField });
     Object.assign(fields, { Brightness: this.sharedField, Image: this.smoothField });
     for (const [name, field] of Object.entries(fields)) field.dataset.tip = CONTROLS[name];
     const { Model, ...options } = fields;
@@ -203,13 +196,11 @@ export class Explorer extends Live {
         this.classField,
         button("Random image", () => this.newImage(), "Another image of this class"),
       ),
-      host.predicts
-        ? div(
-            "ax-row",
-            button("Your image …", () => this.file.click(), "Any image file; it is cropped and resized"),
-            this.file,
-          )
-        : null,
+      div(
+        "ax-row",
+        button("Your image …", () => this.file.click(), "Any image file; it is cropped and resized"),
+        this.file,
+      ),
       this.lists,
       div(
         "ax-row",
@@ -228,11 +219,10 @@ export class Explorer extends Live {
       this.first.root,
       this.first.controls,
       div("ax-main", this.shown, this.panelBox, this.tools),
-      this.note,
       this.hint,
       this.glossary,
       this.spoken,
-      this.first.says,
+      div("ax-foot", this.accuracy.root, this.first.says),
     );
     this.tips = new Tips(this.root);
     this.root.append(this.tips.box);
@@ -245,73 +235,55 @@ export class Explorer extends Live {
     });
     image.addEventListener("click", (event) => this.click(event));
     image.addEventListener("keydown", (event) => this.key(event));
-    keepKeysAndDrops(this.root, host.predicts && ((file) => this.upload(file)));
+    keepKeysAndDrops(this.root, (file) => this.upload(file));
   }
 
   // -- data
 
-  /** Take over all data of the host. */
+  /** The model, or two epochs of it side by side. */
   load() {
     this.film.stop();
-    const { host, state } = this;
-    if (this.models && host.sides[0].name !== this.models[0].name) this.forget(); // another model's
-    const epoch = state.compare === "epoch" && Boolean(host.sides[0].path?.centres); // a link may ask for it in vain
-    const sides = epoch ? [host.sides[0], host.sides[0]] : host.sides;
-    this.models = sides.map((side) => new Model(side));
-    state.layer = Math.min(state.layer ?? this.bestKernel(), this.heads().length - 1);
-    state.head = clamp(state.head, 0, Math.max(0, this.heads()[state.layer] - 1));
-    state.query = state.query.map((q, i) => clamp(q, 0, this.models[0].grid[i] - 1));
+    const { host, state } = this, { side } = host;
+    const epoch = state.compare === "epoch" && Boolean(side.path?.centres); // a link may ask for it in vain
+    const sides = epoch ? [side, side] : [side];
+    this.models = sides.map((one) => new Model(one));
+    const [model] = this.models;
+    state.layer = Math.min(state.layer ?? this.bestKernel(), model.heads.length - 1);
+    state.head = clamp(state.head, 0, Math.max(0, model.heads[state.layer] - 1));
+    state.query = state.query.map((q, i) => clamp(q, 0, model.grid[i] - 1));
     state.epochs = [...state.epochs]; // they change below, but not in what was saved
-    if (!epoch) state.compare = host.sides.length > 1 ? host.sides[1].name : null;
+    if (!epoch) state.compare = null;
     while (this.panels.length > sides.length) this.panels.pop().root.remove();
     while (this.panels.length < sides.length) {
       this.panels.push(new Panel(this, this.panels.length));
       this.panelBox.append(this.panels.at(-1).root);
     }
-    this.note.textContent = host.sides[0].note || "";
-    this.note.hidden = !host.sides[0].note;
     this.panels.forEach((panel, i) => {
-      const model = (panel.model = this.models[i]);
+      const own = (panel.model = this.models[i]);
       const { [i]: shown = null } = state.epochs; // another run may have fewer
-      model.epoch = state.epochs[i] = model.path && shown !== null && shown < model.path.epochs - 1 ? shown : null;
+      own.epoch = state.epochs[i] = own.path && shown !== null && shown < own.path.epochs - 1 ? shown : null;
       panel.maps = panel.data = null;
-      panel.epochRow.hidden = !model.path;
+      panel.epochRow.hidden = !own.path;
     });
-    this.models[0].edits = state.edits;
-    const content = this.models.some((model) => model.content);
-    this.partField.hidden = this.averageField.hidden = !content;
-    if (!content) Object.assign(state, { part: "full", average: false });
-    this.compare.querySelector("[value=epoch]").hidden = this.compare.querySelector("[value=epoch]").disabled =
-      !this.models[0].replayed;
+    model.edits = state.edits;
+    this.partField.hidden = !model.content;
+    if (!model.content) state.part = "full";
     this.runField.hidden = !host.live;
-    this.compareField.hidden = !host.live && !this.models[0].replayed;
-    if (!host.live) // a page of two models has no others
-      for (const option of this.compare.options)
-        option.hidden = option.disabled = !["epoch", host.sides[1]?.name ?? ""].includes(option.value);
-    this.averageField.hidden ||= !host.live && !host.average.length;
-    if (!host.live && !host.average.length) state.average = false;
-    this.takeAverage();
+    this.compareField.hidden = !model.replayed;
     this.takeImage();
     this.later(true);
-    this.askAverage(); // Python drops it with every change of models
-  }
-
-  /** Heads of every layer that can be chosen: those of either model. */
-  heads() {
-    const layers = Math.max(...this.models.map((model) => model.heads.length));
-    return Array.from({ length: layers }, (_, layer) =>
-      Math.max(...this.models.map((model) => model.heads[layer] || 0)),
-    );
   }
 
   /** How many heads the list offers, those of the chosen layer: one where it has none, as a list is never empty. */
   offered() {
-    return Math.max(1, this.heads()[this.state.layer]);
+    return Math.max(1, this.models[0].heads[this.state.layer]);
   }
 
-  /** The layer that is best a kernel: most of its taps have a head. */
+  /** The layer that is best a kernel: as a 3 × 3 convolution it costs least, as far as that was counted; else most of
+   * its taps have a head. */
   bestKernel() {
-    const [model] = this.models;
+    const [model] = this.models, costs = model.heads.map((_, layer) => model.lostAlone(layer));
+    if (!costs.includes(null)) return costs.indexOf(Math.min(...costs));
     const covered = model.heads.map((heads, layer) =>
       !heads ? -1 : model.content ? 0 : readLayer(model, layer).covered,
     );
@@ -319,7 +291,7 @@ export class Explorer extends Live {
   }
 
   takeImage() {
-    const { image, edited } = this.host, [height, width, channels] = image.pixels.shape, pixels = typed(image.pixels);
+    const { image, before, edited } = this.host, [height, width, channels] = image.pixels.shape, pixels = typed(image.pixels);
     Object.assign(this.picture, { width, height });
     const pen = this.picture.getContext("2d"), data = pen.createImageData(width, height);
     for (let at = 0; at < height * width; at++) {
@@ -331,27 +303,18 @@ export class Explorer extends Live {
     this.caption.textContent = image.title;
     this.lost.textContent = this.host.lost || "";
     this.lost.hidden = !this.host.lost;
+    const answer = edited?.heads.length ? edited.probabilities : null;
     this.models.forEach((model, i) => {
-      const seen = this.state.compare === "epoch" ? image.sides[0] : image.sides[i];
-      model.setScores((i === 0 && edited && edited.maps) || (seen && seen.maps));
-      if (i === 0 && edited && edited.scores) edited.scores.forEach((scores, layer) => model.setExact(layer, scores));
-      this.panels[i].drawPrediction(
-        seen ? seen.probabilities : [], // of the reader's own picture, only what the first model says is known
-        i === 0 && edited && edited.heads && edited.heads.length ? edited.probabilities : null,
-        image.label,
-      );
+      edited?.scores?.forEach((scores, layer) => model.setScores(layer, scores));
+      this.panels[i].drawPrediction(before, i ? null : answer, image.label);
     });
     this.later(true);
-  }
-
-  takeAverage() {
-    this.models.forEach((model, i) => model.setAverages(this.host.average[i] || null));
   }
 
   /** The host says that something changed, or that Python answered. */
   told(what, value) {
     if (what === "done") {
-      const failed = value === this.averaging && !this.host.average.length, { slow } = this;
+      const { slow } = this;
       if (slow && slow.id === value && this.notice.textContent === slow.text) this.complain(""); // it came after all
       clearTimeout(this.pending.get(value));
       this.pending.delete(value);
@@ -361,39 +324,20 @@ export class Explorer extends Live {
         this.waiting = null; // first: the exported page answers at once
         next();
       }
-      if (this.rested && !this.pending.size) this.study();
-      if (failed) this.set({ average: false }, true);
+      if (this.rested && !this.pending.size) this.look();
     } else if (what === "notice") {
       this.complain(value);
       this.later(true); // the lists say again what is shown
     } else if (what === "examined") {
-      if (value.key === this.lookedFor) this.seen = value; // not what another view of the same widget asked
-      this.later();
-    } else if (what === "right") {
-      const found = this.strip.get(value.key) || [];
-      if (found.length === value.from) this.strip.set(value.key, [...found, ...value.right]);
+      if (value.key === this.lookedFor) this.seen = value; // not of what was asked before
       this.later();
     } else if (what === "file") {
       if (value.id === this.exporting) this.download(new Blob([value.content], { type: value.type }), value.name);
-    } else if (what === "sides") {
-      this.load();
-      this.askAgain();
     } else if (what === "state") this.takeState();
-    else if (what === "average") {
-      this.takeAverage();
-      this.later(true);
-    } else {
+    else {
       this.takeImage();
-      if (what === "image") this.askAgain();
+      if (what === "image") this.askPrediction();
     }
-  }
-
-  /** What was of the former model: changes, what was counted, and the epoch if the new one cannot be replayed. */
-  forget() {
-    const { state, host } = this;
-    Object.assign(this, { past: [], future: [], strip: new Map(), counted: null });
-    state.edits = {};
-    if (!host.sides[0].path?.centres) state.epochs = [null, state.epochs[1]];
   }
 
   /** Python set the view, or another link was followed. */
@@ -404,15 +348,7 @@ export class Explorer extends Live {
     const changed = JSON.stringify(state.edits) !== JSON.stringify(edits);
     if (changed) Object.assign(this, { past: [...this.past, edits].slice(-100), future: [], lately: null });
     this.load();
-    if (changed) this.askPrediction();
-    else this.askAgain();
-  }
-
-  /** Changed heads stay changed on another image or beside another run: ask what becomes of its prediction. An exported
-   * page computes there, too, where a head that looks at content looks. */
-  askAgain() {
-    if (Object.keys(this.state.edits).length || (this.host.predicts && this.models[0].lacks(false)))
-      this.askPrediction();
+    this.askPrediction();
   }
 
   ask(message, buffers = []) {
@@ -423,9 +359,9 @@ export class Explorer extends Live {
       setTimeout(() => {
         this.pending.delete(id);
         this.root.classList.toggle("ax-busy", this.pending.size > 0);
-        const text = this.host.live
-          ? "Python does not answer. Moving the query still works; for the rest, run the cell again."
-          : "This takes long: the model computes in your browser.";
+        const text = message.kind in this.host.actions
+          ? "This takes long: the model computes in your browser."
+          : "Python does not answer. For another model, or a file, run the cell again.";
         this.slow = { id, text };
         this.complain(text);
       }, PATIENCE),
@@ -437,10 +373,6 @@ export class Explorer extends Live {
 
   // -- what the reader does
 
-  queryOf(model) {
-    return project(this.state.query, this.models[0].grid, model.grid);
-  }
-
   set(changes, relayout = false) {
     this.rested = false;
     Object.assign(this.state, changes);
@@ -449,7 +381,7 @@ export class Explorer extends Live {
 
   /** Another layer; the head keeps its number where there is one. */
   setLayer(layer) {
-    this.set({ layer, head: Math.min(this.state.head, Math.max(0, this.heads()[layer] - 1)) });
+    this.set({ layer, head: Math.min(this.state.head, Math.max(0, this.models[0].heads[layer] - 1)) });
   }
 
   setQuery(query) {
@@ -500,7 +432,7 @@ export class Explorer extends Live {
     const kind = model.film ? "" : ` (${kindText(panel.read(layer).heads[head])[0]})`;
     const name = `Layer ${layer + 1}, head ${head + 1}${kind}`;
     if (!key) return this.say(`${name}: centre ${shiftText(panel.shape(layer, head).centre)}`);
-    const query = this.queryOf(model), at = key[0] * model.width + key[1];
+    const query = this.state.query, at = key[0] * model.width + key[1];
     const value =
       this.state.scale === "logits"
         ? panel.values(layer, head)[at].toFixed(2)
@@ -523,10 +455,10 @@ export class Explorer extends Live {
     this.notice.hidden = !text;
   }
 
-  /** Change the chosen head; the map follows at once, the prediction as soon as Python has it. */
+  /** Change the chosen head; the map follows at once, the prediction as soon as the worker has it. */
   edit(change) {
     const { state } = this, model = this.models[0], key = `${state.layer}.${state.head}`;
-    if (!(state.head < model.heads[state.layer])) return; // only the model beside it has that head
+    if (!(state.head < model.heads[state.layer])) return; // a layer without heads
     const now = model.encoding === "quadratic" ? model.gaussian(state.layer, state.head) : {};
     const edit = { ...state.edits[key] };
     change(edit, now);
@@ -537,10 +469,20 @@ export class Explorer extends Live {
     this.setEdits(edits);
   }
 
-  /** Put the convolution of that size in the chosen layer's place; null: its attention again. */
-  setKernel(size) {
+  /** Put the convolution of that size in a layer's place; null: its attention again. */
+  setKernel(size, layer = this.state.layer) {
     this.remember(null);
-    this.setEdits(size ? { ...this.state.edits, [this.state.layer]: { kernel: size } } : this.withAttention());
+    const { [layer]: _, ...others } = this.state.edits;
+    this.setEdits(size ? { ...others, [layer]: { kernel: size } } : others);
+  }
+
+  /** Give all convolutions in layers' places that size; whether there is one. */
+  resizeKernels(size) {
+    const edits = Object.entries(this.state.edits);
+    if (!edits.some(([, { kernel }]) => kernel)) return false;
+    this.remember(null);
+    this.setEdits(Object.fromEntries(edits.map(([place, edit]) => [place, edit.kernel ? { kernel: size } : edit])));
+    return true;
   }
 
   /** Change all heads of the chosen layer in one step: `change` gets a list of what is changed of each. */
@@ -609,7 +551,7 @@ export class Explorer extends Live {
     this.setEdits(all ? {} : others);
   }
 
-  /** One question at a time: while Python works on one, only the newest waits. */
+  /** One question at a time: while one is worked on, only the newest waits. */
   askPrediction() {
     const send = () => this.ask({ kind: "heads", edits: this.editList() });
     if (this.pending.size) this.waiting = send;
@@ -637,104 +579,24 @@ export class Explorer extends Live {
     this.ask({ kind: "examine", layer, head, size: panel.card.size, edits: this.editList(), key });
   }
 
-  /** Whether this page cannot say what a model predicts, since heads of it were changed: it lacks the weights. */
-  untold(model) {
-    return !this.host.predicts && Object.keys(model.edits).length > 0;
-  }
-
   /** What the model says now, the chosen changes included. */
   saysNow() {
-    const { image, edited } = this.host;
-    return (
-      (edited && edited.heads && edited.heads.length ? edited.probabilities : null) || image.sides[0].probabilities
-    );
+    return this.host.edited?.probabilities || this.host.before || [];
   }
 
   /** " <Words> truck 13% → 12%.": what the model says now, and with these probabilities instead. */
   says(words, probabilities) {
-    if (!probabilities.length) return "";
     const { classes } = this.host.choices;
     const now = this.saysNow();
     const best = (p) => p.indexOf(Math.max(...p));
     const [a, b] = [best(now), best(probabilities)];
     const change =
-      a === b
+      a === b && percent(now[a]) === percent(probabilities[a])
+        ? `${classes[a]} ${percent(now[a])}, as before`
+        : a === b
         ? `${classes[a]} ${percent(now[a])} → ${percent(probabilities[a])}`
         : `${classes[b]} (${percent(probabilities[b])}) instead of ${classes[a]} (${percent(now[a])})`;
     return ` ${words} ${change}.`;
-  }
-
-  // -- how often it is right: a few test images at a time, whenever nothing else is asked
-
-  /** Right answers so far with these changes: {right, seen, of}; null where there are no labelled images. */
-  rightWith(edits) {
-    const { labelled = 0 } = this.host.choices, found = this.strip.get(JSON.stringify(edits)) || [];
-    return labelled ? { right: found.filter(Boolean).length, seen: found.length, of: labelled } : null;
-  }
-
-  /** The changes without the chosen head, as `rightWith` takes them. */
-  withoutHead() {
-    const { state } = this, place = `${state.layer}.${state.head}`;
-    return { ...state.edits, [place]: { ...state.edits[place], off: true } };
-  }
-
-  /** The changes without the convolution in the chosen layer's place. */
-  withAttention() {
-    const { [this.state.layer]: _, ...others } = this.state.edits;
-    return others;
-  }
-
-  /** Right answers with the convolution in the chosen layer's place and with its attention, on the images on which both
-   * are known by now: {right, attention, seen, of}; null where there is nothing to count. */
-  rightBoth() {
-    const { labelled = 0 } = this.host.choices, both = [this.state.edits, this.withAttention()];
-    const found = both.map((edits) => this.strip.get(JSON.stringify(edits)) || []);
-    const seen = Math.min(...found.map(({ length }) => length));
-    const [right, attention] = found.map((all) => all.slice(0, seen).filter(Boolean).length);
-    return labelled && this.host.predicts ? { right, attention, seen, of: labelled } : null;
-  }
-
-  /** What takes a while, and is asked for only when the reader rests. */
-  study() {
-    this.look();
-    this.measure();
-  }
-
-  measure() {
-    const { host, state, models: [model] } = this, { labelled = 0 } = host.choices;
-    if (!labelled || !host.predicts || this.pending.size || model.epoch !== null) return;
-    const counted = (one) => (this.strip.get(JSON.stringify(one)) || []).length;
-    const wanted = [
-      ...(Object.keys(state.edits).length ? [{}, state.edits] : []),
-      ...(model.kernelAt(state.layer) ? [this.withAttention()] : []),
-      ...(this.wantsHead === this.headKey() || counted(this.withoutHead()) // what was begun is brought to its end
-        ? [{}, state.edits, this.withoutHead()]
-        : []),
-    ];
-    const open = wanted.filter((one) => counted(one) < labelled);
-    const [edits] = open.sort((a, b) => counted(a) - counted(b)); // what is compared grows together
-    if (!edits) return;
-    const from = counted(edits);
-    const question = JSON.stringify([this.models[0].name, edits, from]);
-    if (question === this.counted) return; // it failed: asking again would not help
-    this.counted = question;
-    this.ask({
-      kind: "right",
-      edits: this.editList(edits),
-      key: JSON.stringify(edits),
-      from,
-      to: Math.min(from + host.chunk, labelled),
-    });
-  }
-
-  headKey() {
-    return JSON.stringify([this.models[0].name, this.withoutHead()]);
-  }
-
-  /** Also count right answers without the chosen head. */
-  countWithout() {
-    this.wantsHead = this.headKey();
-    this.later();
   }
 
   editList(edits = this.state.edits) {
@@ -746,7 +608,8 @@ export class Explorer extends Live {
 
   /** The state goes along: what is saved after a rest may be older. */
   exportPage() {
-    this.exporting = this.ask({ kind: "export", state: { ...this.state } });
+    const { pixels, title, label } = this.host.image, { data } = pixels;
+    this.exporting = this.ask({ kind: "export", state: { ...this.state }, image: { title, label } }, [data.slice().buffer]);
   }
 
   async copyLink() {
@@ -759,25 +622,8 @@ export class Explorer extends Live {
     this.linkText.scrollIntoView({ block: "nearest" });
   }
 
-  setAverage(average) {
-    this.set({ average });
-    this.askAverage();
-  }
-
-  askAverage() {
-    if (!this.state.average || !this.host.live || this.host.average.length) return;
-    this.averaging = this.serial + 1; // first: that the kernel is gone is told at once
-    this.ask({ kind: "average" });
-  }
-
   setCompare(name) {
-    const { state, host } = this;
-    if (name !== "epoch" && (host.sides[1] ? host.sides[1].name : "") !== name && host.live) {
-      Object.assign(state, { compare: null, epochs: [state.epochs[0], null] });
-      this.ask({ kind: "compare", name: name || null });
-      return;
-    }
-    if (name === "epoch" && host.sides.length > 1 && host.live) this.ask({ kind: "compare", name: null });
+    const { state } = this;
     Object.assign(state, {
       compare: name || null,
       epochs: name === "epoch" ? [state.epochs[0], 0] : [state.epochs[0], null],
@@ -829,10 +675,6 @@ export class Explorer extends Live {
 
   // -- drawing
 
-  theme() {
-    Object.assign(this.colours, { ramp: ramp(this.colours.dark), spot: ramp(true) });
-  }
-
   draw() {
     const { state } = this;
     if (this.relayout || this.panels[0].box.ratio !== pixelRatio()) { // zoomed since, or on another screen
@@ -859,7 +701,7 @@ export class Explorer extends Live {
       this.fill();
     }
     this.drawImage();
-    const drawn = this.panels.filter((panel) => !panel.waits());
+    const drawn = this.panels.filter((panel) => !panel.model.lacks);
     for (const panel of drawn) panel.compute();
     const extents = drawn.map((panel) => panel.extents());
     const [range, near] = [0, 1].map((i) => Math.max(...extents.map((of) => of[i])));
@@ -868,12 +710,14 @@ export class Explorer extends Live {
       panel.draw();
       const { model } = panel, replay = model.epoch !== null;
       const last = model.path && model.path.epochs - 1, epoch = replay ? Math.round(model.epoch) : last;
-      tell(panel.title, model.title + (replay ? (epoch ? `, after epoch ${epoch}` : ", before training") : ""));
+      const when = replay ? (epoch ? `, after epoch ${epoch}` : ", before training") : "";
+      panel.title.textContent = model.title + when;
       if (model.path) panel.epoch.set(epoch, { max: last });
     }
     this.first.draw();
+    this.accuracy.draw();
     this.tips.follow();
-    tell(this.lock, `query: row ${state.query[0]}, column ${state.query[1]}${state.locked ? " (held)" : ""}`);
+    this.lock.textContent = `query: row ${state.query[0]}, column ${state.query[1]}${state.locked ? " (held)" : ""}`;
     this.root.classList.toggle("ax-locked", state.locked);
     const lists = [[this.layer, state.layer], [this.head, state.head]];
     if (this.head.length !== this.offered() || lists.some(([select, value]) => select.value !== String(value)))
@@ -887,16 +731,15 @@ export class Explorer extends Live {
       select.replaceChildren(
         ...Array.from({ length: n }, (_, i) => element("option", { value: i, textContent: `${i + 1}` })),
       );
-    const heads = this.heads(), own = this.offered();
-    if (this.layer.length !== heads.length) options(this.layer, heads.length);
+    const own = this.offered();
+    if (this.layer.length !== model.heads.length) options(this.layer, model.heads.length);
     if (this.head.length !== own) options(this.head, own);
     const values = {
       run: model.name,
-      compare: state.compare || this.host.sides[1]?.name || "",
+      compare: state.compare || "",
       view: state.view,
       part: state.part,
       scale: state.scale,
-      average: state.average ? "average" : "image",
       shared: state.shared ? "shared" : "own",
       smooth: state.smooth ? "smooth" : "pixels",
       layer: state.layer,
@@ -905,9 +748,6 @@ export class Explorer extends Live {
     for (const [name, value] of Object.entries(values)) this[name].value = value;
     this.sharedField.hidden = state.scale === "logits"; // logits have no common scale
     this.viewField.hidden = !state.all; // beside one layer's maps its centres are drawn anyway
-    if (this.host.live) // no run is compared with itself
-      for (const option of this.compare.options)
-        if (!["", "epoch"].includes(option.value)) option.hidden = option.disabled = option.value === model.name;
     if (!this.hint.textContent) this.say("");
   }
 
@@ -960,31 +800,58 @@ export class Explorer extends Live {
       );
     this.host.save({ ...state });
     this.rested = true;
-    this.study();
+    this.look();
   }
+}
+
+const TOO_OLD = "This browser is too old for this page: it needs Chrome 98, Firefox 113, Safari 16.4 or newer.";
+
+/** What Python's `pack` wrote. */
+const read = async (bytes) =>
+  unpack(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer());
+
+/** The worker of some data, with their model in it. */
+function started({ worker, side, choices: { mean, std } }) {
+  const ask = workerOf(worker);
+  ask("start", { side, mean, std }).catch(() => {}); // the first question hears of it
+  return ask;
 }
 
 /** Start the exported page. */
 export async function openPage(page) {
   linkBack(page);
-  const place = page.getElementById("explorer"), text = page.getElementById("data").textContent;
+  const place = page.getElementById("explorer");
   if (!globalThis.DecompressionStream) {
-    place.textContent = "This browser is too old for this page: it needs Chrome 98, Firefox 113, Safari 16.4 or newer.";
+    place.textContent = TOO_OLD;
     return null;
   }
-  const unzip = (letters) => new Blob([fromText(letters)]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const read = async (letters) => unpack(await new Response(unzip(letters)).arrayBuffer());
-  const data = await read(text), beside = globalThis.attnconvImages ? await read(globalThis.attnconvImages) : {};
-  for (const image of data.gallery) if (typeof image.pixels === "string") image.pixels = beside[image.pixels];
-  data.gallery = data.gallery.filter(({ pixels }) => pixels); // of a page without the file beside it: its one image
+  const data = await read(fromText(page.getElementById("data").textContent));
   carryOn(page.querySelectorAll("#models a"));
-  const { weights } = data.sides[0];
-  const source = page.getElementById("worker");
-  const many = weights && source ? Math.min(2, navigator.hardwareConcurrency || 1) : 0;
-  const workers = Array.from({ length: many }, () => workerOf(source.textContent)).filter(Boolean);
-  const start = { side: data.sides[0], mean: data.choices.mean, std: data.choices.std };
-  for (const ask of workers) ask("start", start).catch(() => {}); // the first question hears of it
-  return new Explorer(place, pageHost(data, workers[0], window, workers.slice(1)));
+  return new Explorer(place, pageHost(data, started(data)));
 }
 
-export default widgetOf(Explorer, widgetHost);
+/** As anywidget takes it: with every other model come other data. */
+export default {
+  render({ model, el }) {
+    const root = element("div");
+    let view = null, ended = false;
+    const close = () => {
+      view?.host.close();
+      view?.remove();
+    };
+    const take = async () => {
+      const data = await read(model.get("data"));
+      if (ended) return;
+      close();
+      view = new Explorer(root, widgetHost(data, started(data), model));
+    };
+    el.append(root);
+    model.on("change:data", take);
+    take();
+    return () => {
+      ended = true;
+      model.off("change:data", take);
+      close();
+    };
+  },
+};

@@ -1,13 +1,18 @@
 // The first screen: one layer large, the others a row of buttons away, all of them behind another one.
 
 import { percent } from "./draw.js";
-import { button, div, element } from "./page.js";
-import { WORDS } from "./words.js";
+import { button, div, element, roving } from "./page.js";
+
+const LOST = "Points of accuracy that this layer costs alone as a 3 × 3 convolution, counted on test images";
+
+/** "−0.4": points of accuracy. */
+const pointsText = (share) => `${share > 0 ? "−" : "+"}${(100 * Math.abs(share)).toFixed(1)}`;
 
 export class FirstScreen {
   constructor(explorer) {
     this.explorer = explorer;
-    this.tabs = element("div", { className: "ax-tabs", role: "group", "aria-label": "Layer" });
+    this.tabs = element("div", { className: "ax-tabs" });
+    this.keys = roving(this.tabs, "Layer", "group");
     this.all = button("", () => explorer.set({ all: !explorer.state.all }, true));
     this.more = button("Options", () => this.open(this.controls.hidden), "Compare, brightness, how it is drawn");
     this.tour = button("Take the tour", () => explorer.tour.go(1), "A few steps, three minutes");
@@ -34,40 +39,58 @@ export class FirstScreen {
     this.drawSays();
   }
 
-  /** A button for each layer, with what it is: how many taps of a kernel it has, or that it is a convolution now. */
+  /** For each layer a button, with what it costs as a 3 × 3 convolution, and the switch that makes it one. */
   drawTabs() {
-    const { explorer, tabs } = this, { state } = explorer, layers = explorer.heads().length;
-    if (tabs.childElementCount !== layers)
-      tabs.replaceChildren(
-        ...Array.from({ length: layers }, (_, layer) => {
-          const name = element("b", {}, element("span", { textContent: "Layer " }), `${layer + 1}`);
-          const tab = button("", () => explorer.setLayer(layer));
-          tab.append(name, element("small"));
-          return tab;
-        }));
-    const [panel] = explorer.panels, { model } = panel, read = !model.content && !model.film;
-    [...tabs.children].forEach((tab, layer) => {
-      const kernel = model.kernelAt(layer), { size, covered } = read && model.heads[layer] ? panel.read(layer) : {};
+    const { explorer, tabs } = this, { state, models: [model], panels: [panel] } = explorer;
+    if (tabs.childElementCount !== model.heads.length)
+      tabs.replaceChildren(...model.heads.map((_, layer) => {
+        const name = element("b", {}, element("span", { textContent: "Layer " }), `${layer + 1}`);
+        const tab = button("", () => explorer.setLayer(layer)), swap = button("swap", () => this.swap(layer));
+        tab.append(name, element("small", {}, element("i"), element("span")));
+        swap.setAttribute("role", "switch");
+        return div("ax-tab", tab, swap);
+      }));
+    const { size = 3 } = panel.card, name = `${size ?? 3} × ${size ?? 3} convolution`;
+    [...tabs.children].forEach(({ children: [tab, swap] }, layer) => {
+      const kernel = model.kernelAt(layer), words = this.costOf(model, layer);
       tab.setAttribute("aria-pressed", String(layer === state.layer));
-      tab.setAttribute("aria-label", `Layer ${layer + 1}${kernel ? `, now a ${kernel} × ${kernel} convolution` : ""}`);
       tab.classList.toggle("ax-swapped", kernel !== null);
-      const text = kernel ? `${kernel} × ${kernel} convolution` : size ? `${covered} of ${size * size} taps` : "\u00a0";
-      if (tab.lastChild.textContent !== text) tab.lastChild.textContent = text;
-      if (tab.dataset.tip === undefined && size) tab.dataset.tip = WORDS.taps;
+      const [number, unit] = tab.lastChild.children;
+      if (number.textContent !== words[0]) [number.textContent, unit.textContent] = words;
+      tab.dataset.tip = model.lostAlone(layer) === null ? "" : LOST;
+      swap.hidden = model.content || !model.heads[layer];
+      swap.disabled = model.epoch !== null;
+      swap.setAttribute("aria-checked", String(kernel !== null));
+      swap.setAttribute("aria-label", `Layer ${layer + 1} as a ${name}`);
+      swap.dataset.tip = `Put a ${name} in this layer's place, or take it away`;
     });
+    this.keys();
+  }
+
+  /** What stands on a tab: what the layer costs as a convolution, or else how many taps of a kernel have a head. */
+  costOf(model, layer) {
+    const lost = model.lostAlone(layer);
+    if (lost !== null) return [pointsText(lost), " points"];
+    if (model.content || model.film || !model.heads[layer]) return ["\u00a0", ""];
+    const { size, covered } = this.explorer.panels[0].read(layer);
+    return [`${covered} of ${size * size}`, " taps"];
+  }
+
+  swap(layer) {
+    const { explorer } = this, [model] = explorer.models, { size } = explorer.panels[0].card;
+    explorer.setKernel(model.kernelAt(layer) ? null : (size ?? 3), layer);
   }
 
   /** The prediction in one line, which stays in sight on a phone. */
   drawSays() {
     const { explorer, says } = this, { host: { image, choices }, models: [model] } = explorer;
-    const before = image.sides[0]?.probabilities || [], now = model.epoch === null ? explorer.saysNow() || [] : [];
+    const before = explorer.host.before || [], now = model.epoch === null ? explorer.saysNow() : [];
     says.hidden = !explorer.narrow || !now.length;
     if (says.hidden) return;
     const best = now.indexOf(Math.max(...now)), was = before.indexOf(Math.max(...before));
     const [is, then] = [[now, best], [before, was]].map(([p, c]) => `${choices.classes[c]} ${percent(p[c])}`);
     const right = image.label === null ? "" : best === image.label ? " ✓" : " ✗";
-    const of = now === before && explorer.untold(model) ? " of the unchanged model" : "";
-    const text = `Prediction${of}: ${is}${right}${is === then ? "" : ` (before: ${then})`}`;
+    const text = `Prediction: ${is}${right}${is === then ? "" : ` (before: ${then})`}`;
     if (says.textContent !== text) says.textContent = text;
   }
 }

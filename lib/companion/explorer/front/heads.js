@@ -23,39 +23,6 @@ export function unpack(buffer) {
     value && value.$bytes ? new Uint8Array(buffer, start + value.$bytes[0], value.$bytes[1]) : value);
 }
 
-/** Rows quantized by `companion.explorer.quantize`: low + step * code. */
-class Quantized {
-  constructor(source) {
-    this.length = source.codes.shape.at(-1);
-    [this.codes, this.low, this.step] = [source.codes, source.low, source.step].map(typed);
-  }
-
-  /** Add row r to `out`. */
-  add(r, out) {
-    const [low, step, first] = [this.low[r], this.step[r], r * this.length];
-    for (let k = 0; k < this.length; k++) out[k] += low + step * this.codes[first + k];
-  }
-
-  value(r, k) {
-    return this.low[r] + this.step[r] * this.codes[r * this.length + k];
-  }
-}
-
-/** Rows as they are, where they were computed here. */
-class Exact {
-  constructor(values, length) {
-    Object.assign(this, { values, length });
-  }
-
-  add(r, out) {
-    for (let k = 0; k < this.length; k++) out[k] += this.values[r * this.length + k];
-  }
-
-  value(r, k) {
-    return this.values[r * this.length + k];
-  }
-}
-
 // --- attention maps -------------------------------------------------------------------------------------------------
 
 /** Standard deviation det(Sigma)^(1/4) of a Gaussian head, from Sigma^{-1} as [rr, rc, cr, cc]. */
@@ -67,10 +34,6 @@ export function rescaled(precision, old, sigma) {
   if (!old) return [sigma ** -2, 0, 0, sigma ** -2];
   return precision.map((value) => value * (old / sigma) ** 2);
 }
-
-/** The same place on another grid: the pixel that holds the query's middle. */
-export const project = (query, from, to) =>
-  query.map((q, i) => Math.min(to[i] - 1, Math.floor(((q + 0.5) * to[i]) / from[i])));
 
 /** Centre and Sigma^{-1} of a Gaussian head in arrays of them. */
 const gaussianOf = ({ centres, precisions }, at) => ({
@@ -93,15 +56,15 @@ function mixed(from, to, part) {
  * and "layer" to {kernel}, where a convolution of that size is in the layer's place. */
 export class Model {
   constructor(side) {
-    const { name, title, heads, encoding, grid, swaps, counted } = side; // swaps: a layer may become a convolution
-    Object.assign(this, { name, title, heads, encoding, grid, swaps, counted });
+    const { name, title, heads, encoding, grid, counted } = side;
+    Object.assign(this, { name, title, heads, encoding, grid, counted });
     [this.height, this.width] = side.grid;
     this.pixels = this.height * this.width;
     this.most = Math.max(...side.heads); // arrays are padded to this many heads a layer
     for (const name of ["centres", "precisions", "sigmas", "rows", "columns", "gram"])
       if (side[name]) this[name] = typed(side[name]);
     if (side.path) {
-      this.path = { epochs: side.path.epochs };
+      this.path = { epochs: side.path.epochs, accuracy: side.path.accuracy };
       for (const name of ["measured", "covariances", "centres", "precisions"])
         if (side.path[name]) this.path[name] = typed(side.path[name]);
     }
@@ -109,35 +72,39 @@ export class Model {
     this.replayed = Boolean(this.path && this.path.centres); // P of every epoch can be computed
     this.epoch = null; // null: the trained model
     this.edits = {};
-    this.scores = this.averages = null;
+    this.scores = null;
     this.work = new Float32Array(this.pixels);
   }
 
-  /** Scores of one image, and averages: lists by layer, as Python sends them. */
-  setScores(maps) {
-    this.scores = maps && maps.map((layer) => ({
-      content: new Quantized(layer.content), rows: new Quantized(layer.rows), columns: new Quantized(layer.columns),
-    }));
+  /** Scores of one layer for an image: {content, rows, columns}, each (heads, pixels, keys). */
+  setScores(layer, scores) {
+    this.scores = this.scores ? [...this.scores] : []; // a new list: what was drawn of the old one is seen to be old
+    this.scores[layer] = scores;
   }
 
-  /** Scores of one layer as the browser computed them: {content, rows, columns}, each (heads, pixels, keys). */
-  setExact(layer, { content, rows, columns }) {
-    this.scores ||= [];
-    this.scores[layer] = {
-      content: new Exact(content, this.pixels),
-      rows: new Exact(rows, this.height),
-      columns: new Exact(columns, this.width),
-    };
+  /** Whether the scores that are to be shown are not there. */
+  get lacks() {
+    return this.content && !this.scores;
   }
 
-  setAverages(maps) {
-    this.averages = maps && maps.map((layer) => Object.fromEntries(
-      ["full", "position", "content"].map((part) => [part, new Quantized(layer[part])])));
+  /** What was counted with convolutions of one size in these layers: {now, whole: shares of right answers, images}. */
+  counts(size, layers) {
+    const found = this.counted[size]?.[layers.reduce((sum, layer) => sum + 2 ** layer, 0)];
+    return found ? { now: found[0] / found[2], whole: found[1] / found[2], images: found[2] } : null;
   }
 
-  /** Whether the scores that are to be shown, of one image or the average, are not there. */
-  lacks(average) {
-    return this.content && !(average ? this.averages : this.scores);
+  /** The same with the changes as they are now; null where it was not counted. */
+  countsNow() {
+    const places = Object.keys(this.edits), sizes = new Set(places.map((place) => this.edits[place].kernel));
+    const [size] = places.length ? sizes : Object.keys(this.counted);
+    return sizes.size > 1 ? null : this.counts(size, places.map(Number));
+  }
+
+  /** What a layer costs as a 3 × 3 convolution, the others as they were trained: a share; null where it was not
+   * counted. */
+  lostAlone(layer) {
+    const found = this.counts(3, [layer]);
+    return found && found.whole - found.now;
   }
 
   /** Centre (row, column) and Sigma^{-1} of a Gaussian head as it is now: at the chosen epoch, or as the reader set
@@ -170,8 +137,8 @@ export class Model {
     return !this.content && this.epoch === null && fitting(this, size) ? size : null;
   }
 
-  /** Logits of one head at query (i, j) over all key pixels; `part` and `average` matter with content only. */
-  logits(layer, head, [i, j], out, part = "full", average = false) {
+  /** Logits of one head at query (i, j) over all key pixels; `part` matters with content only. */
+  logits(layer, head, [i, j], out, part = "full") {
     const { height, width } = this;
     if (this.encoding === "quadratic") {
       const { centre, precision: [a, b, c, d] } = this.gaussian(layer, head);
@@ -188,18 +155,12 @@ export class Model {
       for (let k = 0, at = 0; k < height; k++)
         for (let l = 0; l < width; l++, at++) out[at] = this.rows[row + k] + this.columns[column + l];
     } else {
-      const query = (head * height + i) * width + j;
-      out.fill(0);
-      if (average) this.averages[layer][part].add(query, out);
-      else {
-        const { content, rows, columns } = this.scores[layer];
-        if (part !== "position") content.add(query, out);
-        if (part !== "content")
-          for (let k = 0, at = 0; k < height; k++) {
-            const row = rows.value(query, k);
-            for (let l = 0; l < width; l++, at++) out[at] += row + columns.value(query, l);
-          }
-      }
+      const query = (head * height + i) * width + j, { content, rows, columns } = this.scores[layer];
+      for (let k = 0, at = 0; k < height; k++)
+        for (let l = 0; l < width; l++, at++) {
+          out[at] = part === "position" ? 0 : content[query * this.pixels + at];
+          if (part !== "content") out[at] += rows[query * height + k] + columns[query * width + l];
+        }
     }
     return out;
   }
@@ -226,8 +187,8 @@ export class Model {
   }
 
   /** P of one head at a query: sums to 1. */
-  probabilities(layer, head, query, out, part, average) {
-    return softmax(this.logits(layer, head, query, this.work, part, average), out);
+  probabilities(layer, head, query, out, part) {
+    return softmax(this.logits(layer, head, query, this.work, part), out);
   }
 
   /** Whether of the epoch that is shown only the heads' centres are known. */
@@ -373,9 +334,9 @@ export function coveredTaps(heads, size) {
 }
 
 /** A layer from the middle of the picture: {heads: their kinds, maps, size and covered: "covered of size^2 taps"}. */
-export function readLayer(model, layer, part, average) {
+export function readLayer(model, layer, part) {
   const maps = Array.from({ length: model.heads[layer] }, (_, head) =>
-    model.probabilities(layer, head, middleOf(model), new Float32Array(model.pixels), part, average),
+    model.probabilities(layer, head, middleOf(model), new Float32Array(model.pixels), part),
   );
   const heads = maps.map((map, head) => kindOf(model, layer, head, map));
   heads.forEach((one, head) => {

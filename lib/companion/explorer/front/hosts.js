@@ -1,112 +1,55 @@
-// What stands between the explorer's page and its data: Python's widget, or what an exported file holds.
+// What stands between the explorer's page and its data: images and predictions come from the data themselves; in Jupyter
+// Python is asked for another model, and for the page as a file.
 
 import { NOT_HELD, inAddress } from "./page.js";
+import { answerer } from "./worker.js";
 
-const GONE = "The kernel is new, or gone, and does not know this view. Run this cell again to go on.";
+const GONE =
+  "The kernel is new, or gone, and does not know this view. All but another model and the export works on; for these, " +
+  "run this cell again.";
 
-/** In Jupyter: data are the widget's traits, messages go to Python. When the connection changes, the kernel is gone
- * until it answers. */
-export function widgetHost(model) {
-  let tell = () => {}, gone = false;
-  const asked = new Set(); // questions that Python has not answered yet
-  const host = {
-    live: true,
-    predicts: true,
-    chunk: 25, // test images that Python looks at in one go
-    send(message, buffers) {
-      if (!gone) {
-        asked.add(message.id);
-        return model.send(message, undefined, buffers);
-      }
-      tell("notice", GONE);
-      tell("done", message.id);
-    },
-    save(state) {
-      host.saved = JSON.stringify(state);
-      model.set("state", state);
-      model.save_changes();
-    },
-    listen(told) {
-      tell = told;
-      const lost = () => {
-        gone = true;
-        told("notice", GONE);
-        for (const id of asked) told("done", id); // nobody will answer them
-        asked.clear();
-        model.send({ kind: "hello" }, undefined, []);
-      };
-      model.on("comm_live_update", lost);
-      const custom = (message, buffers) => {
-        if (gone) told("notice", "");
-        gone = false;
-        asked.delete(message.id);
-        if (message.kind === "done") told("done", message.id);
-        else if (message.kind === "notice") told("notice", message.text);
-        else if (message.kind === "examined" || message.kind === "right") told(message.kind, message);
-        else if (message.kind === "file") told("file", { ...message, content: buffers[0] });
-      };
-      const changes = {};
-      // `sides` and `image` arrive together: wait until all of an update is there.
-      for (const name of ["sides", "image", "average", "edited"])
-        model.on(
-          `change:${name}`,
-          (changes[name] = () => {
-            host.changed ||= setTimeout(() => {
-              const all = host.all;
-              host.changed = host.all = null;
-              for (const one of all.has("sides") ? ["sides"] : all) told(one);
-            });
-            (host.all ||= new Set()).add(name);
-          }),
-        );
-      model.on(
-        "change:state",
-        (changes.state = () => JSON.stringify(model.get("state")) !== host.saved && told("state")),
-      );
-      model.on("msg:custom", custom);
-      host.close = () => {
-        clearTimeout(host.changed);
-        model.off("msg:custom", custom);
-        model.off("comm_live_update", lost);
-        for (const [name, act] of Object.entries(changes)) model.off(`change:${name}`, act);
-      };
-    },
-  };
-  for (const name of ["sides", "image", "average", "edited", "choices", "state"])
-    Object.defineProperty(host, name, { get: () => model.get(name) });
-  return host;
-}
-
-/** Questions to a Web Worker made of `source`, each answered by a promise. Null where there can be none. */
+/** Questions to a Web Worker made of `source`, each answered by a promise. Where there can be none, the page answers
+ * itself, and waits for it. */
 export function workerOf(source) {
-  let worker, last = 0, broken = null;
+  let worker = null, last = 0, answer = null;
   const waiting = new Map();
-  try {
-    worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
-  } catch {
-    return null;
-  }
-  worker.onmessage = ({ data: { id, answer, error } }) => {
+  const settle = (id, act) => {
     const { done, failed } = waiting.get(id);
     waiting.delete(id);
-    if (error) failed(new Error(error));
-    else done(answer);
+    try {
+      done(act());
+    } catch (error) {
+      failed(error);
+    }
   };
-  worker.onerror = (event) => {
-    broken = new Error(event.message || "This browser cannot start a worker.");
-    for (const { failed } of waiting.values()) failed(broken);
-    waiting.clear();
+  const here = () => {
+    answer ||= answerer();
+    for (const [id, { question }] of [...waiting]) settle(id, () => answer(question));
   };
-  return (kind, message) => new Promise((done, failed) => {
-    if (broken) return failed(broken);
-    waiting.set(++last, { done, failed });
-    worker.postMessage({ ...message, kind, id: last });
+  try {
+    worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    worker.onmessage = ({ data }) =>
+      settle(data.id, () => {
+        if (data.error) throw new Error(data.error);
+        return data.answer;
+      });
+    worker.onerror = () => {
+      worker = null;
+      here();
+    };
+  } catch { /* some places forbid workers that come from a text */ }
+  const ask = (kind, message) => new Promise((done, failed) => {
+    const question = { ...message, kind, id: ++last };
+    waiting.set(last, { done, failed, question });
+    if (worker) worker.postMessage(question);
+    else setTimeout(here);
   });
+  return Object.assign(ask, { end: () => worker?.terminate() });
 }
 
 const LINKED = [
   "model", "image", "query", "locked", "layer", "head", "all", "smooth", "view", "whole", "part", "scale", "shared",
-  "average", "compare", "epochs", "edits", "size",
+  "compare", "epochs", "edits", "size",
 ];
 
 /** A view as text for a link, and back; a link that was damaged changes nothing. */
@@ -146,109 +89,58 @@ export function carryOn(links, place = window) {
     });
 }
 
-/** In an exported page: images come from the file, and with the weights in it, `ask` is a worker that predicts.
+/** Images and predictions, from the data: `ask` is a worker that has the model.
  *
- * A link names the image by its title. It cannot hold a picture that the reader opened: null stands for that one.
- * Where there is a page for each model of a site, it names the model too, and every page leads to the right one.
- * `lost` says why the image of a link is not the one that is shown. `helpers` are more such workers: right answers are
- * counted by all at once.
+ * `told(what, value)` hears what came of a message. `lost` says why the image of a link is not the one that is shown.
  */
-export function pageHost(data, ask = null, place = window, helpers = []) {
-  const workers = [ask, ...helpers];
-  const images = [data.image, ...data.gallery];
-  const labelled = images.filter(({ label }) => label !== null);
-  const known = data.edited || {}; // heads as they were changed in Jupyter, if so
-  const address = inAddress(place);
+export function hostOf(data, ask) {
   let told = () => {}, serial = 0;
+  const drawn = new Set(); // images that were shown already: a random one is another one
   // A copy goes to the worker: with a view, all of the buffer that it looks at would, which is the whole page's.
   const pixels = ({ shape: [height, width, channels], data }) => ({ height, width, channels, values: data.slice() });
-  const shown = () => ({ ...pixels(host.image.pixels), serial });
   const key = (layer, head) => (head === undefined ? `${layer}` : `${layer}.${head}`);
   const edits = (list) => Object.fromEntries(list.map(({ layer, head, ...edit }) => [key(layer, head), edit]));
-  const show = (image) => {
-    Object.assign(host, { image, edited: {}, lost: "" });
-    serial++;
-  };
-  const inThisLink = (state) =>
-    inLink({ ...state, model: data.model, image: host.image.own ? null : host.image.title });
-  /** Take over the state that a link holds, and the image that it names. */
-  const follow = (hash, before = {}) => {
-    const { image: title, model, ...state } = fromLink(hash), { pages = {} } = data;
-    if (model !== data.model && Object.hasOwn(pages, model))
-      place.location.replace(pages[model] + place.location.search + hash);
-    host.state = { ...before, ...state };
-    const named = images.find((image) => image.title === title);
-    if (named && named !== host.image) show(named);
-    host.lost = "";
-    if (title === null) host.lost = NOT_HELD;
-    else if (model && model !== data.model) host.lost = `This page does not hold the model of this link, “${model}”.`;
-    else if (title !== undefined && !named) host.lost = `This page does not hold the image of this link, “${title}”.`;
-  };
+  const question = (message) => ({ ...message, image: { ...pixels(host.image.pixels), serial }, edits: edits(message.edits) });
   const actions = {
     image(message) {
-      const others = images.filter(
-        (image) => image !== host.image && (message.class === null || image.label === message.class),
-      );
-      if (!others.length) return told("notice", "This file holds no other image of that class.");
-      show(others[Math.floor(Math.random() * others.length)]);
+      const others = data.images.filter((image) => message.class === null || image.label === message.class);
+      let fresh = others.filter((image) => !drawn.has(image));
+      if (!fresh.length) {
+        for (const image of others) drawn.delete(image);
+        fresh = others.filter((image) => image !== host.image);
+      }
+      if (!fresh.length) return told("notice", "There is no other image of that class here.");
+      host.show(fresh[Math.floor(Math.random() * fresh.length)]);
       told("image");
     },
+    open({ name }, [values]) {
+      const picture = { ...data.images[0].pixels, data: new Uint8Array(values) };
+      host.show({ pixels: picture, title: name, label: null, own: true });
+      told("image");
+    },
+    /** Until it has answered, its last answer stays. */
     async heads(message) {
-      if (ask) { // until it has answered, its last answer stays
-        const at = serial;
-        const answer = await ask("heads", { image: shown(), edits: edits(message.edits) });
-        if (at !== serial) return; // another image is shown by now
-        host.edited = { heads: message.edits, ...answer };
-      } else {
-        const own = host.image === data.image && JSON.stringify(message.edits) === JSON.stringify(known.heads);
-        host.edited = own && message.edits.length ? known : {};
-      }
+      const at = serial, { before, ...answer } = await ask("heads", question(message));
+      if (at !== serial) return; // another image is shown by now
+      Object.assign(host, { before, edited: { heads: message.edits, ...answer } });
       told("edited");
     },
     async examine(message) {
-      if (ask)
-        told("examined", {
-          ...message,
-          ...(await ask("examine", { ...message, image: shown(), edits: edits(message.edits) })),
-        });
-    },
-    async right(message) {
-      const some = labelled.slice(message.from, message.to);
-      const best = ({ sides: [{ probabilities }] }) => probabilities.indexOf(Math.max(...probabilities));
-      if (!message.edits.length)
-        return told("right", { ...message, right: some.map((image) => best(image) === image.label) });
-      const mine = (worker) => some.filter((_, i) => i % workers.length === worker);
-      const parts = workers.map((one, worker) =>
-        one("right", {
-          edits: edits(message.edits),
-          images: mine(worker).map(({ pixels: all, label }) => ({ pixels: pixels(all), label })),
-        }),
-      );
-      const answers = await Promise.all(parts), { length } = workers;
-      told("right", { ...message, right: some.map((_, i) => answers[i % length][Math.floor(i / length)]) });
-    },
-    async open({ name }, [values]) {
-      const picture = { ...data.image.pixels, data: new Uint8Array(values) };
-      const { probabilities } = await ask("heads", { image: { ...pixels(picture), serial: ++serial }, edits: {} });
-      show({ pixels: picture, title: name, label: null, own: true, sides: [{ probabilities }] });
-      told("image");
+      told("examined", { ...message, ...(await ask("examine", question(message))) });
     },
   };
   const host = {
     ...data,
-    choices: { ...data.choices, labelled: images.length > 1 ? labelled.length : 0 }, // nothing is counted on one image
+    actions,
     live: false,
-    predicts: Boolean(ask),
-    chunk: workers.length,
-    edited: known,
-    link: (state) => address.link(inThisLink(state)),
-    save: (state) => address.keep(inThisLink(state)),
+    lost: "",
+    show(image) {
+      Object.assign(host, { image, before: null, edited: null, lost: "" });
+      drawn.add(image);
+      serial++;
+    },
     listen(act) {
       told = act;
-      address.listen((hash) => {
-        follow(hash);
-        told("state");
-      });
     },
     async send(message, buffers) {
       try {
@@ -258,9 +150,101 @@ export function pageHost(data, ask = null, place = window, helpers = []) {
       }
       told("done", message.id);
     },
+    close: () => ask?.end?.(),
   };
-  follow(place.location.hash, data.state);
-  // What came along is of the changes it came with; a link may have others, or none.
-  if (JSON.stringify(host.state.edits) !== JSON.stringify(data.state?.edits)) host.edited = {};
+  host.show(data.images[0]);
   return host;
+}
+
+/** In an exported page: the address holds the view. A link names the image by its title. It cannot hold a picture that
+ * the reader opened: null stands for that one. Where there is a page for each model of a site, it names the model too,
+ * and every page leads to the right one. */
+export function pageHost(data, ask, place = window) {
+  const host = hostOf(data, ask), { listen } = host, address = inAddress(place);
+  const inThisLink = (state) =>
+    inLink({ ...state, model: data.model, image: host.image.own ? null : host.image.title });
+  /** Take over the state that a link holds, and the image that it names. */
+  const follow = (hash, before = {}) => {
+    const { image: title, model, ...state } = fromLink(hash), { pages = {} } = data;
+    if (model !== data.model && Object.hasOwn(pages, model))
+      place.location.replace(pages[model] + place.location.search + hash);
+    host.state = { ...before, ...state };
+    const named = data.images.find((image) => image.title === title);
+    if (named && named !== host.image) host.show(named);
+    host.lost = "";
+    if (title === null) host.lost = NOT_HELD;
+    else if (model && model !== data.model) host.lost = `This page does not hold the model of this link, “${model}”.`;
+    else if (title !== undefined && !named) host.lost = `This page does not hold the image of this link, “${title}”.`;
+  };
+  Object.assign(host, {
+    link: (state) => address.link(inThisLink(state)),
+    save: (state) => address.keep(inThisLink(state)),
+    listen(told) {
+      listen(told);
+      address.listen((hash) => {
+        follow(hash);
+        told("state");
+      });
+    },
+  });
+  follow(place.location.hash, data.state);
+  return host;
+}
+
+/** In Jupyter: the view is a trait of the widget, and Python answers about other models. When the connection changes,
+ * the kernel is gone until it answers. */
+export function widgetHost(data, ask, model) {
+  const host = hostOf(data, ask), { listen, close } = host, asked = new Set();
+  let gone = false, told = () => {};
+  const lost = () => {
+    gone = true;
+    told("notice", GONE);
+    for (const id of asked) told("done", id); // nobody will answer them
+    asked.clear();
+    model.send({ kind: "hello" }, undefined, []);
+  };
+  const custom = (message, buffers) => {
+    if (gone) told("notice", "");
+    gone = false;
+    asked.delete(message.id);
+    if (message.kind === "done") told("done", message.id);
+    else if (message.kind === "notice") told("notice", message.text);
+    else if (message.kind === "file") told("file", { ...message, content: buffers[0] });
+  };
+  const changed = () => {
+    if (JSON.stringify(model.get("state")) === host.saved) return;
+    host.state = model.get("state");
+    told("state");
+  };
+  const { send } = host;
+  return Object.assign(host, {
+    live: true,
+    state: model.get("state"),
+    save(state) {
+      host.saved = JSON.stringify(state);
+      model.set("state", state);
+      model.save_changes();
+    },
+    send(message, buffers) {
+      if (message.kind in host.actions) return send(message, buffers);
+      if (gone) {
+        told("notice", GONE);
+        return told("done", message.id);
+      }
+      asked.add(message.id);
+      return model.send(message, undefined, buffers);
+    },
+    listen(act) {
+      listen((told = act));
+      model.on("comm_live_update", lost);
+      model.on("change:state", changed);
+      model.on("msg:custom", custom);
+    },
+    close() {
+      close();
+      model.off("comm_live_update", lost);
+      model.off("change:state", changed);
+      model.off("msg:custom", custom);
+    },
+  });
 }

@@ -1,15 +1,14 @@
 // One layer: its heads around the query, which can be dragged, and beside them the kernel that they make.
 
 import { drawHeads, headAt } from "./centres.js";
-import { drawField, percent, shiftText } from "./draw.js";
+import { RAMP, drawField, percent, scaleBar, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp, largest, tapShifts } from "./maths.js";
-import { ARROWS, button, canvasOf, div, element, luminance, pixelRatio } from "./page.js";
-import { tell } from "./tips.js";
+import { ARROWS, button, canvasOf, div, element, inkOn, pixelRatio, roving } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
-const SMALLER = 250; // px, on a phone: both the maps and the heads around the query are on its first screen
+const SMALLER = 230; // px, on a phone: both the maps and the heads around the query are on its first screen
 const LEAST_SIDE = 200; // px, of each of them where they stand side by side
 const SHARP = 0.2; // px, the sigma of a head that was hardened: 99.999% of its attention is on one pixel
 
@@ -21,6 +20,10 @@ const EARLIER =
   "Where the heads looked is recorded for every epoch, their matrices only at the end: there is no kernel here.";
 const UNTRAINED = "The kernel takes the layer's place as it is; nothing is trained.";
 const CONTENT = "A layer that looks at content is no convolution: where it looks changes with the image.";
+
+const told = (node, text) => {
+  if (node.textContent !== text) node.textContent = text;
+};
 
 /** "8 of 9 taps of a 3 × 3 kernel" */
 export const tapsText = ({ size, covered }) => `${covered} of ${size * size} taps of a ${size} × ${size} kernel`;
@@ -50,7 +53,7 @@ export class LayerCard {
   constructor(panel) {
     Object.assign(this, { panel, explorer: panel.explorer });
     const { explorer } = this;
-    this.title = element("h4");
+    this.title = element("h3");
     this.line = element("span", { className: "ax-line" });
     this.rings = element("span", { title: GLOSSARY.rings });
     this.field = button("", () => explorer.set({ whole: !explorer.state.whole }));
@@ -79,6 +82,7 @@ export class LayerCard {
           button("Harden all", () => this.harden(), "Every head looks at one pixel: sigma becomes 0.2 px"),
           (this.solo = button("Solo", () => this.playSolo(), "Only the chosen head; again: all heads")),
         );
+    if (this.actions) roving(this.actions, "All heads of the layer")();
     this.kernelText = element("figcaption", { title: GLOSSARY.kernel });
     this.noKernel = element("p", { className: "ax-note ax-nokernel" });
     const kernel = [this.kernel, this.noKernel, this.kernelText];
@@ -96,15 +100,14 @@ export class LayerCard {
     this.listen();
   }
 
-  /** The switch that puts the kernel in the layer's place, what the layer answers without it and with it, and how often
-   * the model is right then. */
+  /** The switch that puts the kernel in the layer's place, and what the layer answers without it and with it. */
   makeSwap() {
     const { explorer } = this, name = "this layer as a convolution";
     const turn = () => explorer.setKernel(this.swap.checked ? this.size : null);
     this.swap = element("input", { type: "checkbox", "aria-label": name, onchange: turn });
     this.swapName = element("span");
     this.swapSize = element("span", {}, " a ", this.sizes, " convolution");
-    this.counted = element("p", { className: "ax-counted" });
+    this.counted = element("p", { className: "ax-counted ax-note" });
     this.off = element("p");
     this.responses = ["with attention", "as a convolution"].map((words) => {
       const canvas = element("canvas", { className: "ax-response", role: "img" });
@@ -112,8 +115,9 @@ export class LayerCard {
     });
     const boxes = this.responses.map(({ box }) => box), label = element("label", {}, this.swap, this.swapName);
     label.title = GLOSSARY["as a convolution"];
-    const caption = element("figcaption", { textContent: "how strong its output is; the same scale for both" });
-    this.responseBox = element("figure", { className: "ax-small ax-responses" }, ...boxes, caption);
+    const caption = element("figcaption", { textContent: "how strong its output is" });
+    this.scale = scaleBar();
+    this.responseBox = element("figure", { className: "ax-small ax-responses" }, ...boxes, this.scale.root, caption);
     return div(
       "ax-swap",
       element("div", {}, label, this.swapSize),
@@ -122,11 +126,11 @@ export class LayerCard {
     );
   }
 
-  /** Another size of the kernel; also of the convolution in the layer's place, if there is one. */
+  /** Another size of the kernel; also of all convolutions that are in layers' places. */
   resize(size) {
-    const { explorer, panel, layer } = this, swapped = panel.model.kernelAt(layer);
+    const { explorer, panel } = this;
     this.size = size;
-    if (swapped) return explorer.setKernel(size);
+    if (!panel.index && explorer.resizeKernels(size)) return;
     explorer.later();
     explorer.look();
   }
@@ -276,7 +280,7 @@ export class LayerCard {
     if (this.root.hidden) return;
     this.tellSwap();
     const rings = model.encoding === "quadratic" ? "hold 50% and 90%" : "are their spread";
-    tell(this.rings, `where the heads look, around the query; rings ${rings} `);
+    told(this.rings, `where the heads look, around the query; rings ${rings} `);
     // Where the heads of positional models look from the middle does not depend on the query: hovering changes nothing.
     this.field.hidden = panel.near > CLOSE * panel.range;
     this.range = state.whole || this.field.hidden ? panel.range : panel.near;
@@ -297,7 +301,7 @@ export class LayerCard {
     const side = pair >= LEAST_SIDE ? Math.min(SIDE, pair) : Math.min(explorer.narrow ? SMALLER : SIDE, wide);
     const swapped = model.kernelAt(layer);
     this.title.textContent = `Layer ${layer + 1}${swapped ? `, now a ${swapped} × ${swapped} convolution` : ""}`;
-    tell(this.line, read.size && !model.film && !model.content ? tapsText(read) : "");
+    told(this.line, read.size && !model.film && !model.content ? tapsText(read) : "");
     const pen = canvasOf(this.centres, side, side);
     this.plot = { x: 0, y: 0, side, range: this.range };
     this.places = drawHeads(pen, this.plot, this.shapes, {
@@ -338,7 +342,7 @@ export class LayerCard {
     const sizes = [...new Set([...kernelSizes(model), ...(own ? [own] : [])])];
     this.size = own || this.size;
     if (!sizes.includes(this.size)) this.size = sizes.includes(read.size) ? read.size : sizes.at(-1) < 3 ? 1 : 3;
-    if (!panel.index) tell(this.kernelText, `the ${this.size} × ${this.size} kernel they make: norm of each tap`);
+    if (!panel.index) told(this.kernelText, `the ${this.size} × ${this.size} kernel they make: norm of each tap`);
     if (this.sizes.lastChild?.value !== String(sizes.at(-1)))
       this.sizes.replaceChildren(
         ...sizes.map((size) => element("option", { value: size, textContent: `${size} × ${size}` })),
@@ -358,11 +362,11 @@ export class LayerCard {
     norms.forEach((norm, tap) => {
       const [x, y] = [(tap % window) * cell, Math.floor(tap / window) * cell];
       const level = 3 * Math.round(255 * (norm / top));
-      const colour = [0, 1, 2].map((c) => colours.ramp[level + c]);
+      const colour = [0, 1, 2].map((c) => RAMP[level + c]);
       pen.fillStyle = `rgb(${colour})`;
       pen.fillRect(x, y, cell + 0.5, cell + 0.5);
       if (norm > 0.005 * top) {
-        pen.fillStyle = luminance(colour) > 0.5 ? "#000" : "#fff";
+        pen.fillStyle = inkOn(colour);
         pen.font = `${cell > 45 ? 12 : 10}px ${colours.font}`;
         pen.textAlign = "center";
         if (cell > 26) pen.fillText((norm / top).toFixed(2), x + cell / 2, y + cell / 2 + 2);
@@ -395,7 +399,7 @@ export class LayerCard {
       `A ${size} × ${size} kernel holds ${percent(held)} of the heads' attention; ` +
       `${percent(Math.max(1 - held, 0))} lies outside. As a convolution the layer would be ${percent(error)} off on ` +
       "white noise.";
-    tell(this.reading, text);
+    told(this.reading, text);
     if (this.hovered?.some((at) => Math.abs(at) > this.window >> 1)) this.hovered = null; // of a larger kernel
     const [row, column] = this.hovered || [0, 0];
     const at = (row + (this.window >> 1)) * this.window + column + (this.window >> 1);
@@ -409,59 +413,32 @@ export class LayerCard {
       ? `Tap ${shiftText([row, column], 0)}: norm ${this.around.norms[at].toFixed(2)}, made by ` +
         `${made.map(([share, head]) => `head ${head + 1} (${percent(share)})`).join(", ") || "no head"}.`
       : "Numbers: each tap's norm, as a share of the largest. Coloured bars: the heads that make it.";
-    tell(this.tap, words);
+    told(this.tap, words);
     this.kernel.setAttribute("aria-label", `${read.size ? tapsText(read) : ""}. ${text} Middle: the query.`);
-  }
-
-  /** Why no convolution can be put in the layer's place here; empty if it can. */
-  refusal() {
-    const { panel: { model }, explorer: { host } } = this;
-    if (model.content) return CONTENT;
-    if (!model.swaps) return "Only a layer of this library's own networks can be swapped here.";
-    return host.predicts ? "" : "This page does not hold the model's weights: that needs Python.";
   }
 
   /** The switch, and what is known by now of the convolution in the layer's place. */
   tellSwap() {
-    const { panel, explorer, swapBox } = this, { model } = panel, refusal = this.refusal();
+    const { panel, explorer, swapBox } = this, { model } = panel;
     if (!swapBox) return;
     if (model.epoch !== null) return;
-    const size = model.kernelAt(this.layer), looked = explorer.seenOf(panel), seen = looked?.kernel;
+    const size = model.kernelAt(this.layer), seen = explorer.seenOf(panel)?.kernel;
     this.swap.checked = size !== null;
-    this.swap.disabled = refusal !== "";
+    this.swap.disabled = model.content;
     this.swapName.textContent = ` this layer as${model.content ? " a convolution" : ""}`;
     this.swapSize.hidden = model.content;
-    this.responseBox.hidden = !model.swaps || !explorer.host.predicts;
-    const told = refusal || (size ? this.countText(size) : UNTRAINED);
-    tell(this.counted, told);
-    this.counted.classList.toggle("ax-note", !size);
+    this.responseBox.hidden = model.content;
+    told(this.counted, model.content ? CONTENT : UNTRAINED);
     const off = seen ? this.offText(seen, size) : "";
     if (this.off.textContent !== off) this.off.textContent = off;
     this.responseBox.classList.toggle("ax-stale", !seen); // the former pictures stay until the new ones are there
     const outputs = seen ? seen.outputs : [[], []], all = outputs.flat();
     const range = [all.reduce((low, value) => Math.min(low, value), Infinity), largest(all)]; // norms have no sign
+    if (seen) this.scale.tell(...range.map((value) => value.toPrecision(2)));
     this.responses.forEach(({ words, canvas }, i) => {
-      const shape = looked?.head?.shape || model.grid;
-      if (seen || !canvas.style.width) drawField(canvas, outputs[i], shape, SMALL, range, explorer.colours);
+      if (seen || !canvas.style.width) drawField(canvas, outputs[i], model.grid, SMALL, range);
       canvas.setAttribute("aria-label", `The layer's output ${words}, its norm at every pixel. ${off}`);
     });
-  }
-
-  /** How often the model is right with this convolution, beside that with attention. */
-  countText(size) {
-    const both = this.explorer.rightBoth(), name = `As a ${size} × ${size} convolution in this place:`;
-    const { edits } = this.explorer.state, all = this.panel.model.counted;
-    const at = all && Object.keys(edits).length === 1 ? all.sizes.indexOf(size) : -1;
-    if (at >= 0) {
-      const share = (right) => `${((100 * right) / all.images).toFixed(1)}%`;
-      const [right, attention] = [all.alone[this.layer][at], all.attention].map(share);
-      const of = all.images.toLocaleString("en");
-      return `${name} ${right} of ${of} test images right; with attention ${attention}.`;
-    }
-    if (!both) return "";
-    if (!both.seen) return `${name} counting the right answers …`;
-    const of = both.seen < both.of ? "right so far" : "test images right";
-    return `${name} ${both.right} of ${both.seen} ${of}; with attention ${both.attention}.`;
   }
 
   /** How far the convolution is off on this image, and what it changes unless it is in place already. */

@@ -188,7 +188,7 @@ export class Network {
   /** sum_k P_h(q, k) X_k for every pixel q and head h. */
   attended(layer, x) {
     const { heads, hidden } = this, count = heads.heads[layer], out = new Float32Array(heads.pixels * count * hidden);
-    if (heads.content) heads.setExact(layer, this.scores(layer, x));
+    if (heads.content) heads.setScores(layer, this.scores(layer, x));
     for (let head = 0; head < count; head++) {
       if (heads.isOff(layer, head)) continue;
       const axes = heads.axes(layer, head);

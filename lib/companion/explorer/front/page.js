@@ -17,6 +17,29 @@ export const div = (className, ...children) => element("div", { className }, ...
 export const button = (textContent, onclick, title = "") =>
   element("button", { type: "button", textContent, title, onclick });
 
+/** Make some controls one stop of the keyboard, a toolbar: arrow keys go from one to the next. Returns what is to be
+ * called when controls came, went, or were disabled. */
+export function roving(box, label, role = "toolbar") {
+  box.setAttribute("role", role);
+  box.setAttribute("aria-label", label);
+  let current = null;
+  const refresh = (chosen = current) => {
+    const controls = [...box.querySelectorAll("button, input, select")].filter((one) => !one.disabled);
+    current = controls.includes(chosen) ? chosen : controls[0];
+    for (const one of controls) one.tabIndex = one === current ? 0 : -1;
+    return controls;
+  };
+  box.addEventListener("focusin", ({ target }) => refresh(target));
+  box.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const controls = refresh(event.target);
+    event.preventDefault();
+    controls[(controls.indexOf(current) + step + controls.length) % controls.length].focus();
+  });
+  return refresh;
+}
+
 /** A labelled list to choose from, [[value, text], ...]: the field, and its select. */
 export function chooser(label, className, options, act) {
   const select = element(
@@ -166,6 +189,15 @@ export function gradient(colours, many) {
 /** Lightness 0..1 of a colour [r, g, b]. */
 export const luminance = (c) => (0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2]) / 255;
 
+/** Black or white, whichever can be read on a colour [r, g, b]: a contrast of 4.5 : 1 or more (WCAG's luminance). */
+export function inkOn(colour) {
+  const [r, g, b] = colour.map((part) => {
+    const value = part / 255;
+    return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
+}
+
 /** The colours that the theme gives an element, and whether its back is dark. */
 export function themeOf(root) {
   const style = getComputedStyle(root), get = (name) => style.getPropertyValue(name).trim();
@@ -187,6 +219,8 @@ export class Live {
     Object.assign(this, { root, timings: [], ...properties });
     root.attnconv = this; // for tests, benchmarks and the curious
   }
+
+  theme() {}
 
   /** Start to draw, once all that `draw` needs is there. */
   watch() {

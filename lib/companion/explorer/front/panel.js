@@ -1,12 +1,11 @@
 // One model's part of the page: its grid of heads, and the chosen head large.
 
 import { drawHeads, headAt, spots } from "./centres.js";
-import { QUERY, brightness, drawField, percent, pixelGrid, shiftText, signed } from "./draw.js";
+import { QUERY, RAMP, brightness, colourAt, drawField, percent, pixelGrid, scaleBar, shiftText, signed } from "./draw.js";
 import { covarianceOf, describe, ellipse, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
 import { clamp, largest } from "./maths.js";
-import { button, canvasOf, div, element, pixelRatio, uniqueId } from "./page.js";
-import { tell } from "./tips.js";
+import { button, canvasOf, div, element, pixelRatio, roving, uniqueId } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 export const IMAGE_SIDE = 240; // px, as the chosen head's map
@@ -23,7 +22,7 @@ export class Panel {
     this.explorer = explorer;
     this.index = index;
     const id = uniqueId();
-    this.title = element("h3");
+    this.title = element("h2");
     this.grid = element("canvas", {
       className: "ax-grid",
       tabIndex: 0,
@@ -42,7 +41,7 @@ export class Panel {
     this.epochRow = div("ax-epoch", this.play, this.epoch.row);
     this.epoch.row.title = GLOSSARY.epoch;
     this.predictions = div("ax-predictions");
-    this.headTitle = element("h4");
+    this.headTitle = element("h3");
     this.trackBox = element(
       "figure",
       { className: "ax-small" },
@@ -50,7 +49,7 @@ export class Panel {
       element("figcaption", { textContent: "centre through training" }),
     );
     this.sliders = this.index === 0 ? this.makeSliders() : null;
-    this.answer = div("ax-column ax-answer", element("h4", { textContent: "Prediction" }), this.predictions);
+    this.answer = div("ax-column ax-answer", element("h3", { textContent: "Prediction" }), this.predictions);
     this.zoomBox = element(
       "figure",
       { className: "ax-small" },
@@ -59,20 +58,19 @@ export class Panel {
     );
     this.output = element("canvas", { className: "ax-output", role: "img" });
     canvasOf(this.output, OUTPUT, OUTPUT); // the place of what will be there
-    this.does = element("p", { tabIndex: -1 }); // the keyboard goes there when the button below goes
-    this.count = button("Also on the test images", () => explorer.countWithout());
+    this.does = element("p");
+    this.outputScale = scaleBar();
     this.doesBox = div(
       "ax-does",
       element(
         "figure",
         { className: "ax-small" },
         this.output,
+        this.outputScale.root,
         element("figcaption", { textContent: "what it adds to the layer's output" }),
       ),
-      div("ax-column", this.does, this.count),
+      div("ax-column", this.does),
     );
-    this.strip = element("p", { className: "ax-note" });
-    this.answer.append(this.strip);
     this.detail = div(
       "ax-detail",
       this.zoomBox,
@@ -85,6 +83,7 @@ export class Panel {
     this.bar = element("canvas", { className: "ax-scale", role: "img" });
     this.barText = element("span", { className: "ax-note" });
     this.barBox = div("ax-row", this.bar, this.barText);
+    this.keys = roving(this.words, "Heads");
     this.card = new LayerCard(this);
     this.root = element(
       "section",
@@ -147,19 +146,14 @@ export class Panel {
           edit.off = !off.checked;
         }),
     });
-    const [reset, undo, redo] = [
-      button("Reset head", () => explorer.reset(false)),
-      button("Undo", () => explorer.undo()),
-      button("Redo", () => explorer.redo()),
-    ];
-    const resetAll = button("Reset all", () => explorer.reset(true));
+    const reset = button("Reset head", () => explorer.reset(false));
     const gaussian = element("div", {}, row.row, column.row, sigma.row);
     const box = div(
       "ax-sliders",
       gaussian,
-      div("ax-row", element("label", {}, off, " head on"), undo, redo, reset, resetAll),
+      div("ax-row", element("label", {}, off, " head on"), reset),
     );
-    return { box, gaussian, row, column, sigma, off, undo, redo, reset, resetAll };
+    return { box, gaussian, row, column, sigma, off, reset };
   }
 
   /** The width below which it cannot stand beside another. */
@@ -203,7 +197,7 @@ export class Panel {
   /** Layer, head and key pixel under a point of the grid; head undefined where there is none. */
   under(event) {
     const { left, top, gap, wide, tall, down, columns } = this.box, { model } = this;
-    if (!this.maps || this.waits()) return {};
+    if (!this.maps || this.model.lacks) return {};
     const [x, y] = [event.offsetX - left, event.offsetY - top];
     const [column, row] = [Math.floor(x / (wide + gap)), Math.floor(y / down)];
     const [inX, inY] = [x - column * (wide + gap), y - row * down];
@@ -237,7 +231,7 @@ export class Panel {
       const { centre, precision } = model.gaussian(layer, head);
       return { centre, covariance: covarianceOf(precision) };
     }
-    return describe(this.maps[layer][head], model.height, model.width, explorer.queryOf(model));
+    return describe(this.maps[layer][head], model.height, model.width, explorer.state.query);
   }
 
   shapes(layer) {
@@ -250,7 +244,7 @@ export class Panel {
   /** What a layer is, from the middle of the picture: kept until its heads change. */
   read(layer) {
     const { model, explorer: { state, serialOfImage } } = this;
-    const now = [model, model.edits, model.epoch, ...(model.content ? [serialOfImage, state.part, state.average] : [])];
+    const now = [model, model.edits, model.epoch, ...(model.content ? [serialOfImage, state.part] : [])];
     if (!same(now, this.readOf)) {
       if (!this.readOf || this.readOf[0] !== model) this.reads = new Map();
       this.readOf = now;
@@ -262,7 +256,7 @@ export class Panel {
       model.epoch === null ? Object.entries(model.edits).filter(([place]) => place.startsWith(`${layer}.`)) : [];
     const key = JSON.stringify([edits, ...now.slice(2)]);
     if (this.reads.get(layer)?.key !== key)
-      this.reads.set(layer, { key, read: readLayer(model, layer, state.part, state.average) });
+      this.reads.set(layer, { key, read: readLayer(model, layer, state.part) });
     return this.reads.get(layer).read;
   }
 
@@ -282,7 +276,7 @@ export class Panel {
 
   /** Compute all maps at the query; while a head is dragged, its own only. */
   compute() {
-    const { model, explorer: { state } } = this, query = this.explorer.queryOf(model);
+    const { model, explorer: { state } } = this, { query } = state;
     if (
       !this.maps ||
       this.maps.length !== model.heads.length ||
@@ -291,13 +285,13 @@ export class Panel {
       this.maps = model.heads.map((heads) => Array.from({ length: heads }, () => new Float32Array(model.pixels)));
       this.computed = null;
     }
-    const now = [model, model.epoch, ...query, state.part, state.average, model.scores, model.averages];
+    const now = [model, model.epoch, ...query, state.part, model.scores];
     if (!same(now, this.computed)) [this.computed, this.editOf] = [now, new Map()];
     this.largest = 0;
     model.heads.forEach((heads, layer) => {
       for (let head = 0; head < heads; head++) {
         const map = this.maps[layer][head], place = `${layer}.${head}`, edit = model.edits[place] || null;
-        if (this.editOf.get(place) !== edit) model.probabilities(layer, head, query, map, state.part, state.average);
+        if (this.editOf.get(place) !== edit) model.probabilities(layer, head, query, map, state.part);
         this.editOf.set(place, edit);
         if (state.shared) for (const p of map) if (p > this.largest) this.largest = p;
       }
@@ -308,27 +302,19 @@ export class Panel {
   values(layer, head) {
     const { model, explorer: { state } } = this;
     if (state.scale === "probabilities") return this.maps[layer][head];
-    return model.logits(layer, head, this.explorer.queryOf(model), model.work, state.part, state.average);
+    return model.logits(layer, head, state.query, model.work, state.part);
   }
 
-  drawGrid(waits) {
+  drawGrid() {
     const { model, box, context, explorer } = this, { state, colours } = explorer;
     const { left, top, gap, wide, tall, down, columns, ratio } = box, { height, width } = model;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, this.grid.width, this.grid.height);
     context.font = `11px ${colours.font}`;
-    if (waits) {
+    if (model.lacks) {
       context.textAlign = "left";
       context.fillStyle = colours.faint;
-      return context.fillText(
-        state.average
-          ? `averaging over ${explorer.host.choices.averaged} images …`
-          : this.index && !explorer.host.live
-            ? "where it looks in your own picture needs Python"
-            : "…",
-        left,
-        top + 12,
-      );
+      return context.fillText("…", left, top + 12);
     }
     this.drawBar();
     if (this.centres) return this.drawCentres();
@@ -341,7 +327,7 @@ export class Panel {
       this.data = this.pen.createImageData(this.atlas.width, this.atlas.height);
       this.levels = new Float32Array(model.pixels);
     }
-    const { one } = box, pixels = this.data.data, table = one ? colours.spot : colours.ramp;
+    const { one } = box, pixels = this.data.data;
     model.heads.forEach((heads, layer) => {
       if (one && (layer !== state.layer || model.film)) return;
       for (let head = 0; head < heads; head++) {
@@ -351,9 +337,9 @@ export class Panel {
           let to = 4 * ((layer * height + k) * this.data.width + head * width);
           for (let l = 0; l < width; l++, at++, to += 4) {
             const level = Math.round(this.levels[at]), from = 3 * level;
-            pixels[to] = table[from];
-            pixels[to + 1] = table[from + 1];
-            pixels[to + 2] = table[from + 2];
+            pixels[to] = RAMP[from];
+            pixels[to + 1] = RAMP[from + 1];
+            pixels[to + 2] = RAMP[from + 2];
             pixels[to + 3] = one ? VEIL + (OPAQUE - VEIL) * (level / 255) : 255; // over the image
           }
         }
@@ -361,7 +347,7 @@ export class Panel {
     });
     this.pen.putImageData(this.data, 0, 0);
     context.imageSmoothingEnabled = false;
-    const [i, j] = explorer.queryOf(model), [cellX, cellY] = [wide / width, tall / height];
+    const [i, j] = state.query, [cellX, cellY] = [wide / width, tall / height];
     context.textAlign = "center";
     context.fillStyle = colours.faint;
     for (let head = 0; head < model.most && !one; head++)
@@ -383,6 +369,7 @@ export class Panel {
         if (model.film) this.drawRing(x, y, layer, head);
         else context.drawImage(this.atlas, head * width, layer * height, width, height, x, y, wide, tall);
         context.globalAlpha = 1;
+        this.drawReach(x, y, layer);
         context.lineWidth = 1.5;
         context.strokeStyle = QUERY;
         context.strokeRect(x + j * cellX - 0.25, y + i * cellY - 0.25, cellX + 0.5, cellY + 0.5);
@@ -393,7 +380,7 @@ export class Panel {
         context.strokeRect(x - 0.5, y - 0.5, wide + 1, tall + 1);
         this.drawBadge(x, y, layer, head);
         if (model.epoch === null && model.edits[`${layer}.${head}`]) {
-          context.fillStyle = QUERY;
+          context.fillStyle = colours.accent;
           context.beginPath();
           context.arc(x + wide - 2, y + 2, 4, 0, 7);
           context.fill();
@@ -402,10 +389,28 @@ export class Panel {
     });
   }
 
+  /** Where a convolution is in a layer's place: all that it keeps of its heads' attention lies in this frame. */
+  drawReach(x, y, layer) {
+    const { context, model, explorer, box: { wide, tall } } = this, size = model.kernelAt(layer);
+    if (!size) return;
+    const [i, j] = explorer.state.query, [cellX, cellY] = [wide / model.width, tall / model.height];
+    context.save();
+    context.beginPath();
+    context.rect(x, y, wide, tall);
+    context.clip();
+    for (const [colour, line] of [["#000", 3], ["#fff", 1.5]]) {
+      context.strokeStyle = colour;
+      context.lineWidth = line;
+      const reach = (size - 1) / 2;
+      context.strokeRect(x + (j - reach) * cellX, y + (i - reach) * cellY, size * cellX, size * cellY);
+    }
+    context.restore();
+  }
+
   /** Of a head whose maps were not recorded: the ring of half its attention over the image, as it was measured. */
   drawRing(x, y, layer, head) {
     const { context, model, explorer, box: { wide, tall } } = this, { height, width } = model;
-    const [i, j] = explorer.queryOf(model), { centre, covariance } = this.shape(layer, head);
+    const [i, j] = explorer.state.query, { centre, covariance } = this.shape(layer, head);
     const { major, minor, angle } = ellipse(covariance, 0.5), cell = wide / width;
     context.save();
     context.beginPath();
@@ -439,23 +444,21 @@ export class Panel {
 
   /** The colours' scale: how much attention is how bright. */
   drawBar() {
-    const { explorer: { state, colours } } = this;
+    const { explorer: { state } } = this;
     const logits = state.scale === "logits";
     const wide = 120;
     const pen = canvasOf(this.bar, wide, 10);
     this.barBox.hidden = this.centres;
     this.barBox.style.visibility = this.model.film ? "hidden" : "";
     for (let x = 0; x < wide; x++) {
-      const from = 3 * Math.round((255 * x) / (wide - 1));
-      const table = this.box.one ? colours.spot : colours.ramp;
-      pen.fillStyle = `rgb(${table[from]},${table[from + 1]},${table[from + 2]})`;
+      pen.fillStyle = colourAt(x / (wide - 1));
       pen.fillRect(x, 0, 1, 10);
     }
     const text = logits
       ? "each head's largest logit at the right; at the left its smallest, or 12 less than the largest if that is more"
       : `attention from 0 to ${state.shared ? percent(this.largest) : "each head's largest"}; ` +
         `${this.box.one ? "a sixteenth" : "a quarter"} of that is in the middle`;
-    tell(this.barText, text);
+    this.barText.textContent = text;
     this.bar.setAttribute("aria-label", `Scale: ${text}`);
   }
 
@@ -552,11 +555,10 @@ export class Panel {
     if (!map) {
       this.trackBox.hidden = this.doesBox.hidden = true; // what was said is of another head
       this.told = "";
-      this.drawStrip();
       if (this.sliders) this.sliders.box.hidden = true;
       return;
     }
-    const query = explorer.queryOf(model), told = describe(map, model.height, model.width, query);
+    const { query } = state, told = describe(map, model.height, model.width, query);
     const rows = model.film // the maps are the trained model's; only this is known, and spoken
       ? [["measured centre", shiftText(this.shape(layer, head).centre)]]
       : [
@@ -605,11 +607,10 @@ export class Panel {
       state.shared && this.largest,
       new Float32Array(model.pixels),
     );
-    const table = colours.spot;
     for (let at = 0; at < model.pixels; at++) {
       const level = Math.round(levels[at]);
       const from = 3 * level, opacity = 0.5 + (0.4 * level) / 255;
-      pen.fillStyle = `rgba(${table[from]},${table[from + 1]},${table[from + 2]},${opacity})`;
+      pen.fillStyle = `rgba(${RAMP[from]},${RAMP[from + 1]},${RAMP[from + 2]},${opacity})`;
       pen.fillRect((at % model.width) * cellX, Math.floor(at / model.width) * cellY, cellX + 0.5, cellY + 0.5);
     }
     const middle = ([r, c]) => [(c + 0.5) * cellX, (r + 0.5) * cellY];
@@ -619,7 +620,7 @@ export class Panel {
     pen.strokeRect(qx - cellX / 2, qy - cellY / 2, cellX, cellY);
     for (const [colour, line] of [
       ["rgba(255,255,255,.85)", 4.5],
-      [QUERY, 2],
+      [colours.accent, 2],
     ]) { // a pale edge keeps it visible on any colour
       pen.strokeStyle = colour;
       pen.lineWidth = line;
@@ -634,38 +635,21 @@ export class Panel {
 
   /** What the chosen head does to this image, as far as the host has told. */
   drawDoes() {
-    const { model, explorer } = this, { colours } = explorer, seen = explorer.seenOf(this);
-    this.doesBox.hidden = this.index > 0 || !explorer.host.predicts || seen?.head === null;
+    const { model, explorer } = this, seen = explorer.seenOf(this);
+    this.doesBox.hidden = this.index > 0;
     this.doesBox.classList.toggle("ax-stale", !seen); // its place stays until the answer is there: nothing jumps
-    this.drawStrip();
     if (this.doesBox.hidden || !seen || model.epoch !== null) return;
-    const { output, share, probabilities, shape: [height, width] = [model.height, model.width] } = seen.head;
-    drawField(this.output, output, [height, width], OUTPUT, [0, largest(output)], colours);
-    const before = explorer.rightWith(explorer.state.edits), after = explorer.rightWith(explorer.withoutHead());
-    const counted =
-      after && after.seen ? ` On test images: ${rightText(before)} right with it, ${rightText(after)} without.` : "";
+    const { output, share, probabilities } = seen.head, most = largest(output);
+    drawField(this.output, output, [model.height, model.width], OUTPUT, [0, most]);
+    this.outputScale.tell("0", most.toPrecision(2));
     const part = `${share < 0 ? "−" : ""}${percent(Math.abs(share))}`;
     const without = explorer.says("Without it the model says", probabilities);
-    const text = `Its share of the layer's output: ${part}.${without}${counted}`;
+    const text = `Its share of the layer's output: ${part}.${without}`;
     if (this.does.textContent !== text) this.does.textContent = text;
-    const begun = !after || after.seen > 0;
-    if (begun && this.count === this.count.getRootNode().activeElement) this.does.focus({ preventScroll: true });
-    this.count.hidden = begun;
     this.output.setAttribute(
       "aria-label",
       `What head ${explorer.state.head + 1} adds, the norm at every pixel. ${text}`,
     );
-  }
-
-  /** How often the model is right on the test images, before the changes and after. */
-  drawStrip() {
-    const { explorer } = this, { edits } = explorer.state, changed = this.index === 0 && Object.keys(edits).length > 0;
-    const [before, after] = changed ? [explorer.rightWith({}), explorer.rightWith(edits)] : [];
-    this.strip.hidden = !after || !after.seen;
-    if (!this.strip.hidden)
-      this.strip.textContent =
-        `On ${after.of} test images: ${rightText(before)} right before the changes, ` +
-        `${rightText(after)} after them.`;
   }
 
   drawTrack(layer, head) {
@@ -695,8 +679,8 @@ export class Panel {
     };
     dot(points[0], colours.panel);
     dot(points.at(-1), colours.accent);
-    pen.strokeStyle = QUERY;
-    if (model.epoch !== null && this.maps) dot(this.shape(layer, head).centre, QUERY, 5);
+    pen.strokeStyle = colours.text;
+    if (model.epoch !== null && this.maps) dot(this.shape(layer, head).centre, colours.text, 5);
     const words = points.map((p) => shiftText(p));
     this.track.setAttribute(
       "aria-label",
@@ -707,17 +691,9 @@ export class Panel {
   setSliders(layer, head) {
     const { model, sliders, explorer } = this;
     sliders.gaussian.hidden = model.encoding !== "quadratic";
-    sliders.box.hidden =
-      !explorer.host.predicts && model.encoding !== "quadratic" && !Object.keys(model.edits).length;
-    sliders.off.parentElement.hidden = !explorer.host.predicts;
+    sliders.box.hidden = false;
     sliders.off.checked = !model.isOff(layer, head);
-    const { undo, redo, reset, resetAll } = sliders, buttons = [undo, redo, reset, resetAll];
-    const pressed = buttons.find((one) => one === one.getRootNode().activeElement);
-    reset.disabled = !model.edits[`${layer}.${head}`];
-    undo.disabled = !explorer.past.length;
-    redo.disabled = !explorer.future.length;
-    resetAll.disabled = !Object.keys(model.edits).length;
-    if (pressed?.disabled) buttons.find((one) => !one.disabled)?.focus({ preventScroll: true }); // the keyboard goes on
+    sliders.reset.disabled = !model.edits[`${layer}.${head}`];
     if (sliders.gaussian.hidden || model.epoch !== null) return;
     const { centre, sigma } = model.gaussian(layer, head), own = model.gaussian(layer, head, true).centre;
     const reach = (c) => Math.max(8, Math.ceil(Math.abs(c)) + 4);
@@ -728,12 +704,6 @@ export class Panel {
 
   /** Class probabilities: a bar each; with changed heads, before (outline) and after (filled). */
   drawPrediction(before, after, label) {
-    this.answer.hidden = !before.length;
-    if (this.answer.hidden) return this.predictions.replaceChildren(); // a saved view has none either
-    const { classes } = this.explorer.host.choices, now = after || before;
-    const most = (c) => Math.max(before[c], now[c]); // of many classes, the likeliest before the changes or after them
-    const order = classes.map((_, c) => c).sort((a, b) => most(b) - most(a)).slice(0, 10);
-    order.sort((a, b) => before[b] - before[a]);
     this.predictions.style.minHeight = this.model.epoch === null ? "" : `${this.predictions.offsetHeight}px`;
     if (this.model.epoch !== null)
       return this.predictions.replaceChildren(
@@ -742,6 +712,12 @@ export class Panel {
           textContent: "Of earlier epochs only the heads are recorded, not the weights: no prediction.",
         }),
       );
+    this.answer.classList.toggle("ax-stale", !before); // of another image, until the worker has answered
+    if (!before) return;
+    const { classes } = this.explorer.host.choices, now = after || before;
+    const most = (c) => Math.max(before[c], now[c]); // of many classes, the likeliest before the changes or after them
+    const order = classes.map((_, c) => c).sort((a, b) => most(b) - most(a)).slice(0, 10);
+    order.sort((a, b) => before[b] - before[a]);
     this.predictions.replaceChildren(
       ...order.map((c) => {
         const bar = element("span", { className: "ax-bar" }, element("i"), after ? element("b") : null);
@@ -760,29 +736,15 @@ export class Panel {
           element("span", { textContent: change }),
         );
       }),
-      ...(!after && this.explorer.untold(this.model)
-        ? [
-            element("p", {
-              className: "ax-note",
-              textContent:
-                "Of the unchanged model: this page does not hold its weights, so the effect of a change needs Python.",
-            }),
-          ]
-        : []),
     );
   }
 
-  /** Whether Python has yet to send what is to be drawn. */
-  waits() {
-    return this.model.lacks(this.explorer.state.average);
-  }
-
   draw() {
-    const waits = this.waits();
+    const { lacks } = this.model;
     for (const part of [this.words, this.barBox, this.card.root, this.detail]) // they are of what was drawn before
-      part.style.visibility = waits ? "hidden" : "";
-    this.drawGrid(waits);
-    if (waits) return;
+      part.style.visibility = lacks ? "hidden" : "";
+    this.drawGrid();
+    if (lacks) return;
     this.root.classList.toggle("ax-past", this.model.epoch !== null); // what only the trained model has keeps its place
     this.card.draw();
     this.drawWords();
@@ -811,11 +773,9 @@ export class Panel {
       const [left, high, side] = place.split(" ");
       Object.assign(word.style, { left: `${left}px`, top: `${high}px`, width: `${side}px` });
     });
+    this.keys();
   }
 }
-
-/** "84%", or "12 of 15" while not all are looked at. */
-const rightText = ({ right, seen, of }) => (seen < of ? `${right} of ${seen}` : `${Math.round((100 * right) / of)}%`);
 
 /** Whether two lists hold the same things. */
 const same = (a, b) => Boolean(b) && a.length === b.length && a.every((value, i) => value === b[i]);

@@ -318,7 +318,7 @@ const TOUR = (n) => [
       "heads adds.",
   ],
   [
-    "images heads",
+    "heads images",
     "The sum of the heads is the convolution.",
     "The same products, added up: the difference is 0 everywhere. Click a dot to take its head away. What is missing " +
       "now is its product, and nothing else.",
@@ -399,7 +399,7 @@ export class Playground extends Live {
       const box = element(
         "section",
         { className: `pg-card pg-card-${name}`, "aria-labelledby": `${id}-${name}` },
-        element("h3", { id: `${id}-${name}`, textContent: title }),
+        element("h2", { id: `${id}-${name}`, textContent: title }),
         ...children,
       );
       box.dataset.card = name;
@@ -579,7 +579,7 @@ export class Playground extends Live {
 
     this.root.classList.add("attnconv-playground");
     this.root.replaceChildren(
-      element("h2", { textContent: "A convolution is attention with one head per tap" }),
+      element("h1", { textContent: "A convolution is attention with one head per tap" }),
       element("p", {
         className: "pg-lead",
         innerHTML:
@@ -884,10 +884,13 @@ export class Playground extends Live {
     if (this.state.heads.length !== heads.length) this.setHeads(heads, 0); // those that were added go
     this.fly(heads);
     this.paint(); // so that the cards are lit, and the tour has its height
-    const [first] = TOUR("nine")[step - 1][0].split(" "), card = this.root.querySelector(`[data-card=${first}]`);
-    if (!this.root.classList.contains("pg-narrow") || !card) return;
-    card.style.scrollMarginTop = `${this.tour.offsetHeight + 8}px`;
-    card.scrollIntoView({ behavior: still() ? "auto" : "smooth" });
+    const [first, ...others] = TOUR("nine")[step - 1][0].split(" "), narrow = this.root.classList.contains("pg-narrow");
+    for (const name of narrow ? [first] : [...others, first]) { // on a phone they are not seen together
+      const card = this.root.querySelector(`[data-card=${name}]`);
+      if (!card) continue;
+      card.style.scrollMargin = `${this.tour.offsetHeight + 8}px 0 12px`; // below the words, which stay at the top
+      card.scrollIntoView({ block: narrow ? "start" : "nearest", behavior: narrow && !still() ? "smooth" : "auto" });
+    }
   }
 
   async copyLink() {

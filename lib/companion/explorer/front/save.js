@@ -102,8 +102,12 @@ function composed(explorer) {
     }
     x += widths[i];
   });
+  const { edits } = state, swapped = Object.keys(edits).filter((place) => edits[place].kernel);
+  const changed = Object.keys(edits).length - swapped.length;
+  const notes = swapped.map((layer) => `; layer ${Number(layer) + 1} as a ${edits[layer].kernel} × ${edits[layer].kernel} convolution`);
+  if (changed) notes.push(`; ${changed} heads changed`);
   pen.fillText(
-    `query row ${state.query[0]}, column ${state.query[1]}; layer ${state.layer + 1}, head ${state.head + 1}`,
+    `query row ${state.query[0]}, column ${state.query[1]}; layer ${state.layer + 1}, head ${state.head + 1}${notes.join("")}`,
     pad,
     canvas.height - pad,
   );

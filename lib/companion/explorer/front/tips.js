@@ -1,29 +1,6 @@
-// Words that explain themselves: under the pointer, on a tap, and where the keyboard is.
+// What explains itself: under the pointer, on a tap, and where the keyboard is.
 
 import { element, uniqueId } from "./page.js";
-import { WORDS } from "./words.js";
-
-const KNOWN = new RegExp(`\\b(${Object.keys(WORDS).join("|")})\\b`, "g");
-
-/** A text with its known words, each of them once, as what can be asked. */
-function explained(text) {
-  const found = new Set();
-  return text.split(KNOWN).map((part) => {
-    if (!(part in WORDS) || found.has(WORDS[part])) return part;
-    found.add(WORDS[part]);
-    const word = element("span", { className: "ax-word", tabIndex: 0, textContent: part });
-    word.dataset.tip = WORDS[part];
-    return word;
-  });
-}
-
-/** Write a text into an element unless it stands there, its known words with their meaning. */
-export function tell(node, text) {
-  if (node.textContent === text) return;
-  const at = [...node.children].indexOf(node.getRootNode().activeElement);
-  node.replaceChildren(...explained(text));
-  if (at >= 0) node.children[at]?.focus({ preventScroll: true }); // the keyboard stays at its word
-}
 
 /** One box in an element that says what the thing below the pointer, the finger or the keyboard means: whatever has a
  * `title` or `data-tip`. */
@@ -35,14 +12,13 @@ export class Tips {
     root.addEventListener("pointermove", (event) => event.pointerType === "mouse" && this.hover(this.of(event)));
     root.addEventListener("pointerleave", () => this.hover(null));
     root.addEventListener("focusin", (event) => {
-      if (event.target.matches(":focus-visible, .ax-word")) this.show(this.of(event));
+      if (event.target.matches(":focus-visible")) this.show(this.of(event));
     });
     root.addEventListener("focusout", () => this.hide());
     root.addEventListener("pointerdown", (event) => { this.pointer = event.pointerType; });
     root.addEventListener("click", (event) => {
-      const node = this.of(event), word = event.target.closest?.(".ax-word");
-      if (word?.closest("label, summary")) event.preventDefault(); // it was asked, not chosen
-      if (word || this.pointer !== "mouse") this.show(node);
+      const node = this.of(event);
+      if (this.pointer !== "mouse") this.show(node);
       else this.hide(); // what it does is what the reader wants to see now
     });
     root.addEventListener("keydown", (event) => event.key === "Escape" && this.hide());

@@ -9,18 +9,20 @@ export class Tour {
     Object.assign(this, {
       explorer,
       step: 0,
-      text: element("p", { "aria-live": "polite" }),
+      title: element("h1"),
+      text: element("p"),
       next: button("Next", () => this.go(this.step + 1)),
       back: button("Back", () => this.go(this.step - 1)),
       close: button("Close", () => this.go(0)),
     });
-    this.root = div("ax-tour", this.text, div("ax-row", this.back, this.next, this.close));
+    const words = element("div", { "aria-live": "polite" }, this.title, this.text);
+    this.root = div("ax-tour", words, div("ax-row", this.back, this.next, this.close));
     this.tell();
   }
 
   get steps() {
-    const { models: [model] = [{}], host: { predicts } } = this.explorer; // it is built before there is a model
-    return tourOf({ ...model, predicts });
+    const { models: [model] = [{}] } = this.explorer; // it is built before there is a model
+    return tourOf(model);
   }
 
   go(step) {
@@ -49,7 +51,8 @@ export class Tour {
       : ["", ...INTRODUCTION];
     const name = step ? `${step}. ${title}` : title;
     const words = [story].flat().map((text) => element("span", { textContent: ` ${text}` }));
-    this.text.replaceChildren(element("b", { role: "heading", "aria-level": 1, textContent: name }), ...words);
+    this.title.textContent = name;
+    this.text.replaceChildren(...words);
     this.next.textContent = step === steps.length ? "Done" : "Next";
     this.next.hidden = !step;
     explorer.first.tour.hidden = step > 0;

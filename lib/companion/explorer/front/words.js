@@ -12,7 +12,7 @@ export const INTRODUCTION = [
 ];
 
 /** Five steps through such a model: [selector of what is lit, title, story, what is shown]. */
-export const tourOf = ({ content, encoding, swaps, predicts }) => [
+export const tourOf = ({ content, encoding }) => [
   [
     ".ax-view",
     "One pixel asks.",
@@ -39,9 +39,8 @@ export const tourOf = ({ content, encoding, swaps, predicts }) => [
           "Nine taps are a kernel.",
           "Here are all heads of one layer around the query, and beside them the kernel that they make together. If " +
             "every tap of the frame has a head, this layer is a convolution." +
-            (swaps && predicts
-              ? " Tick the box below: that kernel takes the layer's place, and the right answers are counted."
-              : ""),
+            " Turn on its switch above: that kernel takes the layer's place, and the bar below says how many answers " +
+            "are right then.",
         ]),
     { kernel: true, whole: false },
   ],
@@ -49,11 +48,11 @@ export const tourOf = ({ content, encoding, swaps, predicts }) => [
     ? [
         ".ax-centres",
         "Take a head off its tap.",
-        "Drag a dot, or the small square on its ring. The kernel follows at once" +
-          `${predicts ? ", and the prediction too" : ""}. Undo brings the head back.`,
+        "Drag a dot, or the small square on its ring. The kernel follows at once, and the prediction too. Undo brings " +
+          "the head back.",
         {},
       ]
-    : predicts && [
+    : [
         ".ax-detail",
         "Take a head away.",
         "Untick “head on”: the chosen head adds nothing then, and the prediction follows. Undo brings the head back.",
@@ -61,25 +60,22 @@ export const tourOf = ({ content, encoding, swaps, predicts }) => [
       ],
   [
     ".ax-detail",
-    predicts ? "What is it good for?" : "One head, large.",
-    (predicts
-      ? "The chosen head, large: what it adds to its layer's output, and what the model says without it."
-      : "The chosen head over the image, and its numbers.") +
+    "What is it good for?",
+    "The chosen head, large: what it adds to its layer's output, and what the model says without it." +
       (content
         ? " Try another image: does it look elsewhere?"
         : " Try the deeper layers: which of them are still a small kernel?"),
     {},
   ],
-].filter(Boolean);
+];
 
 /** What can be chosen, by its name on the page. */
 export const CONTROLS = {
   Model: "Which of the trained networks is shown.",
-  "Compare with": "A second network, or this one at an earlier epoch, beside the first.",
+  "Compare with": "This network at an earlier epoch, beside the trained one.",
   Show: "Each head's attention at the query, as a map; or the heads of each layer around the query, as dots.",
   Values: "Probabilities of attention, or the scores (logits) whose softmax they are.",
   Score: "All of a head's score; or only what it gives to positions, or to what stands in the pixels.",
-  Over: "Attention in this image, or its average over several images: what stays is not the content's.",
   Brightness: "One scale for all heads shows which are sharp; a scale for each shows the faint ones, too.",
   Image: "The pixels as the model sees them, or smooth, which is easier to recognise.",
 };
@@ -131,18 +127,4 @@ export const GLOSSARY = {
   logits: "The scores before they become probabilities: attention is their softmax.",
   nats: "The unit of entropy, with natural logarithms: 0 for one pixel, log(256) = 5.5 for 256 pixels alike.",
   "white noise": "An image in which every value is drawn at random, alone.",
-};
-
-/** Words as they stand on the page, each with its meaning. */
-export const WORDS = {
-  ...Object.fromEntries(
-    ["head", "query", "tap", "kernel", "blur", "uniform", "norm", "SA", "quadratic", "content", "seed", "epoch"]
-      .concat(["logits", "nats", "white noise", "entropy", "reach"])
-      .map((word) => [word, GLOSSARY[word]]),
-  ),
-  heads: GLOSSARY.head,
-  taps: GLOSSARY.tap,
-  learned: GLOSSARY["learned (encoding)"],
-  convolution:
-    "A layer that looks at the same few shifts from every pixel, each with its own weights: the taps of its kernel.",
 };

@@ -1,31 +1,36 @@
-// The exported page's Web Worker: it holds the model and answers about it, so that hovering never waits.
+// What answers about the model, so that hovering never waits: a Web Worker, or the page itself where it can start none.
 
 import { Network } from "./network.js";
 
-let network = null, shown = null, others = null;
-
-const ANSWERS = {
-  start({ side, mean, std }) {
-    network = new Network(side, { mean, std });
-    others = Object.assign(Object.create(network), { kept: [] }); // the same weights, another image
-  },
-  heads: ({ edits }) => ({ probabilities: network.predict(edits), scores: network.allScores(edits) }),
-  examine: ({ edits, layer, head, size }) => network.examine(layer, head, size, edits),
-  right: ({ edits, images }) => images.map(({ pixels, label }) => {
-    others.setImage(pixels);
-    const answer = others.predict(edits);
-    return answer.indexOf(Math.max(...answer)) === label;
-  }),
-};
-
-self.onmessage = ({ data }) => {
-  try {
-    if (data.image && data.image.serial !== shown) {
-      network.setImage(data.image);
-      shown = data.image.serial;
+/** A function from questions {kind, ...} to answers; it holds the model, and of the image what need not be computed
+ * again. */
+export function answerer() {
+  let network = null, shown = null, before = null;
+  const answers = {
+    start({ side, mean, std }) {
+      network = new Network(side, { mean, std });
+    },
+    /** The prediction with these changes, and the one before them: in the same arithmetic. */
+    heads: ({ edits }) => ({ before, probabilities: network.predict(edits), scores: network.allScores(edits) }),
+    examine: ({ edits, layer, head, size }) => network.examine(layer, head, size, edits),
+  };
+  return (question) => {
+    if (question.image && question.image.serial !== shown) {
+      network.setImage(question.image);
+      before = network.predict({});
+      shown = question.image.serial;
     }
-    self.postMessage({ id: data.id, answer: ANSWERS[data.kind](data) });
-  } catch (error) {
-    self.postMessage({ id: data.id, error: String(error) });
-  }
-};
+    return answers[question.kind](question);
+  };
+}
+
+if (globalThis.WorkerGlobalScope) {
+  const answer = answerer();
+  self.onmessage = ({ data }) => {
+    try {
+      self.postMessage({ id: data.id, answer: answer(data) });
+    } catch (error) {
+      self.postMessage({ id: data.id, error: String(error) });
+    }
+  };
+}
