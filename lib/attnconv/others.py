@@ -98,7 +98,7 @@ def _check(layer: Seen, images: int) -> None:
     tokens = layer.x.shape[1]
     if layer.p.shape[0] != images or layer.p.shape[2:] != (tokens, tokens):
         raise ValueError(
-            f"{layer.name} does not attend from each token to all tokens (windows? a pooled grid?): "
+            f"{layer.name} does not attend from each token to all tokens (windows, perhaps): "
             "such a network cannot be examined."
         )
     by_head, bias = values(layer.module)
@@ -151,27 +151,23 @@ def mean_by_shift(p: Tensor) -> Tensor:
     return (total / index.bincount()).unflatten(1, (2 * side - 1, 2 * side - 1))
 
 
-def _among_patches(layer: Seen) -> Tensor:
-    """P without class tokens and registers: (B, h, side^2, side^2)."""
+def describe_heads(layer: Seen) -> tuple[dict[str, Tensor], Tensor]:
+    """What each head does, over all images and patches (see `examine`), and `mean_by_shift`."""
     patches = layer.side**2
-    return layer.p[:, :, -patches:, -patches:].cpu()
-
-
-def head_shares(layer: Seen) -> dict[str, Tensor]:
-    """What each head does, over all images and patches: see `examine`."""
-    p = _among_patches(layer)
+    p = layer.p[:, :, -patches:, -patches:].cpu()
     mean = p.double().mean(0)
-    on_patches = mean.sum(-1).mean(-1)
     maps = mean_by_shift(mean)
+    always = maps.flatten(1)[:, shift_index(layer.side)].to(p)
     place = torch.arange(layer.side, dtype=torch.float64)
-    distance = torch.cdist(*[torch.cartesian_prod(place, place)] * 2)
-    always = maps.flatten(1)[:, shift_index(layer.side)].float()
-    return {
-        "distance": (mean * distance).sum(-1).mean(-1) / on_patches,
+    place = torch.cartesian_prod(place, place)
+    on_patches = mean.sum(-1).mean(-1)
+    found = {
+        "distance": (mean * torch.cdist(place, place)).sum(-1).mean(-1) / on_patches,
         "same": torch.minimum(p, always).sum(-1).mean((0, 2)),
         "elsewhere": 1 - on_patches,
         "peak": maps.flatten(1).amax(1),
     }
+    return found, maps
 
 
 class PatchConvolution(nn.Module):
@@ -308,29 +304,26 @@ def examine(
         put(network, layer, layer.module)
         return 100 * ((own == wanted).double() - (swapped == wanted).double()).mean().item()
 
-    layers, heads = [], []
+    layers, heads, maps = [], [], []
     for number, layer in enumerate(seen, start=1):
-        shares = pd.DataFrame({name: part.numpy() for name, part in head_shares(layer).items()})
-        heads.append(shares.assign(layer=number, head=range(1, len(shares) + 1)))
-        row = {"layer": number, "name": layer.name, **shares.mean()}
+        found, shifts = describe_heads(layer)
+        frame = pd.DataFrame({name: values.numpy() for name, values in found.items()})
+        row = {"layer": number, "name": layer.name, **frame.mean()}
         for size in sizes:
             place = fit(layer, size)
-            row[f"error {size}"], row[f"inside {size}"] = errors(layer, place)
+            row[f"error {size}"] = relative_error(layer, place, 0)
+            row[f"inside {size}"] = relative_error(layer, place, size // 2)
             row[f"lost {size}"] = lost(layer, place)
         row["lost mean"] = lost(layer, fit(layer, 1, mean=True))
         layers.append(row)
-    maps = [mean_by_shift(_among_patches(layer).double().mean(0)) for layer in seen]
+        heads.append(frame.assign(layer=number, head=range(1, len(frame) + 1)))
+        maps.append(shifts)
     return Examination(pd.DataFrame(layers), pd.concat(heads, ignore_index=True), maps)
 
 
-def errors(layer: Seen, place: PatchConvolution) -> tuple[float, float]:
-    """|layer - convolution| / |layer - bias| over all patches, and over those inside the border."""
-    whole = _grid(layer.y, layer.side)
-    difference = (whole - place.convolve(layer.x)).square().mean((0, 1))
-    whole = (whole - place.bias[:, None, None]).square().mean((0, 1))
-    edge = place.weight.shape[-1] // 2
+def relative_error(layer: Seen, place: PatchConvolution, edge: int) -> float:
+    """|layer - convolution| / |layer - bias| over all patches but ``edge`` at each border."""
     inside = slice(edge, layer.side - edge)
-    return tuple(
-        (difference[part].sum() / whole[part].sum()).sqrt().item()
-        for part in ((slice(None),), (inside, inside))
-    )
+    whole = _grid(layer.y, layer.side)[..., inside, inside]
+    instead = place.convolve(layer.x)[..., inside, inside]
+    return ((whole - instead).norm() / (whole - place.bias[:, None, None]).norm()).item()
