@@ -1,0 +1,222 @@
+"""Other vision transformers: what `examine` says of their layers, and what `swap` puts there."""
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from attnconv import others
+from attnconv.others import PatchConvolution, examine, fit, swap, watch
+
+
+def vit(**options) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    network = timm.models.VisionTransformer(num_classes=5, **{**sizes, **options})
+    for part in network.parameters():  # far from even attention
+        if part.dim() > 1:
+            nn.init.normal_(part, std=0.3)
+    return network.double().eval()
+
+
+def torchvisions() -> nn.Module:
+    torch.manual_seed(0)
+    network = torchvision.models.VisionTransformer(32, 8, 2, 3, 24, 48, num_classes=5)
+    nn.init.normal_(network.heads.head.weight)
+    return network.double().eval()
+
+
+class Encoder(nn.Module):
+    """PyTorch's own encoder on 16 patches, the batch in the middle, or first."""
+
+    def __init__(self, batch_first: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(24, 3, 48, dropout=0, batch_first=batch_first)
+        self.patches = nn.Conv2d(3, 24, 8, 8)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.classes = nn.Linear(24, 5)
+        self.batch_first = batch_first
+
+    def forward(self, x):
+        tokens = self.patches(x).flatten(2).mT
+        if not self.batch_first:
+            return self.classes(self.encoder(tokens.transpose(0, 1)).mean(0))
+        return self.classes(self.encoder(tokens).mean(1))
+
+
+NETWORKS = {
+    "timm, class token": vit,
+    "timm, registers": lambda: vit(reg_tokens=4),
+    "timm, mean": lambda: vit(class_token=False, global_pool="avg", qk_norm=True),
+    "torchvision": torchvisions,
+    "PyTorch's encoder": lambda: Encoder(True).double().eval(),
+    "PyTorch's encoder, batch second": lambda: Encoder(False).double().eval(),
+}
+IMAGES = torch.randn(6, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def convit(locality: float, gate: float) -> nn.Module:
+    """ConViT with attention by position alone where the gate is open."""
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 4, "embed_dim": 36, "depth": 3, "num_heads": 9}
+    network = timm.models.ConVit(num_classes=5, local_up_to_layer=2, **sizes)
+    for block in network.blocks[:2]:
+        block.attn.locality_strength = locality
+        block.attn.local_init()
+        nn.init.constant_(block.attn.gating_param, gate)
+        nn.init.normal_(block.attn.v.weight, std=0.3)
+    return network.double().eval()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_watching_changes_no_answer_and_explains_every_layer(name):
+    network = NETWORKS[name]()
+    with torch.no_grad():
+        expected = network(IMAGES)
+    answers, seen = watch(network, IMAGES)
+    torch.testing.assert_close(answers, expected)
+    assert [layer.side for layer in seen] == [4, 4]
+    for layer in seen:
+        by_head, bias = others.values(layer.module)
+        explained = torch.einsum("bhqk,bkc,hdc->bqd", layer.p, layer.x, by_head) + bias
+        torch.testing.assert_close(explained, layer.y)
+
+
+def test_the_mean_by_shift_is_that_of_a_loop():
+    p = torch.rand(2, 25, 25, dtype=torch.float64)
+    maps = others.mean_by_shift(p)
+    for row in range(-4, 5):
+        for column in range(-4, 5):
+            found = []
+            for query in range(25):
+                there = query // 5 + row, query % 5 + column
+                if 0 <= there[0] < 5 and 0 <= there[1] < 5:
+                    found.append(p[:, query, 5 * there[0] + there[1]])
+            expected = torch.stack(found).mean(0)
+            torch.testing.assert_close(maps[:, row + 4, column + 4], expected, rtol=1e-12, atol=0)
+
+
+def test_what_heads_do_is_that_of_a_loop():
+    _, seen = watch(vit(), IMAGES)
+    layer = seen[0]
+    found, maps = others.describe_heads(layer)
+    p = layer.p[:, :, 1:, 1:]
+    distance, same, elsewhere = torch.zeros(3, 3, dtype=torch.float64)
+    for query in range(16):
+        elsewhere += layer.p[:, :, 1 + query, 0].mean(0) / 16
+        for key in range(16):
+            shift = key // 4 - query // 4, key % 4 - query % 4
+            mean = maps[:, shift[0] + 3, shift[1] + 3]
+            distance += p[:, :, query, key].mean(0) / 16 * (shift[0] ** 2 + shift[1] ** 2) ** 0.5
+            same += torch.minimum(p[:, :, query, key], mean).mean(0) / 16
+    torch.testing.assert_close(found["elsewhere"], elsewhere)
+    torch.testing.assert_close(found["distance"], distance / (1 - elsewhere))
+    torch.testing.assert_close(found["same"], same)
+    torch.testing.assert_close(found["peak"], maps.flatten(1).amax(1))
+
+
+def test_heads_that_look_by_position_are_a_convolution_but_for_the_border():
+    # Sharp heads on nine taps, as in Theorem 1. At the border they look elsewhere.
+    by_position = examine(convit(locality=40.0, gate=40.0), IMAGES[:3], sizes=(1, 3)).layers[:2]
+    assert (by_position["inside 3"] < 0.2).all()
+    assert (by_position["same"] > 0.8).all()
+    assert (by_position["error 1"] > 0.8).all()
+    by_content = examine(convit(locality=40.0, gate=-40.0), IMAGES[:3], sizes=(3,)).layers[:2]
+    assert (by_content["inside 3"] > 0.3).all()
+
+
+def test_a_layer_that_is_a_convolution_is_found():
+    _, seen = watch(vit(), IMAGES)
+    taps = torch.randn(3, 3, 3, dtype=torch.float64)
+    place = PatchConvolution(seen[0], taps, torch.tensor([0.5, -0.2, 0.1]))
+    layer = seen[0]._replace(y=place.convolve(seen[0].x).flatten(2).mT.detach())
+    found = fit(layer, 3, mean=True)
+    torch.testing.assert_close(found.weight, place.weight, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.mean, place.mean, rtol=1e-3, atol=1e-3)
+    assert others.relative_error(layer, found, 0) < 1e-4
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_swap_convolves_patches_and_leaves_other_tokens(name):
+    network = NETWORKS[name]()
+    swapped = swap(network, {1: 3}, images=IMAGES, mean=True)
+    _, seen = watch(network, IMAGES)
+    layer = seen[0]
+    place = fit(layer, 3, mean=True)
+    by_hand = place.bias + 0 * layer.y[:, -16:]
+    patches = layer.x[:, -16:]
+    for query in range(16):
+        by_hand[:, query] += patches.mean(1) @ place.mean.T
+        for tap in range(9):
+            row, column = query // 4 + tap // 3 - 1, query % 4 + tap % 3 - 1
+            if 0 <= row < 4 and 0 <= column < 4:
+                weight = place.weight[:, :, tap // 3, tap % 3]
+                by_hand[:, query] += patches[:, 4 * row + column] @ weight.T
+    module = swapped.get_submodule(layer.name)
+    tokens = layer.x if getattr(layer.module, "batch_first", True) else layer.x.transpose(0, 1)
+    multihead = isinstance(layer.module, nn.MultiheadAttention)
+    with torch.no_grad():
+        output = module(tokens, tokens, tokens)[0] if multihead else module(tokens)
+        output = output if getattr(layer.module, "batch_first", True) else output.transpose(0, 1)
+        answers = swapped(IMAGES)
+    torch.testing.assert_close(output[:, -16:], by_hand)
+    torch.testing.assert_close(output[:, :-16], layer.y[:, :-16])
+    assert not torch.allclose(answers, network(IMAGES))  # the network goes through it
+    assert examine(network, IMAGES, sizes=(3,)).layers["error 3"][0] > 0
+
+
+def test_no_convolution_of_its_heads_comes_nearer_than_the_fit():
+    _, seen = watch(vit(), IMAGES)
+    layer = seen[1]
+    place = fit(layer, 3)
+    best = others.relative_error(layer, place, 0)
+    by_head, _ = others.values(layer.module)
+    for seed in range(5):
+        taps = 0.01 * torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(seed))
+        moved = fit(layer, 3)
+        moved.weight.data += torch.einsum("hij,hdc->dcij", taps.double(), by_head)
+        assert others.relative_error(layer, moved, 0) > best
+    assert others.relative_error(layer, fit(layer, 3, mean=True), 0) < best
+
+
+def test_points_lost_are_counted_against_labels_or_the_networks_own_answers():
+    network = vit()
+    labels = torch.arange(6) % 5
+    own = network(IMAGES).argmax(1)
+    swapped = swap(network, {2: 1}, images=IMAGES)(IMAGES).argmax(1)
+    table = examine(network, IMAGES, sizes=(1,)).layers
+    assert table["lost 1"][1] == pytest.approx(100 * (own != swapped).double().mean().item())
+    table = examine(network, IMAGES, labels, sizes=(1,)).layers
+    lost = (own == labels).double().mean() - (swapped == labels).double().mean()
+    assert table["lost 1"][1] == pytest.approx(100 * lost.item())
+
+
+def test_the_network_stays_as_it_was():
+    network = vit().train()
+    before = {name: part.clone() for name, part in network.state_dict().items()}
+    examine(network, IMAGES, sizes=(1,))
+    swap(network, {1: 1}, images=IMAGES)
+    assert network.training and network.blocks[0].attn.fused_attn
+    assert not network.blocks[0].attn._forward_hooks
+    for name, part in network.state_dict().items():
+        assert torch.equal(part, before[name])
+
+
+def test_what_cannot_be_examined_is_refused_by_name():
+    swin = timm.models.SwinTransformer(
+        32, 4, embed_dim=24, depths=(2,), num_heads=(3,), window_size=4
+    )
+    with pytest.raises(ValueError, match=r"layers\.0\.blocks\.0\.attn does not attend"):
+        examine(swin.double(), IMAGES)
+    with pytest.raises(ValueError, match="No attention is found"):
+        examine(torchvision.models.resnet18(), torch.randn(2, 3, 32, 32))
+    gated = vit()
+    gated.blocks[0].attn.gate = nn.Linear(24, 24).double()
+    with pytest.raises(ValueError, match=r"blocks\.0\.attn does more than average"):
+        examine(gated, IMAGES)
+    with pytest.raises(ValueError, match="no layer 3"):
+        swap(vit(), {3: 1}, images=IMAGES)
+    with pytest.raises(ValueError, match="must be odd, not 2"):
+        swap(vit(), {1: 2}, images=IMAGES)
