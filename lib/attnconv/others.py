@@ -119,7 +119,7 @@ def values(module: Any) -> tuple[Tensor, Tensor]:
         weight, bias, out = linear.weight, linear.bias, module.proj
     value = weight[-out.in_features :].unflatten(0, (module.num_heads, -1))  # (h, e, C)
     by_head = torch.einsum("dhe,hec->hdc", out.weight.unflatten(1, value.shape[:2]), value)
-    constant = torch.zeros_like(out.weight[:, 0]) if out.bias is None else out.bias
+    constant: Tensor = torch.zeros_like(out.weight[:, 0]) if out.bias is None else out.bias
     if bias is not None:
         constant = constant + out.weight @ bias[-out.in_features :]
     return by_head, constant

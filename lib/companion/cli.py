@@ -7,11 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from attnconv import __version__
+from attnconv.__main__ import keep_buffers
 from attnconv.config import PRESETS, ModelConfig
 from companion.profile import read_yaml
-
-# Large buffers stay with the process: fetched anew for each batch, they cost up to half the time.
-MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,13 +67,14 @@ def _train(preset: str, seed: int | None, epochs: str, **options: Any) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. An error that the library explains is one line and exit status 2."""
-    if arguments is None and not os.environ.keys() >= MALLOC.keys():  # they count from the start
-        os.execve(sys.executable, sys.orig_argv, os.environ | MALLOC)
+    if arguments is None:
+        keep_buffers()
     try:
         options = vars(parser().parse_args(arguments))
         return options.pop("call")(**options)
-    except KeyboardInterrupt:
-        print("\nStopped. To go on from there, run the same command again.", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        said = str(error) or "Stopped. To go on from there, run the same command again."
+        print(f"\nattnconv: {said}", file=sys.stderr)
         return 130
     except ImportError as error:
         said = f"{error}. In a clone of the repository: pip install '.[notebooks]'."

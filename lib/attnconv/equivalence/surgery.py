@@ -108,33 +108,35 @@ class TapAttention(QuadraticAttention):
         x = self.pad(x)
         if self.dimensions == 1:
             x = x.unsqueeze(2)
-        matrices = weight.flatten(1).unflatten(0, (self.groups, -1))  # (g, D/g, C/g h)
+        x = x.permute(0, 2, 3, 1).contiguous()  # (B, H', W', C)
+        matrices = weight.flatten(2).unflatten(0, (self.groups, -1))  # (g, D/g, C/g, h)
         at_once = max(1, AVERAGES // (math.prod(queries) * self.heads * self.channels))
         parts = []
         for part in x.split(at_once):
-            averages = self._averages(part, height, width).unflatten(1, (self.groups, -1))
-            # One product for all images, which may be small.
-            y = torch.einsum("gdk,bgkn->bgdn", matrices, averages.flatten(2, 3))
-            parts.append(y.flatten(1, 2))  # (B, D, Q R)
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)
+            averages = self._averages(part, height, width).unflatten(3, (self.groups, -1))
+            parts.append(torch.einsum("bnhgc,gdch->bngd", averages, matrices).flatten(2))
+        y = parts[0] if len(parts) == 1 else torch.cat(parts)  # (B, Q R, D)
         if bias is not None:
-            y = y + bias[:, None].to(y.dtype)  # the type that autocast chose
-        return y.unflatten(2, queries[-self.dimensions :])
+            y = y + bias.to(y.dtype)  # the type that autocast chose
+        return y.mT.unflatten(2, queries[-self.dimensions :])
 
     def _averages(self, x: Tensor, height: int, width: int) -> Tensor:
-        """What each head averages at each query: x (B, C, H', W') -> (B, C, h, Q R).
+        """What each head averages at each query: x (B, H', W', C) -> (B, Q R, h, C).
 
-        P = P_row (x) P_col is never built. Where every head is one-hot and on its own tap, it picks
-        one pixel: `unfold` lays these side by side, unless positions want gradients."""
+        P = P_row (x) P_col is never built. Where every head is one-hot and on its own tap, its
+        pixel is picked, unless positions want gradients."""
         trained = self.centres.requires_grad or self.spreads.requires_grad
         if self._picks() and not (trained and torch.is_grad_enabled()):
-            kernel, stride, dilation = self.by_axis
-            columns = F.unfold(x, kernel, dilation, stride=stride)
-            return columns.unflatten(1, (-1, self.heads))
+            taps = self.taps.long()
+            rows = self.queries(height, 0)[:, None] + taps[:, 0]
+            columns = self.queries(width, 1)[:, None] + taps[:, 1]
+            pixels = rows[:, None] * x.shape[2] + columns  # (Q, R, h)
+            picked = x.flatten(1, 2).index_select(1, pixels.flatten())
+            return picked.unflatten(1, (-1, self.heads))
         rows = self.axis_probabilities(height, 0).to(x.dtype)
         columns = self.axis_probabilities(width, 1).to(x.dtype)
-        mixed = mix_separable(x.permute(0, 2, 3, 1), rows, columns)
-        return mixed.flatten(1, 2).unflatten(2, (self.heads, -1)).permute(0, 3, 2, 1)
+        mixed = mix_separable(x, rows, columns)
+        return mixed.flatten(1, 2).unflatten(2, (self.heads, -1))
 
     def _picks(self) -> bool:
         """Whether every head picks its tap's pixel, to rounding. False where nobody can look: while
