@@ -64,6 +64,12 @@ class Workspace:
         """Where figures and tables go: ``folder``, or what a batch run moves there at the end."""
         return Path(os.environ.get("ATTNCONV_RESULTS") or self.folder)
 
+    def banner(self) -> None:
+        """Say at the top of a notebook that its text speaks of the record, where this is not."""
+        if not self.profile.recorded:
+            name = self.profile.name
+            print(f"Numbers and figures are of the profile {name}. The text speaks of the record.")
+
     @property
     def strip(self) -> bool:
         """Whether the record's few images stand in for the data set."""
