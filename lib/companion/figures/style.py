@@ -38,7 +38,6 @@ STYLE = Path(__file__).with_name("attnconv.mplstyle")
 PALETTE: list[str] = rc_params_from_file(STYLE)["axes.prop_cycle"].by_key()["color"]
 """Twenty colours that colour-blind readers tell apart: seaborn's ten, then Paul Tol's muted
 scheme, for heads from the eleventh on, which have another mark, too."""
-MARKERS = "osD^"
 MODELS = {
     "ResNet18": "#000000",
     "SA quadratic": "#0072B2",
@@ -57,11 +56,6 @@ def head_colours(heads: int) -> list[str]:
     """One colour for each head, the first of 16 as the first of 9. Colours link panels of one
     layer only."""
     return [PALETTE[head % len(PALETTE)] for head in range(heads)]
-
-
-def head_marker(head: int) -> str:
-    """A head's mark: another one after each ten heads."""
-    return MARKERS[head // 10 % len(MARKERS)]
 
 
 def model_colours(titles: Iterable[str]) -> dict[str, str]:
