@@ -111,7 +111,7 @@ def test_what_the_notebooks_need_is_there() -> None:
         ({"needs": ["07"]}, {}, "no notebook '07' to run. Notebooks: 02"),
         ({"needs": ["02"]}, {}, "cycle"),
         ({}, {"only": ["9"]}, "no notebook '9' to run. Notebooks: 02"),
-        ({}, {"data": "/nowhere"}, "no data set at /nowhere"),
+        ({}, {"data": "/nowhere"}, "no train images in /nowhere"),
         ({}, {"output": workspace.RECORD}, "not written over .*outputs/evening"),
     ],
 )
@@ -176,7 +176,7 @@ def images(folder: Path, size: int = 28, classes: tuple[str, ...] = ("cat", "dog
     ("shape", "message"),
     [
         ({"size": 9}, "must divide the image size 9x9"),
-        ({"classes": ("cat",)}, "has one class, cat"),
+        ({"classes": ("cat",)}, "classes = 1"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(light: Toys, shape, message, dry) -> None:
