@@ -29,13 +29,13 @@ SMALL = (
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Dark and light squares of 8 x 8 pixels: 12 + 4 images of each."""
+    """Dark and light squares of 12 x 12 pixels: 12 + 4 images of each."""
     random = np.random.default_rng(0)
     for split, number in (("train", 12), ("test", 4)):
         for label, name in enumerate(("cat", "dog")):
             (tmp_path / "images" / split / name).mkdir(parents=True)
             for i in range(1, number + 1):
-                pixels = random.integers(128 * label, 128 * label + 128, (8, 8, 3), np.uint8)
+                pixels = random.integers(128 * label, 128 * label + 128, (12, 12, 3), np.uint8)
                 Image.fromarray(pixels).save(tmp_path / "images" / split / name / f"{i}.png")
     return tmp_path / "images"
 

@@ -55,7 +55,7 @@ def test_another_copy_of_the_profiles_data_shares_its_output_folder(tmp_path, mo
     assert output_folder(paper, own).name == "paper"
     assert output_folder(paper, other).name == "paper-others"
     assert output_folder(quick, own).name == "quick-cifar10"
-    with pytest.raises(DataError, match="no data set at"):
+    with pytest.raises(DataError, match="no train images in"):
         output_folder(paper, str(tmp_path / "nowhere"))
 
 
@@ -156,7 +156,7 @@ def test_a_run_may_go_on_from_another_than_its_presets(work):
     assert made[0].path != made[1].path
     assert work.run("quadratic", start=first[0], **options).path == made[0].path
     error = work.swaps(made[0], images=30)["error"]
-    assert made[0].swaps["images"] == 30 and work.swaps(made[1])["images"] == 100
+    assert made[0].swaps["images"] == 30 and work.swaps(made[1])["images"] == 50
     assert np.isnan(error[0]).all() and error[1, :, 1].max() < 0.5, "still nearly a convolution"
 
 
