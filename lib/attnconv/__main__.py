@@ -45,4 +45,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     keep_buffers()
+    if "--profile" in sys.argv:  # profiles are the companion's
+        os.execv(sys.executable, [sys.executable, "-m", "companion", *sys.argv[1:]])
     main()

@@ -334,7 +334,9 @@ def _decoded(path: Path) -> dict[str, Any]:
     """What `_read` gives, of Parquet files or, where there are none, of image folders. Images must
     be of one size, and all grey or all in colour.
     """
-    parquet = any(path.glob("train*.parquet"))
+    files = sorted(path.glob("train*.parquet"))
+    parquet = bool(files)
+    named = _named_classes(files[0]) if parquet else []
     found: dict[str, Any] = {"form": "Parquet" if parquet else "image folders"}
     shape: tuple[int, ...] = ()
     for split in SPLITS:
@@ -350,9 +352,11 @@ def _decoded(path: Path) -> dict[str, Any]:
             labels.append(label)
         if not images:
             raise DataError(f"There are no {split} images in {path}. {FORMS}.")
-        classes, numbers = np.unique(labels, return_inverse=True)
-        found |= {f"{split}_images": np.stack(images), f"{split}_labels": numbers}
-        differing = {*classes.tolist()} ^ {*found.setdefault("classes", classes.tolist())}
+        classes = sorted(set(labels), key=named.index if named else None)
+        number = {name: place for place, name in enumerate(classes)}
+        found[f"{split}_images"] = np.stack(images)
+        found[f"{split}_labels"] = np.array([number[label] for label in labels])
+        differing = {*classes} ^ {*found.setdefault("classes", classes)}
         if differing:
             raise DataError(f"{path}: not in both splits are the classes {sorted(differing)}.")
     if content.startswith(b"\xff\xd8"):  # the last one, as the others are
@@ -379,9 +383,7 @@ def _parquet_rows(path: Path, split: str) -> Iterator[Row]:
         with reading(file):
             table = ParquetFile(file).read()
             image, label = _columns(file, table.schema)
-            about = json.loads((table.schema.metadata or {}).get(b"huggingface", "{}"))
-            feature = about.get("info", {}).get("features", {}).get(label, {})
-        names = dict(enumerate(feature.get("names") or ()))
+        names = dict(enumerate(_named_classes(file)))
         for number, row in enumerate(table.to_pylist()):
             content, value = row[image], row[label]
             if isinstance(content, dict):  # the Hub's form
@@ -390,6 +392,18 @@ def _parquet_rows(path: Path, split: str) -> Iterator[Row]:
             if known in (None, -1):  # the Hub's mark of an image without a label
                 raise DataError(f"{file}, row {number}: the label {value} names no class.")
             yield f"{file}, row {number}", content, known
+
+
+def _named_classes(file: Path) -> list[str]:
+    """The names of the labels 0, 1, ... in the Hub's metadata of a Parquet file; empty if none."""
+    from pyarrow.parquet import ParquetFile
+
+    with reading(file):
+        schema = ParquetFile(file).schema_arrow
+        _, label = _columns(file, schema)
+        about = json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
+        feature = about.get("info", {}).get("features", {}).get(label, {})
+        return feature.get("names") or []
 
 
 def _columns(file: Path, schema: Any) -> tuple[str, str]:
