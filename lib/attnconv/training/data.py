@@ -337,6 +337,7 @@ def _decoded(path: Path) -> dict[str, Any]:
     files = sorted(path.glob("train*.parquet"))
     parquet = bool(files)
     named = _named_classes(files[0]) if parquet else []
+    order: Any = named.index if named else None  # else by the alphabet, or by number
     found: dict[str, Any] = {"form": "Parquet" if parquet else "image folders"}
     shape: tuple[int, ...] = ()
     for split in SPLITS:
@@ -352,7 +353,7 @@ def _decoded(path: Path) -> dict[str, Any]:
             labels.append(label)
         if not images:
             raise DataError(f"There are no {split} images in {path}. {FORMS}.")
-        classes = sorted(set(labels), key=named.index if named else None)
+        classes = sorted(set(labels), key=order)
         number = {name: place for place, name in enumerate(classes)}
         found[f"{split}_images"] = np.stack(images)
         found[f"{split}_labels"] = np.array([number[label] for label in labels])
