@@ -76,7 +76,7 @@ def test_what_others_are_told_of_the_project_is_so() -> None:
 def test_no_line_of_the_front_end_is_too_long() -> None:
     files = [file for kind in ("js", "css", "html") for file in (ROOT / "lib").rglob(f"*.{kind}")]
     longest = {file.name: max(map(len, file.read_text().split("\n"))) for file in files}
-    assert len(files) > 10 and max(longest.values()) <= 140, longest
+    assert len(files) > 10 and max(longest.values()) <= 120, longest
 
 
 def make(*words: str, path: str = "/usr/bin:/bin", fails: bool = False, **environment: str) -> str:

@@ -55,7 +55,8 @@ export function drawField(canvas, values, [height, width], side, [low, high]) {
   });
 }
 
-export const signed = (value, digits = 2) => (value.toFixed(digits) < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
+export const signed = (value, digits = 2) =>
+  (value.toFixed(digits) < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 export const shiftText = ([r, c], digits) => `(${signed(r, digits)}, ${signed(c, digits)})`;
 
 /** A share in two digits, or in as many as tell it from 0% and from 100%. */

@@ -291,7 +291,8 @@ export class Explorer extends Live {
   }
 
   takeImage() {
-    const { image, before, edited } = this.host, [height, width, channels] = image.pixels.shape, pixels = typed(image.pixels);
+    const { image, before, edited } = this.host;
+    const [height, width, channels] = image.pixels.shape, pixels = typed(image.pixels);
     Object.assign(this.picture, { width, height });
     const pen = this.picture.getContext("2d"), data = pen.createImageData(width, height);
     for (let at = 0; at < height * width; at++) {
@@ -609,7 +610,8 @@ export class Explorer extends Live {
   /** The state goes along: what is saved after a rest may be older. */
   exportPage() {
     const { pixels, title, label } = this.host.image, { data } = pixels;
-    this.exporting = this.ask({ kind: "export", state: { ...this.state }, image: { title, label } }, [data.slice().buffer]);
+    const question = { kind: "export", state: { ...this.state }, image: { title, label } };
+    this.exporting = this.ask(question, [data.slice().buffer]);
   }
 
   async copyLink() {

@@ -1,12 +1,12 @@
-// What stands between the explorer's page and its data: images and predictions come from the data themselves; in Jupyter
-// Python is asked for another model, and for the page as a file.
+// What stands between the explorer's page and its data: images and predictions come from the data themselves;
+// in Jupyter Python is asked for another model, and for the page as a file.
 
 import { NOT_HELD, inAddress } from "./page.js";
 import { answerer } from "./worker.js";
 
 const GONE =
-  "The kernel is new, or gone, and does not know this view. All but another model and the export works on; for these, " +
-  "run this cell again.";
+  "The kernel is new, or gone, and does not know this view. All but another model and the export works on; " +
+  "for these, run this cell again.";
 
 /** Questions to a Web Worker made of `source`, each answered by a promise. Where there can be none, the page answers
  * itself, and waits for it. */
@@ -100,7 +100,10 @@ export function hostOf(data, ask) {
   const pixels = ({ shape: [height, width, channels], data }) => ({ height, width, channels, values: data.slice() });
   const key = (layer, head) => (head === undefined ? `${layer}` : `${layer}.${head}`);
   const edits = (list) => Object.fromEntries(list.map(({ layer, head, ...edit }) => [key(layer, head), edit]));
-  const question = (message) => ({ ...message, image: { ...pixels(host.image.pixels), serial }, edits: edits(message.edits) });
+  const question = (message) => {
+    const image = { ...pixels(host.image.pixels), serial };
+    return { ...message, image, edits: edits(message.edits) };
+  };
   const actions = {
     image(message) {
       const others = data.images.filter((image) => message.class === null || image.label === message.class);
@@ -173,8 +176,10 @@ export function pageHost(data, ask, place = window) {
     if (named && named !== host.image) host.show(named);
     host.lost = "";
     if (title === null) host.lost = NOT_HELD;
-    else if (model && model !== data.model) host.lost = `This page does not hold the model of this link, “${model}”.`;
-    else if (title !== undefined && !named) host.lost = `This page does not hold the image of this link, “${title}”.`;
+    else if (model && model !== data.model)
+      host.lost = `This page does not hold the model of this link, “${model}”.`;
+    else if (title !== undefined && !named)
+      host.lost = `This page does not hold the image of this link, “${title}”.`;
   };
   Object.assign(host, {
     link: (state) => address.link(inThisLink(state)),

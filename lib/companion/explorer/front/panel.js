@@ -1,7 +1,9 @@
 // One model's part of the page: its grid of heads, and the chosen head large.
 
 import { drawHeads, headAt, spots } from "./centres.js";
-import { QUERY, RAMP, brightness, colourAt, drawField, percent, pixelGrid, scaleBar, shiftText, signed } from "./draw.js";
+import {
+  QUERY, RAMP, brightness, colourAt, drawField, percent, pixelGrid, scaleBar, shiftText, signed,
+} from "./draw.js";
 import { covarianceOf, describe, ellipse, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
 import { clamp, largest } from "./maths.js";

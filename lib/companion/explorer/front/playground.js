@@ -326,9 +326,9 @@ const TOUR = (n) => [
   [
     "sharp images",
     "Two conditions.",
-    "Heads must be <b>sharp</b>: lower <i>α</i>, and each blurs; the difference grows as 1 − 1/<i>S</i>(<i>α</i>)² " +
-      "says. And the picture needs <b>zeros around it</b>: switch them off, and the border differs. With both, K² " +
-      "heads can be any K × K convolution: <b>Theorem 1</b>.",
+    "Heads must be <b>sharp</b>: lower <i>α</i>, and each blurs; the difference grows as " +
+      "1 − 1/<i>S</i>(<i>α</i>)² says. And the picture needs <b>zeros around it</b>: switch them off, " +
+      "and the border differs. With both, K² heads can be any K × K convolution: <b>Theorem 1</b>.",
   ],
 ];
 
@@ -535,7 +535,8 @@ export class Playground extends Live {
     this.sumLine = element("p", { className: "pg-note", id: `${id}-sum`, "aria-live": "polite" });
     const head = element("thead", {
       innerHTML:
-        "<tr><th></th><th colspan=3>Conv2d: <i>X</i><sub>q+Δ</sub> · <i>W</i><sub>Δ</sub></th><th colspan=3>Heads: " +
+        "<tr><th></th><th colspan=3>Conv2d: <i>X</i><sub>q+Δ</sub> · <i>W</i><sub>Δ</sub></th>" +
+        "<th colspan=3>Heads: " +
         "Σ<sub>k</sub> <i>P</i><sub>h</sub> <i>X</i><sub>k</sub> · <i>W</i><sup>h</sup></th></tr>",
     });
     this.equation = element("p", { className: "pg-equation" });

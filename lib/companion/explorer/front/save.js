@@ -104,10 +104,15 @@ function composed(explorer) {
   });
   const { edits } = state, swapped = Object.keys(edits).filter((place) => edits[place].kernel);
   const changed = Object.keys(edits).length - swapped.length;
-  const notes = swapped.map((layer) => `; layer ${Number(layer) + 1} as a ${edits[layer].kernel} × ${edits[layer].kernel} convolution`);
+  const notes = swapped.map((layer) => {
+    const size = edits[layer].kernel;
+    return `; layer ${Number(layer) + 1} as a ${size} × ${size} convolution`;
+  });
   if (changed) notes.push(`; ${changed} heads changed`);
+  const query = `query row ${state.query[0]}, column ${state.query[1]}`;
+  const head = `layer ${state.layer + 1}, head ${state.head + 1}`;
   pen.fillText(
-    `query row ${state.query[0]}, column ${state.query[1]}; layer ${state.layer + 1}, head ${state.head + 1}${notes.join("")}`,
+    `${query}; ${head}${notes.join("")}`,
     pad,
     canvas.height - pad,
   );

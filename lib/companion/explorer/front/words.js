@@ -48,14 +48,15 @@ export const tourOf = ({ content, encoding }) => [
     ? [
         ".ax-centres",
         "Take a head off its tap.",
-        "Drag a dot, or the small square on its ring. The kernel follows at once, and the prediction too. Undo brings " +
-          "the head back.",
+        "Drag a dot, or the small square on its ring. The kernel follows at once, and the prediction too. " +
+          "Undo brings the head back.",
         {},
       ]
     : [
         ".ax-detail",
         "Take a head away.",
-        "Untick “head on”: the chosen head adds nothing then, and the prediction follows. Undo brings the head back.",
+        "Untick “head on”: the chosen head adds nothing then, and the prediction follows. " +
+          "Undo brings the head back.",
         {},
       ],
   [
@@ -104,8 +105,8 @@ export const GLOSSARY = {
     "A solid ring holds half of a Gaussian head's attention, a dotted one 90%. Of other heads the rings show the " +
     "measured spread, as if they were Gaussian.",
   kernel:
-    "W(Δ), the sum over heads of P(Δ) times the head's matrix W. Its cells show the norm of W(Δ), from the middle of " +
-    "the picture.",
+    "W(Δ), the sum over heads of P(Δ) times the head's matrix W. Its cells show the norm of W(Δ), " +
+    "from the middle of the picture.",
   "as a convolution":
     "The kernel takes the place of the layer's attention as it was read; nothing is trained. Beyond the picture's " +
     "border it sees the nearest pixel.",
