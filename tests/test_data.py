@@ -354,7 +354,7 @@ SIXTEEN = np.zeros((8, 7), np.uint16)
 @pytest.mark.parametrize(
     ("write", "words"),
     [
-        (lambda p: None, "no train images|embedded or cifar10|cifar-10-batches-py|train/<class>/"),
+        (lambda p: None, "no data set|embedded or cifar10|cifar-10-batches-py|train/<class>/"),
         (lambda p: os.unlink(parquet(p, SMALL) / "test-00000.parquet"), "no test images"),
         (lambda p: spoiled(p, "train.parquet", b"x"), "train.parquet cannot be read|Copy it"),
         (lambda p: parquet(p, SMALL, kind=pa.list_(pa.uint8())), "Needed are one of images"),

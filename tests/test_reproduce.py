@@ -20,7 +20,7 @@ import pytest
 from filelock import FileLock
 from PIL import Image
 
-from attnconv.config import PRESETS
+from attnconv.config import PRESETS, ConfigError
 from companion import cli, workspace
 from companion import reproduce as runner
 from companion.profile import Profile
@@ -111,7 +111,7 @@ def test_what_the_notebooks_need_is_there() -> None:
         ({"needs": ["07"]}, {}, "no notebook '07' to run. Notebooks: 02"),
         ({"needs": ["02"]}, {}, "cycle"),
         ({}, {"only": ["9"]}, "no notebook '9' to run. Notebooks: 02"),
-        ({}, {"data": "/nowhere"}, "no train images in /nowhere"),
+        ({}, {"data": "/nowhere"}, "no data set at /nowhere"),
         ({}, {"output": workspace.RECORD}, "not written over .*outputs/evening"),
     ],
 )
@@ -176,7 +176,7 @@ def images(folder: Path, size: int = 28, classes: tuple[str, ...] = ("cat", "dog
     ("shape", "message"),
     [
         ({"size": 9}, "must divide the image size 9x9"),
-        ({"classes": ("cat",)}, "classes = 1"),
+        ({"classes": ("cat",)}, "has one class, cat"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(light: Toys, shape, message, dry) -> None:
@@ -382,7 +382,7 @@ def test_two_runs_into_one_folder_are_refused(light: Toys) -> None:
     light.add("02_theory")
     light.output.mkdir()
     with FileLock(light.output / ".lock"):
-        with pytest.raises(OSError, match="lock"):
+        with pytest.raises(ConfigError, match="Another process is at work in"):
             run(light)
 
 

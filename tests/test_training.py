@@ -592,6 +592,10 @@ def test_a_start_and_its_name_come_together(name, given, run, data, tmp_path):
     network = load_run(run.path)[0] if given else None
     with pytest.raises(RunError, match="start_from = .* must name the run of start"):
         train(MODEL, replace(RECIPE, {"start_from": name}), data, tmp_path, start=network)
+    recipe = replace(RECIPE, {"start_from": "other"})
+    with pytest.raises(RunError, match="start is a network for other images or classes"):
+        train(MODEL, recipe, data, tmp_path, start=build_model(MODEL))
+    assert not (tmp_path / "config.json").exists()
 
 
 # Several processes, as torchrun starts them

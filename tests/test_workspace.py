@@ -55,7 +55,7 @@ def test_another_copy_of_the_profiles_data_shares_its_output_folder(tmp_path, mo
     assert output_folder(paper, own).name == "paper"
     assert output_folder(paper, other).name == "paper-others"
     assert output_folder(quick, own).name == "quick-cifar10"
-    with pytest.raises(DataError, match="no train images in"):
+    with pytest.raises(DataError, match="no data set at"):
         output_folder(paper, str(tmp_path / "nowhere"))
 
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nbformat
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from attnconv.config import PRESETS, REPOSITORY, ConfigError
 from companion.pages import FRONT, clean, export_html, write_page
@@ -400,9 +400,12 @@ def run_alone(batch: Batch) -> bool:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     batch.output.mkdir(parents=True, exist_ok=True)
     unfinished = batch.output / ".running"
-    with FileLock(batch.output / ".lock", timeout=0):
-        shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
-        try:
-            return batch.run()
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        with FileLock(batch.output / ".lock", timeout=0):
+            shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
+            try:
+                return batch.run()
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    except Timeout:
+        raise ConfigError(f"Another process is at work in {batch.output}; wait for it.") from None

@@ -264,6 +264,8 @@ def load_data(source: str | Path = "embedded") -> Dataset:
 
     Raises `DataError` that names file, row and remedy; `MissingData` where the download fails."""
     path = find_data(source) or _download(data_folder())
+    if not path.exists():
+        raise DataError(f"There is no data set at {path}. {FORMS}.")
     with reading(path):
         found = _read(path)
     tensors: dict[str, Any] = {}
@@ -275,6 +277,8 @@ def load_data(source: str | Path = "embedded") -> Dataset:
             tensors[name] = values.reshape(*values.shape[:3], -1).contiguous()
     images = tensors["train_images"]
     classes = tuple(map(str, found["classes"]))
+    if len(classes) < 2:
+        raise DataError(f"{path} has one class, {classes[0]}. Training needs two or more.")
     if path.name == "cifar10" and classes == tuple("0123456789"):
         classes = CIFAR10_CLASSES
     name = path.name.removesuffix(".npz")

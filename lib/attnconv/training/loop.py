@@ -300,6 +300,8 @@ def train(
         team()
         torch.manual_seed(config.seed)  # of the first weights
         model = copy.deepcopy(start) or build_model(for_images(model_config, data))
+        if model.config != for_images(model.config, data):
+            raise RunError(f"start is a network for other images or classes than {data.name} has.")
         about = {
             "preset": preset,
             "model": dict(model.config),
