@@ -339,6 +339,17 @@ def test_unfinished_runs_are_not_found_and_runs_without_weights_are(run, data, c
     assert train(MODEL, RECIPE, data, copy) == light and not (copy / "model.safetensors").exists()
 
 
+def test_what_was_measured_of_lost_weights_goes_with_them(run, data, copy):
+    measured = [copy / f"{name}.npz" for name in ("attention", "swaps", "subsets")]
+    for file in measured:
+        file.write_bytes(b"of the former weights")
+    train(MODEL, RECIPE, data, copy)  # it is finished
+    assert all(file.exists() for file in measured)
+    (copy / "model.safetensors").unlink()
+    assert_same_run(train(MODEL, RECIPE, data, copy), run)
+    assert not any(file.exists() for file in measured)
+
+
 @pytest.mark.parametrize(
     ("name", "look"),
     [

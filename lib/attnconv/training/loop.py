@@ -236,6 +236,8 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
                 optimizer.load_state_dict(state)
             metrics = run.metrics[:done]
     elif rank == 0:
+        for stale in run.path.glob("*.npz"):  # of weights that are gone
+            stale.unlink()
         keep_geometry(run, 0, model, shown)
 
     forward = forward_of(model, config)
