@@ -409,11 +409,9 @@ def test_a_copy_shows_its_parameters_and_nothing_of_this_machine(tmp_path, monke
     copy, page = (toys.output / "notebooks" / f"{name}{suffix}" for suffix in (".ipynb", ".html"))
     before = copy.read_bytes()
     executed = nbformat.read(copy, as_version=4)
-    given = (
-        '# Parameters\nprofile = "toy"\ndata = ""\noutput = "../outputs"\npreset = "quadratic"\n'
-    )
-    assert executed.cells[1].source == given + "seed = 0\n"
-    assert executed.cells[4].outputs[0].data["text/plain"] == "<object>"
+    given = 'profile = "toy"\ndata = ""\noutput = "../outputs"\npreset = "quadratic"\nseed = 0'
+    assert executed.cells[0].source == given
+    assert executed.cells[3].outputs[0].data["text/plain"] == "<object>"
     assert executed.cells[-1].source == f"[a]({name}.ipynb) [b](05_no.ipynb)"
     assert all(str(tmp_path) not in file.read_text() for file in (copy, page))
     assert run(toys, force=True) == 0

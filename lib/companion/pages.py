@@ -47,11 +47,19 @@ def title_of(path: Path) -> str:
 
 
 def clean(copy: Path, pages: Mapping[str, str]) -> None:
-    """Make of an executed notebook what is kept: links lead to other copies, pictures have 256
-    colours, and nothing tells this machine's memory or the time of day."""
+    """Make of an executed notebook what is kept: one cell shows the parameters that were given,
+    links lead to other copies, pictures have 256 colours, and nothing tells this machine's memory
+    or the time of day."""
     from companion.figures.style import of_256_colours  # imports Matplotlib, which takes a second
 
     executed = nbformat.read(copy, as_version=4)
+    given = executed.metadata["papermill"]["parameters"]
+    for cell in [*executed.cells]:
+        tags = cell.metadata.get("tags", [])
+        if "parameters" in tags:
+            cell.source = with_values(cell.source, given)
+        if "injected-parameters" in tags:
+            executed.cells.remove(cell)
     for part in (executed, *executed.cells):
         for name in ("papermill", "execution", "widgets"):
             part.metadata.pop(name, None)
@@ -71,6 +79,18 @@ def clean(copy: Path, pages: Mapping[str, str]) -> None:
                 png = of_256_colours(b64decode(data["image/png"]))
                 data["image/png"] = b64encode(png).decode()
     nbformat.write(executed, copy)
+
+
+def with_values(source: str, given: Mapping[str, Any]) -> str:
+    """A cell of default values, a line each, with those that were given in their place."""
+    lines = []
+    for line in source.splitlines():
+        name, _, default = line.partition(" = ")
+        if name in given:
+            _, mark, comment = default.partition("  #")
+            line = f"{name} = {json.dumps(given[name])}{mark}{comment}"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 class _WithMathML(IPythonRenderer):
