@@ -1,4 +1,4 @@
-"""attnconv: the living companion to *On the Relationship between Self-Attention and Convolutional
+"""attnconv: the runnable companion to *On the Relationship between Self-Attention and Convolutional
 Layers*.
 
 One idea runs through everything: an attention head that always looks at the same shift is one tap

@@ -142,8 +142,14 @@ def _gaussians(run: Run) -> NDArray:
 
 
 def farthest(run: Run) -> NDArray:
-    """How far the farthest head of a layer looks: the largest mean shift, in pixels."""
-    return np.nan_to_num(_away(run)).max(-1)
+    """How far from the query the farthest narrow head is centred, in pixels.
+
+    Heads wider than the image look nowhere, so their centres do not count."""
+    precision = np.nan_to_num(run.heads["precision"][[0, -1]])
+    flattest = np.linalg.eigvalsh(precision).min(-1)  # 1 / (standard deviation)^2, at its largest
+    is_narrow = flattest * min(run.model.grid) ** 2 > 1
+    centres = np.linalg.norm(run.heads["parameter_centre"][[0, -1]], axis=-1)
+    return np.where(is_narrow, centres, 0).max(-1)
 
 
 def long_range(run: Run) -> NDArray:

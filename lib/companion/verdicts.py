@@ -134,7 +134,7 @@ def farther(runs: Runs, others: Runs = ()) -> Verdict:
     beyond = away[..., 2:] >= away[..., :2].max(-1, keepdims=True) + 1
     before, after = beyond.sum(-1).mean(0)
     number = f"{after:.2g} of {deeper} deeper layers ({before:.2g} before training)"
-    table = by_layer([*runs, *others], {"pixels to the farthest head": stats.farthest})
+    table = by_layer([*runs, *others], {"pixels to the farthest centre": stats.farthest})
     return graded(after * (after > before), deeper / 2), number, table
 
 
@@ -242,7 +242,7 @@ def compared(
     return sign if as_long else OPEN, number, table
 
 
-matches_resnet = partial(compared, margin=2)
+matches_resnet = partial(compared, margin=1)
 quadratic_ahead = content_lower = partial(compared, way=-1)  # who should be below comes first
 content_harder = partial(compared, of="train_loss")
 
