@@ -55,7 +55,7 @@ ABOUT = {
         (TrainConfig, {"lr": 0.0}, "lr = 0.0: Input should be greater than 0"),
         (TrainConfig, {"images": 0}, "images = 0: Input should be greater than 0"),
         (TrainConfig, {"epochs": "6"}, "epochs = '6': Input should be a valid integer"),
-        (TrainConfig, {"validation": "x" * 1000}, r"validation = 'xx.*\.\.\..*x': Input"),
+        (TrainConfig, {"epochs": "x" * 1000}, r"epochs = 'xx.*\.\.\..*x': Input"),
     ],
 )
 def test_refusals(make, values, message):

@@ -160,7 +160,6 @@ class TrainConfig(Config):
     warmup: Share = 0.05
     clip: PositiveFloat | None = None  # largest gradient norm, centres and spreads aside
     augment: bool = True  # pad by 4 and crop, flip left-right: each image its own draw
-    validation: NonNegativeInt = 0  # training images that are held out, balanced by class
     # So many only, drawn by the seed and repeated: as many steps as with all of them.
     images: PositiveInt | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0

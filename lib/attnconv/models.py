@@ -41,6 +41,7 @@ class Convolution(nn.Module):
             channels, out_channels, kernel_size, padding="same", padding_mode="replicate"
         )
 
+    @torch._disable_dynamo  # torch 2.15's compiler fails on the gradient of the padding
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 

@@ -29,16 +29,20 @@ Arrays = dict[str, NDArray]
 class RunError(ValueError):
     """A run folder that cannot be used as asked; the message names the file and the remedy."""
 
+    remedy = "Bring it back, or delete {} and train again."
+
 
 @contextlib.contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Whatever goes wrong while a file of a run is read becomes one `RunError` that names it."""
+def reading(place: str | Path, kind: Any = RunError) -> Iterator[None]:
+    """Whatever goes wrong while a file is read becomes one error that names it, and its remedy."""
     try:
         yield
+    except kind:
+        raise
     except Exception as error:  # the readers of damaged files raise dozens of kinds
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        remedy = f"Bring it back, or delete {file.parent} and train again."
-        raise RunError(f"{file} cannot be read ({why}). {remedy}") from error
+        remedy = kind.remedy.format(Path(place).parent)
+        raise kind(f"{place} cannot be read ({why}). {remedy}") from error
 
 
 def write(file: Path, content: str | bytes | Mapping[str, ArrayLike]) -> None:
@@ -110,7 +114,7 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
         """A dictionary a finished epoch: train_loss, train_accuracy, test_loss, test_accuracy,
-        lr, seconds and, with validation, validation_loss, validation_accuracy.
+        lr, seconds.
         """
         file = self.path / "metrics.jsonl"
         if not file.exists():
