@@ -96,10 +96,10 @@ def test_every_convolution_is_attention_and_can_be_read_back(case):
         found = torch.autograd.grad((output * target).sum(), [x, *weights])
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-    again, report = attention_to_conv(layer)
+    again, outside = attention_to_conv(layer)
     assert type(again) is type(conv)
     torch.testing.assert_close(again(x), expected, rtol=0, atol=1e-9)
-    assert report.outside.abs().max() == 0 and report.relative_error < 1e-12
+    assert outside.abs().max() == 0
 
 
 @given(cases(groups=1), st.sampled_from([0.3, 2.0, 104.0, 800.0]))
@@ -233,7 +233,7 @@ def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(kind
         layer.centres.data += torch.randn_like(layer.centres)
     else:
         layer = quadratic(kind)
-    conv, report = attention_to_conv(layer, kernel, size)
+    conv, outside = attention_to_conv(layer, kernel, size)
     assert conv.kernel_size == (rows, columns) and layer.training
     assert conv.padding_mode == ("zeros" if kind == "depthwise" else "replicate")
     # all shifts of the paper's grid, or all that there are
@@ -244,30 +244,13 @@ def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(kind
         top, left = i - (rows - 1) // 2, j - (columns - 1) // 2
     near = p[:, i, j, top : top + rows, left : left + columns]
     torch.testing.assert_close(conv.weight, torch.einsum("hij,hcd->dcij", near, weights_of(layer)))
-    torch.testing.assert_close(report.outside, 1 - near.sum((1, 2)))
-
-
-@pytest.mark.parametrize("kind", ["isotropic", "full", "converted"])
-def test_errors_of_the_report_are_expectations_over_white_noise(kind):
-    """Against the mean over many random images at the query that was read."""
-    torch.manual_seed(1)
-    layer = QuadraticAttention(4, 6, 4, "full" if kind == "full" else "isotropic").double()
-    if kind == "converted":
-        conv = nn.Conv2d(4, 6, 3, padding=1, groups=2, dtype=torch.float64)
-        layer = conv_to_attention(conv, alpha=0.5)
-    conv, report = attention_to_conv(layer, 3, size=(11, 11))
-    x = torch.randn(4000, 4, 11, 11, dtype=torch.float64)
-    with torch.no_grad():
-        y = layer(x) if kind == "converted" else layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        differences = y - conv(x), y - conv.bias[:, None, None]
-        lost, whole = (one[..., 5, 5].square().sum().sqrt() for one in differences)
-    assert report.relative_error == pytest.approx((lost / whole).item(), rel=0.03)
+    torch.testing.assert_close(outside, 1 - near.sum((1, 2)))
 
 
 def test_a_layer_without_heads_is_a_convolution_of_zeros():
-    conv, report = attention_to_conv(QuadraticAttention(2, 3, 0), 3)
+    conv, outside = attention_to_conv(QuadraticAttention(2, 3, 0), 3)
     assert not conv.weight.any() and conv.bias.shape == (3,)
-    assert (report.relative_error, len(report.outside)) == (0, 0)
+    assert len(outside) == 0
 
 
 def test_refusals_of_the_way_back_name_their_cause():
@@ -340,7 +323,7 @@ def test_the_stand_in_has_what_a_convolution_has():
     torch.testing.assert_close(layer(x[0]), conv(x)[0])  # one image alone
     with pytest.raises(ValueError, match="2 pixels, padded, are less than the kernel's 5"):
         layer(torch.zeros(1, 3, 9, 2))
-    conv.stride, conv.dilation, conv.padding = 2, 2, 2  # later, one number for all axes
+    conv.stride, conv.dilation, conv.padding = (2, 2), (2, 2), (2, 2)  # later
     torch.testing.assert_close(conv_to_attention(conv)(x), conv(x))
 
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
@@ -78,20 +77,6 @@ def describe(maps: ArrayLike, query: Query) -> Description:
         entropy=-(p * log).sum(-1) + 0.0,  # no minus zero
         reach=p @ np.linalg.norm(shift, axis=1),
     )
-
-
-def taps(mass: ArrayLike, centre: ArrayLike, grid: tuple[int, int]) -> NDArray:
-    """Heads that act as one tap of a kernel: (...) bool, ``mass`` (...) above `TAP_MASS` nearest
-    their centre.
-
-    ``centre`` (..., 2) is the learned one of a Gaussian head; of other heads the measured one. The
-    pixel at that shift must be on the image (``grid`` H, W) at its central query: for a centre
-    outside, the softmax takes the nearest pixel that is left, whatever the shift. NaN (a head that
-    is not there) gives False.
-    """
-    pixel = np.rint(centre) + np.array(grid) // 2
-    on_image = ((pixel >= 0) & (pixel < grid)).all(-1)
-    return (np.asarray(mass) > TAP_MASS) & on_image
 
 
 def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
@@ -248,25 +233,17 @@ def pruned(network: AttentionNet) -> AttentionNet:
 
 
 def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArray:
-    """The taps of a k x k kernel that have a head: (..., k, k) bool, rows then columns; of an odd k
-    from -(k // 2) on.
+    """The taps of a k x k kernel that have a head: (..., k, k) bool, rows then columns, from
+    -(k // 2) on.
 
     Lemma 1 wants a bijection between heads and taps; section 4 finds such grids in early layers. A
     head covers the whole shift nearest to its ``centre`` (..., h, 2), in pixels, if its ``mass``
-    (..., h) there exceeds `TAP_MASS`. In an even kernel the query may be at any of the four middle
-    taps. The one is taken with which most taps are covered, so count these cells, do not draw them.
+    (..., h) there exceeds `TAP_MASS`.
     """
-    reach = kernel_size // 2
-    side = 2 * reach + 1
-    tap = np.moveaxis(np.indices((side, side)), 0, -1) - reach  # (side, side, 2)
+    tap = np.moveaxis(np.indices((kernel_size, kernel_size)), 0, -1) - kernel_size // 2  # (k, k, 2)
     nearest = np.rint(centre)[..., None, None, :]
     sharp = (np.asarray(mass) > TAP_MASS)[..., None, None]
-    covered = (sharp & (nearest == tap).all(-1)).any(-3)  # (..., side, side)
-    places = 2 - kernel_size % 2  # of the query, along each axis
-    kernels = sliding_window_view(covered, (kernel_size, kernel_size), (-2, -1))
-    choices = kernels.reshape(*covered.shape[:-2], places**2, kernel_size, kernel_size)
-    best = choices.sum((-2, -1)).argmax(-1)[..., None, None, None]
-    return np.take_along_axis(choices, best, axis=-3)[..., 0, :, :]
+    return (sharp & (nearest == tap).all(-1)).any(-3)
 
 
 def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000) -> NDArray:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.utils import _ntuple, _reverse_repeat_tuple
+from torch.nn.modules.utils import _reverse_repeat_tuple
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,8 +25,6 @@ from attnconv.models import evaluating
 
 # Lemma 2's sharpness from which a softmax over pixels, heads on taps, is one-hot in float64, too.
 ONE_HOT = 40.0
-# numbers that heads may average at a time, if one image has no more: 16 MiB
-AVERAGES = 2**22
 PLAIN = (nn.Conv1d, nn.Conv2d)
 # Modules whose code calls no function that convolves, but for the convolutions themselves.
 KNOWN = ("torch.nn.modules.", "torchvision.", "attnconv.")
@@ -106,12 +104,8 @@ class TapAttention(QuadraticAttention):
             x = x.unsqueeze(2)
         x = x.permute(0, 2, 3, 1).contiguous()  # (B, H', W', C)
         matrices = weight.flatten(2).unflatten(0, (self.groups, -1))  # (g, D/g, C/g, h)
-        at_once = max(1, AVERAGES // (math.prod(queries) * self.heads * self.channels))
-        parts = []
-        for part in x.split(at_once):
-            averages = self._averages(part, height, width).unflatten(3, (self.groups, -1))
-            parts.append(torch.einsum("bnhgc,gdch->bngd", averages, matrices).flatten(2))
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)  # (B, Q R, D)
+        averages = self._averages(x, height, width).unflatten(3, (self.groups, -1))
+        y = torch.einsum("bnhgc,gdch->bngd", averages, matrices).flatten(2)  # (B, Q R, D)
         if bias is not None:
             y = y + bias.to(y.dtype)  # the type that autocast chose
         return y.mT.unflatten(2, queries[-self.dimensions :])
@@ -154,14 +148,12 @@ def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
     conv.channels = conv.in_channels
     conv.heads = math.prod(conv.kernel_size)
     conv.dimensions = len(conv.kernel_size)
-    # A Conv1d has one row. Numbers may have been set later, one for all axes.
-    tuples: Any = _ntuple(conv.dimensions)
-    numbers = (conv.kernel_size, conv.stride, conv.dilation)
-    conv.by_axis = [(1, *tuples(each))[-2:] for each in numbers]
+    # A Conv1d has one row.
+    conv.by_axis = [(1, *each)[-2:] for each in (conv.kernel_size, conv.stride, conv.dilation)]
     # Only with zeros does a convolution look at its padding again in each pass.
     conv.added = conv._reversed_padding_repeated_twice
     if conv.padding_mode == "zeros" and not isinstance(conv.padding, str):
-        conv.added = _reverse_repeat_tuple(tuples(conv.padding), 2)
+        conv.added = _reverse_repeat_tuple(conv.padding, 2)
 
     kernel, _, dilation = conv.by_axis
     # bfloat16 would have no shift of 257 pixels.

@@ -95,13 +95,6 @@ class Run:
         return f"{self.title}, seed {self.train.seed}, {self.train.epochs} epoch{plural}"
 
     @property
-    def data_title(self) -> str:
-        """The data set's name in texts. JPEG changes pixels, so a copy in it is called one."""
-        data = self.config["data"]
-        jpeg = data["name"] == "cifar10" and "JPEG" in data["form"]
-        return "JPEG copy of CIFAR-10" if jpeg else data["name"]
-
-    @property
     def without_weights(self) -> bool:
         """Whether it is finished, and a record keeps it without its weights (docs/record.md)."""
         return (self.path / "no-weights").is_file()
