@@ -320,7 +320,6 @@ def test_the_stand_in_has_what_a_convolution_has():
     x = torch.randn(1, 3, 9, 9)
     twice = layer._conv_forward(x, 2 * conv.weight, None)
     torch.testing.assert_close(twice, conv._conv_forward(x, 2 * conv.weight, None))
-    torch.testing.assert_close(layer(x[0]), conv(x)[0])  # one image alone
     with pytest.raises(ValueError, match="2 pixels, padded, are less than the kernel's 5"):
         layer(torch.zeros(1, 3, 9, 2))
     conv.stride, conv.dilation, conv.padding = (2, 2), (2, 2), (2, 2)  # later

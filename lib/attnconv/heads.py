@@ -48,10 +48,8 @@ class Description(NamedTuple):
     """
 
     centre: NDArray  # (..., 2), mean shift, sum_k P(k) (k - q)
-    covariance: NDArray  # (..., 2, 2), of the shift around the centre, squared pixels
     # probability on the whole shift nearest to the centre: 1 for a head that is one tap of a kernel
     mass: NDArray
-    entropy: NDArray  # -sum_k P log P in nats: 0 for one pixel, log(H W) for a uniform map
     reach: NDArray  # mean distance from the query, sum_k P(k) |k - q|: how far the head looks
 
 
@@ -67,14 +65,10 @@ def describe(maps: ArrayLike, query: Query) -> Description:
     shift = np.argwhere(np.ones(p.shape[-2:])) - np.array(query, dtype=float)  # (N, 2)
     p = p.reshape(*p.shape[:-2], len(shift))
     centre = p @ shift
-    offset = shift - centre[..., None, :]  # (..., N, 2)
     nearest = (shift == np.rint(centre)[..., None, :]).all(-1)  # (..., N), true at one pixel
-    log = np.log(p + (p == 0))  # of a pixel without probability 0
     return Description(
         centre=centre,
-        covariance=np.einsum("...n,...nd,...ne->...de", p, offset, offset),
         mass=(p * nearest).sum(-1),
-        entropy=-(p * log).sum(-1) + 0.0,  # no minus zero
         reach=p @ np.linalg.norm(shift, axis=1),
     )
 
@@ -166,7 +160,7 @@ def geometry(
     query = height // 2, width // 2
     found = describe(_all_maps(layers, query, (height, width), features), query)._asdict()
     found["parameter_centre"] = np.full_like(found["centre"], np.nan)
-    found["precision"] = np.full_like(found["covariance"], np.nan)
+    found["precision"] = np.full((*found["centre"].shape, 2), np.nan)
     for index, layer in enumerate(layers):
         if isinstance(layer, QuadraticAttention):
             found["parameter_centre"][index, : layer.heads] = layer.centres.cpu().numpy()
@@ -179,13 +173,13 @@ def network_geometry(model: nn.Module, images: Tensor) -> dict[str, NDArray]:
     """The `geometry` of a network's heads, without dropout. Empty for a ResNet.
 
     With content it depends on the ``images`` (B, channels, H, W), normalised, on the model's
-    device: the first `GEOMETRY_IMAGES` count.
+    device: of a run the first `GEOMETRY_IMAGES` of the test split.
     """
     if not isinstance(model, AttentionNet):
         return {}
     features = None
     if model.config.kind == "learned_content":
-        features = model.layer_inputs(images[:GEOMETRY_IMAGES])
+        features = model.layer_inputs(images)
     return geometry(model.attention_layers, *model.config.grid, features)
 
 

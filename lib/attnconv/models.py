@@ -6,7 +6,7 @@ All take images as torchvision's models do, (B, channels, H, W), already normali
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F

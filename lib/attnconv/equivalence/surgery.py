@@ -95,8 +95,6 @@ class TapAttention(QuadraticAttention):
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`forward` with another kernel, under the name that code around a `Conv2d` may call."""
-        if x.dim() == self.dimensions + 1:  # one image
-            return self._conv_forward(x[None], weight, bias)[0]
         height, width = (1, *x.shape[2:])[-2:]
         queries = len(self.queries(height, 0)), len(self.queries(width, 1))
         x = self.pad(x)

@@ -173,7 +173,7 @@ def normalize(images: Tensor, mean: Tensor | tuple, std: Tensor | tuple) -> Tens
 
 
 def batches(
-    images: Tensor, labels: Tensor, plan: Plan | None, batch_size: int, mean: tuple, std: tuple
+    images: Tensor, labels: Tensor, plan: Plan | None, batch_size: int, mean: Floats, std: Floats
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Normalised images (B, C, H, W) and labels (B,) of one epoch; the last batch may be smaller.
     Without a plan all are in their own order. All stays on the device of ``images``, and Python

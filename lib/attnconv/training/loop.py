@@ -10,12 +10,11 @@ Without its bookkeeping, the loop is this:
 All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and
 dropout. So what a run needs to go on is its network, its optimizers and the record of its epochs;
 no generator's state. A run that was stopped goes on from its last finished epoch, and ends with the
-same bits as one that was not, on the same machine. Under torchrun each process takes its share of
-every batch.
+same bits as one that was not, on the same machine. Under torchrun each process takes an equal
+share of every batch; a few images are left over where they cannot be shared out.
 """
 
 import copy
-import functools
 import io
 import json
 import math
@@ -52,9 +51,8 @@ def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@functools.cache
 def settle_products() -> None:
-    """Let float32 be float32 on every device, and as fast as that goes. Once in a process."""
+    """Let float32 be float32 on every device, and as fast as that goes."""
     torch.backends.cudnn.allow_tf32 = False  # ten bits of a fraction
     torch.backends.cudnn.benchmark = True
     # On AMD's CPUs oneDNN multiplies 1.2 to 2.4 times as fast as MKL, on others about as fast.
@@ -69,8 +67,8 @@ def products_of(config: TrainConfig, device: torch.device) -> torch.dtype:
     """
     if config.precision != "auto":
         return getattr(torch, config.precision)
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native or device.type == "cuda" else torch.float32
+    native = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
 
 
 class Evaluation(NamedTuple):
@@ -127,17 +125,18 @@ def train_epoch(
 ) -> dict[str, float]:
     """One pass over the training images: its mean loss, accuracy, last learning rate, seconds."""
     rank, size = team()
-    images = len(data.train_labels)
+    if config.batch_size % size:
+        raise TrainingError(f"batch_size = {config.batch_size} must be a multiple of {size}.")
+    images = len(data.train_labels) // size * size  # all processes have equal shares
     device = data.train_images.device
     torch.manual_seed(config.seed * 1_000_003 + epoch + 500_009 * rank)  # of dropout
     plan = epoch_plan(images, seed=config.seed, epoch=epoch, augment=config.augment, device=device)
-    split = data.train_images, data.train_labels
+    split = data.train_images, data.train_labels[:images]
     feed = batches(*split, plan, config.batch_size, data.mean, data.std)
     products = products_of(config, device)
     clipped = [p for name, p in forward.named_parameters() if own_rate(name, config) is None]
     steps = math.ceil(images / config.batch_size)
-    quiet = rank > 0 or "ATTNCONV_QUIET" in os.environ
-    bar = tqdm(feed, f"epoch {epoch + 1}", steps, leave=False, disable=quiet)
+    bar = tqdm(feed, f"epoch {epoch + 1}", steps, leave=False)
     sums = torch.zeros(2, dtype=torch.float64, device=device)  # of losses and right answers
     started = time.monotonic()
 
@@ -147,21 +146,18 @@ def train_epoch(
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = factor * group["peak_lr"]
-        # The mean of the processes' weighted losses is the batch's. One that no image is left for
-        # takes another's, at no weight: all must go through the model.
-        batch, share = len(y), len(y[rank::size])
-        x, y = x[rank % batch :: size], y[rank % batch :: size]
+        x, y = x[rank::size], y[rank::size]
         with torch.autocast(device.type, products, enabled=products != torch.float32):
             logits = forward(x)
         loss = F.cross_entropy(logits.float(), y, label_smoothing=config.label_smoothing)
         forward.zero_grad()
-        (loss * (share * size / batch)).backward()
+        loss.backward()
         if config.clip is not None:
             nn.utils.clip_grad_norm_(clipped, config.clip)
         for optimizer in optimizers:
             optimizer.step()
-        right = (logits.argmax(1) == y)[:share].sum()
-        sums += torch.stack([loss.detach() * share, right])  # not read here: a GPU would wait
+        right = (logits.argmax(1) == y).sum()
+        sums += torch.stack([loss.detach() * len(y), right])  # not read here: a GPU would wait
 
     if size > 1:
         dist.all_reduce(sums)

@@ -132,12 +132,6 @@ class Run:
         return answers["predicted"] == answers["label"]
 
     @cached_property
-    def right_at_start(self) -> NDArray | None:
-        """The same before its first step, where it goes on from another run."""
-        answers = self.arrays("predictions.npz")
-        return answers["start"] == answers["label"] if "start" in answers else None
-
-    @cached_property
     def attention(self) -> Arrays:
         """What its heads attend to, as `heads.measure_attention` found it; empty if not asked."""
         arrays = self.arrays("attention.npz")
