@@ -208,7 +208,7 @@ def jupyterlab(folder: Path, own: Path) -> Iterator[Callable[[str, nbformat.Note
     }
     environment = os.environ | {name: str(own / place) for name, place in places.items()}
     environment |= {
-        "ATTNCONV_QUIET": "1",
+        "TQDM_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(REPOSITORY / "lib"),
     }

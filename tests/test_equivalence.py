@@ -17,13 +17,13 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrizations, prune
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from attnconv import equivalence
 from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
-from attnconv.cost import PeakMemory
 from attnconv.equivalence import (
     TapAttention,
     attention_to_conv,
@@ -96,10 +96,10 @@ def test_every_convolution_is_attention_and_can_be_read_back(case):
         found = torch.autograd.grad((output * target).sum(), [x, *weights])
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-    again, report = attention_to_conv(layer)
+    again, outside = attention_to_conv(layer)
     assert type(again) is type(conv)
     torch.testing.assert_close(again(x), expected, rtol=0, atol=1e-9)
-    assert report.outside.abs().max() == 0 and report.relative_error < 1e-12
+    assert outside.abs().max() == 0
 
 
 @given(cases(groups=1), st.sampled_from([0.3, 2.0, 104.0, 800.0]))
@@ -233,7 +233,7 @@ def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(kind
         layer.centres.data += torch.randn_like(layer.centres)
     else:
         layer = quadratic(kind)
-    conv, report = attention_to_conv(layer, kernel, size)
+    conv, outside = attention_to_conv(layer, kernel, size)
     assert conv.kernel_size == (rows, columns) and layer.training
     assert conv.padding_mode == ("zeros" if kind == "depthwise" else "replicate")
     # all shifts of the paper's grid, or all that there are
@@ -244,30 +244,13 @@ def test_the_kernel_is_the_sum_over_heads_of_probability_times_value_matrix(kind
         top, left = i - (rows - 1) // 2, j - (columns - 1) // 2
     near = p[:, i, j, top : top + rows, left : left + columns]
     torch.testing.assert_close(conv.weight, torch.einsum("hij,hcd->dcij", near, weights_of(layer)))
-    torch.testing.assert_close(report.outside, 1 - near.sum((1, 2)))
-
-
-@pytest.mark.parametrize("kind", ["isotropic", "full", "converted"])
-def test_errors_of_the_report_are_expectations_over_white_noise(kind):
-    """Against the mean over many random images at the query that was read."""
-    torch.manual_seed(1)
-    layer = QuadraticAttention(4, 6, 4, "full" if kind == "full" else "isotropic").double()
-    if kind == "converted":
-        conv = nn.Conv2d(4, 6, 3, padding=1, groups=2, dtype=torch.float64)
-        layer = conv_to_attention(conv, alpha=0.5)
-    conv, report = attention_to_conv(layer, 3, size=(11, 11))
-    x = torch.randn(4000, 4, 11, 11, dtype=torch.float64)
-    with torch.no_grad():
-        y = layer(x) if kind == "converted" else layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        differences = y - conv(x), y - conv.bias[:, None, None]
-        lost, whole = (one[..., 5, 5].square().sum().sqrt() for one in differences)
-    assert report.relative_error == pytest.approx((lost / whole).item(), rel=0.03)
+    torch.testing.assert_close(outside, 1 - near.sum((1, 2)))
 
 
 def test_a_layer_without_heads_is_a_convolution_of_zeros():
-    conv, report = attention_to_conv(QuadraticAttention(2, 3, 0), 3)
+    conv, outside = attention_to_conv(QuadraticAttention(2, 3, 0), 3)
     assert not conv.weight.any() and conv.bias.shape == (3,)
-    assert (report.relative_error, len(report.outside)) == (0, 0)
+    assert len(outside) == 0
 
 
 def test_refusals_of_the_way_back_name_their_cause():
@@ -337,10 +320,9 @@ def test_the_stand_in_has_what_a_convolution_has():
     x = torch.randn(1, 3, 9, 9)
     twice = layer._conv_forward(x, 2 * conv.weight, None)
     torch.testing.assert_close(twice, conv._conv_forward(x, 2 * conv.weight, None))
-    torch.testing.assert_close(layer(x[0]), conv(x)[0])  # one image alone
     with pytest.raises(ValueError, match="2 pixels, padded, are less than the kernel's 5"):
         layer(torch.zeros(1, 3, 9, 2))
-    conv.stride, conv.dilation, conv.padding = 2, 2, 2  # later, one number for all axes
+    conv.stride, conv.dilation, conv.padding = (2, 2), (2, 2), (2, 2)  # later
     torch.testing.assert_close(conv_to_attention(conv)(x), conv(x))
 
 
@@ -534,9 +516,10 @@ def test_what_cannot_be_converted_is_refused_with_its_place(words):
 
 
 def test_an_example_finds_what_cannot_be_seen():
-    class Shared(Around):
-        trunk = conv().float()
-        call = trunk.forward
+    class Calls(Around):
+        def call(self, x):
+            weight, bias = self.conv.weight, self.conv.bias
+            return torch.ops.aten.convolution.default(x, weight, bias, [1], [0], [1], False, [0], 1)
 
     class Asks(Around):
         def forward(self, x):
@@ -544,7 +527,10 @@ def test_an_example_finds_what_cannot_be_seen():
 
     x = torch.randn(1, 3, 8, 8)
     with pytest.raises(ValueError, match="Convolutions still run"):
-        convert(Shared(), check=x)
+        convert(Calls(), check=x)
+    transposed = Around(call=lambda x: F.conv_transpose2d(x, torch.ones(3, 1, 2, 2)))
+    with pytest.raises(TypeError, match="cannot stand for conv_transpose2d"):
+        convert(transposed)(x)
     with pytest.raises(AssertionError, match="not close"):
         convert(Asks(), check=(x,))
     with pytest.raises(TypeError, match="takes a torch.nn.Module, not 'resnet18'"):
@@ -588,14 +574,26 @@ def test_positions_keep_their_digits_in_half_precision(dtype, reach):
             torch.testing.assert_close(layer(x), conv(x), atol=0.03, rtol=0.03)
 
 
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that is made inside."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        sizes = [one.nbytes for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
+        self.bytes = max(self.bytes, *sizes)
+        return result
+
+
 def test_a_long_signal_takes_memory_that_is_linear_in_its_length():
     conv = nn.Conv1d(2, 3, 9, padding=4)
     layer = conv_to_attention(conv)
     x = torch.randn(1, 2, 200_000)
-    with torch.no_grad(), PeakMemory() as memory:
+    with torch.no_grad(), Largest() as largest:
         y = layer(x)
     torch.testing.assert_close(y, conv(x), rtol=0, atol=1e-5)
-    assert memory.peak < 100 * x.nbytes
+    assert largest.bytes < 20 * x.nbytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

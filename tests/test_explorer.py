@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.special import entr
 
 from attnconv import heads
 from attnconv.config import ModelConfig, TrainConfig
@@ -161,8 +162,11 @@ def test_the_browser_computes_what_the_model_does(kind: str, data) -> None:
             logits = layer.score_parts(x)[part == "position"][0, :, *query].detach()
             maps = logits.flatten(-2).softmax(-1).view(3, 7, 7).numpy()
         told = heads.describe(maps, query)
-        expected = {name: getattr(told, name) for name in ("centre", "reach", "entropy")}
-        expected |= dict(mass=maps.max((1, 2)), covariance=told.covariance[:, [0, 0, 1], [0, 1, 1]])
+        expected = {"centre": told.centre, "reach": told.reach, "mass": maps.max((1, 2))}
+        flat = maps.reshape(3, 49).astype(float)
+        expected["entropy"] = entr(flat).sum(1)
+        covariances = [np.cov(np.indices((7, 7)).reshape(2, -1), aweights=p, ddof=0) for p in flat]
+        expected["covariance"] = np.array(covariances)[:, [0, 0, 1], [0, 1, 1]]
         for head in range(3):
             seen, numbers = next(answers)
             np.testing.assert_allclose(np.reshape(seen, (7, 7)), maps[head], rtol=2e-3, atol=1e-6)
@@ -180,16 +184,22 @@ def test_the_browser_reads_the_kernel_that_python_reads(kind: str) -> None:
     for (size, layer), read in zip(
         itertools.product(sizes, model.attention_layers), answers, strict=True
     ):
-        conv, report = attention_to_conv(layer, size, size=(7, 7))
+        conv, outside = attention_to_conv(layer, size, size=(7, 7))
         close = dict(rtol=1e-3, atol=1e-6)
         norms = conv.weight.detach().flatten(2).norm(dim=(0, 1))
         np.testing.assert_allclose(read["norms"], norms, **close)
-        np.testing.assert_allclose(read["outside"], report.outside, **close)
-        np.testing.assert_allclose(read["error"], report.relative_error, **close)
-        alone = layer.value.weight.detach().unflatten(1, (3, 8)).norm(dim=(0, 2)).numpy()
+        np.testing.assert_allclose(read["outside"], outside, **close)
+        weight = layer.value.weight.detach().unflatten(1, (3, 8))
+        alone = weight.norm(dim=(0, 2)).numpy()
         inside = slice(3 - size // 2, 4 + size // 2)
         maps = heads.query_maps(layer, (3, 3), 7, 7)[:, inside, inside].reshape(3, -1)
         np.testing.assert_allclose(read["parts"], maps * alone[:, None], **close)
+        p = layer.probabilities(7, 7, (3, 3)).detach()
+        whole = torch.einsum("hij,dhc->dcij", p, weight)
+        left_out = whole.clone()
+        left_out[..., inside, inside] = 0
+        error = left_out.norm() / whole.norm()  # over white noise
+        np.testing.assert_allclose(read["error"], error, **close)
 
 
 @needs_node
@@ -206,10 +216,15 @@ def test_the_browser_counts_taps_as_python_does(count: int, size: int) -> None:
     read = modelled(subject_of(model), code)
     found = heads.geometry(model.attention_layers, 7, 7)
     where = found["mass"], found["parameter_centre"]
-    covered = heads.kernel_cells(*where, size).sum((1, 2))
+    cells = heads.kernel_cells(*where, size | 1)
+    # an even kernel lies where it covers most
+    starts = itertools.product(range(2 - size % 2), repeat=2)
+    windows = [cells[:, r : r + size, c : c + size].sum((1, 2)) for r, c in starts]
+    covered = np.max(windows, axis=0)
     assert [one["covered"] for one in read] == covered.tolist() and len(set(covered)) > 2
     kinds = np.array([[head["kind"] for head in one["heads"]] for one in read])
-    np.testing.assert_array_equal(kinds == "tap", heads.taps(*where, (7, 7)))
+    on_image = (abs(where[1].round()) <= 3).all(-1)
+    np.testing.assert_array_equal(kinds == "tap", (where[0] > heads.TAP_MASS) & on_image)
     assert kinds[-1, :2].tolist() == ["outside", "uniform"]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.config import PRESETS, ConfigError, ModelConfig, replace
-from attnconv.cost import PeakMemory, cost
+from attnconv.cost import cost
 from attnconv.models import build_model, predict
 
 TABLE_1 = {  # parameters in millions, FLOPs in billions
@@ -209,15 +209,6 @@ def test_a_network_averages_over_pixels_between_its_blocks_and_its_classifier():
 def test_down_sampling_must_divide_the_image():
     with pytest.raises(ConfigError, match="downsampling = 4 must divide.*30x30"):
         build_model(ModelConfig(image_size=(30, 30), downsampling=4))
-
-
-def test_peak_memory_is_what_tensors_hold_at_once():
-    with PeakMemory() as memory:
-        for _ in range(3):
-            a = torch.zeros(1000)
-            b = a + 1  # two at once
-            del a, b
-    assert memory.peak == 8000
 
 
 def test_predict_draws_nothing_and_leaves_each_part_in_its_mode():

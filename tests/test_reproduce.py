@@ -134,7 +134,7 @@ def test_mistakes_are_refused_before_anything_runs(light: Toys, notes, options, 
         ("train quadratic --set head=3", "head = 3"),
         ("train quadratic --set seed=3", "seed cannot be changed"),
         ("train quadratic --set heads=[", "not valid YAML"),
-        ("train quadratic_pruned --profile smoke --set validation=200 --output out", "200"),
+        ("train quadratic_pruned --profile smoke --set batch_size=0 --output out", "batch_size"),
     ],
 )
 def test_the_command_says_an_error_in_one_line_before_it_does_anything(

@@ -56,10 +56,11 @@ def test_a_layer_of_one_hot_heads_is_its_convolution_everywhere(covariance):
         pairs = zip(made.attention_layers, net.attention_layers, strict=True)
         for (swapped, layer), x in zip(pairs, net.layer_inputs(some()), strict=True):
             torch.testing.assert_close(swapped(x), layer(x), rtol=0, atol=1e-6)  # the border too
-            assert swapped.report.relative_error < 1e-6 and swapped.report.outside.max() < 1e-6
+            assert relative_errors([swapped], layer, x)[0] < 1e-6 and swapped.outside.max() < 1e-6
         torch.testing.assert_close(made(some()), net(some()), rtol=0, atol=1e-5)
         missed = swap(net, {2: 1})  # a kernel without the taps that heads look at
-    assert missed.attention_layers[1].report.relative_error > 0.3
+    layer, x = net.attention_layers[1], net.layer_inputs(some())[1]
+    assert relative_errors([missed.attention_layers[1]], layer, x)[0] > 0.3
 
 
 def test_the_swapped_network_is_a_copy_that_trains_is_rebuilt_and_converts():
@@ -123,9 +124,9 @@ def test_content_is_read_as_the_mean_over_images_and_queries():
         kernel = torch.einsum("hab,dhc->dcab", mass, weight)
         torch.testing.assert_close(swapped.conv.weight.double(), kernel, rtol=1e-4, atol=1e-6)
         lost = (swapped(x) - layer(x)).norm() / (layer(x) - layer.value.bias).norm()
-    assert swapped.report.relative_error == pytest.approx(lost.item(), rel=1e-4)
+    assert relative_errors([swapped], layer, x) == pytest.approx([lost.item()], rel=1e-4)
     outside = 1 - mass.sum((1, 2))
-    torch.testing.assert_close(swapped.report.outside.double(), outside, rtol=0, atol=1e-5)
+    torch.testing.assert_close(swapped.outside.double(), outside, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "learned_content"])
@@ -147,8 +148,7 @@ def test_the_fitted_kernel_is_the_least_squares_one(kind):
     error = (got - target).norm().item()
     assert error == pytest.approx((patches @ best - target).norm().item(), rel=1e-3)
     assert error < 0.95 * (before - target).norm()  # nearer than the one that is read
-    assert swapped.report.outside is None
-    assert swapped.report.relative_error == pytest.approx(relative_errors([swapped], layer, x)[0])
+    assert swapped.outside is None
 
 
 def test_what_cannot_be_swapped_is_refused():
@@ -299,4 +299,3 @@ def test_swapping_knows_no_dropout(kind, how):
         assert torch.equal(one, other)
     first, other = (swapped.attention_layers[0] for swapped in (training, evaluated))
     assert first.training and not other.training, "the copy keeps the network's mode"
-    assert first.report.relative_error == other.report.relative_error

@@ -1,5 +1,5 @@
 """What a network costs: parameters and floating-point operations, as the paper counts them and
-exactly; memory.
+exactly.
 
 A multiply-add is two FLOPs. Normalisation, softmax, activations and additions are left out, as
 everywhere in the field."""
@@ -7,10 +7,7 @@ everywhere in the field."""
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from attnconv.config import ModelConfig
 from attnconv.models import build_model
@@ -62,25 +59,3 @@ def attention_flops(config: ModelConfig) -> tuple[int, int, int]:
     if config.kind == "quadratic" and config.covariance == "full":
         return 0, dense, dense
     return 0, dense, 2 * heads * pixels * (height + width) * config.hidden
-
-
-class PeakMemory(TorchDispatchMode):
-    """The most bytes that tensors made inside hold at once: ``with PeakMemory() as memory: ...``,
-    then ``memory.peak``.
-
-    It counts tensors, forward and backward, not what libraries allocate inside an operation.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._alive = WeakIdKeyDictionary()
-        self.peak = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self._alive[storage] = storage.nbytes()
-        self.peak = max(self.peak, sum(self._alive.values()))
-        return result

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
@@ -49,10 +48,8 @@ class Description(NamedTuple):
     """
 
     centre: NDArray  # (..., 2), mean shift, sum_k P(k) (k - q)
-    covariance: NDArray  # (..., 2, 2), of the shift around the centre, squared pixels
     # probability on the whole shift nearest to the centre: 1 for a head that is one tap of a kernel
     mass: NDArray
-    entropy: NDArray  # -sum_k P log P in nats: 0 for one pixel, log(H W) for a uniform map
     reach: NDArray  # mean distance from the query, sum_k P(k) |k - q|: how far the head looks
 
 
@@ -68,30 +65,12 @@ def describe(maps: ArrayLike, query: Query) -> Description:
     shift = np.argwhere(np.ones(p.shape[-2:])) - np.array(query, dtype=float)  # (N, 2)
     p = p.reshape(*p.shape[:-2], len(shift))
     centre = p @ shift
-    offset = shift - centre[..., None, :]  # (..., N, 2)
     nearest = (shift == np.rint(centre)[..., None, :]).all(-1)  # (..., N), true at one pixel
-    log = np.log(p + (p == 0))  # of a pixel without probability 0
     return Description(
         centre=centre,
-        covariance=np.einsum("...n,...nd,...ne->...de", p, offset, offset),
         mass=(p * nearest).sum(-1),
-        entropy=-(p * log).sum(-1) + 0.0,  # no minus zero
         reach=p @ np.linalg.norm(shift, axis=1),
     )
-
-
-def taps(mass: ArrayLike, centre: ArrayLike, grid: tuple[int, int]) -> NDArray:
-    """Heads that act as one tap of a kernel: (...) bool, ``mass`` (...) above `TAP_MASS` nearest
-    their centre.
-
-    ``centre`` (..., 2) is the learned one of a Gaussian head; of other heads the measured one. The
-    pixel at that shift must be on the image (``grid`` H, W) at its central query: for a centre
-    outside, the softmax takes the nearest pixel that is left, whatever the shift. NaN (a head that
-    is not there) gives False.
-    """
-    pixel = np.rint(centre) + np.array(grid) // 2
-    on_image = ((pixel >= 0) & (pixel < grid)).all(-1)
-    return (np.asarray(mass) > TAP_MASS) & on_image
 
 
 def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
@@ -181,7 +160,7 @@ def geometry(
     query = height // 2, width // 2
     found = describe(_all_maps(layers, query, (height, width), features), query)._asdict()
     found["parameter_centre"] = np.full_like(found["centre"], np.nan)
-    found["precision"] = np.full_like(found["covariance"], np.nan)
+    found["precision"] = np.full((*found["centre"].shape, 2), np.nan)
     for index, layer in enumerate(layers):
         if isinstance(layer, QuadraticAttention):
             found["parameter_centre"][index, : layer.heads] = layer.centres.cpu().numpy()
@@ -194,13 +173,13 @@ def network_geometry(model: nn.Module, images: Tensor) -> dict[str, NDArray]:
     """The `geometry` of a network's heads, without dropout. Empty for a ResNet.
 
     With content it depends on the ``images`` (B, channels, H, W), normalised, on the model's
-    device: the first `GEOMETRY_IMAGES` count.
+    device: of a run the first `GEOMETRY_IMAGES` of the test split.
     """
     if not isinstance(model, AttentionNet):
         return {}
     features = None
     if model.config.kind == "learned_content":
-        features = model.layer_inputs(images[:GEOMETRY_IMAGES])
+        features = model.layer_inputs(images)
     return geometry(model.attention_layers, *model.config.grid, features)
 
 
@@ -248,25 +227,17 @@ def pruned(network: AttentionNet) -> AttentionNet:
 
 
 def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArray:
-    """The taps of a k x k kernel that have a head: (..., k, k) bool, rows then columns; of an odd k
-    from -(k // 2) on.
+    """The taps of a k x k kernel that have a head: (..., k, k) bool, rows then columns, from
+    -(k // 2) on.
 
     Lemma 1 wants a bijection between heads and taps; section 4 finds such grids in early layers. A
     head covers the whole shift nearest to its ``centre`` (..., h, 2), in pixels, if its ``mass``
-    (..., h) there exceeds `TAP_MASS`. In an even kernel the query may be at any of the four middle
-    taps. The one is taken with which most taps are covered, so count these cells, do not draw them.
+    (..., h) there exceeds `TAP_MASS`.
     """
-    reach = kernel_size // 2
-    side = 2 * reach + 1
-    tap = np.moveaxis(np.indices((side, side)), 0, -1) - reach  # (side, side, 2)
+    tap = np.moveaxis(np.indices((kernel_size, kernel_size)), 0, -1) - kernel_size // 2  # (k, k, 2)
     nearest = np.rint(centre)[..., None, None, :]
     sharp = (np.asarray(mass) > TAP_MASS)[..., None, None]
-    covered = (sharp & (nearest == tap).all(-1)).any(-3)  # (..., side, side)
-    places = 2 - kernel_size % 2  # of the query, along each axis
-    kernels = sliding_window_view(covered, (kernel_size, kernel_size), (-2, -1))
-    choices = kernels.reshape(*covered.shape[:-2], places**2, kernel_size, kernel_size)
-    best = choices.sum((-2, -1)).argmax(-1)[..., None, None, None]
-    return np.take_along_axis(choices, best, axis=-3)[..., 0, :, :]
+    return (sharp & (nearest == tap).all(-1)).any(-3)
 
 
 def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000) -> NDArray:

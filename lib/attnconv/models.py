@@ -6,7 +6,7 @@ All take images as torchvision's models do, (B, channels, H, W), already normali
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +28,11 @@ class Convolution(nn.Module):
     D).
 
     Beyond the border it sees the nearest pixel of the image, as a sharp head does.
-    `attnconv.equivalence.swap` makes such layers; ``report`` then says what they leave out."""
+    `attnconv.equivalence.swap` makes such layers; ``outside`` is then the mass of each
+    head on shifts that are no taps, (h,); of a fitted one it is None."""
 
     heads = 0
-    report: Any = None
+    outside: Tensor | None = None
 
     def __init__(self, channels: int, out_channels: int, kernel_size: int):
         super().__init__()
@@ -41,6 +42,7 @@ class Convolution(nn.Module):
             channels, out_channels, kernel_size, padding="same", padding_mode="replicate"
         )
 
+    @torch._disable_dynamo  # torch 2.15's compiler fails on the gradient of the padding
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
@@ -109,9 +111,6 @@ class AttentionNet(nn.Module):
     """Attention only: space-to-depth, a linear map, ``layers`` blocks, the average over pixels,
     a linear classifier.
     """
-
-    kept: list[list[int]] | None = None
-    """Of a pruned network: the numbers of the heads that stayed, by layer."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()

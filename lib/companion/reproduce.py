@@ -247,7 +247,7 @@ def execute(batch: Batch, job: Job) -> None:
     threads = cores() if job.about.get("alone") else max(1, cores() // batch.at_once)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ |= {
-        "ATTNCONV_QUIET": "1",
+        "TQDM_DISABLE": "1",
         "ATTNCONV_STATIC": "1",
         "ATTNCONV_RESULTS": str(stage / "results"),
         "IPYTHONDIR": str(stage),  # the user's settings and kernels do not count

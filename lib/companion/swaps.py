@@ -6,7 +6,6 @@ counts answers. It also measures how well each layer's output is met, before tra
 which layers *became* convolutions."""
 
 import copy
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,11 +76,10 @@ def measure_swaps(
         "whole": _right(trained, data),
     }
     tried = {"alone": read, "up_to": read, "fitted": fitted, "shuffled": shuffled}
-    quiet = "ATTNCONV_QUIET" in os.environ
     for name, networks in tried.items():
         answers = []
         # up to an hour with content, on two cores
-        for layer in tqdm(layers, f"Convolutions, {name}", disable=quiet):
+        for layer in tqdm(layers, f"Convolutions, {name}"):
             first = layer if name == "alone" else 1
             mixed = [_mixed(trained, network, first, layer) for network in networks]
             answers.append([_right(network, data) for network in mixed])

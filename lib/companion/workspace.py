@@ -138,7 +138,6 @@ class Workspace:
             )
         with torch.device("meta"):  # shapes only
             build_model(model)
-        self.data.for_training(recipe)
 
     def run(
         self,

@@ -239,44 +239,24 @@ class ContentAttention(nn.Module):
 
     def probabilities(self, x: Tensor) -> Tensor:
         """P for these images, x (B, H, W, C): (B, h, H, W, H, W); the last two axes sum to 1."""
-        grid = x.shape[1:3]
-        q, k = self._queries_and_keys(x)
-        by_row, by_column = self.position_logits(q)
-        # [q, q . r_row, q . r_col] . [k, one-hot row, one-hot column] = q . k + q . r: one product.
-        row, column = (torch.eye(side, dtype=k.dtype, device=k.device) for side in grid)
-        place = torch.cat([row[:, None].expand(*grid, -1), column.expand(*grid, -1)], dim=-1)
-        queries = torch.cat([q, by_row, by_column], dim=-1).flatten(2, 3)  # (B, h, N, K + H + W)
-        keys = torch.cat([k, place.expand(*k.shape[:2], -1, -1, -1)], dim=-1).flatten(2, 3)
-        queries = queries / math.sqrt(self.key_size)
-        return (queries @ keys.mT).softmax(-1).unflatten(-1, grid).unflatten(2, grid)
+        content, position = self.score_parts(x)
+        return (content + position).flatten(-2).softmax(-1).view_as(content)
 
     def score_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W)."""
-        q, k = self._queries_and_keys(x)
-        by_row, by_column = self.position_logits(q)
-        scale = 1 / math.sqrt(self.key_size)
+        _check_input(x, self)
+        split = (self.heads, self.key_size)
+        q = self.query(x).unflatten(-1, split).permute(0, 3, 1, 2, 4)  # (B, h, H, W, K)
+        k = self.key(x).unflatten(-1, split).permute(0, 3, 1, 2, 4)
+        q = q / math.sqrt(self.key_size)
         content = torch.einsum("bhijd,bhkld->bhijkl", q, k)
-        return scale * content, scale * (by_row[..., :, None] + by_column[..., None, :])
-
-    def position_logits(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """q (B, h, H, W, K) -> q . r_row (B, h, H, W, H) and q . r_col (B, h, H, W, W): a score for
-        each key row and each key column.
-        """
-        height, width = q.shape[2:4]
-        rows = self.row_embedding[_known_shifts(height, self.max_size, q.device)]  # (H, H, K/2)
-        columns = self.column_embedding[_known_shifts(width, self.max_size, q.device)]
+        height, width = x.shape[1:3]
+        rows = self.row_embedding[_known_shifts(height, self.max_size, x.device)]  # (H, H, K/2)
+        columns = self.column_embedding[_known_shifts(width, self.max_size, x.device)]
         q_row, q_column = q.chunk(2, dim=-1)
         by_row = torch.einsum("bhijd,ikd->bhijk", q_row, rows)
         by_column = torch.einsum("bhijd,jld->bhijl", q_column, columns)
-        return by_row, by_column
-
-    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x (B, H, W, C) -> q and k, each (B, h, H, W, K)."""
-        _check_input(x, self)
-        split = (self.heads, self.key_size)
-        q = self.query(x).unflatten(-1, split).permute(0, 3, 1, 2, 4)
-        k = self.key(x).unflatten(-1, split).permute(0, 3, 1, 2, 4)
-        return q, k
+        return content, by_row[..., :, None] + by_column[..., None, :]
 
     @torch.no_grad()
     def start_on_taps(self, alpha: float) -> None:

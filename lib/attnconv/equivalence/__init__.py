@@ -3,7 +3,7 @@
 way back, `swapping` what a network loses by it."""
 
 from attnconv.attention import tap_shifts
-from attnconv.equivalence.reading import KernelReport, attention_to_conv
+from attnconv.equivalence.reading import attention_to_conv
 from attnconv.equivalence.surgery import TapAttention, conv_to_attention, convert
 from attnconv.equivalence.swapping import swap, unswap
 from attnconv.equivalence.theorem import (

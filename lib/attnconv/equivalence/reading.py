@@ -5,7 +5,6 @@ P_h(q, q + Delta) W^h. So a positional layer is a convolution with one tap for e
 kernel is the part of it that is near."""
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,48 +17,31 @@ from attnconv.equivalence.surgery import TapAttention
 INTERIOR = 33
 
 
-@dataclass(frozen=True)
-class KernelReport:
-    """What a convolution in the place of an attention layer leaves out."""
-
-    # (h,): mass of each head on shifts that are no taps of the kernel; None for a fitted one
-    outside: Tensor | None
-    relative_error: float
-    """|attention - convolution| / |attention - bias|, each a root mean square. From
-    `attention_to_conv` its expectation over white noise, where each shift adds |sum_h P_h(Delta)
-    W^h|^2 to the output's mean square, for a query that sees what the central one sees; from
-    `attnconv.equivalence.swap`, where images were needed, measured on them."""
-    on: str = "white noise"  # or images
-
-
 @torch.no_grad()
 def attention_to_conv(
     layer: PositionalAttention,
     kernel_size: int = 3,
     size: tuple[int, int] | None = None,
-    padding_mode: str = "replicate",
-) -> tuple[nn.Conv1d | nn.Conv2d, KernelReport]:
+) -> tuple[nn.Conv1d | nn.Conv2d, Tensor]:
     """Read the convolution out of an attention layer: W_Delta = sum_h P_h(q, q + Delta) W^h at the
-    central query q.
+    central query q. And what it leaves out: the mass of each head on shifts that are no taps, (h,).
 
     Args:
         layer: `QuadraticAttention`, `LearnedAttention`, or a `TapAttention`, which gives back the
             convolution that it came from, stride and all. From the others comes a Conv2d (channels
-            first) with ``padding="same"``.
+            first) with ``padding="same"``. Beyond the border it sees the nearest pixel that exists,
+            as a sharp head does (notebook 07).
         kernel_size: side of the kernel. A `TapAttention` has its own.
         size: (H, W) of the grid whose central query (H // 2, W // 2) is read. P depends on it, as
             the softmax is over the pixels that exist. Default: max_size x max_size for a
             `LearnedAttention`; for the others 33 x 33, or more if the kernel needs it.
-        padding_mode: what that Conv2d sees beyond the border. A sharp head whose pixel does not
-            exist looks at the nearest one that does, which is ``replicate``: on real images the
-            nearest to trained layers of all kinds (notebook 07).
     """
     if not isinstance(layer, PositionalAttention):
         kind = type(layer).__name__
         raise TypeError(
             f"A convolution is read where attention depends on positions alone, not from a {kind}."
         )
-    conv = _empty_conv(layer, kernel_size, padding_mode)
+    conv = _empty_conv(layer, kernel_size)
     taps = tap_shifts((1, *conv.kernel_size)[-2:], (1, *conv.dilation)[-2:])  # (K K, 2)
     if size is None:
         side = max(INTERIOR, 2 * int(taps.abs().max()) + 1)
@@ -83,19 +65,12 @@ def attention_to_conv(
     if conv.bias is not None:
         conv.bias.copy_(layer.value.bias)
 
-    left_out = p.clone()
-    left_out[:, i, j] = 0
-    # |sum_h P_h(Delta) W^h|^2 over all shifts, from <W^h, W^g>: before, and of what is left out.
-    alike = torch.einsum("dhc,dgc->hg", weight, weight)
-    whole, lost = (
-        (alike * (of.flatten(1) @ of.flatten(1).T)).sum().clamp_min(0).sqrt()
-        for of in (p, left_out)
-    )
     # Outside is summed as it is: 1 - sum inside would lose small masses.
-    return conv, KernelReport(left_out.sum((1, 2)), (lost / whole.clamp_min(1e-30)).item())
+    p[:, i, j] = 0
+    return conv, p.sum((1, 2))
 
 
-def _empty_conv(layer: Any, kernel_size: int, padding_mode: str) -> Any:
+def _empty_conv(layer: Any, kernel_size: int) -> Any:
     """The convolution to read, weights not set."""
     if isinstance(layer, TapAttention):
         conv: Any = copy.deepcopy(layer)
@@ -103,6 +78,6 @@ def _empty_conv(layer: Any, kernel_size: int, padding_mode: str) -> Any:
         del conv.centres, conv.spreads
         return conv
     weight = layer.value.weight
-    options = {"padding_mode": padding_mode, "device": weight.device, "dtype": weight.dtype}
+    options = {"padding_mode": "replicate", "device": weight.device, "dtype": weight.dtype}
     sizes = (layer.channels, layer.out_channels, kernel_size)
     return nn.utils.skip_init(nn.Conv2d, *sizes, padding="same", **options)

@@ -5,19 +5,16 @@ kernel: strides, dilations, groups, paddings, one dimension. Shape letters as in
 `attnconv.attention`, and H' x W' pixels of the padded input, Q x R of the output (the queries)."""
 
 import copy
-import functools
 import gc
-import inspect
 import math
 from collections.abc import Iterable
-from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.utils import _ntuple, _reverse_repeat_tuple
+from torch.nn.modules.utils import _reverse_repeat_tuple
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -28,12 +25,9 @@ from attnconv.models import evaluating
 
 # Lemma 2's sharpness from which a softmax over pixels, heads on taps, is one-hot in float64, too.
 ONE_HOT = 40.0
-# numbers that heads may average at a time, if one image has no more: 16 MiB
-AVERAGES = 2**22
 PLAIN = (nn.Conv1d, nn.Conv2d)
-# Functions that attention takes where a module's own code calls them, and those that it cannot.
-TAKEN = {"conv1d", "conv2d", "_conv_forward"}
-OTHERS = {f"conv_transpose{n}d" for n in (1, 2, 3)} | {"conv3d", "deform_conv2d"}
+# Modules whose code calls no function that convolves, but for the convolutions themselves.
+KNOWN = ("torch.nn.modules.", "torchvision.", "attnconv.")
 
 
 class TapAttention(QuadraticAttention):
@@ -101,8 +95,6 @@ class TapAttention(QuadraticAttention):
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`forward` with another kernel, under the name that code around a `Conv2d` may call."""
-        if x.dim() == self.dimensions + 1:  # one image
-            return self._conv_forward(x[None], weight, bias)[0]
         height, width = (1, *x.shape[2:])[-2:]
         queries = len(self.queries(height, 0)), len(self.queries(width, 1))
         x = self.pad(x)
@@ -110,12 +102,8 @@ class TapAttention(QuadraticAttention):
             x = x.unsqueeze(2)
         x = x.permute(0, 2, 3, 1).contiguous()  # (B, H', W', C)
         matrices = weight.flatten(2).unflatten(0, (self.groups, -1))  # (g, D/g, C/g, h)
-        at_once = max(1, AVERAGES // (math.prod(queries) * self.heads * self.channels))
-        parts = []
-        for part in x.split(at_once):
-            averages = self._averages(part, height, width).unflatten(3, (self.groups, -1))
-            parts.append(torch.einsum("bnhgc,gdch->bngd", averages, matrices).flatten(2))
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)  # (B, Q R, D)
+        averages = self._averages(x, height, width).unflatten(3, (self.groups, -1))
+        y = torch.einsum("bnhgc,gdch->bngd", averages, matrices).flatten(2)  # (B, Q R, D)
         if bias is not None:
             y = y + bias.to(y.dtype)  # the type that autocast chose
         return y.mT.unflatten(2, queries[-self.dimensions :])
@@ -148,9 +136,6 @@ class TapAttention(QuadraticAttention):
         sharp = all(spread**2 >= 2 * ONE_HOT for spread in self.spreads.tolist())
         return sharp and self.centres.tolist() == self.taps.tolist()
 
-    def extra_repr(self) -> str:
-        return f"{_ConvNd.extra_repr(self)}, heads={self.heads}"  # type: ignore[arg-type]
-
 
 def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
     """Make a convolution with this kernel attention: the same object, parameters and attributes,
@@ -161,14 +146,12 @@ def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
     conv.channels = conv.in_channels
     conv.heads = math.prod(conv.kernel_size)
     conv.dimensions = len(conv.kernel_size)
-    # A Conv1d has one row. Numbers may have been set later, one for all axes.
-    tuples: Any = _ntuple(conv.dimensions)
-    numbers = (conv.kernel_size, conv.stride, conv.dilation)
-    conv.by_axis = [(1, *tuples(each))[-2:] for each in numbers]
+    # A Conv1d has one row.
+    conv.by_axis = [(1, *each)[-2:] for each in (conv.kernel_size, conv.stride, conv.dilation)]
     # Only with zeros does a convolution look at its padding again in each pass.
     conv.added = conv._reversed_padding_repeated_twice
     if conv.padding_mode == "zeros" and not isinstance(conv.padding, str):
-        conv.added = _reverse_repeat_tuple(tuples(conv.padding), 2)
+        conv.added = _reverse_repeat_tuple(conv.padding, 2)
 
     kernel, _, dilation = conv.by_axis
     # bfloat16 would have no shift of 257 pixels.
@@ -202,8 +185,8 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
     """A copy of the network in which every convolution is self-attention; its outputs are the same.
 
     Each `Conv2d` and `Conv1d` becomes a `TapAttention`. A module whose own code convolves, as with
-    `F.conv2d` and weights or paddings that it works out itself, becomes a subclass: its code runs,
-    and attention takes the products. Everything else is copied as it is. The copy shares nothing
+    `F.conv2d` and weights or paddings that it works out itself, gets a hook: its code runs, and
+    attention takes the products. Everything else is copied as it is. The copy shares nothing
     with the network; activations that it keeps are copied without their graph.
 
     Args:
@@ -235,7 +218,13 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
                 f"{places[id(thing)]}: the copy would share it with the network. A function holds "
                 "it, or it copies as itself. Keep modules as attributes alone."
             )
-        _let_attend(thing, alpha)
+        kind: Any = type(thing)
+        if kind in PLAIN:
+            _take_over(thing, thing.weight, alpha)
+        elif isinstance(thing, nn.Module) and not kind.__module__.startswith(KNOWN):
+            attending = _Attending(alpha)
+            thing.register_forward_pre_hook(attending.enter, prepend=True)
+            thing.register_forward_hook(attending.leave, always_call=True)
     for name, module in converted.named_modules():  # a copied torch.fx graph is in training mode
         module.training = network.get_submodule(name).training
     if check is not None:
@@ -250,8 +239,8 @@ def _compare(converted: nn.Module, network: nn.Module, inputs: tuple[Any, ...]) 
         found = converted(*inputs)
     if any("conv" in str(operation) for operation in flops.get_flop_counts()["Global"]):
         raise ValueError(
-            "Convolutions still run in the copy: code calls them that is not seen from the classes "
-            "of its modules. Call F.conv2d in a module's forward."
+            "Convolutions still run in the copy. Call F.conv2d in a module's forward, and the "
+            "module itself rather than its forward."
         )
     with evaluating(network):
         torch.testing.assert_close(found, network(*inputs), rtol=1e-3, atol=1e-3)
@@ -274,70 +263,45 @@ def _held_by(network: nn.Module) -> Iterable[Any]:
 
 def _refuse(module: nn.Module, place: str) -> None:
     """Raise a TypeError if attention cannot stand for what a module computes."""
-    kind: Any = type(module)
-    names = _names_used(kind)
-    graph = isinstance(module, torch.fx.GraphModule)
     if (
         isinstance(module, torch.jit.ScriptModule)
-        or any(_is_other(base) for base in kind.__mro__)
-        or names & OTHERS
-        or (graph and names & {*TAKEN, "convolution"})
+        or any(_is_other(base) for base in type(module).__mro__)
+        or (isinstance(module, torch.fx.GraphModule) and "aten.conv" in module.code)
         or "forward" in vars(module)
     ):
         raise TypeError(
-            f"{place}: attention cannot stand for this {kind.__name__}. It takes Conv1d, Conv2d, "
-            "and classes whose code calls these or their functions; no transposed, 3-D, "
-            "deformable, lazy or quantized convolution, no script, no graph that calls functions, "
-            "no forward set on an instance (so convert first, then compile)."
+            f"{place}: attention cannot stand for this {type(module).__name__}. It takes Conv1d, "
+            "Conv2d, and code that calls these or their functions; no transposed, 3-D, "
+            "deformable, lazy or quantized convolution, no script, no exported graph, no forward "
+            "set on an instance (so convert first, then compile)."
         )
 
 
 def _is_other(kind: type) -> bool:
     """Whether a class is one of PyTorch's other convolutions."""
-    called = kind.__name__.startswith(("Conv", "LazyConv"))
-    return called and kind.__module__.startswith("torch.") and kind not in PLAIN
-
-
-def _let_attend(thing: Any, alpha: float) -> None:
-    """Make a convolution attention, and let attention take those that a module's own code calls."""
-    kind: Any = type(thing)
-    if kind in PLAIN:
-        _take_over(thing, thing.weight, alpha)
-    elif isinstance(thing, nn.Module) and kind is not TapAttention:
-        if isinstance(thing, PLAIN) or _names_used(kind) & TAKEN:
-            thing.__class__ = _by_attention(kind, alpha)
-
-
-@functools.cache
-def _names_used(kind: type) -> set[str]:
-    """Names of functions and attributes in the code of a class, and in functions that this code
-    calls by name; less PyTorch's own code.
-    """
-    names: set[str] = set()
-    known = set()
-    waiting: list[Any] = [member for base in kind.__mro__ for member in vars(base).values()]
-    for member in waiting:  # grows meanwhile
-        function = inspect.unwrap(member)
-        code = getattr(function, "__code__", function)  # or a function inside another
-        of_torch = str(getattr(function, "__module__", "")).startswith("torch.")
-        if isinstance(code, CodeType) and code not in known and not of_torch:
-            known.add(code)
-            names.update(code.co_names)
-            beside = getattr(function, "__globals__", {})
-            waiting.extend(code.co_consts)
-            waiting.extend(beside.get(name) for name in code.co_names)
-    return names
+    called = kind.__name__.startswith(("Conv", "LazyConv", "DeformConv"))
+    theirs = kind.__module__.startswith(("torch.", "torchvision.ops.deform"))
+    return called and theirs and kind not in PLAIN
 
 
 class _Attending(TorchFunctionMode):
-    """Inside, attention takes the convolutions that any code calls."""
+    """While a module's own code runs, attention takes the convolutions that it calls."""
 
     def __init__(self, alpha: float):
         super().__init__()
         self.alpha = alpha
 
+    def enter(self, *_: Any) -> None:
+        self.__enter__()
+
+    def leave(self, *_: Any) -> None:
+        self.__exit__(None, None, None)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        taken = getattr(func, "__name__", "") in TAKEN
+        name = getattr(func, "__name__", "")
+        if name.startswith(("conv_transpose", "conv3d")):
+            raise TypeError(f"Attention cannot stand for {name}, which a module's own code calls.")
+        taken = name in ("conv1d", "conv2d")
         return (self.convolve if taken else func)(*args, **(kwargs or {}))
 
     def convolve(
@@ -348,16 +312,3 @@ class _Attending(TorchFunctionMode):
         sizes = (input.shape[1 - weight.dim()], weight.shape[0], tuple(weight.shape[2:]))
         conv = kind(*sizes, *numbers, **named, bias=False, device="meta")
         return _take_over(conv, weight, self.alpha)._conv_forward(input, weight, bias)
-
-
-@functools.cache
-def _by_attention(kind: Any, alpha: float) -> type:
-    """A subclass whose code runs as it is, but for convolutions: attention takes them."""
-
-    class ByAttention(kind):
-        def forward(self, *inputs: Any, **options: Any) -> Any:
-            with _Attending(alpha):
-                return super().forward(*inputs, **options)
-
-    ByAttention.__name__ = f"{kind.__name__}ByAttention"
-    return ByAttention

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, tap_shifts
 from attnconv.config import replace
-from attnconv.equivalence.reading import KernelReport, attention_to_conv
+from attnconv.equivalence.reading import attention_to_conv
 from attnconv.equivalence.theorem import theorem_1
 from attnconv.models import Attention, AttentionNet, Convolution
 
@@ -39,7 +39,7 @@ def swap(
     size}, the first is 1.
 
     Each convolution is the one that `attention_to_conv` reads out of its layer, on the network's
-    own grid. ``network.blocks[layer - 1].attention.report`` says what was left out, and
+    own grid. ``network.blocks[layer - 1].attention.outside`` says what was left out, and
     ``config.kernels`` of the copy which layers were swapped, so `build_model` makes such a network,
     too.
 
@@ -98,15 +98,14 @@ def _in_place_of(layer: Any, size: int, grid: tuple[int, int], x: Any) -> Convol
     """The convolution that is read out of a layer, for content on what it sees, x (B, H, W, C)."""
     place: Any = Convolution(layer.channels, layer.out_channels, size)
     if not isinstance(layer, ContentAttention):
-        place.conv, place.report = attention_to_conv(layer, size, grid)
+        place.conv, place.outside = attention_to_conv(layer, size, grid)
         return place
     if x is None:
         raise ValueError("Attention by content is read as a mean over images: pass images=.")
     place.to(layer.value.weight)
-    weight, outside = mean_kernel(layer, x, size)
+    weight, place.outside = mean_kernel(layer, x, size)
     place.conv.weight.copy_(weight)
     place.conv.bias.copy_(layer.value.bias)
-    place.report = KernelReport(outside, relative_errors([place], layer, x)[0], "images")
     return place
 
 
@@ -191,4 +190,4 @@ def fit_kernel(place: Convolution, layer: Attention, x: Tensor) -> None:
     change = torch.linalg.solve(gram, moment).to(conv.weight)
     conv.weight += change[:-1].T.reshape(conv.weight.shape)
     conv.bias += change[-1]
-    place.report = KernelReport(None, relative_errors([place], layer, x)[0], "images")
+    place.outside = None

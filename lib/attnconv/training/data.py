@@ -7,13 +7,11 @@ the GPU.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
 import math
 import os
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from glob import glob
@@ -22,12 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from filelock import FileLock
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
 from attnconv.config import REPOSITORY, TrainConfig
+from attnconv.training.runs import reading
 
 SAMPLE = REPOSITORY / "data" / "fashion-mnist-sample" / "fashion-mnist-sample.npz"
 SPLITS = ("train", "test")
@@ -54,6 +52,8 @@ class DataError(ValueError):
     remedy.
     """
 
+    remedy = "Copy it again, replace it or remove it."
+
 
 class MissingData(DataError):
     """A data set that was asked for by name is not on this machine."""
@@ -73,16 +73,6 @@ class Dataset:
     mean: Floats  # pixels in [0, 1]
     std: Floats
 
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """Height and width, in pixels."""
-        return self.train_images.shape[1], self.train_images.shape[2]
-
-    @property
-    def image_channels(self) -> int:
-        """1 of grey images, 3 of those in colour."""
-        return self.train_images.shape[3]
-
     def about(self) -> dict[str, Any]:
         """What a run's config.json says of its data."""
         about = {name: getattr(self, name) for name in ("name", "form", "classes", "mean", "std")}
@@ -97,45 +87,27 @@ class Dataset:
     def first(self, train: int | None, test: int | None) -> Dataset:
         """This many images of each split, in their order: the first of each class, as many of each
         as can be. None, or a number larger than the split, keeps the whole split."""
-        which = balanced(self.test_labels, test)
-        tested = replace(
-            self, test_images=self.test_images[which], test_labels=self.test_labels[which]
-        )
-        return tested._trained_on(balanced(self.train_labels, train))
+        fewer = self._only("test", balanced(self.test_labels, test))
+        return fewer._only("train", balanced(self.train_labels, train))
 
     def for_training(self, config: TrainConfig) -> Dataset:
-        """The data that a recipe trains on: without what it holds out, and with no more than its
-        ``images``, over and over until they are as many as before. The seed draws them, as many of
-        each class as can be; more images hold the fewer ones.
+        """The data that a recipe trains on: no more than its ``images``, over and over until they
+        are as many as before. The seed draws them, as many of each class as can be; more images
+        hold the fewer ones.
         """
-        rest = (~self._held(config)).nonzero()[:, 0]
-        if config.images:
-            few = _drawn(self.train_labels[rest], config.images, "few", config.seed)
-            times = math.ceil(len(rest) / len(few))
-            rest = rest[few].repeat(times)[: len(rest)]
-        return self._trained_on(rest)
+        if config.images is None:
+            return self
+        labels = self.train_labels
+        order = torch.randperm(len(labels), generator=_generator("few", config.seed))
+        order = order.to(labels.device)
+        few = order[balanced(labels[order], config.images)]
+        times = math.ceil(len(labels) / len(few))
+        return self._only("train", few.repeat(times)[: len(labels)])
 
-    def held_out(self, config: TrainConfig) -> tuple[Tensor, Tensor]:
-        """The training images that a recipe holds out for validation, and their labels."""
-        held = self._held(config)
-        return self.train_images[held], self.train_labels[held]
-
-    def _held(self, config: TrainConfig) -> Tensor:
-        """Which images those are, bool (N,): the seed draws them, as many of each class as can
-        be.
-        """
-        if config.validation >= len(self.train_labels):
-            has = f"there are {len(self.train_labels)} training images"
-            raise DataError(f"validation = {config.validation} must be fewer: {has}.")
-        held = torch.zeros_like(self.train_labels, dtype=torch.bool)
-        held[_drawn(self.train_labels, config.validation, "hold out", config.seed)] = True
-        return held
-
-    def _trained_on(self, which: Tensor) -> Dataset:
-        """The data with those of its training images, by index or by a mask."""
-        return replace(
-            self, train_images=self.train_images[which], train_labels=self.train_labels[which]
-        )
+    def _only(self, split: str, which: Tensor) -> Dataset:
+        """The data with those images of a split, by index."""
+        names = f"{split}_images", f"{split}_labels"
+        return replace(self, **{name: getattr(self, name)[which] for name in names})
 
 
 def balanced(labels: Tensor, n: int | None) -> Tensor:
@@ -146,12 +118,6 @@ def balanced(labels: Tensor, n: int | None) -> Tensor:
     rank = seen.gather(1, labels[:, None])[:, 0]
     turn = rank * seen.shape[1] + labels
     return turn.argsort()[:n].sort().values
-
-
-def _drawn(labels: Tensor, n: int, purpose: str, seed: int) -> Tensor:
-    """Indices of n labels, drawn by the seed: as many of each class as can be."""
-    shuffled = torch.randperm(len(labels), generator=_generator(purpose, seed)).to(labels.device)
-    return shuffled[balanced(labels[shuffled], n)]
 
 
 def _generator(*parts: object) -> torch.Generator:
@@ -207,7 +173,7 @@ def normalize(images: Tensor, mean: Tensor | tuple, std: Tensor | tuple) -> Tens
 
 
 def batches(
-    images: Tensor, labels: Tensor, plan: Plan | None, batch_size: int, mean: tuple, std: tuple
+    images: Tensor, labels: Tensor, plan: Plan | None, batch_size: int, mean: Floats, std: Floats
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Normalised images (B, C, H, W) and labels (B,) of one epoch; the last batch may be smaller.
     Without a plan all are in their own order. All stays on the device of ``images``, and Python
@@ -225,21 +191,6 @@ def batches(
 def data_folder() -> Path:
     """Where CIFAR-10 is and downloads go: $ATTNCONV_DATA, or else the repository's ``data``."""
     return Path(os.environ.get("ATTNCONV_DATA") or REPOSITORY / "data").expanduser().absolute()
-
-
-@contextlib.contextmanager
-def reading(place: object) -> Iterator[None]:
-    """Whatever a library raises on a damaged or foreign file becomes one `DataError` that names
-    the place.
-    """
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # readers of damaged files raise dozens of kinds
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        remedy = "Copy it again, replace it or remove it."
-        raise DataError(f"{place} cannot be read ({why}). {remedy}") from error
 
 
 def find_data(source: str | Path = "embedded") -> Path | None:
@@ -266,28 +217,27 @@ def load_data(source: str | Path = "embedded") -> Dataset:
     path = find_data(source) or _download(data_folder())
     if not path.exists():
         raise DataError(f"There is no data set at {path}. {FORMS}.")
-    with reading(path):
-        found = _read(path)
-    tensors: dict[str, Any] = {}
-    for name in ARRAYS:
-        values = torch.as_tensor(found[name])
-        if name.endswith("labels"):
-            tensors[name] = values.long()
-        else:  # grey ones may lack their channel
-            tensors[name] = values.reshape(*values.shape[:3], -1).contiguous()
-    images = tensors["train_images"]
-    classes = tuple(map(str, found["classes"]))
+    with reading(path, DataError):
+        form, names, *arrays = _read(path)
+    classes = tuple(map(str, names))
     if len(classes) < 2:
         raise DataError(f"{path} has one class, {classes[0]}. Training needs two or more.")
     if path.name == "cifar10" and classes == tuple("0123456789"):
         classes = CIFAR10_CLASSES
+    tensors = {}
+    for name, values in zip(ARRAYS, arrays, strict=True):
+        tensor = torch.as_tensor(values)
+        if name.endswith("labels"):
+            tensors[name] = tensor.long()
+        else:  # grey ones may lack their channel
+            tensors[name] = tensor.reshape(*tensor.shape[:3], -1).contiguous()
+    images = tensors["train_images"]
     name = path.name.removesuffix(".npz")
     if classes == CIFAR10_CLASSES and images.shape[1:] == (32, 32, 3):
         name = "cifar10"
     elif name == "cifar10":
         raise DataError(f"{path} is not CIFAR-10. Rename it, and give its path as the source.")
     mean, std = STATISTICS.get(name) or _statistics(images.numpy())
-    form = str(found["form"])
     return Dataset(name, form, classes, mean=mean, std=std, **tensors)
 
 
@@ -307,75 +257,71 @@ def _download(root: Path) -> Path:
     from torchvision.datasets import CIFAR10
 
     try:
-        with FileLock(root / ".lock"):  # notebooks that run side by side need one copy
-            CIFAR10(root, download=True)
+        CIFAR10(root, download=True)
     except Exception as error:  # of the network, the disk or the archive
         remedy = f"Bring {CIFAR10.url} there, or use 'embedded', which needs no download."
         raise MissingData(f"cifar10 cannot be brought to {root} ({error}). {remedy}") from error
     return root / BATCHES
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The `ARRAYS` of a data set, its ``classes`` and its ``form``."""
+def _read(path: Path) -> tuple[Any, ...]:
+    """The form of a data set, the names of its classes, and its `ARRAYS`."""
     if path.suffix == ".npz":  # the embedded sample, or the images of a record
-        with np.load(path) as arrays:
-            return {"form": "embedded sample", **arrays}
+        with np.load(path) as file:
+            form = str(file.get("form", "embedded sample"))
+            return form, file["classes"], *(file[name] for name in ARRAYS)
     if path.name != BATCHES:
         return _decoded(path)
     from torchvision.datasets import CIFAR10
 
-    found = {"form": BATCHES, "classes": CIFAR10_CLASSES}
-    for split in SPLITS:
-        part = CIFAR10(path.parent, train=split == "train")  # unpickled if all checksums are right
-        found |= {f"{split}_images": part.data, f"{split}_labels": part.targets}
-    return found
+    # Unpickled if all checksums are right.
+    train, test = (CIFAR10(path.parent, train=split == "train") for split in SPLITS)
+    return BATCHES, CIFAR10_CLASSES, train.data, train.targets, test.data, test.targets
 
 
-Row = tuple[str, bytes, int | str]  # an image's file and row there, the encoded image, its class
+# An image's file and row there, the encoded image, its class: what classes are sorted by, its name.
+Row = tuple[str, bytes, tuple]
 
 
-def _decoded(path: Path) -> dict[str, Any]:
+def _decoded(path: Path) -> tuple[Any, ...]:
     """What `_read` gives, of Parquet files or, where there are none, of image folders. Images must
     be of one size, and all grey or all in colour.
     """
-    files = sorted(path.glob("train*.parquet"))
-    parquet = bool(files)
-    named = _named_classes(files[0]) if parquet else []
-    order: Any = named.index if named else None  # else by the alphabet, or by number
-    found: dict[str, Any] = {"form": "Parquet" if parquet else "image folders"}
-    shape: tuple[int, ...] = ()
+    parquet = any(path.glob("train*.parquet"))
+    form = "Parquet" if parquet else "image folders"
+    images: dict[str, list] = {split: [] for split in SPLITS}
+    labels: dict[str, list] = {split: [] for split in SPLITS}
     for split in SPLITS:
-        images, labels = [], []
         rows = _parquet_rows(path, split) if parquet else _folder_rows(path / split)
         for place, content, label in rows:
-            with reading(place):
+            with reading(place, DataError):
                 image = pixels(io.BytesIO(content))
-            shape = shape or image.shape
-            if image.shape != shape:
-                raise DataError(f"{place} is {image.shape}, others are {shape}. Make all alike.")
-            images.append(image)
-            labels.append(label)
-        if not images:
+            images[split].append(image)
+            labels[split].append(label)
+            first = images["train"][0].shape
+            if image.shape != first:
+                raise DataError(f"{place} is {image.shape}, others are {first}. Make all alike.")
+        if not images[split]:
             raise DataError(f"There are no {split} images in {path}. {FORMS}.")
-        classes = sorted(set(labels), key=order)
-        number = {name: place for place, name in enumerate(classes)}
-        found[f"{split}_images"] = np.stack(images)
-        found[f"{split}_labels"] = np.array([number[label] for label in labels])
-        differing = {*classes} ^ {*found.setdefault("classes", classes)}
-        if differing:
-            raise DataError(f"{path}: not in both splits are the classes {sorted(differing)}.")
+    classes = sorted({*labels["train"]})
+    differing = {*classes} ^ {*labels["test"]}
+    if differing:
+        names = [label[-1] for label in sorted(differing)]
+        raise DataError(f"{path}: not in both splits are the classes {names}.")
     if content.startswith(b"\xff\xd8"):  # the last one, as the others are
-        found["form"] += ", JPEG images"
-    return found
+        form += ", JPEG images"
+    arrays: list[Any] = []
+    for split in SPLITS:
+        arrays += [np.stack(images[split]), [classes.index(label) for label in labels[split]]]
+    return form, [label[-1] for label in classes], *arrays
 
 
 def _folder_rows(folder: Path) -> Iterator[Row]:
     """All files below the folder of each class, at any depth, but for what begins with a dot."""
-    for part in sorted(map(Path, glob("*/**", root_dir=folder, recursive=True))):
-        file = folder / part
+    for name in sorted(glob("*/**", root_dir=folder, recursive=True)):
+        file = folder / name
         if not file.is_dir():
-            # Systems write an accent in two ways.
-            yield str(file), file.read_bytes(), unicodedata.normalize("NFC", part.parts[0])
+            yield str(file), file.read_bytes(), Path(name).parts[:1]
 
 
 def _parquet_rows(path: Path, split: str) -> Iterator[Row]:
@@ -385,30 +331,21 @@ def _parquet_rows(path: Path, split: str) -> Iterator[Row]:
     from pyarrow.parquet import ParquetFile
 
     for file in sorted(path.glob(f"{split}*.parquet")):
-        with reading(file):
+        with reading(file, DataError):
             table = ParquetFile(file).read()
             image, label = _columns(file, table.schema)
-        names = dict(enumerate(_named_classes(file)))
+            about = json.loads((table.schema.metadata or {}).get(b"huggingface", "{}"))
+            feature = about.get("info", {}).get("features", {}).get(label, {})
+        names = feature.get("names")
         for number, row in enumerate(table.to_pylist()):
             content, value = row[image], row[label]
             if isinstance(content, dict):  # the Hub's form
                 content = content["bytes"]
-            known = names.get(value) if names else value
-            if known in (None, -1):  # the Hub's mark of an image without a label
+            # -1 is the Hub's mark of an image without a label
+            known = value in range(len(names)) if names else value is not None and value != -1
+            if not known:
                 raise DataError(f"{file}, row {number}: the label {value} names no class.")
-            yield f"{file}, row {number}", content, known
-
-
-def _named_classes(file: Path) -> list[str]:
-    """The names of the labels 0, 1, ... in the Hub's metadata of a Parquet file; empty if none."""
-    from pyarrow.parquet import ParquetFile
-
-    with reading(file):
-        schema = ParquetFile(file).schema_arrow
-        _, label = _columns(file, schema)
-        about = json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
-        feature = about.get("info", {}).get("features", {}).get(label, {})
-        return feature.get("names") or []
+            yield f"{file}, row {number}", content, (value, names[value]) if names else (value,)
 
 
 def _columns(file: Path, schema: Any) -> tuple[str, str]:

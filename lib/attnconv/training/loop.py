@@ -10,17 +10,15 @@ Without its bookkeeping, the loop is this:
 All randomness is a function of (seed, epoch): the order of the images, their crops and flips, and
 dropout. So what a run needs to go on is its network, its optimizers and the record of its epochs;
 no generator's state. A run that was stopped goes on from its last finished epoch, and ends with the
-same bits as one that was not, on the same machine. Under torchrun each process takes its share of
-every batch.
+same bits as one that was not, on the same machine. Under torchrun each process takes an equal
+share of every batch; a few images are left over where they cannot be shared out.
 """
 
 import copy
-import functools
 import io
 import json
 import math
 import os
-import platform
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,7 +36,7 @@ from tqdm.auto import tqdm
 
 from attnconv.config import ModelConfig, TrainConfig, for_images, identity
 from attnconv.heads import GEOMETRY_IMAGES, network_geometry
-from attnconv.models import Convolution, Network, build_model, predict
+from attnconv.models import Network, build_model, predict
 from attnconv.training.data import Dataset, batches, epoch_plan, normalize
 from attnconv.training.optimizers import build_optimizers, own_rate
 from attnconv.training.runs import Run, RunError, reading, write
@@ -53,16 +51,13 @@ def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@functools.cache
 def settle_products() -> None:
-    """Let float32 be float32 on every device, and as fast as that goes. Once in a process."""
+    """Let float32 be float32 on every device, and as fast as that goes."""
     torch.backends.cudnn.allow_tf32 = False  # ten bits of a fraction
     torch.backends.cudnn.benchmark = True
-    # On AMD's CPUs oneDNN multiplies 1.2 to 2.4 times as fast as MKL. PyTorch's way to it allows
-    # bfloat16 inside, which only CPUs with AMX make use of.
-    cpu = Path("/proc/cpuinfo")  # Linux has this file
-    amd = cpu.is_file() and "AuthenticAMD" in cpu.read_text()
-    if amd and not torch.cpu._is_amx_tile_supported():
+    # On AMD's CPUs oneDNN multiplies 1.2 to 2.4 times as fast as MKL, on others about as fast.
+    # PyTorch's way to it allows bfloat16 inside, which only CPUs with AMX make use of.
+    if not torch.cpu._is_amx_tile_supported():
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
 
 
@@ -72,8 +67,8 @@ def products_of(config: TrainConfig, device: torch.device) -> torch.dtype:
     """
     if config.precision != "auto":
         return getattr(torch, config.precision)
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native or device.type == "cuda" else torch.float32
+    native = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
 
 
 class Evaluation(NamedTuple):
@@ -86,14 +81,12 @@ class Evaluation(NamedTuple):
     predicted: Tensor
 
 
-def evaluate(model: nn.Module, data: Dataset, *others: Tensor) -> Evaluation:
-    """Evaluation mode, float32, no augmentation, every image once: of the test split, or of
-    ``others``: uint8 images (N, H, W, C) and labels (N,).
-    """
+def evaluate(model: nn.Module, data: Dataset) -> Evaluation:
+    """Of the test split: evaluation mode, float32, every image once."""
     settle_products()
     device = next(model.parameters()).device
-    images, labels = (part.to(device) for part in others or (data.test_images, data.test_labels))
-    feed = batches(images, labels, None, 100, data.mean, data.std)
+    labels = data.test_labels.to(device)
+    feed = batches(data.test_images.to(device), labels, None, 100, data.mean, data.std)
     logits = torch.cat([predict(model, x) for x, _ in feed])
     loss = F.cross_entropy(logits.double(), labels)
     predicted = logits.argmax(1)
@@ -132,17 +125,18 @@ def train_epoch(
 ) -> dict[str, float]:
     """One pass over the training images: its mean loss, accuracy, last learning rate, seconds."""
     rank, size = team()
-    images = len(data.train_labels)
+    if config.batch_size % size:
+        raise TrainingError(f"batch_size = {config.batch_size} must be a multiple of {size}.")
+    images = len(data.train_labels) // size * size  # all processes have equal shares
     device = data.train_images.device
     torch.manual_seed(config.seed * 1_000_003 + epoch + 500_009 * rank)  # of dropout
     plan = epoch_plan(images, seed=config.seed, epoch=epoch, augment=config.augment, device=device)
-    split = data.train_images, data.train_labels
+    split = data.train_images, data.train_labels[:images]
     feed = batches(*split, plan, config.batch_size, data.mean, data.std)
     products = products_of(config, device)
     clipped = [p for name, p in forward.named_parameters() if own_rate(name, config) is None]
     steps = math.ceil(images / config.batch_size)
-    quiet = rank > 0 or "ATTNCONV_QUIET" in os.environ
-    bar = tqdm(feed, f"epoch {epoch + 1}", steps, leave=False, disable=quiet)
+    bar = tqdm(feed, f"epoch {epoch + 1}", steps, leave=False)
     sums = torch.zeros(2, dtype=torch.float64, device=device)  # of losses and right answers
     started = time.monotonic()
 
@@ -152,21 +146,18 @@ def train_epoch(
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = factor * group["peak_lr"]
-        # The mean of the processes' weighted losses is the batch's. One that no image is left for
-        # takes another's, at no weight: all must go through the model.
-        batch, share = len(y), len(y[rank::size])
-        x, y = x[rank % batch :: size], y[rank % batch :: size]
+        x, y = x[rank::size], y[rank::size]
         with torch.autocast(device.type, products, enabled=products != torch.float32):
             logits = forward(x)
         loss = F.cross_entropy(logits.float(), y, label_smoothing=config.label_smoothing)
         forward.zero_grad()
-        (loss * (share * size / batch)).backward()
+        loss.backward()
         if config.clip is not None:
             nn.utils.clip_grad_norm_(clipped, config.clip)
         for optimizer in optimizers:
             optimizer.step()
-        right = (logits.argmax(1) == y)[:share].sum()
-        sums += torch.stack([loss.detach() * share, right])  # not read here: a GPU would wait
+        right = (logits.argmax(1) == y).sum()
+        sums += torch.stack([loss.detach() * len(y), right])  # not read here: a GPU would wait
 
     if size > 1:
         dist.all_reduce(sums)
@@ -176,33 +167,13 @@ def train_epoch(
     return {"train_loss": loss, "train_accuracy": accuracy, "lr": rate, "seconds": seconds}
 
 
-def compiles(model: nn.Module, config: TrainConfig) -> bool:
-    """Whether steps are compiled: where the recipe asks for it, and the model has no `Convolution`.
-    On the gradient of its padding torch 2.15's compiler fails.
-    """
-    return config.compile and not any(isinstance(part, Convolution) for part in model.modules())
-
-
-def forward_of(model: nn.Module, config: TrainConfig) -> nn.Module:
-    """The model as training steps go through it: in a team, compiled, both or neither."""
-    forward = DistributedDataParallel(model) if dist.is_initialized() else model
-    if compiles(model, config):
-        # Models share one forward: beyond eight of them dynamo would quietly stop compiling.
-        torch._dynamo.reset()
-        forward = torch.compile(forward, dynamic=False)  # type: ignore[assignment]
-    return forward
-
-
-def environment(model: nn.Module, config: TrainConfig) -> dict[str, str | int]:
+def environment(config: TrainConfig, device: torch.device) -> dict[str, str]:
     """By what, and how, a model is trained here."""
-    device = best_device()
     products = str(products_of(config, device)).removeprefix("torch.")
     return {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "computation": f"{products}, compiled" if compiles(model, config) else products,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        "computation": f"{products}, compiled" if config.compile else products,
     }
 
 
@@ -230,17 +201,20 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
     checkpoint = run.path / "checkpoint.pt"
     if checkpoint.exists():
         with reading(checkpoint):
-            done, weights, states = torch.load(checkpoint, "cpu", weights_only=True)
+            metrics, weights, states = torch.load(checkpoint, "cpu", weights_only=True)
             model.load_state_dict(weights)
             for optimizer, state in zip(optimizers, states, strict=True):
                 optimizer.load_state_dict(state)
-            metrics = run.metrics[:done]
     elif rank == 0:
         for stale in run.path.glob("*.npz"):  # of weights that are gone
             stale.unlink()
         keep_geometry(run, 0, model, shown)
 
-    forward = forward_of(model, config)
+    forward = DistributedDataParallel(model) if dist.is_initialized() else model
+    if config.compile:
+        # Models share one forward: beyond eight of them dynamo would quietly stop compiling.
+        torch._dynamo.reset()
+        forward = torch.compile(forward, dynamic=False)  # type: ignore[assignment]
     for epoch in range(len(metrics), config.epochs):
         line = train_epoch(forward, optimizers, config, given, epoch)
         test = evaluate(model, given)
@@ -248,9 +222,6 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
             said = f"The loss of epoch {epoch + 1} is not finite. Lower learning rates, or clip."
             raise TrainingError(said)
         line |= {"test_loss": test.loss, "test_accuracy": test.accuracy}
-        if config.validation:
-            other = evaluate(model, given, *data.held_out(config))
-            line |= {"validation_loss": other.loss, "validation_accuracy": other.accuracy}
         metrics.append({"epoch": epoch + 1, **line})
         if rank == 0:
             lines = "".join(json.dumps(one) + "\n" for one in metrics)
@@ -258,7 +229,7 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
             keep_geometry(run, epoch + 1, model, shown)
             states = [optimizer.state_dict() for optimizer in optimizers]
             content = io.BytesIO()
-            torch.save((epoch + 1, model.state_dict(), states), content)
+            torch.save((metrics, model.state_dict(), states), content)
             write(checkpoint, content.getvalue())  # last: the epoch is finished
 
     answers["predicted"] = evaluate(model, given).predicted
@@ -288,7 +259,6 @@ def train(
             The model's configuration is then that network's.
 
     Raises:
-        DataError: there are not more images than ``validation`` asks for.
         RunError: the folder belongs to another run, or cannot be read.
         TrainingError: the loss is not finite.
         KeyboardInterrupt: after Ctrl-C; it says from which epoch the same call goes on.
@@ -300,6 +270,7 @@ def train(
     rank, _ = team()
     with FileLock(run.path / ".lock") if rank == 0 else nullcontext():
         team()
+        device = best_device()
         torch.manual_seed(config.seed)  # of the first weights
         model = copy.deepcopy(start) or build_model(for_images(model_config, data))
         if model.config != for_images(model.config, data):
@@ -309,7 +280,7 @@ def train(
             "model": dict(model.config),
             "train": dict(config),
             "data": data.about(),
-            "environment": environment(model, config),
+            "environment": environment(config, device),
         }
         file = run.path / "config.json"
         if file.exists():
@@ -321,7 +292,7 @@ def train(
         if rank == 0:
             write(file, json.dumps(about, indent=1) + "\n")
         try:
-            fit(run, model.to(best_device()), config, data.to(best_device()))
+            fit(run, model.to(device), config, data.to(device))
         except KeyboardInterrupt:
             done = len(Run(run.path).metrics)
             said = f"The same command goes on from epoch {done + 1} of {config.epochs}."

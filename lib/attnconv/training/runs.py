@@ -29,16 +29,20 @@ Arrays = dict[str, NDArray]
 class RunError(ValueError):
     """A run folder that cannot be used as asked; the message names the file and the remedy."""
 
+    remedy = "Bring it back, or delete {} and train again."
+
 
 @contextlib.contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Whatever goes wrong while a file of a run is read becomes one `RunError` that names it."""
+def reading(place: str | Path, kind: Any = RunError) -> Iterator[None]:
+    """Whatever goes wrong while a file is read becomes one error that names it, and its remedy."""
     try:
         yield
+    except kind:
+        raise
     except Exception as error:  # the readers of damaged files raise dozens of kinds
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        remedy = f"Bring it back, or delete {file.parent} and train again."
-        raise RunError(f"{file} cannot be read ({why}). {remedy}") from error
+        remedy = kind.remedy.format(Path(place).parent)
+        raise kind(f"{place} cannot be read ({why}). {remedy}") from error
 
 
 def write(file: Path, content: str | bytes | Mapping[str, ArrayLike]) -> None:
@@ -91,13 +95,6 @@ class Run:
         return f"{self.title}, seed {self.train.seed}, {self.train.epochs} epoch{plural}"
 
     @property
-    def data_title(self) -> str:
-        """The data set's name in texts. JPEG changes pixels, so a copy in it is called one."""
-        data = self.config["data"]
-        jpeg = data["name"] == "cifar10" and "JPEG" in data["form"]
-        return "JPEG copy of CIFAR-10" if jpeg else data["name"]
-
-    @property
     def without_weights(self) -> bool:
         """Whether it is finished, and a record keeps it without its weights (docs/record.md)."""
         return (self.path / "no-weights").is_file()
@@ -110,7 +107,7 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
         """A dictionary a finished epoch: train_loss, train_accuracy, test_loss, test_accuracy,
-        lr, seconds and, with validation, validation_loss, validation_accuracy.
+        lr, seconds.
         """
         file = self.path / "metrics.jsonl"
         if not file.exists():
@@ -133,12 +130,6 @@ class Run:
         """Whether the trained network is right about each test image, in the data's order: (N,)."""
         answers = self.arrays("predictions.npz")
         return answers["predicted"] == answers["label"]
-
-    @cached_property
-    def right_at_start(self) -> NDArray | None:
-        """The same before its first step, where it goes on from another run."""
-        answers = self.arrays("predictions.npz")
-        return answers["start"] == answers["label"] if "start" in answers else None
 
     @cached_property
     def attention(self) -> Arrays:

@@ -149,8 +149,8 @@ def _own_data(side: Subject, name: str | None) -> Dataset | Tensor:
             if path:
                 return load_data(path)
     sample = load_data("embedded")
-    form = sample.image_size, sample.image_channels, len(sample.classes)
+    form = *sample.train_images.shape[1:], len(sample.classes)
     config = side.config
-    alike = form == (config.image_size, config.image_channels, config.classes)
+    alike = form == (*config.image_size, config.image_channels, config.classes)
     fits = name == sample.name if name else alike
     return sample if fits else sample.test_images
