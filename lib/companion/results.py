@@ -81,11 +81,6 @@ def of_the_paper(run: Run) -> bool:
     return run.model == model and own == recipe.model_dump(exclude=free)
 
 
-def curves(runs: Sequence[Run]) -> np.ndarray:
-    """Test accuracy of runs of the same recipe after every epoch: (seeds, epochs), in [0, 1]."""
-    return np.array([[line["test_accuracy"] for line in run.metrics] for run in runs])
-
-
 def results_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
     """Table 1 with our numbers, the paper's and those of the 2021 reproduction: a row for each of
     `group`'s.
@@ -172,17 +167,3 @@ def _swapped(run: Run, kind: str) -> Iterator[dict[str, Any]]:
             "difference": differences[layer, place],
             "error": errors[layer, place],
         }
-
-
-def size_as_convolution(table: pd.DataFrame, points: float = 1.0) -> pd.DataFrame:
-    """How large a convolution each layer is: the smallest kernel that takes its place, alone, for
-    less than a point.
-
-    ``table`` as of `swap_table`. A row a model, a column a layer: the kernel's side, of several
-    seeds the largest; infinite where the largest that was tried may cost more than so many
-    ``points``, with two standard errors."""
-    alone = table[(table["layers"] == "alone") & (table["how"] == "read")]
-    enough = alone["difference"] - 2 * alone["error"] > -points
-    sides = alone.assign(kernel=alone["kernel"].where(enough, math.inf))
-    smallest = sides.groupby(["model", "seed", "layer"], sort=False)["kernel"].min()
-    return smallest.groupby(["model", "layer"], sort=False).max().unstack()

@@ -80,7 +80,6 @@ def attention_grid(
     order: ArrayLike | None = None,
     titles: Sequence[str] | None = None,
     names: Sequence[Sequence[str]] | None = None,
-    largest: float | None = None,
     room: tuple[float, float] = (0.0, 0.0),
 ) -> Figure:
     """Attention probabilities, a row a layer and a column a head (figures 5 to 7), on one scale.
@@ -95,8 +94,6 @@ def attention_grid(
         order: (layers, heads), which head comes at each place, from near to far for example.
         titles: (layers,); None is the number of a layer.
         names: (layers, heads), written above the maps; None is the number of a head.
-        largest: the probability that is black, for figures that are to be compared; None is the
-            largest here.
         room: inches that are left free at the left of the maps, and their least height.
     """
     maps = array(maps, "maps (layers, heads, height, width)")
@@ -138,7 +135,7 @@ def attention_grid(
             frame_pixel(ax, queries[layer, head] + (top, start), linewidth=thickness)
         ax.text(-0.5 - 0.05 / pixel, top + height / 2, titles[layer], ha="right", va="center")
 
-    most = (np.nanmax(maps) if largest is None else largest) or 1.0
+    most = np.nanmax(maps) or 1.0
     # Square roots keep faint heads visible.
     scale: Look = {"norm": PowerNorm(0.5, vmin=0, vmax=most), "cmap": MAP_COLOURS}
     ax.imshow(montage, **scale)
@@ -151,17 +148,15 @@ def attention_on_image(
     image: NDArray,
     query: tuple[int, int],
     maps: ArrayLike,
-    order: ArrayLike | None = None,
     caption: str = "",
-    largest: float | None = None,
 ) -> Figure:
     """One image with its query pixel, and beside it where every head of every layer looks (figures
     8 to 10).
 
     ``image`` (height, width, 1 or 3), uint8, as large as the maps or a multiple of them (attention
     works on the down-sampled grid); ``maps`` (layers, heads, H, W); ``query``: row and column in
-    the maps; ``order`` and ``largest`` as in `attention_grid`."""
-    figure = attention_grid(maps, query, order, largest=largest, room=(1.5, 1.9))
+    the maps."""
+    figure = attention_grid(maps, query, room=(1.5, 1.9))
     wide, tall = figure.get_size_inches()
     size = 1.35 / wide, 1.35 / tall
     place = 0.08 / wide, 1 - 0.17 / tall - size[1], *size
