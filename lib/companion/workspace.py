@@ -168,16 +168,14 @@ class Workspace:
         return next((run for run in runs if run.finished), None)
 
     def runs(self, kept_in: str = "runs") -> list[Run]:
-        """All finished runs on this data set, those dropped in from elsewhere too; and the record's
-        where it is this profile's."""
-        runs = find_runs(self.folder / kept_in)
-        if self.record and self.profile.recorded:
-            runs = find_runs(self.record / kept_in) + runs
-        found = {}
-        for run in runs:
-            if run.config["data"]["name"] == self.about["name"]:
-                found[run.path.name] = run
-        return list(found.values())
+        """All finished runs on this data set, those dropped in from elsewhere too. Of the record,
+        all where it is this profile's, else those that are as the profile says."""
+        runs = find_runs(self.record / kept_in) if self.record else []
+        if not self.profile.recorded:
+            runs = [run for run in runs if run.path.name == self.name(run.preset, run.train.seed)]
+        found = {run.path.name: run for run in runs + find_runs(self.folder / kept_in)}
+        data = self.about["name"]
+        return [run for run in found.values() if run.config["data"]["name"] == data]
 
     def attention(self, run: Run) -> dict[str, NDArray]:
         """What a run's heads attend to, kept or measured now: see `heads.measure_attention`. Of a
