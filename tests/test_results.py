@@ -55,7 +55,7 @@ def test_seeds_share_a_row_and_recipes_do_not():
     own, seed = run("quadratic", 0.9, epochs=6), run("quadratic", 0.9, epochs=6, seed=1)
     longer = run("quadratic", 0.9, folder="b", epochs=7)
     assert results.group([own, seed]) == {"SA quadratic": [own, seed]} and results.group([]) == {}
-    digits = "(7 epochs, 0000000b)", "(6 epochs, 0000000a)"
+    digits = "(0000000b)", "(0000000a)"
     names = [f"SA quadratic {note}" for note in digits]
     assert results.group([longer, own, seed]) == {names[0]: [longer], names[1]: [own, seed]}
     assert results.of_all_seeds(own, [longer, seed, own]) == [own, seed]
@@ -68,7 +68,6 @@ def test_the_papers_own_network_is_known_whatever_its_length():
     assert results.of_the_paper(run("quadratic", 0.9, epochs=40, seed=3))
     for other in ({"hidden": 64}, {"lr": 0.2}, {"optimizer": "muon"}):
         assert not results.of_the_paper(run("quadratic", 0.9, **other))
-    assert not results.of_the_paper(run("mine", 0.9))
 
 
 def test_runs_are_compared_with_those_of_the_same_seed():

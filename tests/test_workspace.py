@@ -194,19 +194,12 @@ def test_a_recorded_run_and_its_images_stand_in_for_the_data(without_data, recor
             without_data.run(name, **options)
 
 
-def test_what_is_measured_of_a_recorded_run_stays_outside_the_record(
-    without_data, record, work, tmp_path
-):
+def test_nothing_is_measured_of_a_recorded_run(without_data, record):
     before = content(record)
     found = without_data.run("quadratic")
-    assert without_data.attention(found)["mean"].shape[1:3] == (2, 4)
     with_data = dataclasses.replace(without_data, source="embedded")
     for one in (without_data, with_data):
-        assert one.swaps(found) == {}  # they are the record's, which has none
-    kept = tmp_path / "reproduced" / "measured" / found.path.name
-    assert {file.name for file in kept.iterdir()} == {"attention.npz"}
-    again = without_data.run("quadratic")
-    assert "mean" in without_data.attention(again) and "mean" in again.attention
+        assert one.swaps(found) == one.attention(found) == {}  # the record's, which has none
     assert content(record) == before
 
 
@@ -226,11 +219,8 @@ def test_what_a_profile_without_a_study_does_not_train_is_the_records_and_says_s
     assert found.path == record / "runs" / run.path.name
     assert f"record, {run.path.name}" in capsys.readouterr().out
     assert quick.recorded.data.form == "a few images"
-    assert quick.recorded.results == quick.results and quick.swaps(found) == {}
-    measured = []
-    monkeypatch.setattr(workspace, "measure_attention", lambda *told: measured.append(told) or {})
-    quick.attention(found)
-    assert len(measured[0][2]) == 20  # the record's images, not the profile's fifty
+    assert quick.recorded.results == quick.results
+    assert quick.swaps(found) == quick.attention(found) == {}
     assert quick.for_study is quick.recorded and "Shown: short runs" in capsys.readouterr().out
     assert [one.path for one in quick.recorded.runs()] == [found.path] and quick.runs() == []
     whole = dataclasses.replace(quick, profile=work.profile)

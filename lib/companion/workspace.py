@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from numpy.typing import NDArray
 
 from attnconv.config import (
@@ -90,8 +89,6 @@ class Workspace:
     @cached_property
     def recorded(self) -> Workspace:
         """The record's profile and few images. Results go where this workspace's go."""
-        if self.profile.recorded:
-            return self
         profile = load_profile(PROFILES / f"{RECORD.name}.yaml")
         return Workspace(profile, str(STRIP), self.folder, RECORD)
 
@@ -130,8 +127,7 @@ class Workspace:
                 f"{name}, seed {recipe.seed}, is not among the recorded runs. To train it, say"
                 f" where {self.profile.data} is: --data PATH (make: DATA=PATH)."
             )
-        with torch.device("meta"):  # shapes only
-            build_model(model)
+        build_model(model)
         self.data.for_training(recipe)
         return model, recipe
 
@@ -179,16 +175,14 @@ class Workspace:
 
     def attention(self, run: Run) -> dict[str, NDArray]:
         """What a run's heads attend to, kept or measured now: see `heads.measure_attention`. Of a
-        recorded run it is kept outside the record, and known to the run from now on."""
-        kept = Run(run.path if self._is_here(run) else self.folder / "measured" / run.path.name)
-        if not run.attention and not kept.attention:
-            home = self.recorded if run.path.is_relative_to(RECORD) else self
-            data = home.data  # the images that it was trained on
+        recorded run it is what the record keeps: empty of some."""
+        if self._is_here(run) and not run.attention:
+            data = self.data
             images = normalize(data.test_images[:AVERAGED], data.mean, data.std)
             pixels, labels = data.test_images.numpy(), data.test_labels.numpy()
             measured = measure_attention(load_run(run.path)[0], images, pixels, labels)
-            write(kept.path / "attention.npz", measured)
-        vars(run)["attention"] = run.attention or Run(kept.path).attention
+            write(run.path / "attention.npz", measured)
+            del vars(run)["attention"]  # it is read again
         return run.attention
 
     def swaps(self, run: Run, images: int | None = None) -> dict[str, NDArray]:
@@ -224,8 +218,7 @@ class Workspace:
         if isinstance(figure, Sequence):
             save_animation(figure, f"{file}.gif", frames_per_second)
         else:
-            save(figure, f"{file}.pdf")
-            save(figure, f"{file}.png")
+            save(figure, file)
         names = list(dict.fromkeys(run.path.name for run in runs))  # a run may be drawn twice
         note = {"caption": caption, "runs": names}
         Path(f"{file}.json").write_text(json.dumps(note) + "\n")

@@ -121,13 +121,13 @@ def _draw_covered(ax: Axes, covered: NDArray) -> None:
     ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, edgecolor="0.5"))
 
 
-def _outlines(centres: NDArray, precision: NDArray, share: float = 0.5) -> NDArray:
-    """The ellipses that hold a share of Gaussians (h, 2) and (h, 2, 2): (2, points, h).
+def _outlines(centres: NDArray, precision: NDArray) -> NDArray:
+    """The ellipses that hold half of Gaussians (h, 2) and (h, 2, 2): (2, points, h).
 
     Half axes of flat directions end far outside of any panel: a head that smears over a line shows
     as two lines, a uniform one not at all."""
     values, vectors = np.linalg.eigh(np.nan_to_num(precision))
-    half_axes = np.sqrt(-2 * math.log1p(-share) / np.maximum(values, 1e-7))  # (h, 2)
+    half_axes = np.sqrt(2 * math.log(2) / np.maximum(values, 1e-7))  # (h, 2)
     angle = np.linspace(0, 2 * np.pi, 201)
     circle = np.stack([np.cos(angle), np.sin(angle)], -1)  # (points, 2)
     return np.einsum("hri,hi,pi->rph", vectors, half_axes, circle) + centres.T[:, None]

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from companion.figures import style
 from companion.figures.style import DOTTED, PALETTE, Look, legend_below, styled
 
-_BETTER, _ALIKE, _WORSE = PALETTE[2], "#4d4d4d", PALETTE[3]
+_BETTER, _WORSE = PALETTE[2], PALETTE[3]
 
 
 @styled
@@ -28,17 +28,13 @@ def error_before_and_after(errors: Mapping[str, ArrayLike]) -> Figure:
         seeds = len(before)
         aside = 0.2 * (np.arange(seeds) - (seeds - 1) / 2)
         x = layers + aside[:, None]  # (seeds, layers), as before and after
-        ax.scatter([], [], facecolors="white", edgecolors=_ALIKE, label="before training", **dot)
+        ax.scatter([], [], facecolors="white", edgecolors="#4d4d4d", label="before training", **dot)
         kinds = {"smaller": (_BETTER, after < before), "larger": (_WORSE, after >= before)}
         for name, (colour, which) in kinds.items():
             places, start, end = x[which], before[which], after[which]
             ax.quiver(places, start, 0 * places, end - start, color=colour, **arrow)
             ax.scatter(places, start, facecolors="white", edgecolors=colour, **dot)
             ax.scatter(places, end, color=colour, label=f"after: {name}", **dot)
-        unknown = np.isnan(before)
-        if unknown.any():  # a run that goes on from another one
-            label = "after (before: not measured)"
-            ax.scatter(x[unknown], after[unknown], color=_ALIKE, label=label, **dot)
         look: Look = {"color": "0.5", "linewidth": 0.8, "linestyle": DOTTED, "zorder": 1}
         ax.axhline(1, label="the constant alone", **look)
         ax.set(xticks=layers, xlim=(0.5, len(layers) + 0.5))

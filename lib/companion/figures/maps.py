@@ -110,7 +110,7 @@ def attention_grid(
     size = across * pixel / wide, len(montage) * pixel / tall
     ax = figure.add_axes((left / wide, 1 - size[1], *size), frame_on=False, xticks=[], yticks=[])
     for layer, column in np.ndindex(layers, heads):
-        head = order[layer, column]
+        head = int(order[layer, column])
         top = layer * (height + above) + above
         start = column * (width + beside)
         if column == 0:

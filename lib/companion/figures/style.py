@@ -73,14 +73,14 @@ set."""
 
 @styled
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure to a .pdf or .png file, fonts embedded. Without date and version, it is the
-    same each time."""
+    """Write a figure as <path>.pdf and <path>.png, fonts embedded. Without date and version, they
+    are the same each time."""
     settle(figure)
-    if Path(path).suffix == ".pdf":
-        figure.savefig(path, metadata={"CreationDate": None, "Producer": None, "Creator": None})
-    else:
-        figure.savefig(path, metadata={"Software": None})
-        Path(path).write_bytes(of_256_colours(Path(path).read_bytes()))
+    without_date = {"CreationDate": None, "Producer": None, "Creator": None}
+    figure.savefig(f"{path}.pdf", metadata=without_date)
+    content = io.BytesIO()
+    figure.savefig(content, metadata={"Software": None})
+    Path(f"{path}.png").write_bytes(of_256_colours(content.getvalue()))
 
 
 def of_256_colours(png: bytes) -> bytes:
