@@ -181,7 +181,8 @@ def test_a_widget_is_shown_in_words(output):
 
 
 def test_a_formula_that_cannot_be_read_stays_as_it_was_written(output):
-    page = exported(output, markdown(r"Right: $a < b$. Wrong: $\left( x < y$. Right again: $c$."))
+    text = r"Right: $a < b$. Wrong: $\left( x < y$. Right again: $c$."
+    page = exported(output, markdown("# Formulas"), markdown(text))
     assert page.count("<math") == 2 and "<code>\\left( x &lt; y</code>" in page and "$" not in page
 
 
