@@ -79,7 +79,7 @@ def planned(toys: Toys) -> dict[str, list[str]]:
     return {name: job.needs for name, job in plan(toys.notebooks, profile).items()}
 
 
-def test_a_per_run_notebook_is_planned_once_per_preset_and_seed_after_what_it_starts_from(toys):
+def test_a_per_run_notebook_is_planned_once_per_preset_and_seed(toys):
     toys.profile("runs: [quadratic_pruned, quadratic_full]\nseeds: [0, 3]\n")
     toys.add("03_train", parameters=PER_RUN, per_run=True)
     toys.add("02_theory", needs=["04"])
@@ -88,8 +88,7 @@ def test_a_per_run_notebook_is_planned_once_per_preset_and_seed_after_what_it_st
     full, pruned = ([f"03_train-quadratic_{kind}-seed{seed}" for seed in (0, 3)]
                     for kind in ("full", "pruned"))  # fmt: skip
     assert jobs == {
-        **{one: [first] for one, first in zip(pruned, full, strict=True)},
-        **dict.fromkeys(full, []),
+        **dict.fromkeys([*pruned, *full], []),
         "04_heads": full,
         "02_theory": ["04_heads"],
     }
@@ -400,7 +399,7 @@ def test_a_copy_shows_its_parameters_and_nothing_of_this_machine(tmp_path, monke
     write(tmp_path / "profile_default" / "startup" / "mine.py", "mine = 1")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     cell = "assert 'mine' not in globals()"
-    path = toys.add("03_train", cell, "object()", parameters=PER_RUN, per_run=True)
+    path = toys.add("03_train", cell, "3", parameters=PER_RUN, per_run=True)
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.append(nbformat.v4.new_markdown_cell("[a](03_train.ipynb) [b](05_no.ipynb)"))
     nbformat.write(notebook, path)
@@ -411,11 +410,11 @@ def test_a_copy_shows_its_parameters_and_nothing_of_this_machine(tmp_path, monke
     executed = nbformat.read(copy, as_version=4)
     given = 'profile = "toy"\ndata = ""\noutput = "../outputs"\npreset = "quadratic"\nseed = 0'
     assert executed.cells[0].source == given
-    assert executed.cells[3].outputs[0].data["text/plain"] == "<object>"
+    assert executed.cells[3].outputs[0].data["text/plain"] == "3"
     assert executed.cells[-1].source == f"[a]({name}.ipynb) [b](05_no.ipynb)"
     assert all(str(tmp_path) not in file.read_text() for file in (copy, page))
     assert run(toys, force=True) == 0
-    assert copy.read_bytes() == before  # no time of day, no random id, no address
+    assert copy.read_bytes() == before  # no time of day, no random id
 
 
 def test_the_error_of_a_notebook_is_said_and_its_copy_shows_where(toys: Toys, capfd) -> None:

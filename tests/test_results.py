@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from attnconv.config import PRESETS, ModelConfig, replace
@@ -39,7 +38,6 @@ GROUPS = {
 
 
 def test_table_1_has_means_over_seeds_and_costs_of_the_model():
-    assert results.curves(GROUPS["ResNet18"])[:, 0].tolist() == [0.2] * 3  # of the test images
     first, second = results.results_table(GROUPS).to_dict("records")
     assert (first["Model"], first["Accuracy (%)"], first["Seeds"]) == ("ResNet18", 94.61, 3)
     assert first["Parameters (M)"] == 11.2 and first["Epochs"] == 300
@@ -57,7 +55,7 @@ def test_seeds_share_a_row_and_recipes_do_not():
     own, seed = run("quadratic", 0.9, epochs=6), run("quadratic", 0.9, epochs=6, seed=1)
     longer = run("quadratic", 0.9, folder="b", epochs=7)
     assert results.group([own, seed]) == {"SA quadratic": [own, seed]} and results.group([]) == {}
-    digits = "(7 epochs, 0000000b)", "(6 epochs, 0000000a)"
+    digits = "(0000000b)", "(0000000a)"
     names = [f"SA quadratic {note}" for note in digits]
     assert results.group([longer, own, seed]) == {names[0]: [longer], names[1]: [own, seed]}
     assert results.of_all_seeds(own, [longer, seed, own]) == [own, seed]
@@ -70,7 +68,6 @@ def test_the_papers_own_network_is_known_whatever_its_length():
     assert results.of_the_paper(run("quadratic", 0.9, epochs=40, seed=3))
     for other in ({"hidden": 64}, {"lr": 0.2}, {"optimizer": "muon"}):
         assert not results.of_the_paper(run("quadratic", 0.9, **other))
-    assert not results.of_the_paper(run("mine", 0.9))
 
 
 def test_runs_are_compared_with_those_of_the_same_seed():
@@ -103,12 +100,3 @@ def test_swaps_become_rows(swapped):
     row = of_one.loc["alone", "read", 2, 3]
     assert (row["accuracy"], row["difference"], row["images"]) == (70, -20, 100)
     assert row["error"] == pytest.approx(4)
-
-
-@pytest.mark.parametrize(("points", "kernel"), [(1, 3), (2, 3), (4, 1)])
-def test_a_layer_is_as_large_as_the_kernel_that_surely_costs_less(swapped, points, kernel):
-    sizes = results.size_as_convolution(swapped, points).loc["SA quadratic"]
-    assert sizes.to_dict() == {1: kernel, 2: math.inf}  # one image of 100 may be two or three
-    worse = swapped["difference"].where(swapped["kernel"] > 1, -50)
-    both = pd.concat([swapped, swapped.assign(seed=5, difference=worse)])
-    assert results.size_as_convolution(both, points).loc["SA quadratic", 1] == 3  # for every seed

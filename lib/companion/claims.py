@@ -8,7 +8,6 @@ notebook writes
 """
 
 import json
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from html import escape
@@ -55,8 +54,7 @@ class Claim:
         table = pd.DataFrame(self.table)
         figures = table.to_html(index=False, border=0, na_rep="—", float_format="{:.4g}".format)
         source = f"The paper, {said.section}" if said.section else "Ours, not the paper's"
-        count = {0: "", 1: "One network decides."}
-        sure = count.get(self.networks, f"{self.networks} networks decide.")
+        sure = f"Networks that decide: {self.networks}." if self.networks else ""
         return (
             f'<blockquote class="claim {self.sign.replace(" ", "-")}">'
             f'<b title="{self.sign}">{SIGNS[self.sign]} {escape(self.number)}</b><br>'
@@ -100,13 +98,12 @@ class Claims:
 
 
 def recorded(folder: Path) -> dict[str, Claim]:
-    """What was recorded in an output folder, by key; nothing of a file that cannot be read."""
+    """What was recorded in an output folder, by key."""
     found = {}
     for file in sorted((folder / "tables").glob("??-claims.json")):
-        with suppress(ValueError, TypeError):  # damaged, or of an older form
-            for entry in json.loads(file.read_text("utf-8")):
-                claim = Claim(**entry)
-                found[claim.key] = claim
+        for entry in json.loads(file.read_text("utf-8")):
+            claim = Claim(**entry)
+            found[claim.key] = claim
     return {key: found[key] for key in SENTENCES if key in found}
 
 

@@ -15,9 +15,9 @@ from companion.profile import read_yaml
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     about = "Self-attention as convolution: reproduce the paper."
-    top = argparse.ArgumentParser(prog="attnconv", description=about)
-    top.add_argument("--version", action="version", version=f"attnconv {__version__}")
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    top = argparse.ArgumentParser("attnconv", description=about)
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(required=True)
     run = commands.add_parser("reproduce", help="run the notebooks, but for what is up to date")
     train = commands.add_parser("train", help="train one model of the paper, or resume it")
     run.set_defaults(call=_reproduce)
@@ -36,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
     option = train.add_argument
     option("preset", help=", ".join(PRESETS))
     option("--seed", type=int, help="default: the profile's first")
-    option("--epochs", help="as --set epochs=N")
     option("--set", action="append", default=[], help="a configuration's NAME=VALUE; repeatable")
+    option("--epochs", action="append", dest="set", type="epochs={}".format, help="of the training")
     return top
 
 
@@ -47,13 +47,12 @@ def _reproduce(only: list[str], **options: Any) -> int:
     return reproduce(only=" ".join(only).split(), **options)  # make hands over all of them as one
 
 
-def _train(preset: str, seed: int | None, epochs: str, **options: Any) -> int:
+def _train(preset: str, seed: int | None, **options: Any) -> int:
     from companion.workspace import open_workspace  # imports torch
 
-    words = options.pop("set") + ([f"epochs={epochs}"] if epochs else [])
     model: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
-    for word in words:
+    for word in options.pop("set"):
         name, _, value = word.partition("=")
         changes = model if name in ModelConfig.model_fields else recipe
         changes[name] = read_yaml(value)
@@ -74,13 +73,12 @@ def main(arguments: list[str] | None = None) -> int:
         return options.pop("call")(**options)
     except KeyboardInterrupt as error:
         said = str(error) or "Stopped. To go on from there, run the same command again."
-        print(f"\nattnconv: {said}", file=sys.stderr)
-        return 130
+        status = 130
     except ImportError as error:
         said = f"{error}. In a clone of the repository: pip install '.[notebooks]'."
-    except Exception as error:
-        if not type(error).__module__.startswith("attnconv.") and not isinstance(error, OSError):
-            raise  # a mistake of the library's own
+        status = 2
+    except (ValueError, OSError) as error:
         said = str(error)
+        status = 2
     print(f"attnconv: {said}", file=sys.stderr)
-    return 2
+    return status

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ from latex2mathml.converter import convert as to_mathml
 from markupsafe import Markup
 from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
-from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
 
 if TYPE_CHECKING:
@@ -39,17 +39,14 @@ _PAGE = _TEMPLATES.get_template("page.html.j2")  # of a notebook, if it has a ``
 
 
 def title_of(path: Path) -> str:
-    """A notebook's heading, or else its file's name."""
-    for cell in nbformat.read(path, as_version=4).cells:
-        if cell.cell_type == "markdown" and cell.source.startswith("# "):
-            return cell.source.partition("\n")[0][2:].strip()
-    return path.stem
+    """A notebook's first line, its heading."""
+    heading = nbformat.read(path, as_version=4).cells[0].source
+    return heading.partition("\n")[0].removeprefix("# ")
 
 
 def clean(copy: Path, pages: Mapping[str, str]) -> None:
     """Make of an executed notebook what is kept: one cell shows the parameters that were given,
-    links lead to other copies, pictures have 256 colours, and nothing tells this machine's memory
-    or the time of day."""
+    links lead to other copies, pictures have 256 colours, and nothing tells the time of day."""
     from companion.figures.style import of_256_colours  # imports Matplotlib, which takes a second
 
     executed = nbformat.read(copy, as_version=4)
@@ -63,8 +60,7 @@ def clean(copy: Path, pages: Mapping[str, str]) -> None:
     for part in (executed, *executed.cells):
         for name in ("papermill", "execution", "widgets"):
             part.metadata.pop(name, None)
-    for number, cell in enumerate(executed.cells):
-        cell.id = f"cell-{number}"  # that of the given parameters is random
+    for cell in executed.cells:
         if cell.cell_type == "markdown":
             cell.source = re.sub(
                 r"(?<=\]\()(\d\d)_\w+(?=\.ipynb)",
@@ -73,8 +69,6 @@ def clean(copy: Path, pages: Mapping[str, str]) -> None:
             )
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
-            if "text/plain" in data:
-                data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", ">", data["text/plain"])
             if "image/png" in data:
                 png = of_256_colours(b64decode(data["image/png"]))
                 data["image/png"] = b64encode(png).decode()
@@ -114,7 +108,7 @@ def export_html(notebook: Path, pages: Mapping[str, str]) -> None:
         body=_body(notebook),
         number=notebook.name[:2],
         pages=pages,
-        links=LINKS if pages.keys() >= {"01", "08"} else {},  # the notebooks that write them
+        links=LINKS,
     )
     notebook.with_suffix(".html").write_text(page, encoding="utf-8")
 
@@ -131,7 +125,6 @@ def _body(notebook: Path, *, in_index: bool = False) -> Markup:
         exclude_input=in_index,
     )
     body, _ = exporter.from_filename(str(notebook))
-    body = re.sub(r'<link [^>]*href="https?:[^>]*>', "", body)  # an output may ask for a style
     root = "" if in_index else "../"
     body = re.sub(rf'href="(\.\./|{FRONT}_)[^"]*"', f'href="{root}index.html"', body)
     return Markup(re.sub(r'href="([^"/:]+)\.ipynb', rf'href="{root}notebooks/\1.html', body))
@@ -161,13 +154,7 @@ def write_page(output: Path, runs: Sequence[Run]) -> Path:
     )
     page = output / "index.html"
     page.write_text(index, encoding="utf-8")
-    light, dark = (
-        HtmlFormatter(style=name).get_style_defs(".highlight")
-        for name in ("default", "github-dark")
-    )
-    dark = f"@media (prefers-color-scheme: dark) {{ {dark} }}"
-    style = (_HERE / "page.css").read_text(encoding="utf-8")
-    (output / "style.css").write_text("\n".join([light, dark, style]), encoding="utf-8")
+    shutil.copy(_HERE / "page.css", output / "style.css")
     return page
 
 

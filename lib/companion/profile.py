@@ -86,7 +86,7 @@ def read_yaml(text: str) -> Any:
     try:
         return YAML(typ="safe", pure=True).load(text)
     except Exception as error:  # a wrong value may raise any kind
-        said = " ".join(str(error).split()).partition(" To suppress this check")[0]
+        said = " ".join(str(error).split())
         raise ConfigError(f"not valid YAML: {said}") from None
 
 

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import nbformat
 from filelock import FileLock, Timeout
 
-from attnconv.config import PRESETS, REPOSITORY, ConfigError
+from attnconv.config import REPOSITORY, ConfigError
 from companion.pages import FRONT, clean, export_html, write_page
 from companion.profile import Profile, load_profile
 
@@ -56,17 +56,8 @@ class Job:
     notebook: Path
     cells: list[Any]
     about: dict[str, Any]  # what the notebook's metadata says
-    run: tuple[str, int] | tuple[()]  # preset and seed, where there is an execution for each
+    run: tuple[Any, ...]  # preset and seed, where there is an execution for each, or nothing
     needs: list[str] = field(default_factory=list)  # names of other jobs
-
-    def link(self, jobs: dict[str, Job]) -> None:
-        """Say which jobs are needed. What a profile does not run is not waited for."""
-        for word in self.about.get("needs", []):
-            self.needs += named(jobs, word)
-        if self.run:
-            preset, seed = self.run
-            first = f"{self.notebook.stem}-{PRESETS[preset].start}-seed{seed}"
-            self.needs += [first] if first in jobs else []
 
 
 def digest(*parts: Any) -> str:
@@ -83,10 +74,10 @@ def digest_file(file: Path) -> str:
 def digest_work(work: Workspace) -> str:
     """A hash of what all notebooks are made from: profile, data, both packages, all versions. A
     profile that shows the record's runs, too, depends on which there are."""
+    from attnconv.training.data import ARRAYS
     from companion.workspace import RECORD
 
-    data = work.data
-    tensors = [data.train_images, data.train_labels, data.test_images, data.test_labels]
+    tensors = [getattr(work.data, name) for name in ARRAYS]
     images = [hashlib.sha256(tensor.numpy().data).hexdigest() for tensor in tensors]
     library = [file for file in sorted(LIBRARY.glob("[ac]*/**/*.*")) if file.suffix != ".pyc"]
     hashes = {str(file.relative_to(LIBRARY)): digest_file(file) for file in library}
@@ -109,7 +100,8 @@ def plan(notebooks: Path, profile: Profile) -> dict[str, Job]:
             name = f"{path.stem}-{run[0]}-seed{run[1]}" if run else path.stem
             jobs[name] = Job(name, path, cells, about, run)
     for job in jobs.values():
-        job.link(jobs)
+        for word in job.about.get("needs", []):
+            job.needs += named(jobs, word)
     order = TopologicalSorter({name: job.needs for name, job in jobs.items()})
     return {name: jobs[name] for name in order.static_order()}
 
@@ -166,13 +158,10 @@ class Batch:
                 runs[file.parent.name] = digest_file(file)
         return digest(job.cells, job.about, job.run, self.common, results, runs)
 
-    def copy_of(self, job: Job) -> Path:
-        return self.output / "notebooks" / f"{job.name}.ipynb"
-
     def is_done(self, job: Job) -> bool:
         """Whether a job is up to date: made from what is there now, and all it left is as it was.
         Its needs are done."""
-        made = said_by(self.copy_of(job))
+        made = said_by(self.output, job.name)
         same = made["key"] == self.key(job) and job.name not in self.forced
         for name, was in made["files"].items():
             same = same and digest_file(self.output / name) == was
@@ -188,9 +177,14 @@ class Batch:
                 waiting = [job for job in waiting if not self.begin(job)]
                 for name, process in [*self.running.items()]:
                     process.join(0.05)
-                    if process.exitcode is not None:
-                        del self.running[name]
-                        self.note(self.jobs[name], process.exitcode)
+                    if process.exitcode is None:
+                        continue
+                    del self.running[name]
+                    if process.exitcode:
+                        self.fail(self.jobs[name], "failed")
+                    else:
+                        say("done", self.jobs[name])
+                        self.left[name] = said_by(self.output, name)["files"]
         finally:  # a notebook still runs only where this was interrupted
             for process in self.running.values():
                 process.terminate()
@@ -220,14 +214,6 @@ class Batch:
         process = SPAWN.Process(target=execute, args=(known, job))
         process.start()
         return process
-
-    def note(self, job: Job, status: int) -> None:
-        """Note how a job ended."""
-        if status:
-            self.fail(job, "failed")
-        else:
-            say("done", job)
-            self.left[job.name] = said_by(self.copy_of(job))["files"]
 
     def fail(self, job: Job, status: str) -> None:
         """Note that a job is not done: what needs it is not run."""
@@ -292,11 +278,11 @@ def end_with_runner() -> None:
     end()
 
 
-def said_by(copy: Path) -> dict[str, Any]:
+def said_by(output: Path, name: str) -> dict[str, Any]:
     """What an executed copy says of itself: its key, and what was left. Nothing where it is not
     as it was written."""
     try:
-        notebook = nbformat.read(copy, as_version=4)
+        notebook = nbformat.read(output / "notebooks" / f"{name}.ipynb", as_version=4)
         made = notebook.metadata["made"]
         whole = made["copy"] == digest(notebook.cells)
     except Exception:  # nbformat raises many kinds
@@ -312,12 +298,11 @@ def move_into_place(results: Path, copy: Path, key: str, output: Path) -> None:
     for file in results.rglob("*"):
         if file.is_file() and file != copy:
             left[file.relative_to(results).as_posix()] = digest_file(file)
-    place = output / "notebooks" / copy.name
-    for name in said_by(place)["files"].keys() - left.keys():
+    for name in said_by(output, copy.stem)["files"].keys() - left.keys():
         (output / name).unlink(missing_ok=True)
     shutil.copytree(results, output, copy_function=os.replace, dirs_exist_ok=True)
     executed.metadata["made"] = {"key": key, "copy": digest(executed.cells), "files": left}
-    nbformat.write(executed, place)
+    nbformat.write(executed, output / "notebooks" / copy.name)
 
 
 def say(status: str, job: Job) -> None:

@@ -14,7 +14,7 @@ from attnconv.cost import cost
 from attnconv.training.runs import Run
 from companion.statistics import lead, named
 
-SPEED = {"seed", "checkpoint_seconds", "precision", "compile"}
+SPEED = {"seed", "precision", "compile"}
 """Settings of a recipe that do not tell one from another."""
 PAPER_TABLE = {
     "ResNet18": 93.8,
@@ -41,7 +41,7 @@ COSTS = {
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs that differ in their seed only, under their model's title, with epochs and digits
+    """Runs that differ in their seed only, under their model's title, with the digits of the first
     where it has several.
     """
     recipes: dict[Any, list[Run]] = {}
@@ -50,8 +50,7 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     titles = [title for title, _ in recipes]
     groups = {}
     for (title, _), members in recipes.items():
-        epochs, digits = members[0].train.epochs, members[0].path.name[-8:]
-        note = f" ({epochs} epoch{'s' * (epochs > 1)}, {digits})"
+        note = f" ({members[0].path.name[-8:]})"
         groups[title + note * (titles.count(title) > 1)] = members
     return groups
 
@@ -72,18 +71,12 @@ def _recipe(run: Run) -> tuple[str, ...]:
 
 
 def of_the_paper(run: Run) -> bool:
-    """Whether it is the paper's own network by the paper's recipe, for however many epochs."""
-    if run.preset not in PRESETS:
-        return False
+    """Whether a preset's run is the paper's own network by the paper's recipe, for however many
+    epochs."""
     model, recipe = PRESETS[run.preset].model, PRESETS[run.preset].train
     free = {"epochs", *SPEED}
     own = run.train.model_dump(exclude=free)
     return run.model == model and own == recipe.model_dump(exclude=free)
-
-
-def curves(runs: Sequence[Run]) -> np.ndarray:
-    """Test accuracy of runs of the same recipe after every epoch: (seeds, epochs), in [0, 1]."""
-    return np.array([[line["test_accuracy"] for line in run.metrics] for run in runs])
 
 
 def results_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
@@ -131,11 +124,11 @@ def ahead(runs: Sequence[Run], others: Sequence[Run], of: str = "test_accuracy")
     return pd.DataFrame(rows, columns=columns)
 
 
-def error_as(run: Run, side: int = 3) -> np.ndarray:
-    """Relative error of each layer as a convolution of that side, before training and after: (2,
+def error_as(run: Run) -> np.ndarray:
+    """Relative error of each layer as a 3 x 3 convolution, before training and after: (2,
     layers).
     """
-    return run.swaps["error"][:, :, run.swaps["sizes"].tolist().index(side)]
+    return run.swaps["error"][:, :, run.swaps["sizes"].tolist().index(3)]
 
 
 def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
@@ -172,17 +165,3 @@ def _swapped(run: Run, kind: str) -> Iterator[dict[str, Any]]:
             "difference": differences[layer, place],
             "error": errors[layer, place],
         }
-
-
-def size_as_convolution(table: pd.DataFrame, points: float = 1.0) -> pd.DataFrame:
-    """How large a convolution each layer is: the smallest kernel that takes its place, alone, for
-    less than a point.
-
-    ``table`` as of `swap_table`. A row a model, a column a layer: the kernel's side, of several
-    seeds the largest; infinite where the largest that was tried may cost more than so many
-    ``points``, with two standard errors."""
-    alone = table[(table["layers"] == "alone") & (table["how"] == "read")]
-    enough = alone["difference"] - 2 * alone["error"] > -points
-    sides = alone.assign(kernel=alone["kernel"].where(enough, math.inf))
-    smallest = sides.groupby(["model", "seed", "layer"], sort=False)["kernel"].min()
-    return smallest.groupby(["model", "layer"], sort=False).max().unstack()

@@ -133,7 +133,5 @@ def _right(network: AttentionNet, data: Dataset) -> np.ndarray:
 
 def untrained(run: Run) -> AttentionNet:
     """The network of a run as it was before its first step: its seed decides the first weights."""
-    if run.model.kind == "resnet":
-        raise TypeError(f"{run.path} has no attention layers: it is a ResNet18.")
     torch.manual_seed(run.train.seed)
     return AttentionNet(run.model)

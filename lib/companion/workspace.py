@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from numpy.typing import NDArray
 
 from attnconv.config import (
@@ -27,7 +26,7 @@ from attnconv.config import (
     replace,
     run_name,
 )
-from attnconv.equivalence import swap, unswap
+from attnconv.equivalence import swap
 from attnconv.heads import AVERAGED, measure_attention, pruned
 from attnconv.models import Network, build_model
 from attnconv.training import load_run, train
@@ -90,95 +89,72 @@ class Workspace:
     @cached_property
     def recorded(self) -> Workspace:
         """The record's profile and few images. Results go where this workspace's go."""
-        if self.profile.recorded:
-            return self
         profile = load_profile(PROFILES / f"{RECORD.name}.yaml")
         return Workspace(profile, str(STRIP), self.folder, RECORD)
 
-    @cached_property
+    @property
     def for_study(self) -> Workspace:
         """What notebooks on many short runs work with: this workspace, where its profile has a
         ``study``; else the record's."""
         if self.profile.study:
             return self
-        place = f"from the record, {RECORD.name}"
-        print(f"Shown: short runs {place}. {self.profile.name} does not train them.")
+        print(f"Shown: short runs from the record ({RECORD.name}).")
         return self.recorded
 
-    def home(self, run: Run) -> Workspace:
-        """The workspace with the images of a run: the record's, of a run of the record."""
-        return self.recorded if run.path.is_relative_to(RECORD) else self
-
     def configs(
-        self, name: str, seed: int | None = None, *, start: Run | None = None, **changes: Any
+        self, name: str, seed: int | None = None, **changes: Any
     ) -> tuple[ModelConfig, TrainConfig]:
-        """A preset's configurations for this profile and data. ``start``: the run whose weights
-        come first, where that is not the preset's; ``changes`` as in `Profile.configs`."""
+        """A preset's configurations for this profile and data; ``changes`` as in
+        `Profile.configs`."""
         model, recipe = self.profile.configs(name, seed, **changes)
-        model = for_images(model, self.data)
         first = PRESETS[name].start
-        if start:
-            recipe = replace(recipe, {"start_from": start.path.name})
-        elif first:
+        if first:
             recipe = replace(recipe, {"start_from": self.name(first, recipe.seed)})
-        return model, recipe
+        return for_images(model, self.data), recipe
 
-    def name(self, name: str, seed: int | None = None, **how: Any) -> str:
-        """The name of a preset's run folder; ``how`` as in `configs`."""
-        return run_name(name, *self.configs(name, seed, **how), self.about)
+    def name(self, name: str, seed: int | None = None, **changes: Any) -> str:
+        """The name of a preset's run folder."""
+        return run_name(name, *self.configs(name, seed, **changes), self.about)
 
-    def check(self, name: str, seed: int | None = None, **how: Any) -> None:
-        """Raise what would keep this preset from being trained, in a second: a `ConfigError` or
-        `DataError`; `MissingData` where the data set is not on this machine."""
-        model, recipe = self.configs(name, seed, **how)
+    def check(
+        self, name: str, seed: int | None = None, **changes: Any
+    ) -> tuple[ModelConfig, TrainConfig]:
+        """The same as `configs`. Raises, in a second, what would keep this preset from being trained: a
+        `ConfigError` or `DataError`; `MissingData` where the data set is not on this machine."""
+        model, recipe = self.configs(name, seed, **changes)
         if self.strip:
             raise MissingData(
                 f"{name}, seed {recipe.seed}, is not among the recorded runs. To train it, say"
                 f" where {self.profile.data} is: --data PATH (make: DATA=PATH)."
             )
-        with torch.device("meta"):  # shapes only
-            build_model(model)
+        build_model(model)
+        return model, recipe
 
     def run(
-        self,
-        name: str,
-        seed: int | None = None,
-        *,
-        kept_in: str = "runs",
-        start: Run | None = None,
-        **changes: Any,
+        self, name: str, seed: int | None = None, *, kept_in: str = "runs", **changes: Any
     ) -> Run:
         """A preset's finished run: the one that is here or in the record, or else one trained (or
-        resumed) now, in the folder ``kept_in``. All else as in `configs`.
+        resumed) now, in the folder ``kept_in``. ``changes`` as in `configs`.
 
         A profile without a ``study`` trains what it lists in ``runs``. Any other preset, unless
-        something is changed, is the record's, which was trained on other images: see `home`.
+        something is changed, is the record's, which was trained on other images.
 
         Raises `MissingData` where it would be trained and the data set is not on this machine."""
-        how = {"start": start, **changes}
-        found = self.find(self.name(name, seed, **how))
+        folder = self.name(name, seed, **changes)
+        found = self.find(folder)
         if found:
             return found
-        is_trained = name in self.profile.runs or self.profile.study or any(how.values())
+        is_trained = name in self.profile.runs or self.profile.study or any(changes.values())
         if self.record and not is_trained:
-            return self._from_record(name, seed)
-        self.check(name, seed, **how)
-        model, recipe = self.configs(name, seed, **how)
-        preset, network = PRESETS[name], None
-        if start:
-            network = first_network(start, model, "")
-        elif preset.start:
-            first = self.run(preset.start, recipe.seed)
-            network = first_network(first, model, preset.change)
-        folder = self.folder / kept_in / self.name(name, seed, **how)
-        return train(model, recipe, self.data, folder, preset=name, start=network)
-
-    def _from_record(self, name: str, seed: int | None) -> Run:
-        """The record's run of a preset. A notebook says which network it shows."""
-        run = self.recorded.run(name, seed)
-        place = f"from the record ({RECORD.name}, {run.path.name})"
-        print(f"Shown: {run.title}, {place}. {self.profile.name} does not train it.")
-        return run
+            run = self.recorded.run(name, seed)
+            print(f"Shown: {run.title}, from the record ({RECORD.name}, {run.path.name}).")
+            return run
+        model, recipe = self.check(name, seed, **changes)
+        preset, start = PRESETS[name], None
+        if preset.start:
+            start = first_network(self.run(preset.start, recipe.seed), model, preset.change)
+        place = self.folder / kept_in / folder
+        return train(model, recipe, self.data, place, preset=name, start=start)
 
     def find(self, folder: str) -> Run | None:
         """The finished run of that name, here or in the record."""
@@ -189,26 +165,23 @@ class Workspace:
     def runs(self, kept_in: str = "runs") -> list[Run]:
         """All finished runs on this data set, those dropped in from elsewhere too. Of the record,
         all where it is this profile's, else those that are as the profile says."""
-        found = {}
-        for run in find_runs(self.record / kept_in) if self.record else []:
-            if self.profile.recorded or run.path.name == self.name(run.preset, run.train.seed):
-                found[run.path.name] = run
-        for run in find_runs(self.folder / kept_in):
-            if run.config["data"]["name"] == self.about["name"]:
-                found[run.path.name] = run
-        return list(found.values())
+        runs = find_runs(self.record / kept_in) if self.record else []
+        if not self.profile.recorded:
+            runs = [run for run in runs if run.path.name == self.name(run.preset, run.train.seed)]
+        found = {run.path.name: run for run in runs + find_runs(self.folder / kept_in)}
+        data = self.about["name"]
+        return [run for run in found.values() if run.config["data"]["name"] == data]
 
     def attention(self, run: Run) -> dict[str, NDArray]:
         """What a run's heads attend to, kept or measured now: see `heads.measure_attention`. Of a
-        recorded run it is kept outside the record, and known to the run from now on."""
-        kept = Run(run.path if self._is_here(run) else self.folder / "measured" / run.path.name)
-        if not run.attention and not kept.attention:
-            data = self.home(run).data
+        recorded run it is what the record keeps: empty of some."""
+        if self._is_here(run) and not run.attention:
+            data = self.data
             images = normalize(data.test_images[:AVERAGED], data.mean, data.std)
             pixels, labels = data.test_images.numpy(), data.test_labels.numpy()
             measured = measure_attention(load_run(run.path)[0], images, pixels, labels)
-            write(kept.path / "attention.npz", measured)
-        vars(run)["attention"] = run.attention or Run(kept.path).attention
+            write(run.path / "attention.npz", measured)
+            del vars(run)["attention"]  # it is read again
         return run.attention
 
     def swaps(self, run: Run, images: int | None = None) -> dict[str, NDArray]:
@@ -244,8 +217,7 @@ class Workspace:
         if isinstance(figure, Sequence):
             save_animation(figure, f"{file}.gif", frames_per_second)
         else:
-            save(figure, f"{file}.pdf")
-            save(figure, f"{file}.png")
+            save(figure, file)
         names = list(dict.fromkeys(run.path.name for run in runs))  # a run may be drawn twice
         note = {"caption": caption, "runs": names}
         Path(f"{file}.json").write_text(json.dumps(note) + "\n")
@@ -265,16 +237,13 @@ class Workspace:
 
 def first_network(start: Run, model: ModelConfig, change: str) -> Network:
     """The network of a finished run, as another run goes on from it: without its degenerate heads
-    ("prune"); with its first layers swapped for convolutions of ``model.kernels`` ("swap"); with
-    attention for its convolutions where ``model`` has none, as sharp as ``spread_start``."""
+    ("prune"); with its first layers swapped for convolutions of ``model.kernels`` ("swap")."""
     network = load_run(start.path)[0].cpu()
     if change == "prune":
         return pruned(network)
     if change == "swap":
         sizes = {layer: size for layer, size in enumerate(model.kernels, 1) if size}
         return swap(network, sizes)
-    if network.config.kernels and not model.kernels:
-        return unswap(network, model.spread_start)
     return network
 
 
@@ -288,11 +257,10 @@ def open_workspace(profile: str = "quick", *, data: str = "", output: str | Path
     chosen = load_profile(file)
     source = data or chosen.data
     folder = Path(output).expanduser().resolve() if output else output_folder(chosen, source)
-    if os.environ.get("ATTNCONV_RETRAIN"):
-        return Workspace(chosen, source, folder)
-    if chosen.recorded and (folder == RECORD or not find_data(source)):
+    record = None if os.environ.get("ATTNCONV_RETRAIN") else RECORD
+    if record and chosen.recorded and (folder == RECORD or not find_data(source)):
         source = str(STRIP)
-    return Workspace(chosen, source, folder, RECORD)
+    return Workspace(chosen, source, folder, record)
 
 
 def output_folder(profile: Profile, source: str) -> Path:

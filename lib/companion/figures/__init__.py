@@ -9,7 +9,7 @@ without a covariance, pixels outside the image. The style is `attnconv.mplstyle`
 arrays give the same bytes (`save`)."""
 
 from companion.figures.centres import gaussian_heads
-from companion.figures.curves import error_before_and_after, lines, points_lost
+from companion.figures.curves import error_before_and_after
 from companion.figures.maps import (
     attention_grid,
     attention_on_image,

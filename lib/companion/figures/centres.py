@@ -27,7 +27,7 @@ def gaussian_heads(
     precision: ArrayLike | None = None,
     *,
     grid: tuple[int, int],
-    half_width: ArrayLike = math.inf,
+    half_width: float = math.inf,
     titles: Sequence[str] = (),
     rows: Sequence[str] = (),
     paths: ArrayLike | None = None,
@@ -44,7 +44,7 @@ def gaussian_heads(
         precision: (panels, heads, 2, 2), Sigma^{-1}; zero or NaN for a head that is no Gaussian.
         grid: height and width of the image in pixels. Panels end where the shifts from its central
             query end.
-        half_width: of the panels, in pixels, where they show less than that; one, or one a title.
+        half_width: of the panels, in pixels, where they show less than that.
         titles: of the panels or, with ``rows``, of the columns of panels; else layers by number.
         rows: names of several rows of panels, epochs for example, each with all titles.
         paths: (steps, panels, heads, 2), where the centres were during training: faint lines.
@@ -54,10 +54,9 @@ def gaussian_heads(
     centres = array(centres, "centres (panels, heads, 2)")
     titles = titles or [f"Layer {n}" for n in range(1, 1 + len(centres) // (len(rows) or 1))]
     figure, axes = _panels(titles, rows)
-    for ax, width in zip(axes, np.resize(half_width, len(axes)), strict=True):
-        _draw_shifts(ax, width, grid)
-        ax.set_prop_cycle(color=head_colours(centres.shape[1]))  # each call draws every head once
     for panel, (ax, heads) in enumerate(zip(axes, centres, strict=True)):
+        _draw_shifts(ax, half_width, grid)
+        ax.set_prop_cycle(color=head_colours(centres.shape[1]))  # each call draws every head once
         if covered is not None:
             _draw_covered(ax, covered[panel])
         if paths is not None:
@@ -122,13 +121,13 @@ def _draw_covered(ax: Axes, covered: NDArray) -> None:
     ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, edgecolor="0.5"))
 
 
-def _outlines(centres: NDArray, precision: NDArray, share: float = 0.5) -> NDArray:
-    """The ellipses that hold a share of Gaussians (h, 2) and (h, 2, 2): (2, points, h).
+def _outlines(centres: NDArray, precision: NDArray) -> NDArray:
+    """The ellipses that hold half of Gaussians (h, 2) and (h, 2, 2): (2, points, h).
 
     Half axes of flat directions end far outside of any panel: a head that smears over a line shows
     as two lines, a uniform one not at all."""
     values, vectors = np.linalg.eigh(np.nan_to_num(precision))
-    half_axes = np.sqrt(-2 * math.log1p(-share) / np.maximum(values, 1e-7))  # (h, 2)
+    half_axes = np.sqrt(2 * math.log(2) / np.maximum(values, 1e-7))  # (h, 2)
     angle = np.linspace(0, 2 * np.pi, 201)
     circle = np.stack([np.cos(angle), np.sin(angle)], -1)  # (points, 2)
     return np.einsum("hri,hi,pi->rph", vectors, half_axes, circle) + centres.T[:, None]

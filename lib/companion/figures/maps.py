@@ -28,7 +28,6 @@ from companion.figures.style import (
     styled,
 )
 
-IN_A_ROW = 16  # heads; a layer with more goes on in the next row, twelve at a time
 FOOT = 0.6  # inches below the maps, for the colour bar
 HALO = [withStroke(linewidth=2.6, foreground="white")]  # around a frame on a photograph
 
@@ -62,17 +61,6 @@ def outline(ax: Axes, image: NDArray, corner: tuple[int, int]) -> None:
     ax.add_patch(frame)
 
 
-def rows_of_heads(maps: NDArray, order: NDArray, columns: int) -> list[tuple[int, list[int]]]:
-    """The rows of a montage, of that many columns at most: each a layer and those of its heads
-    that exist."""
-    rows = []
-    for layer, heads in enumerate(order):
-        there = [head for head in heads if not np.isnan(maps[layer, head]).all()]
-        for first in range(0, len(there), columns):
-            rows.append((layer, there[first : first + columns]))
-    return rows
-
-
 @styled
 def attention_grid(
     maps: ArrayLike,
@@ -80,7 +68,6 @@ def attention_grid(
     order: ArrayLike | None = None,
     titles: Sequence[str] | None = None,
     names: Sequence[Sequence[str]] | None = None,
-    largest: float | None = None,
     room: tuple[float, float] = (0.0, 0.0),
 ) -> Figure:
     """Attention probabilities, a row a layer and a column a head (figures 5 to 7), on one scale.
@@ -95,8 +82,6 @@ def attention_grid(
         order: (layers, heads), which head comes at each place, from near to far for example.
         titles: (layers,); None is the number of a layer.
         names: (layers, heads), written above the maps; None is the number of a head.
-        largest: the probability that is black, for figures that are to be compared; None is the
-            largest here.
         room: inches that are left free at the left of the maps, and their least height.
     """
     maps = array(maps, "maps (layers, heads, height, width)")
@@ -106,19 +91,17 @@ def attention_grid(
     order = np.broadcast_to(np.arange(heads) if order is None else order, (layers, heads))
     titles = titles or [f"Layer {layer + 1}" for layer in range(layers)]
     names = names or [[f"Head {head + 1}" for head in range(heads)]] * layers
-    columns = heads if heads <= IN_A_ROW else 12
-    rows = rows_of_heads(maps, order, columns)
 
     # Inches: what is free at the left and above each map, and the longer side of a map.
     left = 0.18 + room[0] + 0.058 * max(map(len, titles))
     head_room = 0.17 + 0.11 * max(name.count("\n") for row in names for name in row)
-    longest = min(0.8 if heads > 4 else 1.5, max(0.5, 8.6 / len(rows) - head_room))
+    longest = min(0.8 if heads > 4 else 1.5, max(0.5, 8.6 / layers - head_room))
     # Pixels: what is free beside and above each map, and the whole montage.
     beside = max(1, round(0.06 * width))
-    across = columns * (width + beside)
+    across = heads * (width + beside)
     pixel = min(longest / max(height, width), (DOUBLE - left) / across)  # inches
     above = math.ceil(head_room / pixel)
-    montage = np.full((len(rows) * (height + above), across), np.nan)
+    montage = np.full((layers * (height + above), across), np.nan)
 
     wide = max(SINGLE, left + across * pixel)
     tall = max(len(montage) * pixel, room[1]) + FOOT
@@ -126,19 +109,22 @@ def attention_grid(
     left += (wide - left - across * pixel) / 2
     size = across * pixel / wide, len(montage) * pixel / tall
     ax = figure.add_axes((left / wide, 1 - size[1], *size), frame_on=False, xticks=[], yticks=[])
-    for row, (layer, there) in enumerate(rows):
-        top = row * (height + above) + above
-        for column, head in enumerate(there):
-            start = column * (width + beside)
+    for layer, column in np.ndindex(layers, heads):
+        head = int(order[layer, column])
+        top = layer * (height + above) + above
+        start = column * (width + beside)
+        if column == 0:
+            place = -0.5 - 0.05 / pixel, top + height / 2
+            ax.text(*place, titles[layer], ha="right", va="center")
+        if not np.isnan(maps[layer, head]).all():
             montage[top : top + height, start : start + width] = maps[layer, head]
             outline(ax, maps[layer, head], (top, start))
             name = start + (width - 1) / 2, top - 0.5 - 0.03 / pixel, names[layer][head]
             ax.text(*name, ha="center", va="bottom", fontsize=6.5)
             thickness = np.clip(0.15 * 72 * pixel, 0.4, 0.9)
             frame_pixel(ax, queries[layer, head] + (top, start), linewidth=thickness)
-        ax.text(-0.5 - 0.05 / pixel, top + height / 2, titles[layer], ha="right", va="center")
 
-    most = (np.nanmax(maps) if largest is None else largest) or 1.0
+    most = np.nanmax(maps) or 1.0
     # Square roots keep faint heads visible.
     scale: Look = {"norm": PowerNorm(0.5, vmin=0, vmax=most), "cmap": MAP_COLOURS}
     ax.imshow(montage, **scale)
@@ -151,17 +137,15 @@ def attention_on_image(
     image: NDArray,
     query: tuple[int, int],
     maps: ArrayLike,
-    order: ArrayLike | None = None,
     caption: str = "",
-    largest: float | None = None,
 ) -> Figure:
     """One image with its query pixel, and beside it where every head of every layer looks (figures
     8 to 10).
 
     ``image`` (height, width, 1 or 3), uint8, as large as the maps or a multiple of them (attention
     works on the down-sampled grid); ``maps`` (layers, heads, H, W); ``query``: row and column in
-    the maps; ``order`` and ``largest`` as in `attention_grid`."""
-    figure = attention_grid(maps, query, order, largest=largest, room=(1.5, 1.9))
+    the maps."""
+    figure = attention_grid(maps, query, room=(1.5, 1.9))
     wide, tall = figure.get_size_inches()
     size = 1.35 / wide, 1.35 / tall
     place = 0.08 / wide, 1 - 0.17 / tall - size[1], *size

@@ -6,7 +6,6 @@ import io
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +59,11 @@ def head_colours(heads: int) -> list[str]:
 
 def model_colours(titles: Iterable[str]) -> dict[str, str]:
     """One colour for each model title: fixed for the paper's runs, the last of the palette for
-    others, by name."""
+    others, by name; grey where there are more."""
     titles = list(titles)
     others = sorted(set(titles) - set(MODELS))
-    colours = MODELS | dict(zip(others, cycle(reversed(PALETTE)), strict=False))
-    return {title: colours[title] for title in titles}
+    colours = MODELS | dict(zip(others, reversed(PALETTE), strict=False))
+    return {title: colours.get(title, "0.5") for title in titles}
 
 
 styled = plt.style.context(["default", STYLE])
@@ -74,14 +73,14 @@ set."""
 
 @styled
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure to a .pdf or .png file, fonts embedded. Without date and version, it is the
-    same each time."""
+    """Write a figure as <path>.pdf and <path>.png, fonts embedded. Without date and version, they
+    are the same each time."""
     settle(figure)
-    if Path(path).suffix == ".pdf":
-        figure.savefig(path, metadata={"CreationDate": None, "Producer": None, "Creator": None})
-    else:
-        figure.savefig(path, metadata={"Software": None})
-        Path(path).write_bytes(of_256_colours(Path(path).read_bytes()))
+    without_date = {"CreationDate": None, "Producer": None, "Creator": None}
+    figure.savefig(f"{path}.pdf", metadata=without_date)
+    content = io.BytesIO()
+    figure.savefig(content, metadata={"Software": None})
+    Path(f"{path}.png").write_bytes(of_256_colours(content.getvalue()))
 
 
 def of_256_colours(png: bytes) -> bytes:
@@ -155,10 +154,9 @@ def panels(
 
 
 def legend_below(figure: Figure, handles: Sequence[Artist] = ()) -> None:
-    """A legend of what the first panel names, or of ``handles``: as many fit into a row."""
+    """A legend of what the first panel names, or of ``handles``."""
     handles = handles or figure.axes[0].get_legend_handles_labels()[0]
-    longest = max(len(str(handle.get_label())) for handle in handles)
-    columns = int(figure.get_figwidth() / (0.3 + 0.047 * longest)) or 1
+    columns = int(figure.get_figwidth() / 1.4)  # names of up to 23 letters
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
