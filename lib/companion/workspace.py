@@ -119,7 +119,7 @@ class Workspace:
     def check(
         self, name: str, seed: int | None = None, **changes: Any
     ) -> tuple[ModelConfig, TrainConfig]:
-        """The same as `configs`. Raises, in a second, what would keep this preset from being trained: a
+        """As `configs`. Raises, in a second, what would keep this preset from being trained: a
         `ConfigError` or `DataError`; `MissingData` where the data set is not on this machine."""
         model, recipe = self.configs(name, seed, **changes)
         if self.strip:
