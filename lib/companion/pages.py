@@ -23,6 +23,8 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
 
+from companion.pictures import of_256_colours
+
 if TYPE_CHECKING:
     from attnconv.training.runs import Run
 
@@ -50,8 +52,6 @@ def clean(copy: Path, pages: Mapping[str, str]) -> None:
     """Make of an executed notebook what is kept: one cell shows the parameters that were given,
     links lead to other copies, pictures have 256 colours, and nothing tells this machine's memory
     or the time of day."""
-    from companion.figures.style import of_256_colours  # imports Matplotlib, which takes a second
-
     executed = nbformat.read(copy, as_version=4)
     given = executed.metadata["papermill"]["parameters"]
     for cell in [*executed.cells]:
