@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from companion.compare import compare, differences
-from conftest import Toys, write
+from conftest import Toys, result, write
 
 ROOT = Path(__file__).parents[1]
 
@@ -92,13 +92,7 @@ def test_tables_must_be_the_same_and_pictures_may_differ(
     assert "figures/03-a.png: only in the record" in capsys.readouterr().out
 
 
-CELL = """
-from companion.workspace import open_workspace
-import pandas as pd
-
-work = open_workspace(profile, data=data, output=output)
-work.save_table(pd.DataFrame({"taps": [8.25]}), "02-taps")
-"""
+TABLE = result("tables/02-taps.csv", "taps\n8.25\n")
 
 
 def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(tmp_path) -> None:
@@ -117,7 +111,7 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(t
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in (".gitignore", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path)
-    toys.add("02_a", CELL)
+    toys.add("02_a", TABLE)
     profile = toys.notebooks / "profiles" / "evening.yaml"
     write(profile, "recorded: true\nruns: [quadratic]\n")
     sample = next((tmp_path / "data" / "fashion-mnist-sample").glob("*.npz"))
@@ -140,7 +134,7 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(t
     assert done.returncode == 0 and "differences in tables: 0\n" in done.stdout, done.stderr
     toys.executed()
     assert not call("git", "status", "--porcelain", "--untracked-files=all").stdout
-    toys.add("02_a", CELL.replace("8.25", "8.5"))
+    toys.add("02_a", TABLE.replace("8.25", "8.5"))
     done = attnconv()
     assert done.returncode == 1 and "8.25 in the record, 8.5 here" in done.stdout
     write(profile.with_name("other.yaml"), "runs: [quadratic]\n")

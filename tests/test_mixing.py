@@ -38,7 +38,8 @@ def random_factors(heads, rows, columns):
 
 @pytest.mark.parametrize(("heads", "images"), [(3, 4), (1, 1), (0, 4), (3, 0)])
 @pytest.mark.parametrize(
-    ("rows", "columns"), [((5, 5), (7, 7)), ((2, 5), (4, 7)), ((1, 1), (6, 6)), ((3, 6), (1, 1))]
+    ("rows", "columns"),
+    [((5, 5), (7, 7)), ((2, 5), (4, 7)), ((1, 1), (6, 6)), ((3, 6), (1, 1)), ((9, 9), (3, 8))],
 )
 def test_both_ways_to_average_are_the_definition(heads, images, rows, columns):
     row, column = random_factors(heads, rows, columns)

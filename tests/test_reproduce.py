@@ -4,6 +4,7 @@ interrupts. Most toys run in this process, without a kernel."""
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -417,7 +418,11 @@ def test_a_copy_shows_its_parameters_and_nothing_of_this_machine(tmp_path, monke
     assert copy.read_bytes() == before  # no time of day, no random id
 
 
-def test_the_error_of_a_notebook_is_said_and_its_copy_shows_where(toys: Toys, capfd) -> None:
+def test_the_error_of_a_notebook_is_said_and_its_copy_shows_where(
+    toys: Toys, capfd, monkeypatch
+) -> None:
+    # The server of the other tests began with another stderr than this test's.
+    monkeypatch.setattr(runner, "FORKED", multiprocessing.get_context("spawn"))
     toys.add("02_wrong", "fine = 1", "raise ValueError('wrong')")
     assert run(toys) == 1
     kept = toys.output / "failed" / "02_wrong.ipynb"

@@ -23,6 +23,8 @@ from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from traitlets.config import Config
 
+from companion.pictures import of_256_colours
+
 if TYPE_CHECKING:
     from attnconv.training.runs import Run
 
@@ -47,8 +49,6 @@ def title_of(path: Path) -> str:
 def clean(copy: Path, pages: Mapping[str, str]) -> None:
     """Make of an executed notebook what is kept: one cell shows the parameters that were given,
     links lead to other copies, pictures have 256 colours, and nothing tells the time of day."""
-    from companion.figures.style import of_256_colours  # imports Matplotlib, which takes a second
-
     executed = nbformat.read(copy, as_version=4)
     given = executed.metadata["papermill"]["parameters"]
     for cell in [*executed.cells]:

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from companion.workspace import Workspace
 
 LIBRARY = Path(__file__).parents[1]  # the folder of both packages
-SPAWN = multiprocessing.get_context("spawn")
+# Processes that begin with all that notebooks are executed by, and without torch or its threads.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["companion.reproduce", "papermill"])
 
 
 @dataclass
@@ -176,7 +178,7 @@ class Batch:
             while waiting or self.running:
                 waiting = [job for job in waiting if not self.begin(job)]
                 for name, process in [*self.running.items()]:
-                    process.join(0.05)
+                    process.join(0.2)
                     if process.exitcode is None:
                         continue
                     del self.running[name]
@@ -211,7 +213,7 @@ class Batch:
 
     def start(self, job: Job) -> BaseProcess:
         known = replace(self, running={})  # processes cannot be handed over
-        process = SPAWN.Process(target=execute, args=(known, job))
+        process = FORKED.Process(target=execute, args=(known, job, dict(os.environ)))
         process.start()
         return process
 
@@ -221,9 +223,10 @@ class Batch:
         self.failed.add(job.name)
 
 
-def execute(batch: Batch, job: Job) -> None:
+def execute(batch: Batch, job: Job, environment: dict[str, str]) -> None:
     """Run a notebook, in a process group of its own, and move what it left into place. Of a failed
     one the notebook is kept, as far as it came."""
+    os.environ |= environment
     os.setsid()
     signal.signal(signal.SIGTERM, end)
     threading.Thread(target=end_with_runner, daemon=True).start()

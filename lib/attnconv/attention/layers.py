@@ -34,7 +34,7 @@ class PositionalAttention(nn.Module):
 
     separable = True
     """Whether P_h = P_row (x) P_col exactly, at any image size and at the borders too. Then P is
-    never built, except where it drops out."""
+    never built, except where it drops out or an image is small."""
 
     def __init__(self, channels: int, out_channels: int, heads: int, dropout: float = 0.0):
         super().__init__()

@@ -6,7 +6,7 @@ import re
 import string
 from pathlib import Path
 
-from companion.figures.style import of_256_colours
+from companion.pictures import of_256_colours
 
 FRONT = Path(__file__).with_name("front")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)

@@ -20,6 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from seaborn import color_palette
 
+from companion.pictures import COVERAGE, of_256_colours
+
 SINGLE, DOUBLE = 3.5, 7.0  # widths of one and of two columns of a journal, in inches
 Look = dict[str, Any]  # how something is drawn, in Matplotlib's words
 
@@ -30,7 +32,6 @@ SIGNED_COLOURS = LinearSegmentedColormap.from_list(  # blue below zero, white at
     "signed", ["#053061", "#2166ac", "#6baed6", "white", "#f4906a", "#b2182b", "#67001f"]
 )
 QUERY_COLOUR = "#D55E00"  # frames the query on maps and images; on grids of shifts it is black
-COVERAGE = Image.Quantize.MAXCOVERAGE
 DASHED, DOTTED = (0, (4, 2)), (0, (1, 1.6))
 
 STYLE = Path(__file__).with_name("attnconv.mplstyle")
@@ -81,14 +82,6 @@ def save(figure: Figure, path: str | Path) -> None:
     content = io.BytesIO()
     figure.savefig(content, metadata={"Software": None})
     Path(f"{path}.png").write_bytes(of_256_colours(content.getvalue()))
-
-
-def of_256_colours(png: bytes) -> bytes:
-    """The same picture in a third of the bytes: all colours would add 25 MB to the record."""
-    picture, content = Image.open(io.BytesIO(png)), io.BytesIO()
-    few = picture.convert("RGB").quantize(256, COVERAGE, kmeans=1, dither=Image.Dither.NONE)
-    few.save(content, "PNG", dpi=picture.info.get("dpi"), optimize=True)
-    return content.getvalue()
 
 
 @styled
