@@ -21,9 +21,10 @@ from attnconv.training import load_run
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
 from browser import PHONE, Shown, as_widget, finger, needs_browser, run_all
-from companion.explorer import Explorer, edited, explore
+from companion.explorer import Explorer, explore
 from companion.explorer.counts import FILE, count_swaps
 from companion.workspace import REPOSITORY, open_workspace
+from edits import edited
 from node import in_node
 
 pytestmark = needs_browser
