@@ -7,26 +7,16 @@ import { QUERY, drawField, imageCanvas, shiftText } from "./draw.js";
 import { Model, TOO_OLD, covarianceOf, describe, read, readLayer, typed } from "./heads.js";
 import { clamp, largest } from "./maths.js";
 import { Network } from "./network.js";
-import {
-  ARROWS,
-  Live,
-  button,
-  canvasOf,
-  cellUnder,
-  div,
-  draggable,
-  element,
-  fromText,
-  keepKeysAndDrops,
-  readPicture,
-  still,
-} from "./page.js";
+import { ARROWS, Live, button, canvasOf, cellUnder, div, draggable, element } from "./page.js";
+import { fromText, keepKeysAndDrops, readPicture, still } from "./page.js";
 import { ALPHAS, Playground, headsOnTaps } from "./playground.js";
 
 const RANGE = 5.5; // pixels to every side of the query, in the plots of heads
+const EDGES = "-2,-1,-1,-1,1,1,1,1,2"; // a kernel without a 0, whose outputs have both signs
 const SOFT = 0.15; // the least alpha
 const LASTED = 7000; // ms, of the film
 const NAMES = { quadratic: "Gaussian", learned: "Learned", learned_content: "Content" };
+const SIZES_OF = [3, 7]; // of the kernels that take layers' places
 const POINT = 0.01; // of accuracy
 /** Where a step rests for readers who want no motion: its end, or what it asks the reader to do. */
 const RESTS = { soften: 0.3, film: 0 };
@@ -58,16 +48,15 @@ export class Story extends Live {
   constructor(root, data, sections) {
     super(root, { data, sections, name: "", part: 0, guess: null, size: 3, at: 0 });
     const { quadratic, learned_content: content } = data.sides;
-    const state = "kernel=-2,-1,-1,-1,1,1,1,1,2"; // no weight is 0, and the sum is small: edges, in two colours
-    this.play = new Playground(element("div"), { ...data, state, save() {}, listen() {} });
+    this.play = new Playground(element("div"), { ...data, state: `kernel=${EDGES}`, save() {}, listen() {} });
     if (quadratic) this.model = new Model(quadratic);
     if (content) {
       this.network = new Network(content, data);
-      const positional = ["quadratic", "learned"].filter((kind) => data.sides[kind]);
-      this.kinds = Object.fromEntries(positional.map((kind) => [kind, new Model(data.sides[kind])]));
+      this.kinds = Object.fromEntries(Object.entries(data.sides).map(([kind, side]) => [kind, new Model(side)]));
       this.kinds.learned_content = this.network.heads;
       this.layer = content.heads.length - 1; // its heads are compared
-      this.query = content.grid.map((n) => n >> 1);
+      this.grid = content.grid;
+      this.query = this.grid.map((n) => n >> 1);
       this.images = data.images.map((image) => ({ ...image, values: typed(image) }));
     }
     this.build();
@@ -86,11 +75,10 @@ export class Story extends Live {
     });
     this.said = element("p", { className: "st-said", role: "status" });
     const choose = button("Open your picture …", () => this.file.click());
-    this.own = div("st-own", choose, this.file);
     root.classList.add("attnconv-story");
     root.replaceChildren(
       this.rail, this.play.root, ...(model ? [this.buildLayers()] : []), ...(this.kinds ? [this.buildKinds()] : []),
-      this.own, this.said,
+      div("st-own", choose, this.file), this.said,
     );
     keepKeysAndDrops(root, (file) => this.open(file));
   }
@@ -112,7 +100,7 @@ export class Story extends Live {
     this.epoch.oninput = () => this.toEpoch(Number(this.epoch.value));
     this.player = button("▶", () => this.roll(), "Play the training");
     this.curve = element("canvas", { className: "st-curve", role: "img" });
-    this.sizes = [3, 7].map((size) => button(`${size} × ${size}`, () => this.resize(size)));
+    this.sizes = SIZES_OF.map((size) => button(`${size} × ${size}`, () => this.resize(size)));
     this.meter = element("span", { className: "st-meter", "aria-hidden": "true" }, element("i"), element("b"));
     return div(
       "st-layers", div("st-plots", ...this.plots.map(({ box }) => box)),
@@ -129,23 +117,16 @@ export class Story extends Live {
       return kind === "tap" ? distance(path[0], path.at(-1)) : -1;
     });
     if (!way.length) return;
-    const head = way.indexOf(Math.max(...way)), start = model.track(layer, head)[0];
-    const dot = element("button", { type: "button", className: "st-guess", textContent: "?" });
+    const head = way.indexOf(Math.max(...way)), start = model.track(layer, head)[0], dot = button("?");
+    dot.className = "st-guess";
     this.guess = { layer, head, start, centre: start, dot };
-    draggable(dot, {
-      cell: () => this.side / (2 * RANGE),
-      centre: () => this.guess.centre,
-      move: (centre) => {
-        this.guess.centre = centre.map((c) => clamp(c, -RANGE, RANGE));
-        this.later();
-      },
-    });
-    dot.style.setProperty("--colour", this.colourOf(head));
+    const move = (centre) => {
+      this.guess.centre = centre.map((c) => clamp(c, -RANGE, RANGE));
+      this.later();
+    };
+    draggable(dot, { cell: () => this.side / (2 * RANGE), centre: () => this.guess.centre, move });
+    dot.style.borderColor = this.play.colourOf(head);
     this.plots[layer].canvas.after(dot);
-  }
-
-  colourOf(head) {
-    return this.data.colours[head % this.data.colours.length];
   }
 
   toEpoch(epoch) {
@@ -162,10 +143,10 @@ export class Story extends Live {
     const mine = (this.rolling = {}), start = performance.now() - (LASTED * from) / last;
     const next = (now) => {
       if (this.rolling !== mine) return;
-      this.at = clamp((last * (now - start)) / LASTED, 0, last);
-      if (this.at === last) this.rolling = null;
-      else requestAnimationFrame(next);
-      this.later();
+      this.toEpoch(clamp((last * (now - start)) / LASTED, 0, last));
+      if (this.at === last) return;
+      this.rolling = mine;
+      requestAnimationFrame(next);
     };
     requestAnimationFrame(next);
   }
@@ -193,8 +174,8 @@ export class Story extends Live {
         const { centre, precision } = model.gaussian(layer, head);
         return { centre, covariance: covarianceOf(precision), faint: Boolean(size) };
       });
-      const chosen = film && guess?.layer === layer ? guess.head : -1, first = size ? -(size >> 1) : 0;
-      const plot = { x: 0, y: 0, side: this.side, range: RANGE }, colourOf = (head) => this.colourOf(head);
+      const chosen = film && guess?.layer === layer ? guess.head : -1, first = -((size ?? 0) >> 1);
+      const plot = { x: 0, y: 0, side: this.side, range: RANGE }, colourOf = (one) => this.play.colourOf(one);
       drawHeads(pen, plot, shapes, { colours, colourOf, chosen, kernel: size ?? 0, first: [first, first] });
       swap.setAttribute("aria-checked", String(Boolean(size)));
       const looks = shapes.map(({ centre }) => `(${centre.map((c) => c.toFixed(1))})`).join(" ");
@@ -205,50 +186,48 @@ export class Story extends Live {
   }
 
   drawFilm(last) {
-    const { model, guess, colours, at } = this, { path } = model, epoch = Math.round(at);
+    const { model, guess, colours } = this, { path } = model, epoch = Math.round(this.at);
     this.player.textContent = this.rolling ? "❚❚" : "▶";
     this.player.setAttribute("aria-label", this.rolling ? "Stop" : "Play the training");
     this.epoch.value = epoch;
-    const accuracy = path.accuracy[epoch - 1], share = accuracy === undefined ? "" : `${(100 * accuracy).toFixed(1)}%`;
-    const [wide, tall] = [Math.max(80, this.curve.parentElement.clientWidth - this.curve.offsetLeft - 8), 56];
-    const pen = canvasOf(this.curve, Math.min(wide, 260), tall), x = (n) => 6 + (n / last) * (Math.min(wide, 260) - 12);
-    const y = (value) => tall - 6 - (tall - 12) * value;
-    pen.strokeStyle = colours.accent;
-    pen.lineWidth = 2;
+    const accuracy = path.accuracy[epoch - 1], percents = (value) => `${(100 * value).toFixed(1)}%`;
+    const [wide, tall] = [160, 56], pen = canvasOf(this.curve, wide, tall);
+    const at = (n) => [6 + (n / last) * (wide - 12), tall - 6 - (tall - 12) * path.accuracy[n - 1]];
+    Object.assign(pen, { strokeStyle: colours.accent, fillStyle: QUERY, lineWidth: 2 });
     pen.beginPath();
-    path.accuracy.forEach((value, i) => pen.lineTo(x(i + 1), y(value)));
+    path.accuracy.forEach((_, i) => pen.lineTo(...at(i + 1)));
     pen.stroke();
-    if (share) {
-      pen.fillStyle = QUERY;
+    if (accuracy !== undefined) {
       pen.beginPath();
-      pen.arc(x(epoch), y(accuracy), 5, 0, 7);
+      pen.arc(...at(epoch), 5, 0, 7);
       pen.fill();
     }
-    this.curve.setAttribute("aria-label", `Accuracy by epoch, at last ${(100 * path.accuracy.at(-1)).toFixed(1)}%`);
-    const when = epoch ? `After epoch ${epoch}: ${share} right.` : "Before training.";
-    this.tell(guess ? `${when} ${this.guessed(epoch === last)}` : when);
+    this.curve.setAttribute("aria-label", `Accuracy by epoch, at last ${percents(path.accuracy.at(-1))}`);
+    const when = epoch ? `After epoch ${epoch}: ${percents(accuracy)} right.` : "Before training.";
+    this.tell(guess ? `${when} ${this.guessed(epoch, last)}` : when);
   }
 
   /** How good the guess was, once the training is over; and put its dot where it is. */
-  guessed(over) {
+  guessed(epoch, last) {
     const { layer, head, centre, start, dot } = this.guess, cell = this.side / (2 * RANGE);
     dot.style.translate = `${centre[1] * cell}px ${centre[0] * cell}px`;
     dot.setAttribute("aria-label", `Your guess, shift ${shiftText(centre)}; arrow keys move it`);
     const end = this.model.track(layer, head).at(-1), off = distance(centre, end);
-    if (!over) return `Drag the “?” of head ${head + 1}, layer ${layer + 1}.`;
+    if (epoch && epoch < last) return "";
+    if (!epoch) return `Drag the “?” of head ${head + 1}, layer ${layer + 1}.`;
     return `Your guess is ${off.toFixed(1)} pixels off${centre === start ? ": you left it where it began" : ""}.`;
   }
 
   drawSwap() {
     const { model, size } = this, found = accuracyOf(model), layers = Object.keys(model.edits).length;
-    this.sizes.forEach((one, i) => one.setAttribute("aria-pressed", String([3, 7][i] === size)));
+    this.sizes.forEach((one, i) => one.setAttribute("aria-pressed", String(SIZES_OF[i] === size)));
     this.meter.firstChild.style.width = `${100 * (found.now ?? 0)}%`;
     this.meter.lastChild.style.left = `${100 * (found.whole ?? 0)}%`;
-    const fits = Object.entries(model.counted[size] ?? {}).filter(([, [now, whole, all]]) => whole - now < POINT * all);
     const ones = (choice) => Number(choice).toString(2).replaceAll("0", "").length;
-    const most = Math.max(...fits.map(([choice]) => ones(choice)));
-    const known = found.now !== null && layers > 0, cheap = known && found.whole - found.now < POINT;
-    const sum = cheap && layers >= most ? " No larger set costs less than one point." : "";
+    const cheap = Object.entries(model.counted[size]).filter(([, [now, whole, all]]) => whole - now < POINT * all);
+    const solved = layers && found.now !== null && found.whole - found.now < POINT &&
+      cheap.every(([choice]) => ones(choice) <= layers);
+    const sum = solved ? " No larger set costs less than one point." : "";
     this.tell(`${found.text}.${sum}`);
   }
 
@@ -275,10 +254,6 @@ export class Story extends Live {
     const next = button("Another image", () => this.see((this.image + 1) % this.images.length));
     this.see(0);
     return div("st-kinds", div("st-query", picture, next), ...this.rows.map(({ box }) => box));
-  }
-
-  get grid() {
-    return this.network.heads.grid;
   }
 
   ask(query) {
@@ -308,8 +283,8 @@ export class Story extends Live {
     framed(pen, side, 3);
     for (const { kind, box, moved, tiles } of this.rows) {
       const model = kinds[kind], tile = Math.floor(box.clientWidth / tiles.length) - 3;
-      const maps = tiles.map((_, head) =>
-        model.probabilities(this.layer, head, query, new Float32Array(model.pixels)));
+      const mapOf = (head) => model.probabilities(this.layer, head, query, new Float32Array(model.pixels));
+      const maps = tiles.map((_, head) => mapOf(head));
       const seen = (p) => Math.cbrt(p), most = seen(Math.max(...maps.map(largest))); // faint heads are seen, too
       tiles.forEach((canvas, head) => {
         drawField(canvas, maps[head].map(seen), this.grid, tile, [0, most]);
@@ -334,7 +309,7 @@ export class Story extends Live {
       this.images = [...this.images.filter(({ mine }) => !mine), { ...own, values: own.data, mine: true }];
       this.see(this.images.length - 1);
     }
-    this.tell(this.play.notice.textContent || `${file.name} is in every step now. It stays on this machine.`);
+    this.tell(this.play.notice.textContent || `${file.name} takes the place of our picture now.`);
   }
 
   // -- scrolling
@@ -384,14 +359,10 @@ export class Story extends Live {
   settle() {}
 }
 
-/** Start the page. */
+/** Start the page. In a browser that is too old for it there are the words alone. */
 export async function openStory(page) {
-  const root = page.getElementById("story");
-  if (!globalThis.DecompressionStream) {
-    root.textContent = TOO_OLD;
-    return null;
-  }
-  const data = await read(fromText(page.getElementById("data").textContent));
+  if (!globalThis.DecompressionStream) return page.querySelector(".st-head").append(TOO_OLD);
+  const root = page.getElementById("story"), data = await read(fromText(page.getElementById("data").textContent));
   page.body.classList.add("st-live");
   return new Story(root, data, [...page.querySelectorAll(".st-step")]);
 }
