@@ -158,6 +158,7 @@ NAMES = ["slide", "lift", "soften", "film", "swap", "kinds", "own"]
 
 def scroll(page: playwright.Page, step: str, part: float = 0.5) -> None:
     """Scroll until a part of a step is read, and all is drawn."""
+    page.locator(".attnconv-story").wait_for()
     page.evaluate(
         """([id, part]) => {
             const { top, height } = document.getElementById(id).getBoundingClientRect();

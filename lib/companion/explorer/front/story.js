@@ -363,6 +363,7 @@ export class Story extends Live {
 export async function openStory(page) {
   if (!globalThis.DecompressionStream) return page.querySelector(".st-head").append(TOO_OLD);
   const root = page.getElementById("story"), data = await read(fromText(page.getElementById("data").textContent));
-  page.body.classList.add("st-live");
+  page.body.classList.add("st-live"); // the steps become longer: what the address names is elsewhere
+  page.getElementById(window.location.hash.slice(1))?.scrollIntoView();
   return new Story(root, data, [...page.querySelectorAll(".st-step")]);
 }
