@@ -98,14 +98,14 @@ test("what was computed is kept, and computed anew where it must be", () => {
 });
 
 test("a state and its text", () => {
-  for (const text of ["kernel=sobel-x&image=a&query=2,3", "kernel=blur&size=5&image=b&alpha=0.7&padding=0&query=0,3&step=4", "kernel=1,2,3,4,5,6,7,8,-9.5&image=a&heads=0:-1:-1.25:0_8:1:1:1&query=5,8"])
+  for (const text of ["kernel=sobel-x&image=a&query=2,3", "kernel=blur&size=5&image=b&alpha=0.7&padding=0&query=0,3", "kernel=1,2,3,4,5,6,7,8,-9.5&image=a&heads=0:-1:-1.25:0_8:1:1:1&query=5,8"])
     assert.equal(encode(decode(text, PICTURES)), text);
   const start = decode("", PICTURES);
-  assert.deepEqual([start.preset, start.alpha, start.padding, start.query, start.step], ["sobel-x", ALPHAS[1], true, [2, 3], 0]);
+  assert.deepEqual([start.preset, start.alpha, start.padding, start.query], ["sobel-x", ALPHAS[1], true, [2, 3]]);
 });
 
 test("a text that makes no sense is the start, without an error", () => {
-  for (const text of ["kernel=1,2,x", "kernel=1,2,3", "kernel=constructor", "size=99", "image=none", "alpha=-3", "alpha=NaN", "heads=99:0:0:1_a:b:c:d", "query=1", "query=x,y", "step=77", "%%%&&==", "heads=0:Infinity:0:1"])
+  for (const text of ["kernel=1,2,x", "kernel=1,2,3", "kernel=constructor", "size=99", "image=none", "alpha=-3", "alpha=NaN", "heads=99:0:0:1_a:b:c:d", "query=1", "query=x,y", "%%%&&==", "heads=0:Infinity:0:1"])
     assert.equal(encode(decode(text, PICTURES)), encode(decode("", PICTURES)), text);
   assert.deepEqual(decode("query=-5,99", PICTURES).query, [0, 8]);
   assert.equal(decode(`heads=${"0:0:0:1_".repeat(500)}`, PICTURES).heads.length, 40);

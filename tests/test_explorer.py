@@ -29,10 +29,11 @@ from attnconv.models import build_model, predict
 from attnconv.training import load_run, train
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
-from companion.explorer import Explorer, ExplorerError, edited, explore, explorer
+from companion.explorer import Explorer, ExplorerError, explore, explorer
 from companion.explorer.counts import FILE, count_swaps, counted_swaps, keep_counts
 from companion.explorer.images import fitting, pool_of
 from companion.explorer.subject import Subject, subject_of
+from edits import edited
 from node import in_node, needs_node, run_tests
 
 SMALL = dict(
@@ -537,47 +538,6 @@ def test_it_opens_on_a_clear_image_that_the_model_is_sure_of(data) -> None:
     assert explore(model, images=labelled)._clear_image() == second
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "full"])
-def test_an_edit_sets_centre_and_sigma(kind: str) -> None:
-    model = model_of(kind)
-    layer = model.attention_layers[1]
-
-    def shape(head: int) -> torch.Tensor:
-        return layer.precision()[head] / layer.precision()[head].det().sqrt()
-
-    before = shape(2)
-    with edited(model, [dict(layer=1, head=2, centre=[1.5, -2], sigma=0.5)]):
-        assert layer.centres[2].tolist() == [1.5, -2]
-        assert layer.precision()[2].det().item() ** -0.25 == pytest.approx(0.5, rel=1e-4)
-        torch.testing.assert_close(shape(2), before)
-    with torch.no_grad():
-        layer.spreads[0] = 0
-    with edited(model, [dict(layer=1, head=0, sigma=2)]):  # had no scale: becomes round
-        torch.testing.assert_close(layer.precision()[0], torch.eye(2) / 4)
-
-
-def test_senseless_edits_are_refused_and_nothing_is_left(data) -> None:
-    model, content = (model_of(kind) for kind in ("quadratic", "content"))
-    before = copy.deepcopy(model.state_dict())
-    for edit, words in (
-        (dict(layer=2, head=0), "no layer 2"),
-        (dict(layer=0, head=3), "no head 3"),
-        (dict(layer=0, head=0, sigma=float("nan")), "sigma"),
-        (dict(layer=0, head=0, sigma=0), "sigma"),
-        (dict(layer=0, head=0, centre=[0, float("inf")]), "centre"),
-        (dict(layer=1, kernel=4), "side 4 does not fit: it must be an odd number, at most 7"),
-        (dict(layer=1, kernel="3"), "side '3'"),
-    ):
-        with (
-            pytest.raises(ExplorerError, match=words),
-            edited(model, [dict(layer=0, head=1, off=True), edit]),
-        ):
-            pass
-        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    with pytest.raises(ExplorerError, match="not look at content"):
-        edited(content, [dict(layer=0, kernel=3)]).__enter__()
-
-
 def test_runs_are_chosen(runs, data) -> None:
     view = explore(runs["quadratic"], images=data)
     view.state = dict(edits={"0.1": dict(off=True)}, layer=1)
@@ -600,7 +560,7 @@ def test_the_page_is_one_file_without_the_network_and_of_the_view(runs, data, tm
     assert visible.count(paper) == 1
     visible = visible.replace(paper, "")
     assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)|https?://|@import|url\(""", visible)
-    assert page.count("<noscript><img") == 1 and "openPage(document)" in page
+    assert page.count("<noscript><img") == 1 and "openExplorer(document)" in page
     tree = tree_of(page)
     assert len(tree["images"]) == 40 and tree["side"]["weights"]
     assert view.page() == page  # the same bytes each time

@@ -21,9 +21,10 @@ from attnconv.training import load_run
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
 from browser import PHONE, Shown, as_widget, finger, needs_browser, run_all
-from companion.explorer import Explorer, edited, explore
+from companion.explorer import Explorer, explore
 from companion.explorer.counts import FILE, count_swaps
 from companion.workspace import REPOSITORY, open_workspace
+from edits import edited
 from node import in_node
 
 pytestmark = needs_browser
@@ -957,7 +958,7 @@ def test_a_link_holds_the_view(pages, show):
     other.studied()
     captions = [one.root.locator(".ax-caption").inner_text() for one in (seen, other)]
     assert captions[0] == captions[1] != first
-    titles = other.root.locator("h2").all_inner_texts()
+    titles = other.root.locator(".ax-panel > h2").all_inner_texts()
     assert len(titles) == 2 and "after epoch 1" in titles[1]
     names = ("query", "locked", "layer", "head", "size")
     assert [other.state()[name] for name in names] == [[2, 5], True, 1, 3, 5]

@@ -120,7 +120,7 @@ def test_every_notebook_runs(reproduced):
 
 
 def test_every_notebook_leaves_its_figures_or_claims(reproduced):
-    assert "What was found" in (reproduced / "index.html").read_text()
+    assert "What was found" in (reproduced / "found.html").read_text()
     for path in NOTEBOOKS[1:]:
         made = [
             *reproduced.glob(f"figures/{path.name[:2]}-*.png"),

@@ -220,33 +220,6 @@ def test_pictures_and_ones_own(
         )
 
 
-def test_the_tour_has_five_steps(show: Callable[..., Seen], file: Path) -> None:
-    seen = show(file, "alpha=0.3&padding=0", reduced_motion="no-preference")
-    seen.press("Take the tour")
-    said = []
-    for step in range(1, 6):
-        assert (
-            seen.state()["step"] == step and seen.told() == "largest: 0"
-        )  # what was changed is put back
-        said.append(seen.root.locator(".pg-step").text_content())
-        assert said[-1].startswith(f"{step}. ") and seen.root.locator(".pg-lit").count() >= 1
-        # What it speaks of first is in sight, below its words.
-        name = ("kernel", "heads", "strip", "heads", "sharp")[step - 1]
-        words, box = (seen.root.locator(at) for at in (".pg-tour", f"[data-card={name}]"))
-        words, box = words.bounding_box(), box.bounding_box()
-        assert words["y"] + words["height"] <= box["y"] + 1, name
-        assert box["y"] + min(box["height"], 120) <= 900, name
-        press = "x.root.querySelector('.pg-tour .pg-main').click()"
-        flies = seen.get(f"({press}, Boolean(x.flight))")
-        assert flies or step != 1  # to the second step, heads fly to their taps
-    assert len(set(said)) == 5 and "kernel" in said[0] and "Theorem 1" in said[4]
-    seen.press("Take the tour")
-    seen.root.get_by_role("button", name="End the tour").press("Enter")
-    seen.idle()
-    assert seen.page.evaluate("document.activeElement.textContent") == "Take the tour"
-    assert seen.state()["step"] == 0 and seen.root.locator(".pg-lit").count() == 0
-
-
 def test_keys_alone(seen: Seen) -> None:
     seen.dot(4).focus()
     seen.idle()
@@ -346,11 +319,11 @@ def test_the_pages_lead_back_to_the_index(browser: playwright.Browser, tmp_path:
     ):
         page.get_by_role("link", name=words).click()
         page.locator("[class^=attnconv] canvas").first.wait_for()
-        page.get_by_role("link", name="All results").click()
+        page.get_by_role("link", name="First page").click()
         page.wait_for_url(index.as_uri())
         page.goto((tmp_path / f"{name}.html").as_uri())
         page.locator("[class^=attnconv] canvas").first.wait_for()
-        assert page.get_by_role("link", name="All results").count() == 0
+        assert page.get_by_role("link", name="First page").count() == 0
         page.goto(index.as_uri())
     assert not page.errors
     page.close()

@@ -15,13 +15,18 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from attnconv.training.runs import find_runs
-from browser import PHONE, SETTLED, finger, needs_browser, playwright
+from attnconv.training.runs import Run, find_runs
+from browser import SETTLED, needs_browser, playwright
+from companion import pages
 from companion.claims import SENTENCES, SIGNS, Claim, Claims
+from companion.explorer.counts import counted_swaps
 from companion.pages import export_html, write_page
 
 pytestmark = needs_browser
 RECORD = Path(__file__).parents[1] / "outputs" / "evening"
+STILLS = re.findall(
+    r'call step\(.*"(\S+)"\)', (Path(pages.__file__).with_name("story.html.j2")).read_text()
+)
 SCREENS = {"phone": (390, 844), "desktop": (1280, 900)}
 FORMULAS = r"""# A formula
 
@@ -68,21 +73,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nbformat.write(
         nbformat.v4.new_notebook(cells=cells), output / "notebooks" / "00_what_was_found.ipynb"
     )
-    captions = {
+    captions = dict.fromkeys(STILLS, "A still.") | {
         "04-gaussian-heads-quadratic": "Heads (figure 4).",
         "05-wide": "A picture of no figure of the paper.",
     }
     for name, caption in captions.items():
         Image.new("RGB", (1800, 600), "white").save(output / "figures" / f"{name}.png")
         (output / "figures" / f"{name}.json").write_text(json.dumps({"caption": caption}))
-    pages = {"04": "04_heads.html", "05": "05_learned.html"}
+    order = {"04": "04_heads.html", "05": "05_learned.html"}
     for name in ("04_heads", "05_learned"):
         code = nbformat.v4.new_code_cell("x = 1  # " + "a long line " * 20)
         text = nbformat.v4.new_markdown_cell(FORMULAS)
         nbformat.write(
             nbformat.v4.new_notebook(cells=[text, code]), output / "notebooks" / f"{name}.ipynb"
         )
-        export_html(output / "notebooks" / f"{name}.ipynb", pages)
+        export_html(output / "notebooks" / f"{name}.ipynb", order)
     (output / "runs").symlink_to(RECORD / "runs")
     for name in ("playground", "explorer"):
         (output / f"{name}.html").write_text("<title>it</title>")
@@ -148,106 +153,183 @@ LOWEST_CONTRAST = r"""(within) => {
 """The smallest contrast of any text with what is behind it, as the WCAG defines it."""
 
 
-DOTS = """[...document.querySelectorAll('.film .dot')].map((dot) => {
-  const { e, f } = dot.transform.baseVal.consolidate().matrix
-  return [f, e]
-})"""
-"""Where the film's heads are: rows, columns."""
-COLOURED = """[...document.querySelectorAll('.film .tap')].map((one) =>
-  [one.y, one.x].map((at) => at.baseVal.value + 0.5))"""
-"""The taps of the kernel that have a head with most of its attention there."""
-HALF = "document.querySelector('.film svg').viewBox.baseVal.width / 2"
-"""From the film's middle to its rim, in pixels of the grid."""
+NAMES = ["slide", "lift", "soften", "film", "swap", "kinds", "own"]
 
 
-def test_the_first_screen_asks_shows_heads_and_leads_on(page: playwright.Page, site: Path) -> None:
+def scroll(page: playwright.Page, step: str, part: float = 0.5) -> None:
+    """Scroll until a part of a step is read, and all is drawn."""
+    page.locator(".attnconv-story").wait_for()
+    page.evaluate(
+        """([id, part]) => {
+            const { top, height } = document.getElementById(id).getBoundingClientRect();
+            const line = innerHeight * (innerWidth < 760 ? 0.8 : 0.5);
+            scrollTo(0, scrollY + top + part * height - line);
+        }""",
+        [step, part],
+    )
+    page.locator(f"#story[data-step={step}]").wait_for()
+    page.evaluate(SETTLED)
+
+
+def said(page: playwright.Page) -> str:
+    page.evaluate(SETTLED)
+    return page.locator(".st-said").inner_text()
+
+
+def looks(page: playwright.Page, layer: int) -> np.ndarray:
+    """Where the page says that a layer's heads look."""
+    label = page.locator(".st-plot canvas").nth(layer).get_attribute("aria-label")
+    return np.array(re.findall(r"\((.*?),(.*?)\)", label), float)
+
+
+def record(preset: str) -> Run:
+    return next(run for run in find_runs(RECORD / "runs") if run.preset == preset)
+
+
+def test_every_step_fits_and_can_be_read(page: playwright.Page, site: Path) -> None:
     page.goto(site.as_uri())
-    assert fits(page) and page.evaluate(LOWEST_CONTRAST) >= 4.5  # the WCAG's bound
-    for shown in (
-        "h1 >> nth=0",
-        ".film svg",
-        "text=Move the heads",
-        "text=Look into a trained network",
-    ):
-        box = page.locator(shown).bounding_box()
-        assert box["y"] >= 0 and box["y"] + box["height"] <= page.viewport_size["height"], shown
-    assert "Does it learn to be one?" in page.locator("h1").first.inner_text()
+    for step in NAMES:
+        scroll(page, step)
+        assert fits(page) and page.evaluate(LOWEST_CONTRAST) >= 4.5, step  # the WCAG's bound
+        for shown in (".attnconv-story nav", f"#{step} h2", f"#{step} p >> nth=0"):
+            box = page.locator(shown).bounding_box()
+            assert box["y"] >= 0, (step, shown)
+            assert box["y"] + box["height"] <= page.viewport_size["height"], (step, shown)
+    assert len(page.locator(".st-text").inner_text().split()) <= 250
 
 
 @LIGHT
-def test_the_film_runs_once_from_the_start_to_the_end_and_heads_can_be_dragged(
-    page, site: Path
-) -> None:
-    run = next(run for run in find_runs(RECORD / "runs") if run.preset == "quadratic")
+def test_nine_heads_add_up_until_the_difference_is_blank(page, site: Path) -> None:
     page.goto(site.as_uri())
-    layer = int(re.search(r"layer (\d)", page.locator(".film figcaption").inner_text())[1]) - 1
-    history = run.heads["parameter_centre"][:, layer]
-    np.testing.assert_allclose(page.evaluate(DOTS), history[0], atol=0.3)
-    assert page.evaluate(HALF) > np.abs(history[0]).max()  # the start is seen
-    assert page.locator(".film output").inner_text() == "before training"
-    page.locator(".film output", has_text=f"after {len(history) - 1} epochs").wait_for()
-    page.wait_for_timeout(500)
-    np.testing.assert_allclose(page.evaluate(DOTS), history[-1], atol=0.011)
-    assert 1.5 < page.evaluate(HALF) < 2.7  # the end fills the frame
-    sharp = run.heads["mass"][-1] > 0.5
-    taps = [
-        {tuple(tap) for tap in np.rint(run.heads["parameter_centre"][-1, i][on]).astype(int)}
-        for i, on in enumerate(sharp)
-    ]
-    taps = [{tap for tap in some if np.abs(tap).max() <= 1} for some in taps]
-    assert {tuple(tap) for tap in page.evaluate(COLOURED)} == taps[layer] and len(
-        taps[layer]
-    ) == max(map(len, taps))
-    box = page.locator(".film .query").bounding_box()  # a pixel
-    centre = page.locator(".film .dot circle").first.bounding_box()
-    page.mouse.move(centre["x"] + centre["width"] / 2, centre["y"] + centre["height"] / 2)
+    apart = page.locator(".pg-apart")
+    scroll(page, "slide", 0.6)
+    clip = page.locator(".pg-figures canvas").nth(1).evaluate("c => c.style.clipPath")
+    products = page.locator(".pg-card-table td:nth-child(4)").all_inner_texts()
+    *products, total = [float(text.replace("−", "-")) for text in products]
+    assert clip.startswith("polygon") and len(products) == 9
+    assert sum(products) == pytest.approx(total, abs=0.005)
+    scroll(page, "lift", 0.5)
+    assert 0 < page.locator(".pg-dot[aria-pressed=true]").count() < 9
+    assert apart.inner_text() != "largest: 0"
+    scroll(page, "lift", 0.9)
+    assert page.locator(".pg-dot[aria-pressed=true]").count() == 9
+    assert apart.inner_text() == "largest: 0"
+    scroll(page, "soften", 0.39)
+    assert apart.inner_text() != "largest: 0"
+    scroll(page, "soften", 0.7)  # no zeros around it
+    assert apart.inner_text() != "largest: 0" and not page.locator(".pg-check input").is_checked()
+    scroll(page, "soften", 0.98)
+    assert apart.inner_text() == "largest: 0"
+
+
+@LIGHT
+def test_a_guess_stands_beside_the_recorded_film(page, site: Path) -> None:
+    run = record("quadratic")
+    page.goto(site.as_uri())
+    scroll(page, "film", 0.2)
+    history, guess = run.heads["parameter_centre"], page.locator(".st-guess")
+    layer = page.locator(".st-plot").evaluate_all("all => all.findIndex((one) => one.children[1])")
+    head = int(re.search(r"of head (\d)", said(page))[1]) - 1
+    np.testing.assert_allclose(looks(page, layer), history[0, layer], atol=0.051)
+    box, plot = (guess.bounding_box(), page.locator(".st-plot").nth(layer).bounding_box())
+    middle = [box[at] + box[size] / 2 for at, size in (("x", "width"), ("y", "height"))]
+    to = [plot[at] + plot[size] * (0.5 + 2 / 11) for at, size in (("x", "width"), ("y", "height"))]
+    page.mouse.move(*middle)
     page.mouse.down()
-    page.mouse.move(
-        box["x"] + 2 * box["width"], box["y"] - box["height"]
-    )  # 1.5 to the right and up
+    page.mouse.move(*to, steps=3)
     page.mouse.up()
-    np.testing.assert_allclose(page.evaluate(DOTS)[0], (-1.5, 1.5), atol=0.1)
-    page.locator(".film .dot").nth(1).focus()
-    page.keyboard.press("ArrowDown")
-    assert page.evaluate(DOTS)[1][0] == pytest.approx(history[-1][1][0] + 0.25, abs=0.02)
-    page.locator(".film button").click()
-    np.testing.assert_allclose(page.evaluate(DOTS), history[0], atol=0.3)
+    guess.press("ArrowUp")  # from (2, 2) to (1.75, 2)
+    scroll(page, "film", 0.98)
+    for place in range(6):
+        np.testing.assert_allclose(looks(page, place), history[-1, place], atol=0.051)
+    off = np.hypot(*(history[-1, layer, head] - (1.75, 2)))
+    accuracy = 100 * run.metrics[-1]["test_accuracy"]
+    assert f"guess is {off:.1f} pixels off" in said(page) and f"{accuracy:.1f}%" in said(page)
 
 
-def test_a_finger_drags_a_head_of_the_film_and_elsewhere_it_scrolls(
-    browser: playwright.Browser, site: Path
-) -> None:
-    page = browser.new_page(**PHONE, reduced_motion="reduce", offline=True)
+@LIGHT
+def test_the_bar_moves_at_once_to_what_was_counted(page, site: Path) -> None:
     page.goto(site.as_uri())
+    scroll(page, "swap")
+    counts = counted_swaps(record("quadratic"))
+    chosen = 0
+    for size, layer in ((3, 0), (3, 3), (7, 5), (7, 3)):
+        page.get_by_role("button", name=f"{size} × {size}").click()
+        page.get_by_role("switch", name=f"Layer {layer + 1} as").click()
+        chosen ^= 2**layer
+        now, whole, images = counts[size][chosen]
+        text, width = said(page), page.locator(".st-meter i").evaluate("one => one.style.width")
+        shares = [f"{100 * right / images:.1f}%" for right in (now, whole)]
+        assert f"{shares[0]} of {images:,}" in text and shares[1] in text
+        assert float(width[:-1]) == pytest.approx(100 * now / images, abs=0.01)
+        assert page.get_by_role("switch", checked=True).count() == chosen.bit_count()
+        cheap = [key.bit_count() for key, of in counts[size].items() if of[1] - of[0] < of[2] / 100]
+        solved = whole - now < images / 100 and chosen.bit_count() >= max(cheap)
+        assert ("No larger set" in text) == solved
 
-    def drag_up(x: float, y: float, pixels: int) -> None:
-        finger(
-            page,
-            [(x, y - up) for up in range(0, pixels + 1, pixels // 10)],
-            lambda: page.evaluate(SETTLED),
-        )
 
-    before, dot = page.evaluate(DOTS), page.locator(".film .dot circle").last.bounding_box()
-    drag_up(dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2, 60)
-    assert page.evaluate(DOTS) != before and page.evaluate("scrollY") == 0
-    picture = page.locator(".film svg").bounding_box()
-    drag_up(picture["x"] + 8, picture["y"] + picture["height"] - 8, 150)
-    page.wait_for_function("scrollY > 50")
-    page.close()
+@LIGHT
+def test_with_the_image_only_heads_that_see_content_move(page, site: Path, tmp_path: Path) -> None:
+    page.goto(site.as_uri())
+    scroll(page, "kinds")
+    rows = page.locator(".st-row")
+
+    def drawn() -> list[str]:
+        page.evaluate(SETTLED)
+        of_row = "[...row.querySelectorAll('canvas')].map((canvas) => canvas.toDataURL()).join()"
+        return rows.evaluate_all(f"rows => rows.map((row) => {of_row})")
+
+    def moved() -> list[str]:
+        return page.locator(".st-row span").all_inner_texts()
+
+    before = drawn()
+    page.get_by_role("button", name="Another image").click()
+    assert [a == b for a, b in zip(before, drawn(), strict=True)] == [True, True, False]
+    assert moved()[:2] == ["moved 0.0 pixels"] * 2 and moved()[2] != "moved 0.0 pixels"
+    before = drawn()
+    page.locator(".st-image").press("ArrowLeft")
+    assert all(a != b for a, b in zip(before, drawn(), strict=True))
+    before = drawn()
+    Image.linear_gradient("L").save(tmp_path / "own.png")  # a picture of one's own is in every step
+    scroll(page, "own")
+    page.locator(".attnconv-story > .st-own input").set_input_files(tmp_path / "own.png")
+    page.locator(".st-said", has_text="own.png takes the place").wait_for()
+    assert page.evaluate("document.querySelector('#story').attnconv.play.state.image") == "own"
+    scroll(page, "kinds")
+    assert [a == b for a, b in zip(before, drawn(), strict=True)] == [True, True, False]
 
 
-def test_who_asks_for_less_motion_sees_the_end_at_once(
-    browser: playwright.Browser, site: Path
-) -> None:
+def test_the_steps_by_keyboard_and_without_motion(browser: playwright.Browser, site: Path) -> None:
     context = browser.new_context(reduced_motion="reduce", offline=True)
     page = context.new_page()
     page.goto(site.as_uri())
-    first = page.evaluate(DOTS)
-    page.wait_for_timeout(1500)
-    assert page.evaluate(DOTS) == first
-    run = next(run for run in find_runs(RECORD / "runs") if run.preset == "quadratic")
-    ends = run.heads["parameter_centre"][-1]
-    assert min(np.abs(layer - first).max() for layer in ends) < 0.011
+    page.locator(".attnconv-story nav a").nth(3).press("Enter")
+    page.locator("#story[data-step=film]").wait_for()
+    before = looks(page, 0)
+    scroll(page, "film", 0.9)  # scrolling moves nothing
+    assert (looks(page, 0) == before).all() and "Before training" in said(page)
+    page.get_by_role("button", name="Play the training").press("Enter")
+    assert "After epoch 1:" in said(page) and (looks(page, 0) != before).any()
+    page.get_by_role("slider", name="Epoch").press("End")
+    assert "Your guess is" in said(page)
+    page.locator(".attnconv-story nav a").nth(4).press("Enter")
+    page.locator("#story[data-step=swap]").wait_for()
+    switch = page.get_by_role("switch", name="Layer 1 as")
+    switch.press(" ")
+    page.evaluate(SETTLED)
+    assert switch.get_attribute("aria-checked") == "true"
+    scroll(page, "lift", 0.3)
+    assert page.locator(".pg-apart").inner_text() == "largest: 0"  # its end, at once
+    context.close()
+
+
+def test_without_scripts_every_step_has_a_still(browser: playwright.Browser, site: Path) -> None:
+    context = browser.new_context(java_script_enabled=False, offline=True)
+    page = context.new_page()
+    page.goto(site.as_uri())
+    for step in NAMES[:-1]:
+        assert page.locator(f"#{step} img").bounding_box()["width"] > 100, step
+    assert page.locator("main > noscript img").is_visible() and fits(page)
     context.close()
 
 
@@ -255,7 +337,7 @@ def test_who_asks_for_less_motion_sees_the_end_at_once(
 def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_it(
     page, site: Path
 ) -> None:
-    page.goto(site.as_uri())
+    page.goto(site.with_name("found.html").as_uri())
     assert page.locator(".claim").count() == len(SENTENCES)
     verdict = page.locator(".claim details").first
     folded = verdict.bounding_box()["height"]
@@ -266,7 +348,7 @@ def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_
     assert fits(page)  # the wide table scrolls by itself
     picture = page.locator("[id='05-wide'] img")
     assert not picture.is_visible()
-    page.goto(f"{site.as_uri()}#05-wide")
+    page.goto(f"{site.with_name('found.html').as_uri()}#05-wide")
     picture.wait_for(state="visible")
     assert picture.bounding_box()["width"] <= page.viewport_size["width"] and fits(page)
 
@@ -274,7 +356,7 @@ def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_
 def test_executed_notebooks_are_pages_with_formulas_that_lead_on_and_back(
     page: playwright.Page, site: Path
 ) -> None:
-    page.goto(site.as_uri())
+    page.goto(site.with_name("found.html").as_uri())
     page.locator("#n04 a", has_text="executed notebook").click()
     assert page.title() == "A formula" and fits(page) and page.evaluate(LOWEST_CONTRAST) >= 4.5
     assert page.locator("math").count() == 3 and "$" not in page.locator("main").inner_text()
@@ -288,4 +370,4 @@ def test_executed_notebooks_are_pages_with_formulas_that_lead_on_and_back(
     assert page.url.endswith("notebooks/05_learned.html")
     page.locator("a[rel=prev]").click()
     page.locator("nav a", has_text="All that was found").click()
-    assert page.url == site.as_uri()
+    assert page.url == site.with_name("found.html").as_uri()

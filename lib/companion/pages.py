@@ -1,5 +1,5 @@
-"""The site of an output folder: its index, and the executed notebooks as pages, all from one
-template.
+"""The site of an output folder: its first page, what was found, and the executed notebooks as
+pages.
 
 All of it opens without a network: pictures are those in ``figures/``, or else inside, and formulas
 are MathML. The template has the words, this file the numbers."""
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 import nbformat
-import numpy as np
 from latex2mathml.converter import convert as to_mathml
 from markupsafe import Markup
 from nbconvert import HTMLExporter
@@ -28,8 +27,8 @@ from companion.pictures import of_256_colours
 if TYPE_CHECKING:
     from attnconv.training.runs import Run
 
-FRONT = "00"  # number of the notebook that is the index
-# Pages beside the index, and the buttons that lead there.
+FRONT = "00"  # number of the notebook that says what was found
+# Pages beside these, and the links that lead there.
 LINKS = {"playground": "Move the heads", "explorer": "Look into a trained network"}
 # Forms of output that a page shows, the first that there is: a widget would need the network.
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
@@ -37,7 +36,8 @@ _HERE = Path(__file__).parent
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
-_PAGE = _TEMPLATES.get_template("page.html.j2")  # of a notebook, if it has a ``body``; or the index
+_PAGE = _TEMPLATES.get_template("page.html.j2")  # of a notebook, and ``found.html``
+_STEPS = _TEMPLATES.get_template("story.html.j2")
 
 
 def title_of(path: Path) -> str:
@@ -113,62 +113,57 @@ def export_html(notebook: Path, pages: Mapping[str, str]) -> None:
     notebook.with_suffix(".html").write_text(page, encoding="utf-8")
 
 
-def _body(notebook: Path, *, in_index: bool = False) -> Markup:
-    """An executed notebook as HTML that asks the network for nothing; as a part of the index
-    without its code. Links to notebooks lead to their pages, others to the index."""
+def _body(notebook: Path, *, in_found: bool = False) -> Markup:
+    """An executed notebook as HTML that asks the network for nothing; as a part of
+    ``found.html`` without its code. Links to notebooks lead to their pages, others there."""
     exporter = HTMLExporter(
         template_name="basic",
         filters={"markdown2html": MarkdownWithMath(renderer=_WithMathML(escape=False)).render},
         config=Config({"NbConvertBase": {"display_data_priority": SHOWN}}),
         exclude_input_prompt=True,
         exclude_output_prompt=True,
-        exclude_input=in_index,
+        exclude_input=in_found,
     )
     body, _ = exporter.from_filename(str(notebook))
-    root = "" if in_index else "../"
-    body = re.sub(rf'href="(\.\./|{FRONT}_)[^"]*"', f'href="{root}index.html"', body)
+    root = "" if in_found else "../"
+    body = re.sub(rf'href="(\.\./|{FRONT}_)[^"]*"', f'href="{root}found.html"', body)
     return Markup(re.sub(r'href="([^"/:]+)\.ipynb', rf'href="{root}notebooks/\1.html', body))
 
 
 def write_page(output: Path, runs: Sequence[Run]) -> Path:
-    """Write ``index.html`` into an output folder: notebook 00 as it was executed there, then all
-    files by notebook, and the trained runs. With it comes the style sheet of all pages."""
-    from companion.figures import head_colours
-
+    """Write ``index.html``, the first page, into an output folder, and ``found.html``: notebook 00
+    as it was executed there, then all files by notebook, and the trained runs. With them comes the
+    style sheet of all pages."""
     sections: dict[str, dict[str, list[Path]]] = {}
     for suffix in ("ipynb", "csv", "png", "gif"):
         for file in sorted(output.glob(f"*/[0-9][0-9][-_]*.{suffix}")):
             files = sections.setdefault(file.name[:2], {})
             files.setdefault(file.parent.name, []).append(file)
     front = sections.pop(FRONT, {}).get("notebooks")
-    index = _PAGE.render(
+    links = {name: text for name, text in LINKS.items() if (output / f"{name}.html").is_file()}
+    found = _PAGE.render(
         name=output.name,
-        found=front and Markup(re.sub(r"(?<=<)(/?)h1", r"\1h2", _body(front[0], in_index=True))),
+        found=front and _body(front[0], in_found=True),
         sections=sorted(sections.items()),
-        links={name: text for name, text in LINKS.items() if (output / f"{name}.html").is_file()},
+        links=links,
         runs=runs,
-        film=next((_film(run) for run in runs if run.preset == "quadratic"), None),
-        head_colours=head_colours,
         note_of=_note_of,
         title_of=title_of,
     )
+    (output / "found.html").write_text(found, encoding="utf-8")
     page = output / "index.html"
-    page.write_text(index, encoding="utf-8")
+    page.write_text(_first(output, runs, links), encoding="utf-8")
     shutil.copy(_HERE / "page.css", output / "style.css")
     return page
 
 
-def _film(run: Run) -> dict[str, Any]:
-    """The layer whose heads end on most taps of a 3 x 3 kernel: row, column and precision by
-    epoch and head."""
-    from attnconv.heads import kernel_cells
+def _first(output: Path, runs: Sequence[Run], links: Mapping[str, str]) -> str:
+    """The first page: its steps, on the networks that there are."""
+    from companion.explorer.story import networks, story
 
-    centres = run.heads["parameter_centre"]
-    taps = kernel_cells(run.heads["mass"][-1], centres[-1], 3).sum((1, 2))
-    layer = int(taps.argmax())
-    precision = run.heads["precision"][:, layer, :, 0, :1]  # alike along both axes
-    heads = np.concatenate([centres[:, layer], precision], -1)
-    return {"layer": layer + 1, "heads": heads.astype(float).round(3).tolist()}
+    shown = networks(runs)
+    stills = [file.stem for file in output.glob("figures/*.png")]
+    return story(shown, _STEPS.render(kinds=shown, links=links, stills=stills))
 
 
 def _note_of(picture: Path) -> dict[str, Any]:

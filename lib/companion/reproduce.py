@@ -374,7 +374,7 @@ def reproduce(
         batch.run()
         return 0
     good = run_alone(batch)
-    print(f"All that was found, on one page: {write_page(folder, work.runs())}", flush=True)
+    print(f"What was found, from its first page: {write_page(folder, work.runs())}", flush=True)
     if good and folder == workspace.OUTPUTS / "reproduced" / profile:
         from companion.compare import compare
 

@@ -3,8 +3,8 @@
 figures with knobs.
 """
 
-from companion.explorer.edits import ExplorerError, edited
 from companion.explorer.explorer import Explorer, explore
 from companion.explorer.knobs import Knobs
 from companion.explorer.packing import pack
 from companion.explorer.playground import Playground
+from companion.explorer.subject import ExplorerError

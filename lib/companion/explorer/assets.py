@@ -32,7 +32,8 @@ def _with_imports(name: str, there: set[str]) -> str:
 
 def style(name: str) -> str:
     """A style sheet of front/ after the colours that all share."""
-    return _text("theme.css") + _text(name)
+    shown = _text("playground.css") if name == "story.css" else ""
+    return _text("theme.css") + shown + _text(name)
 
 
 def page(title: str, name: str, data: str, picture: bytes, head: str = "") -> str:
@@ -43,6 +44,7 @@ def page(title: str, name: str, data: str, picture: bytes, head: str = "") -> st
     png = base64.b64encode(of_256_colours(picture)).decode()
     return string.Template(_text("page.html")).substitute(
         name=name,
+        open=f"open{name.title()}",
         title=html.escape(title),
         style=style(f"{name}.css"),
         head=head,

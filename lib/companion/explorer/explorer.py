@@ -23,10 +23,9 @@ from attnconv.training.runs import Run, find_runs
 from companion import figures
 from companion.explorer import assets
 from companion.explorer.counts import counted_swaps
-from companion.explorer.edits import SIGMAS, ExplorerError
 from companion.explorer.images import pool_of
 from companion.explorer.packing import Tree, array, as_text, pack
-from companion.explorer.subject import subject_of
+from companion.explorer.subject import SIGMAS, ExplorerError, subject_of
 from companion.explorer.widgets import Widget, synced
 
 IMAGES = 100  # that come with a page

@@ -20,8 +20,7 @@ from attnconv.training.data import (
     load_data,
     pixels,
 )
-from companion.explorer.edits import ExplorerError
-from companion.explorer.subject import Subject
+from companion.explorer.subject import ExplorerError, Subject
 
 
 @dataclass(frozen=True)

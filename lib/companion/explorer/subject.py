@@ -17,8 +17,14 @@ from attnconv.config import ModelConfig
 from attnconv.models import AttentionNet, predict
 from attnconv.training import load_run
 from attnconv.training.runs import Run
-from companion.explorer.edits import ExplorerError, sigmas_of
 from companion.explorer.packing import Tree, array, in_halves, padded, rounded
+
+SIGMAS = (0.05, 50.0)
+"""Least and largest standard deviation of a Gaussian head, in pixels of the grid."""
+
+
+class ExplorerError(ValueError):
+    """Something the explorer was asked and cannot do; its message is shown in the page."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,13 @@ class Subject:
             maps = heads.query_maps(layer, query, *self.config.grid, seen)
             found.append(torch.from_numpy(maps).flatten(0, -3))
         return padded(found).numpy()
+
+
+def sigmas_of(layer: QuadraticAttention) -> Tensor:
+    """det(Sigma)^(1/4) of every head, from its Sigma^{-1/2}: (h,); 0 where it has no such scale."""
+    spreads = layer.spreads.detach().double()
+    scales = spreads.abs() if spreads.dim() == 1 else spreads.det().abs().sqrt()
+    return torch.where(scales >= 1e-6, 1 / scales, 0)
 
 
 def _scores_by_shift(layer: LearnedAttention, length: int, axis: int) -> Tensor:

@@ -55,6 +55,18 @@ export function drawField(canvas, values, [height, width], side, [low, high]) {
   });
 }
 
+/** An image {shape: [height, width, channels], values: bytes} on a canvas of its own size. */
+export function imageCanvas({ shape: [height, width, channels], values }, canvas = document.createElement("canvas")) {
+  Object.assign(canvas, { width, height });
+  const pen = canvas.getContext("2d"), image = pen.createImageData(width, height);
+  for (let at = 0; at < height * width; at++) {
+    for (let c = 0; c < 3; c++) image.data[4 * at + c] = values[at * channels + (channels === 1 ? 0 : c)];
+    image.data[4 * at + 3] = 255;
+  }
+  pen.putImageData(image, 0, 0);
+  return canvas;
+}
+
 export const signed = (value, digits = 2) =>
   (value.toFixed(digits) < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 export const shiftText = ([r, c], digits) => `(${signed(r, digits)}, ${signed(c, digits)})`;

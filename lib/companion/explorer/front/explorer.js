@@ -1,12 +1,12 @@
 // The head explorer's front end, shared by the Jupyter widget (default export, for anywidget) and the exported page
-// (`openPage`). No framework, no build step, no network.
+// (`openExplorer`). No framework, no build step, no network.
 //
 // One `Explorer` per element. A host (hosts.js) holds the data, takes messages, and tells what became of them.
 // Arithmetic without a browser is in heads.js and maths.js.
 
-import { QUERY, percent, shiftText } from "./draw.js";
+import { QUERY, imageCanvas, percent, shiftText } from "./draw.js";
 import { Accuracy } from "./accuracy.js";
-import { Model, readLayer, typed, unpack } from "./heads.js";
+import { Model, TOO_OLD, read, readLayer, typed } from "./heads.js";
 import { carryOn, pageHost, widgetHost, workerOf } from "./hosts.js";
 import { clamp } from "./maths.js";
 import { Film } from "./film.js";
@@ -292,14 +292,7 @@ export class Explorer extends Live {
 
   takeImage() {
     const { image, before, edited } = this.host;
-    const [height, width, channels] = image.pixels.shape, pixels = typed(image.pixels);
-    Object.assign(this.picture, { width, height });
-    const pen = this.picture.getContext("2d"), data = pen.createImageData(width, height);
-    for (let at = 0; at < height * width; at++) {
-      for (let c = 0; c < 3; c++) data.data[4 * at + c] = pixels[at * channels + (channels === 1 ? 0 : c)];
-      data.data[4 * at + 3] = 255;
-    }
-    pen.putImageData(data, 0, 0);
+    imageCanvas({ shape: image.pixels.shape, values: typed(image.pixels) }, this.picture);
     this.serialOfImage++;
     this.caption.textContent = image.title;
     this.lost.textContent = this.host.lost || "";
@@ -806,12 +799,6 @@ export class Explorer extends Live {
   }
 }
 
-const TOO_OLD = "This browser is too old for this page: it needs Chrome 98, Firefox 113, Safari 16.4 or newer.";
-
-/** What Python's `pack` wrote. */
-const read = async (bytes) =>
-  unpack(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer());
-
 /** The worker of some data, with their model in it. */
 function started({ worker, side, choices: { mean, std } }) {
   const ask = workerOf(worker);
@@ -820,7 +807,7 @@ function started({ worker, side, choices: { mean, std } }) {
 }
 
 /** Start the exported page. */
-export async function openPage(page) {
+export async function openExplorer(page) {
   linkBack(page);
   const place = page.getElementById("explorer");
   if (!globalThis.DecompressionStream) {

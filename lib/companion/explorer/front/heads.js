@@ -23,6 +23,12 @@ export function unpack(buffer) {
     value && value.$bytes ? new Uint8Array(buffer, start + value.$bytes[0], value.$bytes[1]) : value);
 }
 
+export const TOO_OLD = "This browser is too old for this page: it needs Chrome 98, Firefox 113, Safari 16.4 or newer.";
+
+/** The same from its gzip file. */
+export const read = async (bytes) =>
+  unpack(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer());
+
 // --- attention maps -------------------------------------------------------------------------------------------------
 
 /** Standard deviation det(Sigma)^(1/4) of a Gaussian head, from Sigma^{-1} as [rr, rc, cr, cc]. */

@@ -53,6 +53,37 @@ export function chooser(label, className, options, act) {
 /** The step (rows, columns) of an arrow key. */
 export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
+const CLICK = 4; // px: a pointer that moves less has clicked
+const SNAP = 0.12; // cells within which what is dragged falls onto a whole place
+
+/** Let a pointer and arrow keys move a dot to another `centre` (row, column), in cells of that many pixels. Returns a
+ * function that says whether it was dragged when it was pressed last. */
+export function draggable(dot, { cell, centre, move }) {
+  let held = null, dragged = false;
+  const to = (value) => (Math.abs(value - Math.round(value)) < SNAP ? Math.round(value) : value);
+  dot.addEventListener("pointerdown", (event) => {
+    if (event.button) return;
+    dot.setPointerCapture(event.pointerId);
+    dragged = false;
+    held = { x: event.clientX, y: event.clientY, from: centre() };
+  });
+  dot.addEventListener("pointermove", (event) => {
+    if (!event.buttons) held = null; // its end was not seen here, as below a menu
+    if (!held) return;
+    const away = [event.clientY - held.y, event.clientX - held.x];
+    dragged ||= Math.hypot(...away) >= CLICK;
+    if (dragged) move(held.from.map((c, i) => to(c + away[i] / cell())), event);
+  });
+  for (const name of ["pointerup", "pointercancel"]) dot.addEventListener(name, () => { held = null; });
+  dot.addEventListener("keydown", (event) => {
+    const step = ARROWS[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    move(centre().map((c, i) => Math.round((c + step[i] * (event.shiftKey ? 0.05 : 0.25)) * 100) / 100), event);
+  });
+  return () => dragged;
+}
+
 /** Row and column of the cell under a pointer, of so many on an element. */
 export function cellUnder(event, node, height, width) {
   const box = node.getBoundingClientRect();
@@ -145,7 +176,7 @@ export function linkBack(page, place = window.location) {
   const here = page.querySelector("#playground") ? "playground" : "explorer", link = (href, textContent) =>
     element("a", { href, textContent });
   const other = Object.hasOwn(BESIDE, name ?? "") ? link(`${name}.html?site=${here}`, BESIDE[name]) : null;
-  page.querySelector("main").prepend(element("nav", {}, link("index.html", "← All results"), other));
+  page.querySelector("main").prepend(element("nav", {}, link("index.html", "← First page"), other));
 }
 
 const finer = { times: 1 };

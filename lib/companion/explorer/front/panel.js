@@ -51,14 +51,14 @@ export class Panel {
       element("figcaption", { textContent: "centre through training" }),
     );
     this.sliders = this.index === 0 ? this.makeSliders() : null;
-    this.answer = div("ax-column ax-answer", element("h3", { textContent: "Prediction" }), this.predictions);
+    this.answer = div("ax-column ax-answer", element("h2", { textContent: "Prediction" }), this.predictions);
     this.zoomBox = element(
       "figure",
       { className: "ax-small" },
       this.zoom,
       element("figcaption", { textContent: "attention over the image" }),
     );
-    this.output = element("canvas", { className: "ax-output", role: "img" });
+    this.output = element("canvas", { className: "ax-output", role: "img", "aria-label": "not computed yet" });
     canvasOf(this.output, OUTPUT, OUTPUT); // the place of what will be there
     this.does = element("p");
     this.outputScale = scaleBar();

@@ -1,5 +1,5 @@
 // The playground for Theorem 1: a kernel, its heads, and the pictures that both make. Shared by the Jupyter widget
-// (default export, for anywidget) and the offline page (`openPage`). All arithmetic is done here, in maths.js.
+// (default export, for anywidget) and the offline page (`openPlayground`). All arithmetic is done here, in maths.js.
 //
 // What the reader has set is a `state`, and as text (`encode`, `decode`) it is the link, the widget's trait and what
 // Python starts with. A `host` holds the pictures and keeps that text.
@@ -25,12 +25,15 @@ import {
   cellUnder,
   chooser,
   div,
+  draggable,
   element,
   gradient,
   inAddress,
+  inkOn,
   keepKeysAndDrops,
   linkBack,
   readPicture,
+  rgb,
   still,
   uniqueId,
   widgetOf,
@@ -47,10 +50,9 @@ export const KERNELS = {
   emboss: "Emboss",
 };
 export const ALPHAS = [0.02, 50]; // from a blur of 5 pixels to one pixel, to the last digit
-const SIZES = [3, 4, 5];
+const SIDES = [3, 4, 5];
 const MOST_HEADS = 40;
 const LARGEST_WEIGHT = 1000;
-const STEPS = 5;
 
 /** How far from the query the plane of shifts reaches: a ring of pixels around the kernel. */
 export const reachOf = (size) => Math.floor(size / 2) + 1;
@@ -70,7 +72,6 @@ export function encode(state) {
     all.map(({ tap, centre, on }) => [tap, ...centre.map((c) => +c.toFixed(3)), on ? 1 : 0].join(":")).join("_");
   if (heads(state.heads) !== heads(headsOnTaps(size))) parts.push(`heads=${heads(state.heads)}`);
   parts.push(`query=${state.query.join(",")}`);
-  if (state.step) parts.push(`step=${state.step}`);
   return parts.join("&");
 }
 
@@ -79,8 +80,8 @@ export function decode(text, pictures) {
   const given = new URLSearchParams(text), numbers = (name) => (given.get(name) || "").split(",").map(Number);
   const named = Object.hasOwn(KERNELS, given.get("kernel")) ? given.get("kernel") : null;
   const own = named ? [] : numbers("kernel");
-  const written = own.length >= 9 && own.every(Number.isFinite) && SIZES.find((n) => n * n === own.length);
-  const size = written || SIZES.find((n) => n === Number(given.get("size"))) || 3;
+  const written = own.length >= 9 && own.every(Number.isFinite) && SIDES.find((n) => n * n === own.length);
+  const size = written || SIDES.find((n) => n === Number(given.get("size"))) || 3;
   const preset = written ? null : named || "sobel-x";
   const kernel = written
     ? own.map((value) => clamp(value, -LARGEST_WEIGHT, LARGEST_WEIGHT))
@@ -107,7 +108,6 @@ export function decode(text, pictures) {
   const alpha = Number(given.get("alpha"));
   const sides = [picture.height, picture.width];
   const query = numbers("query");
-  const step = Number(given.get("step"));
   return {
     size,
     preset,
@@ -121,7 +121,6 @@ export function decode(text, pictures) {
       query.length === 2 && query.every(Number.isInteger)
         ? query.map((q, i) => clamp(q, 0, sides[i] - 1))
         : picture.query || sides.map((n) => n >> 1),
-    step: Number.isInteger(step) && step > 0 && step <= STEPS ? step : 0,
   };
 }
 
@@ -206,22 +205,17 @@ export function written(value, plus = false) {
   return sign + (size >= 100 ? size.toFixed(0) : String(+size.toFixed(size >= 10 ? 1 : 3)));
 }
 
-const shiftText = (shift, digits = 2) =>
+const shiftOf = (shift, digits = 2) =>
   `(${shift
     .map((value) => +value.toFixed(digits))
     .map((c) => (c > 0 ? "+" : c < 0 ? "−" : "") + Math.abs(c))
     .join(", ")})`;
-const percent = (p) =>
+const shareOf = (p) =>
   p >= 0.995 && p < 1
     ? `${Math.min(100 * p, 99.9).toFixed(1)}%`
     : p < 0.0005 && p > 0
       ? `${written(100 * p)}%`
       : `${(100 * p).toFixed(p < 0.1 ? 1 : 0)}%`;
-const numerals = [
-  "no heads", "one head", "two heads", "three heads", "four heads", "five heads", "six heads", "seven heads",
-  "eight heads", "nine heads",
-];
-const howMany = (n) => numerals[n] || `${n} heads`;
 const listed = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
 
 const CONVOLUTION =
@@ -258,13 +252,13 @@ export function equation(state) {
     words.push(
       "<i>P</i><sub><i>h</i></sub>(<i>q</i>, <i>k</i>) is the softmax of −<i>α</i>‖<i>k</i> − <i>q</i> − " +
         `<i>c</i><sub>h</sub>‖². At <i>α</i> = ${written(alpha)} a head gives its own pixel ` +
-        `${percent(1 - missedMass(alpha))} of its attention; ${percent(missedMass(alpha))} goes to the pixels ` +
+        `${shareOf(1 - missedMass(alpha))} of its attention; ${shareOf(missedMass(alpha))} goes to the pixels ` +
         "around it.",
     );
   for (const { number, centre, tapShift, tap } of moved.slice(0, 3))
     words.push(
-      `Head ${number} looks at <i>q</i> + ${shiftText(centre)} and not at its tap <i>q</i> + ` +
-        `${shiftText(tapShift)}${kernel[tap] ? "" : ", but its weight is 0: it says nothing"}.`,
+      `Head ${number} looks at <i>q</i> + ${shiftOf(centre)} and not at its tap <i>q</i> + ` +
+        `${shiftOf(tapShift)}${kernel[tap] ? "" : ", but its weight is 0: it says nothing"}.`,
     );
   if (moved.length > 3) words.push(moved.length === 4 ? "So does another." : `So do ${moved.length - 3} others.`);
   if (moved.length && sharp)
@@ -285,7 +279,7 @@ export function equation(state) {
     words.push(
       `Heads ${listed(group.map(({ number }) => number))} have one tap and share its weight: ` +
         `${group.map(({ number }) => `<i>W</i><sup>${number}</sup>`).join(" + ")} = ` +
-        `<i>W</i><sub>${shiftText(group[0].tapShift)}</sub>.`,
+        `<i>W</i><sub>${shiftOf(group[0].tapShift)}</sub>.`,
     );
   if (border)
     words.push(
@@ -294,43 +288,6 @@ export function equation(state) {
     );
   return { html: `${CONVOLUTION} <b class="pg-relation">${equal ? "=" : "≠"}</b> ${attention}`, words, equal };
 }
-
-const TOUR = (n) => [
-  [
-    "kernel table",
-    "This is the kernel.",
-    `${n[0].toUpperCase()}${n.slice(1)} numbers, one for each neighbour of a pixel <i>q</i>. For every <i>q</i>, ` +
-      "<b>Conv2d</b> multiplies each neighbour by its number and adds up the products. Point at a picture, or tap " +
-      "it: the table lists the products of that pixel.",
-  ],
-  [
-    "heads",
-    "Each dot is an attention head.",
-    "A head averages pixels. Its softmax weighs them by how near they are to one shift from <i>q</i>, the head's " +
-      `<b>centre</b>. The heads have just flown to the ${n} cells of the kernel: one head for each number. Drag a ` +
-      "dot, and see the pictures change.",
-  ],
-  [
-    "strip",
-    "A sharp head shifts the picture.",
-    "It looks at one pixel, always at the same shift. So all it sees is the picture, moved by one cell. Times the " +
-      `kernel's number there, this is <b>one product of the convolution</b>. The strip shows what each of the ${n} ` +
-      "heads adds.",
-  ],
-  [
-    "heads images",
-    "The sum of the heads is the convolution.",
-    "The same products, added up: the difference is 0 everywhere. Click a dot to take its head away. What is missing " +
-      "now is its product, and nothing else.",
-  ],
-  [
-    "sharp images",
-    "Two conditions.",
-    "Heads must be <b>sharp</b>: lower <i>α</i>, and each blurs; the difference grows as " +
-      "1 − 1/<i>S</i>(<i>α</i>)² says. And the picture needs <b>zeros around it</b>: switch them off, " +
-      "and the border differs. With both, K² heads can be any K × K convolution: <b>Theorem 1</b>.",
-  ],
-];
 
 // --- colours --------------------------------------------------------------------------------------------------------
 
@@ -366,7 +323,6 @@ function paint(canvas, values, { height, width }, { grey, range }, ramp) {
 
 const OWN_SIDE = 64; // pixels of an uploaded picture
 const NONE = 1e-12; // missed attention, or a difference as a share of the most there can be, that counts as none
-const SNAP = 0.12; // cells within which a dragged head falls onto a whole shift
 const FLIGHT = 900; // ms that heads take to their taps
 
 export class Playground extends Live {
@@ -402,7 +358,6 @@ export class Playground extends Live {
         element("h2", { id: `${id}-${name}`, textContent: title }),
         ...children,
       );
-      box.dataset.card = name;
       if (["kernel", "heads", "images", "sharp"].includes(name)) box.style.gridArea = name; // its place at the top
       return box;
     };
@@ -412,7 +367,7 @@ export class Playground extends Live {
       [...Object.entries(KERNELS), ["", "your own"]],
       (name) => this.set(name ? { preset: name, kernel: presetKernel(name, this.state.size) } : { preset: null }),
     );
-    [size, this.size] = choose("Size", SIZES.map((n) => [n, `${n} × ${n}`]), (n) => this.setSize(Number(n)));
+    [size, this.size] = choose("Size", SIDES.map((n) => [n, `${n} × ${n}`]), (n) => this.setSize(Number(n)));
     [image, this.image] = choose(
       "Picture",
       [...host.pictures.map(({ name, title }) => [name, title]), ["own", "your own …"]],
@@ -553,23 +508,6 @@ export class Playground extends Live {
       ),
     );
 
-    this.tourText = element("p", { className: "pg-step" });
-    this.tourDots = element(
-      "span",
-      { className: "pg-steps", "aria-hidden": "true" },
-      ...Array.from({ length: STEPS }, () => element("i")),
-    );
-    this.back = button("Back", () => this.goto(this.state.step - 1));
-    this.next = button("Next", () => this.goto(this.state.step >= STEPS ? 0 : this.state.step + 1));
-    this.next.className = "pg-main";
-    this.close = button("×", () => this.goto(0), "End the tour");
-    this.close.setAttribute("aria-label", "End the tour");
-    this.tour = element(
-      "section",
-      { className: "pg-tour", "aria-label": "Tour" },
-      element("div", { "aria-live": "polite" }, this.tourText),
-      div("pg-row", this.tourDots, this.back, this.next, this.close),
-    );
     this.linkText = element("span", { className: "pg-note", role: "status" });
     const foot = div(
       "pg-row pg-foot",
@@ -585,9 +523,8 @@ export class Playground extends Live {
         className: "pg-lead",
         innerHTML:
           "<b>Drag a coloured dot</b> and watch the pictures. With every head on its cell of the kernel, the sum of " +
-          "the heads <i>is</i> the convolution. Or take the tour.",
+          "the heads <i>is</i> the convolution.",
       }),
-      this.tour,
       div("pg-top", kernelCard, headsCard, images, sharpCard),
       div("pg-says", this.equation, this.words),
       div("pg-low", stripCard, tableCard),
@@ -606,7 +543,7 @@ export class Playground extends Live {
           const input = element("input", {
             type: "number",
             step: "any",
-            "aria-label": `Weight of the tap at shift ${shiftText(shift)}`,
+            "aria-label": `Weight of the tap at shift ${shiftOf(shift)}`,
             oninput: () => this.typed(tap, input),
             onblur: () => this.fill(),
           });
@@ -621,21 +558,24 @@ export class Playground extends Live {
             { type: "button", className: "pg-dot" },
             element("span", { textContent: head + 1 }),
           );
-          dot.addEventListener("pointerdown", (event) => this.grab(event, dot, head));
-          dot.addEventListener("pointermove", (event) => {
-            this.drag(event, head);
-            this.now(event.timeStamp);
+          const dragged = draggable(dot, {
+            cell: () => this.cell,
+            centre: () => this.state.heads[head].centre,
+            move: (centre, event) => {
+              this.moveHead(head, centre);
+              if (event.type === "pointermove") this.now(event.timeStamp);
+            },
           });
-          dot.addEventListener("pointerup", () => {
-            this.held = null;
+          for (const name of ["pointerdown", "focus"])
+            dot.addEventListener(name, () => this.set({ chosen: head }));
+          dot.addEventListener("click", (event) => (dragged() && event.detail ? null : this.toggleHead(head)));
+          dot.addEventListener("keydown", (event) => {
+            if (!["Delete", "Backspace"].includes(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
+            this.changeHead(head, { on: false });
+            event.preventDefault();
           });
-          dot.addEventListener("pointercancel", () => {
-            this.held = null;
-          });
-          dot.addEventListener("focus", () => this.set({ chosen: head }));
-          dot.addEventListener("click", (event) => (this.dragged && event.detail ? null : this.toggleHead(head)));
-          dot.addEventListener("keydown", (event) => this.dotKey(event, head));
           dot.style.setProperty("--colour", this.colourOf(head));
+          dot.style.setProperty("--ink", inkOn(rgb(this.colourOf(head))));
           return dot;
         }),
       );
@@ -786,45 +726,9 @@ export class Playground extends Live {
     this.changeHead(head, { on: !this.state.heads[head].on });
   }
 
-  grab(event, dot, head) {
-    if (event.button) return;
-    dot.setPointerCapture(event.pointerId);
-    this.dragged = false;
-    this.held = { head, x: event.clientX, y: event.clientY, centre: this.state.heads[head].centre };
-    this.set({ chosen: head });
-  }
-
-  drag(event, head) {
-    if (!event.buttons) this.held = null; // its end was not seen here, as below a menu
-    const { held } = this;
-    if (!held || held.head !== head) return;
-    const away = [event.clientY - held.y, event.clientX - held.x];
-    if (!this.dragged && Math.hypot(...away) < 4) return; // a click
-    this.dragged = true;
-    this.moveHead(head, held.centre.map((c, i) => {
-      const to = c + away[i] / this.cell;
-      return Math.abs(to - Math.round(to)) < SNAP ? Math.round(to) : to;
-    }));
-  }
-
   moveHead(head, centre) {
     const reach = reachOf(this.state.size);
     this.changeHead(head, { centre: centre.map((c) => clamp(c, -reach, reach) + 0) });
-  }
-
-  dotKey(event, head) {
-    const step = ARROWS[event.key];
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "Delete" || event.key === "Backspace") this.changeHead(head, { on: false });
-    else if (step)
-      this.moveHead(
-        head,
-        this.state.heads[head].centre.map(
-          (c, i) => Math.round((c + step[i] * (event.shiftKey ? 0.05 : 0.25)) * 100) / 100,
-        ),
-      );
-    else return;
-    event.preventDefault();
   }
 
   addHead() {
@@ -867,31 +771,6 @@ export class Playground extends Live {
       this.later();
     };
     requestAnimationFrame(step);
-  }
-
-  /** A step of the tour. Its words are about sharp heads on their taps: what the reader has changed is put back. */
-  goto(step) {
-    this.set({ step: clamp(step, 0, STEPS) });
-    const pressed = this.root.getRootNode().activeElement; // × and Back go, and hand the keyboard on
-    if (step < 2 && [this.close, this.back].includes(pressed)) this.next.focus({ preventScroll: true });
-    if (!this.state.step) return;
-    const { size } = this.state, heads = headsOnTaps(size), reach = reachOf(size);
-    this.set({ alpha: ALPHAS[1], padding: true });
-    if (step === 2)
-      this.setHeads(
-        heads.map((head, at) => ({ ...head, centre: [reach * Math.sin(7 * at + 1), reach * Math.cos(5 * at)] })),
-        0,
-      );
-    if (this.state.heads.length !== heads.length) this.setHeads(heads, 0); // those that were added go
-    this.fly(heads);
-    this.paint(); // so that the cards are lit, and the tour has its height
-    const [first, ...others] = TOUR("nine")[step - 1][0].split(" "), narrow = this.root.classList.contains("pg-narrow");
-    for (const name of narrow ? [first] : [...others, first]) { // on a phone they are not seen together
-      const card = this.root.querySelector(`[data-card=${name}]`);
-      if (!card) continue;
-      card.style.scrollMargin = `${this.tour.offsetHeight + 8}px 0 12px`; // below the words, which stay at the top
-      card.scrollIntoView({ block: narrow ? "start" : "nearest", behavior: narrow && !still() ? "smooth" : "auto" });
-    }
   }
 
   async copyLink() {
@@ -987,7 +866,7 @@ export class Playground extends Live {
     const { size, alpha, heads, chosen } = state;
     const reach = reachOf(size);
     const cells = 2 * reach + 1;
-    const side = (this.side = Math.min(this.plane.parentElement.clientWidth, 340) || this.side);
+    const side = (this.side = Math.min(this.plane.parentElement.clientWidth, 340) || this.side || 200);
     const cell = (this.cell = side / cells);
     const middle = side / 2;
     const pen = canvasOf(this.plane, side, side), [row, column] = state.query;
@@ -1087,13 +966,13 @@ export class Playground extends Live {
       dot.setAttribute("aria-pressed", String(on));
       dot.setAttribute(
         "aria-label",
-        `Head ${index + 1}, weight ${written(weights[index])}, looks at shift ${shiftText(centre)}, its tap is ` +
-          `${shiftText(shifts[tap])}${on ? "" : ", taken away"}`,
+        `Head ${index + 1}, weight ${written(weights[index])}, looks at shift ${shiftOf(centre)}, its tap is ` +
+          `${shiftOf(shifts[tap])}${on ? "" : ", taken away"}`,
       );
     });
     const { centre, tap, on } = heads[chosen];
-    const name = `Head ${chosen + 1}`, away = near(centre, shifts[tap]) ? "" : `, its tap is ${shiftText(shifts[tap])}`;
-    const about = `: weight ${written(weights[chosen])}, looks at ${shiftText(centre)}${away}`;
+    const name = `Head ${chosen + 1}`, away = near(centre, shifts[tap]) ? "" : `, its tap is ${shiftOf(shifts[tap])}`;
+    const about = `: weight ${written(weights[chosen])}, looks at ${shiftOf(centre)}${away}`;
     if (this.about.textContent !== name + about) // it is spoken when it changes
       this.about.replaceChildren(element("b", { textContent: name }), about);
     this.toggle.textContent = on ? "Take away" : "Bring back";
@@ -1141,7 +1020,7 @@ export class Playground extends Live {
       if (tap === null) cells.push(["pg-shift", ""], ["", ""], ["", ""]);
       else
         cells.push(
-          ["pg-shift", shiftText(shifts[tap])],
+          ["pg-shift", shiftOf(shifts[tap])],
           ["", `${pixel(shifts[tap]).toFixed(3)} · ${written(kernel[tap])}`],
           ["pg-product", product(pixel(shifts[tap]) * kernel[tap])],
         );
@@ -1156,7 +1035,7 @@ export class Playground extends Live {
         );
         const same = on && Math.abs(added - pixel(shifts[its]) * kernel[its]) < 5e-4;
         cells.push(
-          ["pg-shift", shiftText(centre, 1)],
+          ["pg-shift", shiftOf(centre, 1)],
           ["", on ? `${sees.toFixed(3)} · ${written(sums.weights[head])}` : "away"],
           [same ? "pg-product" : "pg-product pg-other", on ? product(sees * sums.weights[head]) : "–"],
         );
@@ -1242,7 +1121,7 @@ export class Playground extends Live {
       pen.stroke();
     }
     const text =
-      `Line: the attention that misses its tap, 1 − 1/S(α)², now ${percent(missed)}.` +
+      `Line: the attention that misses its tap, 1 − 1/S(α)², now ${shareOf(missed)}.` +
       (fair && most
         ? " Dots: the largest difference in the picture, as a share of the most that a kernel like this allows. It " +
           "stays below the line."
@@ -1258,25 +1137,10 @@ export class Playground extends Live {
   drawWords() {
     const { state } = this;
     const { html, words, equal } = equation(state);
-    const step = this.state.step;
-    const n = howMany(state.size ** 2).split(" ")[0];
     if (this.equation.innerHTML !== html && this.wrote !== html) this.equation.innerHTML = this.wrote = html;
     const text = words.join(" ");
     if (this.said !== text) this.words.innerHTML = this.said = text;
     this.root.classList.toggle("pg-equal", equal);
-    const tour = TOUR(n);
-    const [cards, title, story] = step
-      ? tour[step - 1]
-      : ["", "Five steps, two minutes.", "Why is a convolution a sum of attention heads?"];
-    const told = `<b>${step ? `${step}. ` : ""}${title}</b> ${story}`;
-    if (this.story !== told) this.tourText.innerHTML = this.story = told;
-    this.next.textContent = step === STEPS ? "Done" : step ? "Next" : "Take the tour";
-    this.back.hidden = step < 2;
-    this.close.hidden = this.tourDots.hidden = !step;
-    this.tour.classList.toggle("pg-going", step > 0);
-    [...this.tourDots.children].forEach((dot, i) => dot.classList.toggle("pg-now", i + 1 === step));
-    for (const card of this.root.querySelectorAll("[data-card]"))
-      card.classList.toggle("pg-lit", cards.split(" ").includes(card.dataset.card));
   }
 
   /** After a rest: keep the state, and measure the difference at other sharpnesses, a few milliseconds at a time. */
@@ -1345,7 +1209,7 @@ export function pageHost(data, place = window) {
 }
 
 /** Start the offline page. */
-export function openPage(page) {
+export function openPlayground(page) {
   linkBack(page);
   return new Playground(
     page.getElementById("playground"),
