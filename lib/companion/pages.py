@@ -107,7 +107,7 @@ def export_html(notebook: Path, pages: Mapping[str, str]) -> None:
         title=title_of(notebook),
         body=_body(notebook),
         number=notebook.name[:2],
-        pages=pages,
+        pages={one: "../found.html" if one == FRONT else page for one, page in pages.items()},
         links=LINKS,
     )
     notebook.with_suffix(".html").write_text(page, encoding="utf-8")
