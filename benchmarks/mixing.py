@@ -4,7 +4,7 @@ a lower bound.
     make bench
     python benchmarks/mixing.py [--output DIR] [--repeats 7] [--sides 8 16 32] [--threads 2]
 
-Leaves mixing.csv, mixing.md and mixing.png in outputs/bench: some seven minutes on two cores.
+Leaves mixing.csv and mixing.md in outputs/bench: some seven minutes on two cores.
 """
 
 import argparse
@@ -74,34 +74,10 @@ def main() -> None:
 
     import pandas as pd  # here, as each process that measures memory imports this file
 
-    from companion import figures
-
     table = pd.DataFrame(rows)
     options.output.mkdir(parents=True, exist_ok=True)
     table.to_csv(options.output / "mixing.csv", index=False)
     table.to_markdown(options.output / "mixing.md", index=False, floatfmt=".3g")
-
-    trained = table[
-        table["training"] & (table["heads"] == 9) & (table["channels"] == options.channels)
-    ]
-    image = (
-        trained[[*TIMES, "products_ms"]].div(trained["batch"], axis=0).assign(form=trained["form"])
-    )
-    of_form = {
-        form: image[image["form"] == form].set_index(trained["side"][image["form"] == form])
-        for form in FORMS
-    }
-    curves = {form: (own.index, own[TIMES]) for form, own in of_form.items()}
-    bound = {
-        "separable, its products alone": (
-            of_form["separable"].index,
-            of_form["separable"]["products_ms"],
-        )
-    }
-    figures.save(
-        figures.cost_growth(curves, bound, "Forward + backward, one image (ms)"),
-        options.output / "mixing.png",
-    )
 
 
 if __name__ == "__main__":
