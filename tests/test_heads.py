@@ -77,11 +77,12 @@ def test_a_description_is_what_its_words_say():
     shifts = np.argwhere(p >= 0) - QUERY
     distance = np.hypot(*shifts.T)
     np.testing.assert_allclose(found.centre[0], p.ravel() @ shifts)
+    np.testing.assert_allclose(found.covariance[0], np.cov(shifts.T, aweights=p.ravel(), ddof=0))
     np.testing.assert_allclose(found.reach, [p.ravel() @ distance, 13**0.5, 34**0.5, NAN])
     row, column = np.rint(found.centre[0]).astype(int) + QUERY
     np.testing.assert_array_equal(found.mass, [p[row, column], 1, 1, NAN])
     assert p[row, column] < p.max()
-    assert np.isnan(found.centre[3]).all()
+    assert np.isnan(found.centre[3]).all() and np.isnan(found.covariance[3]).all()
 
 
 @pytest.mark.parametrize("query", [(-1, 0), (7, 0), (0, 10)])

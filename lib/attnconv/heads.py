@@ -48,6 +48,7 @@ class Description(NamedTuple):
     """
 
     centre: NDArray  # (..., 2), mean shift, sum_k P(k) (k - q)
+    covariance: NDArray  # (..., 2, 2), of the shift around the centre, squared pixels
     # probability on the whole shift nearest to the centre: 1 for a head that is one tap of a kernel
     mass: NDArray
     reach: NDArray  # mean distance from the query, sum_k P(k) |k - q|: how far the head looks
@@ -65,9 +66,11 @@ def describe(maps: ArrayLike, query: Query) -> Description:
     shift = np.argwhere(np.ones(p.shape[-2:])) - np.array(query, dtype=float)  # (N, 2)
     p = p.reshape(*p.shape[:-2], len(shift))
     centre = p @ shift
+    offset = shift - centre[..., None, :]  # (..., N, 2)
     nearest = (shift == np.rint(centre)[..., None, :]).all(-1)  # (..., N), true at one pixel
     return Description(
         centre=centre,
+        covariance=np.einsum("...n,...nd,...ne->...de", p, offset, offset),
         mass=(p * nearest).sum(-1),
         reach=p @ np.linalg.norm(shift, axis=1),
     )
@@ -160,7 +163,7 @@ def geometry(
     query = height // 2, width // 2
     found = describe(_all_maps(layers, query, (height, width), features), query)._asdict()
     found["parameter_centre"] = np.full_like(found["centre"], np.nan)
-    found["precision"] = np.full((*found["centre"].shape, 2), np.nan)
+    found["precision"] = np.full_like(found["covariance"], np.nan)
     for index, layer in enumerate(layers):
         if isinstance(layer, QuadraticAttention):
             found["parameter_centre"][index, : layer.heads] = layer.centres.cpu().numpy()
