@@ -99,7 +99,7 @@ def test_a_per_run_notebook_is_planned_once_per_preset_and_seed(toys):
 
 def test_what_the_notebooks_need_is_there() -> None:
     jobs = plan(NOTEBOOKS, Profile(name="all", runs=[*PRESETS]))
-    assert {name[:2] for name in jobs} == {f"{n:02}" for n in range(12)}
+    assert {name[:2] for name in jobs} == {f"{n:02}" for n in range(13)}
     assert {name[:2] for name in jobs["00_what_was_found"].needs} == {
         f"{n:02}" for n in range(1, 12)
     }
