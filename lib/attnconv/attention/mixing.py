@@ -45,6 +45,6 @@ def _mix_small(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     by_column = column.transpose(0, 1)[:, :, None, :]  # (R, h, 1, W)
     p = (by_row * by_column).flatten(3)  # (Q, R, h, H W)
     pixels = x.flatten(1, 2)  # (B, H W, C)
-    every_image = p.flatten(0, 2).expand(len(x), -1, -1)
+    every_image = p.flatten(0, 2).expand(x.shape[0], -1, -1)
     mixed = torch.bmm(every_image, pixels)  # (B, Q R h, C)
     return mixed.unflatten(1, p.shape[:3]).flatten(-2)
