@@ -12,7 +12,6 @@ changes, and all that is kept of a trained network.
 """
 
 import copy
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, QuadraticAttention
-from attnconv.attention.layers import evenly_on_a_disc
+from attnconv.attention.layers import first_centres
 from attnconv.config import ModelConfig, replace
 from attnconv.models import Attention, AttentionNet, Convolution
 
@@ -250,20 +249,11 @@ def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000) -
     Each draw is the start of one layer, as large as the largest of ``config``. Its heads become
     sharp, each on its nearest pixel: what is covered beyond that, training has done.
     """
-    heads = max(config.heads_per_layer)
-    if config.centre_start == "taps":  # each head on its own
-        return np.full(draws, min(heads, kernel_size**2))
     with torch.random.fork_rng(devices=[]):  # torch's own generator stays as it is
         torch.manual_seed(0)
-        if config.centre_start == "gaussian":
-            centres = torch.randn(draws, heads, 2)
-        else:  # one arrangement, which each layer turns by an angle of its own
-            angle = 2 * math.pi * torch.rand(draws)
-            sine, cosine = angle.sin(), angle.cos()
-            turn = torch.stack([cosine, -sine, sine, cosine], dim=1).view(-1, 2, 2)
-            centres = evenly_on_a_disc(heads) @ turn
-    shifts = config.centre_std * centres.numpy()
-    return kernel_cells(np.ones(shifts.shape[:2]), shifts, kernel_size).sum((-2, -1))
+        heads = max(config.heads_per_layer)
+        centres = first_centres(config.centre_start, heads, config.centre_std, (draws,)).numpy()
+    return kernel_cells(np.ones(centres.shape[:2]), centres, kernel_size).sum((-2, -1))
 
 
 def translation_consistency(probabilities: NDArray, others: NDArray | None = None) -> NDArray:

@@ -208,14 +208,11 @@ class Batch:
             self.fail(job, "to do")
         else:
             say("start", job)
-            self.running[job.name] = self.start(job)
+            known = replace(self, running={})  # processes cannot be handed over
+            process = FORKED.Process(target=execute, args=(known, job, dict(os.environ)))
+            process.start()
+            self.running[job.name] = process
         return True
-
-    def start(self, job: Job) -> BaseProcess:
-        known = replace(self, running={})  # processes cannot be handed over
-        process = FORKED.Process(target=execute, args=(known, job, dict(os.environ)))
-        process.start()
-        return process
 
     def fail(self, job: Job, status: str) -> None:
         """Note that a job is not done: what needs it is not run."""

@@ -153,13 +153,9 @@ def farthest(run: Run) -> NDArray:
 
 
 def long_range(run: Run) -> NDArray:
-    """Heads that look farther than a quarter of the image's side."""
-    return (_away(run) > min(run.model.grid) / 4).sum(-1)
-
-
-def _away(run: Run) -> NDArray:
-    """Mean shift of each head, in pixels: (2, layers, heads)."""
-    return np.linalg.norm(run.heads["centre"][[0, -1]], axis=-1)
+    """Heads whose mean shift is longer than a quarter of the image's side."""
+    shifts = np.linalg.norm(run.heads["centre"][[0, -1]], axis=-1)
+    return (shifts > min(run.model.grid) / 4).sum(-1)
 
 
 # --- learned heads, after training

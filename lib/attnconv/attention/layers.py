@@ -125,7 +125,7 @@ class QuadraticAttention(PositionalAttention):
             raise ValueError(f"covariance = {covariance!r} is not one of 'isotropic', 'full'.")
         super().__init__(channels, out_channels, heads, dropout)
         self.separable = covariance == "isotropic"
-        self.centres = nn.Parameter(_first_centres(centre_start, heads, centre_std))
+        self.centres = nn.Parameter(first_centres(centre_start, heads, centre_std))
         if self.separable:
             self.spreads = nn.Parameter(spread_start + 0.01 * torch.randn(heads))
         else:
@@ -305,27 +305,30 @@ def first_taps(heads: int) -> Tensor:
     return tap_shifts((side, side))[:heads]
 
 
-def evenly_on_a_disc(points: int) -> Tensor:
-    """Points spread evenly over a disc of radius 2 (standard deviation 1 along each axis): (points,
-    2).
+def first_centres(start: str, heads: int, std: float, layers: tuple[int, ...] = ()) -> Tensor:
+    """Centres that layers begin with: (*layers, h, 2); ``std`` is their standard deviation, but on
+    taps.
+    """
+    if start == "gaussian":
+        return std * torch.randn(*layers, heads, 2)
+    if start == "disc":
+        return std * evenly_on_a_disc(heads, layers)
+    if start == "taps":
+        taps = first_taps(heads).to(torch.get_default_dtype())
+        return taps.repeat(*layers, 1, 1)
+    raise ValueError(f"centre_start = {start!r} is not one of 'gaussian', 'disc', 'taps'.")
+
+
+def evenly_on_a_disc(points: int, discs: tuple[int, ...]) -> Tensor:
+    """Points spread evenly over discs of radius 2 (standard deviation 1 along each axis): (*discs,
+    points, 2).
 
     They lie like the seeds of a sunflower, each turned by the golden angle from the one before, and
-    all by a random one: the start holds no grid for the heads to find."""
+    each disc by a random one: the start holds no grid for the heads to find."""
     place = torch.arange(points)
     radius = 2 * ((place + 0.5) / points).sqrt()
-    angle = 2 * math.pi * torch.rand(()) + place * math.pi * (3 - math.sqrt(5))
-    return radius[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1)
-
-
-def _first_centres(start: str, heads: int, std: float) -> Tensor:
-    """Centres (h, 2) to begin with; ``std`` is their standard deviation, but on taps."""
-    if start == "gaussian":
-        return std * torch.randn(heads, 2)
-    if start == "disc":
-        return std * evenly_on_a_disc(heads)
-    if start == "taps":
-        return first_taps(heads).to(torch.get_default_dtype())
-    raise ValueError(f"centre_start = {start!r} is not one of 'gaussian', 'disc', 'taps'.")
+    angle = 2 * math.pi * torch.rand(*discs, 1) + place * math.pi * (3 - math.sqrt(5))
+    return radius[:, None] * torch.stack([angle.cos(), angle.sin()], dim=-1)
 
 
 def _shifts(length: int, device: torch.device) -> Tensor:
