@@ -11,6 +11,7 @@ import os
 import pickle
 import shutil
 import tarfile
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -384,6 +385,26 @@ def test_an_image_is_refused_by_its_row(tmp_path, image, words):
 )
 def test_labels_are_refused_by_their_row(tmp_path, arrays, names, words):
     refused(parquet(tmp_path, arrays, names=names), *words.split("|"))
+
+
+def test_shards_that_lack_one_or_differ_in_their_classes_are_refused(tmp_path):
+    folder = parquet(tmp_path / "of", SMALL, shards=2)
+    for file in sorted(folder.iterdir()):
+        file.rename(folder / f"{file.stem}-of-00002.parquet")
+    assert_holds(load_data(folder), SMALL)
+    (folder / "train-00001-of-00002.parquet").unlink()
+    refused(folder, "train-00000-of-00002.parquet", "there are 1 such files")
+    folder = parquet(tmp_path / "named", SMALL, names=PETS)
+    again = parquet(tmp_path / "again", SMALL, names=PETS[::-1])
+    (again / "train-00000.parquet").rename(folder / "train-1.parquet")
+    refused(folder, "number the classes differently")
+
+
+def test_a_class_is_the_same_in_either_form_of_its_name(tmp_path):
+    for split, form in zip(SPLITS, ("NFC", "NFD"), strict=True):
+        for name in ("chien", unicodedata.normalize(form, "café")):
+            spoiled(tmp_path, f"{split}/{name}/1.png", encoded(IMAGE))
+    assert load_data(tmp_path).classes == ("café", "chien")
 
 
 def test_what_is_no_image_in_a_folder_is_refused_by_name(tmp_path):

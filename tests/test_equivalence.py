@@ -408,6 +408,13 @@ class Hidden(Around):
         return self.trunk(self.find(self.box)(x))
 
 
+def by_default(conv):
+    def call(x, conv=conv):
+        return conv(x)
+
+    return call
+
+
 def hooked():
     conv = nn.Conv2d(3, 4, 3)
     conv.register_forward_hook(lambda module, inputs, output: 2 * output)
@@ -437,6 +444,7 @@ OWN = {
     "set": lambda: Hidden({conv()}, lambda box: next(iter(box))),
     "deque": lambda: Hidden(deque([[conv()]]), lambda box: box[0][0]),
     "namespace": lambda: Hidden(SimpleNamespace(conv=conv()), lambda box: box.conv),
+    "torchvision's blur": lambda: torchvision.transforms.GaussianBlur(3, sigma=1.0),
 }
 
 
@@ -504,6 +512,7 @@ REFUSED = {
     "GraphModule": lambda: torch.export.export(conv(), (torch.ones(1, 3, 5, 5).double(),)).module(),
     "Sequential": lambda: with_forward(nn.Sequential(conv())),
     "share it with the network": lambda: holding_itself(),
+    "the copy would share it": lambda: Hidden(by_default(conv()), lambda call: call),
     "would share it": lambda: Itself(conv()),
 }
 
@@ -513,6 +522,23 @@ REFUSED = {
 def test_what_cannot_be_converted_is_refused_with_its_place(words):
     with pytest.raises((TypeError, ValueError), match=f"^0.head.*({words})"):
         convert(nn.Sequential(nn.ModuleDict({"head": REFUSED[words]()})))
+
+
+@pytest.mark.parametrize("conv", [nn.Conv1d(2, 4, 3, groups=2), nn.Conv2d(2, 4, 3)])
+def test_images_are_taken_as_a_convolution_takes_them(conv):
+    """One alone, and no other number of channels; the result can be flattened by ``view``."""
+    layer = conv_to_attention(conv)
+    x = torch.randn(5, 2, *[8] * len(conv.kernel_size))
+    torch.testing.assert_close(layer(x[0]), conv(x[0]))
+    torch.testing.assert_close(layer(x).view(5, -1), conv(x).view(5, -1))
+    for other in (x[:, :1], torch.cat([x, x], dim=1)):
+        with pytest.raises(RuntimeError):
+            layer(other)
+
+
+def test_an_example_in_bfloat16_is_held_against_bfloat16():
+    network = nn.Sequential(*[nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]).bfloat16()
+    convert(network, check=torch.randn(2, 8, 8, 8).bfloat16())
 
 
 def test_an_example_finds_what_cannot_be_seen():

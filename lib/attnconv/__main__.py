@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
         model = for_images(preset.model, data)
         name = run_name(told.preset, model, recipe, data.about())
         run = train(model, recipe, data, Path(told.output, "runs", name), preset=told.preset)
-    except (KeyboardInterrupt, ValueError) as error:
+    except (KeyboardInterrupt, ValueError, OSError) as error:
         sys.exit(f"attnconv: {error}")
     print(f"{run.path}: {run.test_accuracy:.2%} test accuracy")
 

@@ -27,7 +27,7 @@ from attnconv.models import evaluating
 ONE_HOT = 40.0
 PLAIN = (nn.Conv1d, nn.Conv2d)
 # Modules whose code calls no function that convolves, but for the convolutions themselves.
-KNOWN = ("torch.nn.modules.", "torchvision.", "attnconv.")
+KNOWN = ("torch.nn.modules.", "torchvision.models.", "torchvision.ops.", "attnconv.")
 
 
 class TapAttention(QuadraticAttention):
@@ -91,6 +91,8 @@ class TapAttention(QuadraticAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, D, Q, R), or for a Conv1d (B, C, L) -> (B, D, R)."""
+        if x.dim() < self.weight.dim():  # one image alone
+            return self.forward(x[None])[0]
         return self._conv_forward(x, self.weight, self.bias)
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -102,11 +104,12 @@ class TapAttention(QuadraticAttention):
             x = x.unsqueeze(2)
         x = x.permute(0, 2, 3, 1).contiguous()  # (B, H', W', C)
         matrices = weight.flatten(2).unflatten(0, (self.groups, -1))  # (g, D/g, C/g, h)
-        averages = self._averages(x, height, width).unflatten(3, (self.groups, -1))
+        blocks = (self.groups, weight.shape[1])  # another number of channels is refused
+        averages = self._averages(x, height, width).unflatten(3, blocks)
         y = torch.einsum("bnhgc,gdch->bngd", averages, matrices).flatten(2)  # (B, Q R, D)
         if bias is not None:
             y = y + bias.to(y.dtype)  # the type that autocast chose
-        return y.mT.unflatten(2, queries[-self.dimensions :])
+        return y.mT.contiguous().unflatten(2, queries[-self.dimensions :])
 
     def _averages(self, x: Tensor, height: int, width: int) -> Tensor:
         """What each head averages at each query: x (B, H', W', C) -> (B, Q R, h, C).
@@ -144,10 +147,10 @@ def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
     alpha = checked_alpha(alpha)
     conv.__class__ = TapAttention
     conv.channels = conv.in_channels
-    conv.heads = math.prod(conv.kernel_size)
+    conv.heads = math.prod(weight.shape[2:])
     conv.dimensions = len(conv.kernel_size)
     # A Conv1d has one row.
-    conv.by_axis = [(1, *each)[-2:] for each in (conv.kernel_size, conv.stride, conv.dilation)]
+    conv.by_axis = [(1, *each)[-2:] for each in (weight.shape[2:], conv.stride, conv.dilation)]
     # Only with zeros does a convolution look at its padding again in each pass.
     conv.added = conv._reversed_padding_repeated_twice
     if conv.padding_mode == "zeros" and not isinstance(conv.padding, str):
@@ -199,8 +202,7 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
         ValueError: the copy leads back to the network, or a convolution still runs.
         AssertionError: the answers to ``check`` differ.
 
-    Outputs lie otherwise in memory: a network that flattens them with ``view`` wants ``flatten`` or
-    ``reshape`` there. Fast under `torch.no_grad`."""
+    Fast under `torch.no_grad`."""
     if not isinstance(network, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, not {network!r}.")
     places = {id(module): name or "The network" for name, module in network.named_modules()}
@@ -242,8 +244,10 @@ def _compare(converted: nn.Module, network: nn.Module, inputs: tuple[Any, ...]) 
             "Convolutions still run in the copy. Call F.conv2d in a module's forward, and the "
             "module itself rather than its forward."
         )
+    kind = next((one.dtype for one in network.parameters()), torch.float32)
+    rounding = 3 * math.sqrt(torch.finfo(kind).eps)  # 1e-3 in float32
     with evaluating(network):
-        torch.testing.assert_close(found, network(*inputs), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(found, network(*inputs), rtol=rounding, atol=rounding)
 
 
 def _held_by(network: nn.Module) -> Iterable[Any]:
@@ -255,9 +259,10 @@ def _held_by(network: nn.Module) -> Iterable[Any]:
     for thing in waiting:  # grows meanwhile
         if id(thing) not in held and not isinstance(thing, (type, ModuleType)):
             held[id(thing)] = thing
-            # Not a function's globals.
-            inside = thing.__closure__ if isinstance(thing, FunctionType) else thing
-            waiting.extend(gc.get_referents(inside))
+            if isinstance(thing, FunctionType):  # not its globals
+                waiting += [thing.__closure__, thing.__defaults__, thing.__kwdefaults__]
+            else:
+                waiting += gc.get_referents(thing)
     return held.values()
 
 

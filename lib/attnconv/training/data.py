@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from glob import glob
@@ -304,6 +305,8 @@ def _decoded(path: Path) -> tuple[Any, ...]:
         if not images[split]:
             raise DataError(f"There are no {split} images in {path}. {FORMS}.")
     classes = sorted({*labels["train"]})
+    if len(classes) > len({label[0] for label in classes}):
+        raise DataError(f"{path}: its files number the classes differently: {classes}.")
     differing = {*classes} ^ {*labels["test"]}
     if differing:
         names = [label[-1] for label in sorted(differing)]
@@ -321,7 +324,8 @@ def _folder_rows(folder: Path) -> Iterator[Row]:
     for name in sorted(glob("*/**", root_dir=folder, recursive=True)):
         file = folder / name
         if not file.is_dir():
-            yield str(file), file.read_bytes(), Path(name).parts[:1]
+            label = unicodedata.normalize("NFC", Path(name).parts[0])  # macOS decomposes names
+            yield str(file), file.read_bytes(), (label,)
 
 
 def _parquet_rows(path: Path, split: str) -> Iterator[Row]:
@@ -330,7 +334,11 @@ def _parquet_rows(path: Path, split: str) -> Iterator[Row]:
     """
     from pyarrow.parquet import ParquetFile
 
-    for file in sorted(path.glob(f"{split}*.parquet")):
+    files = sorted(path.glob(f"{split}*.parquet"))
+    for file in files:
+        _, of, number_of_files = file.stem.partition("-of-")  # as the Hub names its shards
+        if of and int(number_of_files) != len(files):
+            raise DataError(f"{file}: there are {len(files)} such files. Copy the others, too.")
         with reading(file, DataError):
             table = ParquetFile(file).read()
             image, label = _columns(file, table.schema)
@@ -357,7 +365,7 @@ def _columns(file: Path, schema: Any) -> tuple[str, str]:
     words = [name for name, kind in kinds.items() if kind.startswith(LABELS)]
     labels = [name for name in words if name in ("label", "labels")] or words
     if len(images) != 1 or len(labels) != 1:
-        needed = "one of images (binary), one of labels (whole numbers or words)"
+        needed = "one of images (binary), one of labels (whole numbers or words), or called label"
         raise DataError(f"{file} has the columns {kinds}. Needed are {needed}.")
     return images[0], labels[0]
 
