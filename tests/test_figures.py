@@ -352,7 +352,7 @@ def test_error_before_and_after_points_from_the_start_to_the_end():
                 expected = np.stack([layers, np.take(values, layers - 1)], 1)
                 np.testing.assert_allclose(places, expected)
             assert ((ends < starts)[:, 1] == (kind == "after: smaller")).all()
-    entries = ["before training", "after: smaller", "after: larger", "the constant alone"]
+    entries = ["before training", "after: smaller", "after: larger", "the bias alone"]
     assert list(legend(figure)) == entries
     error = "Relative error as a\n3 × 3 convolution"
     assert axis_names(figure) == [("Layer", error), ("Layer", "")]

@@ -12,13 +12,14 @@ import nbformat
 import numpy as np
 import pytest
 
+from attnconv.equivalence import missed_mass
 from companion.profile import load_profile
 from companion.reproduce import reproduce
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
-BLANKS = ("01", "02")
-"""Notebooks with an answer to fill in."""
+BLANKS = {"01": [2.0, 0.0, -2.0], "02": np.log(400)}
+"""Notebooks with an answer that a later cell judges in words, and the right one."""
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -66,43 +67,34 @@ def test_a_later_cell_says_whether_the_blank_is_empty_right_or_wrong(number):
     ]
     [blank] = [place for place, source in enumerate(sources) if source.startswith("answer = ...")]
     [check] = [source for source in sources[blank:] if "answer is ..." in source]
-    *statements, verdict = ast.parse(check).body
-    [solution] = [line for line in map(ast.unparse, statements) if line.startswith("right = ")]
-    known = {"np": np}
-    try:
-        right = eval(solution.removeprefix("right = "), known)
-    except NameError:  # of 01, where the exchanged layer itself gives the answer
-        right = [2.0, 0.0, -2.0]
+    verdict = ast.unparse(ast.parse(check).body[-1])
+    right = BLANKS[number]
     given = {"Fill in the answer above.": ..., "Right.": right, "Not so": np.add(right, 1)}
     for said, answer in given.items():
-        assert eval(ast.unparse(verdict), {"np": np, "right": right, "answer": answer}).startswith(
-            said
-        )
+        names = {"np": np, "missed_mass": missed_mass, "right": right, "answer": answer}
+        assert eval(verdict, names).startswith(said)
 
 
 GIVEN = {
     "04": {"chance": np.array([1, 5, 9]), "cells": np.ones((1, 6, 3, 3)), "layers": 6},
-    "05": {"rows": np.arange(3), "columns": np.arange(2), "query": (0, 0), "figures": Mock()},
+    "05": {"rows": np.arange(3.0), "columns": np.arange(2), "query": (0, 0), "figures": Mock()},
 }
 """What stands before the solution of a blank, by notebook."""
 
 
 @pytest.mark.parametrize("number", GIVEN)
-def test_the_cell_after_a_blank_solves_it_and_refuses_what_is_wrong(number):
+def test_the_cells_after_a_blank_solve_it_and_refuse_what_is_wrong(number):
     [path] = [path for path in NOTEBOOKS if path.name.startswith(number)]
-    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells]
-    [blank] = [place for place, source in enumerate(cells) if "\nanswer = ..." in f"\n{source}"]
-    given = GIVEN[number] | {"np": np, "one_map": np.outer(np.arange(3), np.arange(2))}
-
-    def solve(answer):
-        names = given | {"answer": answer}
-        exec(cells[blank + 1], names)
-        return names["right"]
-
-    right = solve(...)
-    solve(right)
+    cells = nbformat.read(path, as_version=4).cells
+    [place] = [i for i, cell in enumerate(cells) if "solution" in cell.metadata.get("tags", [])]
+    assert cells[place - 1].source.splitlines()[-1].startswith("answer = ...")
+    both = "\n".join(cell.source for cell in cells[place : place + 2])
+    one_map = np.outer(np.arange(3), np.arange(2))
+    names = GIVEN[number] | {"np": np, "one_map": one_map, "answer": ...}
+    exec(both, names)
+    names["answer"] += 0.2
     with pytest.raises(AssertionError, match="Not so"):
-        solve(right + 0.2)
+        exec(both, names)
 
 
 @pytest.fixture(scope="module")

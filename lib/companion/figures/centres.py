@@ -116,9 +116,9 @@ def _draw_covered(ax: Axes, covered: NDArray) -> None:
     """Tint the covered pixels of the k x k kernel, (k, k), and outline the kernel."""
     first = -(len(covered) // 2) - 0.5
     for row, column in np.argwhere(covered) + first:
-        look: Look = {"facecolor": COVERED, "edgecolor": "white", "zorder": 0.4}
+        look: Look = {"facecolor": COVERED, "zorder": 0.4}
         ax.add_patch(Rectangle((column, row), 1, 1, label="pixel with a sharp head", **look))
-    ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, edgecolor="0.5"))
+    ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, color="0.5", label="kernel"))
 
 
 def _outlines(centres: NDArray, precision: NDArray) -> NDArray:
