@@ -491,9 +491,9 @@ class Itself(nn.Sequential):
         return self
 
 
-def holding_itself():
+def holding_itself(hold):
     parent = Around()
-    parent.call = holding(parent.conv)
+    parent.call = hold(parent.conv)
     return parent
 
 
@@ -511,8 +511,8 @@ REFUSED = {
     "ScriptModule": lambda: torch.jit.script(nn.ReLU()),
     "GraphModule": lambda: torch.export.export(conv(), (torch.ones(1, 3, 5, 5).double(),)).module(),
     "Sequential": lambda: with_forward(nn.Sequential(conv())),
-    "share it with the network": lambda: holding_itself(),
-    "the copy would share it": lambda: Hidden(by_default(conv()), lambda call: call),
+    "share it with the network": lambda: holding_itself(holding),
+    "the copy would share it": lambda: holding_itself(by_default),
     "would share it": lambda: Itself(conv()),
 }
 
