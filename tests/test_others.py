@@ -10,6 +10,14 @@ from attnconv import others
 from attnconv.others import attend, examine, fit, swap, watch
 
 
+def ready(network: nn.Module) -> nn.Module:
+    """With biases, which are 0 at first."""
+    for name, part in network.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(part, std=0.3)
+    return network.double().eval()
+
+
 def vit(**options) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
@@ -17,14 +25,14 @@ def vit(**options) -> nn.Module:
     for part in network.parameters():  # far from even attention
         if part.dim() > 1:
             nn.init.normal_(part, std=0.3)
-    return network.double().eval()
+    return ready(network)
 
 
 def torchvisions() -> nn.Module:
     torch.manual_seed(0)
     network = torchvision.models.VisionTransformer(32, 8, 2, 3, 24, 48, num_classes=5)
     nn.init.normal_(network.heads.head.weight)
-    return network.double().eval()
+    return ready(network)
 
 
 class Encoder(nn.Module):
@@ -51,8 +59,8 @@ NETWORKS = {
     "timm, registers": lambda: vit(reg_tokens=4),
     "timm, mean": lambda: vit(class_token=False, global_pool="avg", qk_norm=True),
     "torchvision": torchvisions,
-    "PyTorch's encoder": lambda: Encoder(True).double().eval(),
-    "PyTorch's encoder, batch second": lambda: Encoder(False).double().eval(),
+    "PyTorch's encoder": lambda: ready(Encoder(True)),
+    "PyTorch's encoder, batch second": lambda: ready(Encoder(False)),
 }
 IMAGES = torch.randn(6, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 

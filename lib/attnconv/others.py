@@ -127,8 +127,8 @@ def mean_by_shift(p: Tensor) -> Tensor:
     """
     side = math.isqrt(p.shape[1])
     shifts = 2 * side - 1  # along each axis
-    # The keys of a query are a window among all shifts; that of the last query is the first.
-    windows = p.double().flip(1).mT
+    # The keys of a query are a window among all shifts; the last query's is the first.
+    windows = p.double().flip(1)
     total = fold(windows, shifts, side)
     return (total / fold(torch.ones_like(windows), shifts, side)).squeeze(1)
 
@@ -138,7 +138,7 @@ def describe_heads(layer: Seen) -> tuple[pd.DataFrame, Tensor]:
     p = layer.p.cpu()
     mean = p.double().mean(0)
     maps = mean_by_shift(mean)
-    always = unfold(maps[:, None], layer.side).mT.flip(1)
+    always = unfold(maps[:, None], layer.side).flip(1)
     place = torch.ones(layer.side, layer.side).nonzero().double()  # row and column of each patch
     on_patches = mean.sum(2).mean(1)
     found = {
