@@ -96,7 +96,7 @@ def tokens(module: Any, given: Any) -> Tensor:
 def probabilities(module: Any, inputs: tuple) -> Tensor:
     """How an attention layer attends: (B, h, N, N), query x key."""
     if isinstance(module, nn.MultiheadAttention):
-        return module.forward(*inputs, average_attn_weights=False)[1]
+        return module.forward(*inputs, average_attn_weights=False)[1]  # type: ignore
     kept: list[Tensor] = []
     module.attn_drop.register_forward_pre_hook(lambda _, given: kept.extend(given))
     module.fused_attn = False  # the fused kernel never makes P
