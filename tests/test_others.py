@@ -7,7 +7,15 @@ import torchvision
 from torch import nn
 
 from attnconv import others
-from attnconv.others import PatchConvolution, examine, fit, swap, watch
+from attnconv.others import attend, examine, fit, swap, watch
+
+
+def ready(network: nn.Module) -> nn.Module:
+    """With biases, which are 0 at first."""
+    for name, part in network.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(part, std=0.3)
+    return network.double().eval()
 
 
 def vit(**options) -> nn.Module:
@@ -17,14 +25,14 @@ def vit(**options) -> nn.Module:
     for part in network.parameters():  # far from even attention
         if part.dim() > 1:
             nn.init.normal_(part, std=0.3)
-    return network.double().eval()
+    return ready(network)
 
 
 def torchvisions() -> nn.Module:
     torch.manual_seed(0)
     network = torchvision.models.VisionTransformer(32, 8, 2, 3, 24, 48, num_classes=5)
     nn.init.normal_(network.heads.head.weight)
-    return network.double().eval()
+    return ready(network)
 
 
 class Encoder(nn.Module):
@@ -51,8 +59,8 @@ NETWORKS = {
     "timm, registers": lambda: vit(reg_tokens=4),
     "timm, mean": lambda: vit(class_token=False, global_pool="avg", qk_norm=True),
     "torchvision": torchvisions,
-    "PyTorch's encoder": lambda: Encoder(True).double().eval(),
-    "PyTorch's encoder, batch second": lambda: Encoder(False).double().eval(),
+    "PyTorch's encoder": lambda: ready(Encoder(True)),
+    "PyTorch's encoder, batch second": lambda: ready(Encoder(False)),
 }
 IMAGES = torch.randn(6, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -71,17 +79,29 @@ def convit(locality: float, gate: float) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_watching_changes_no_answer_and_explains_every_layer(name):
+def test_watching_changes_nothing_and_explains_every_layer(name):
     network = NETWORKS[name]()
-    with torch.no_grad():
-        expected = network(IMAGES)
-    answers, seen = watch(network, IMAGES)
-    torch.testing.assert_close(answers, expected)
-    assert [layer.side for layer in seen] == [4, 4]
+    kept = {}
+
+    def keep(layer, inputs, output):
+        of_layer = inputs[0], output[0] if isinstance(output, tuple) else output
+        kept[layer] = [one if name[-6:] != "second" else one.transpose(0, 1) for one in of_layer]
+
+    seen = watch(network, IMAGES)
     for layer in seen:
-        by_head, bias = others.values(layer.module)
-        explained = torch.einsum("bhqk,bkc,hdc->bqd", layer.p, layer.x, by_head) + bias
-        torch.testing.assert_close(explained, layer.y)
+        network.get_submodule(layer.name).register_forward_hook(keep)
+    with torch.no_grad():
+        network(IMAGES)
+    assert [layer.side for layer in seen] == [4, 4]
+    for layer, (x, y) in zip(seen, kept.values(), strict=True):
+        torch.testing.assert_close(layer.x, x[:, -16:])
+        torch.testing.assert_close(layer.y, y[:, -16:])
+        elsewhere = 1 - layer.p.sum(3, keepdim=True)
+        if name == "timm, registers":
+            assert (elsewhere > 0).all()
+        else:  # what patches do not get, the class token gets
+            p = torch.cat([elsewhere, layer.p], 3)[..., -x.shape[1] :]
+            torch.testing.assert_close(attend(layer.module, p, x) + layer.bias, layer.y)
 
 
 def test_the_mean_by_shift_is_that_of_a_loop():
@@ -99,30 +119,36 @@ def test_the_mean_by_shift_is_that_of_a_loop():
 
 
 def test_what_heads_do_is_that_of_a_loop():
-    _, seen = watch(vit(), IMAGES)
+    seen = watch(vit(), IMAGES)
     layer = seen[0]
     found, maps = others.describe_heads(layer)
-    p = layer.p[:, :, 1:, 1:]
+    p = layer.p
     distance, same, elsewhere = torch.zeros(3, 3, dtype=torch.float64)
     for query in range(16):
-        elsewhere += layer.p[:, :, 1 + query, 0].mean(0) / 16
+        elsewhere += (1 - p[:, :, query].sum(2)).mean(0) / 16
         for key in range(16):
             shift = key // 4 - query // 4, key % 4 - query % 4
             mean = maps[:, shift[0] + 3, shift[1] + 3]
             distance += p[:, :, query, key].mean(0) / 16 * (shift[0] ** 2 + shift[1] ** 2) ** 0.5
             same += torch.minimum(p[:, :, query, key], mean).mean(0) / 16
-    torch.testing.assert_close(found["elsewhere"], elsewhere)
-    torch.testing.assert_close(found["distance"], distance / (1 - elsewhere))
-    torch.testing.assert_close(found["same"], same)
+    expected = {"distance": distance / (1 - elsewhere), "same": same, "elsewhere": elsewhere}
+    for name, by_head in expected.items():
+        torch.testing.assert_close(torch.tensor(found[name]), by_head)
+
+
+def relative_error(layer, p, pixels=slice(None)) -> float:
+    """Of attention p in the place of a layer, on some rows and columns of patches."""
+    errors = layer.y - layer.bias - attend(layer.module, p, layer.x)
+    grid = (2, (layer.side, layer.side))
+    wanted = (layer.y - layer.bias).mT.unflatten(*grid)[..., pixels, pixels]
+    return float(errors.mT.unflatten(*grid)[..., pixels, pixels].norm() / wanted.norm())
 
 
 @torch.no_grad()
 def error_inside(network: nn.Module) -> float:
     """Relative error of a 3 x 3 in the first layer, where all of it is on the image."""
-    layer = watch(network, IMAGES[:3])[1][0]
-    whole = others._grid(layer.y, 8)[..., 1:-1, 1:-1]
-    instead = fit(layer, 3).convolve(layer.x)[..., 1:-1, 1:-1]
-    return (whole - instead).norm() / whole.norm()
+    layer = watch(network, IMAGES[:3])[0]
+    return relative_error(layer, fit(layer, 3), slice(1, -1))
 
 
 def test_heads_that_look_by_position_are_a_convolution_but_for_the_border():
@@ -134,57 +160,81 @@ def test_heads_that_look_by_position_are_a_convolution_but_for_the_border():
     assert error_inside(convit(locality=40.0, gate=-40.0)) > 0.3
 
 
+def shift(query: int, key: int) -> tuple[int, int]:
+    """Rows and columns from a patch to another, of 4 x 4."""
+    return key // 4 - query // 4, key % 4 - query % 4
+
+
+def by_taps(taps: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    """Attention (1, h, 16, 16) with taps (h, 3, 3) by shift, and a share (h,) of all patches."""
+    p = (mean / 16)[:, None, None].repeat(1, 16, 16)
+    for query in range(16):
+        for key in range(16):
+            row, column = shift(query, key)
+            if max(abs(row), abs(column)) <= 1:
+                p[:, query, key] += taps[:, row + 1, column + 1]
+    return p[None]
+
+
+@torch.no_grad()
 def test_a_layer_that_is_a_convolution_is_found():
-    _, seen = watch(vit(), IMAGES)
-    taps = torch.randn(3, 3, 3, dtype=torch.float64)
-    place = PatchConvolution(seen[0], taps, torch.tensor([0.5, -0.2, 0.1]))
-    layer = seen[0]._replace(y=place.convolve(seen[0].x).flatten(2).mT.detach())
+    layer = watch(vit(), IMAGES)[0]
+    always = by_taps(torch.randn(3, 3, 3).double(), torch.tensor([0.5, -0.2, 0.1]).double())
+    layer = layer._replace(y=attend(layer.module, always, layer.x) + layer.bias)
     found = fit(layer, 3, mean=True)
-    torch.testing.assert_close(found.weight, place.weight, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(found.mean, place.mean, rtol=1e-3, atol=1e-3)
-    assert others.relative_error(layer, found) < 1e-4
+    torch.testing.assert_close(found, always, rtol=1e-3, atol=1e-3)
+    assert relative_error(layer, found) < 1e-4
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_swap_convolves_patches_and_leaves_other_tokens(name):
     network = NETWORKS[name]()
+    layer = watch(network, IMAGES)[0]
+    always = fit(layer, 3, mean=True)
+    far = always[0, :, 0, 15]  # no tap of a 3 x 3 leads so far: a share of the mean of all
+    taps = torch.stack([always[0, :, 5, key] for key in (0, 1, 2, 4, 5, 6, 8, 9, 10)], 1)
+    taps = (taps - far[:, None]).unflatten(1, (3, 3))
+    torch.testing.assert_close(always, by_taps(taps, 16 * far))
+    value, out = others.values(layer.module)
+    kernel = torch.einsum("hij,dhe,hec->dcij", taps, out, value)
+    of_all = torch.einsum("h,dhe,hec->dc", 16 * far, out, value)
+    image = layer.x.mT.unflatten(2, (4, 4))
+    convolved = nn.functional.conv2d(image, kernel, layer.bias, padding=1).flatten(2).mT
+    convolved += (layer.x.mean(1) @ of_all.T)[:, None]
+    kept = []
+
+    def keep(module, inputs, output):
+        given = output[0] if isinstance(output, tuple) else output
+        kept.append(given if getattr(module, "batch_first", True) else given.transpose(0, 1))
+
+    own = network.get_submodule(layer.name).register_forward_hook(keep)
+    before = network(IMAGES)
+    own.remove()
     swapped = swap(network, {1: 3}, images=IMAGES, mean=True)
-    _, seen = watch(network, IMAGES)
-    layer = seen[0]
-    place = fit(layer, 3, mean=True)
-    by_hand = place.bias + 0 * layer.y
-    patches = layer.x[:, -16:]
-    for query in range(16):
-        by_hand[:, query - 16] += patches.mean(1) @ place.mean.T
-        for tap in range(9):
-            row, column = query // 4 + tap // 3 - 1, query % 4 + tap % 3 - 1
-            if 0 <= row < 4 and 0 <= column < 4:
-                weight = place.weight[:, :, tap // 3, tap % 3]
-                by_hand[:, query - 16] += patches[:, 4 * row + column] @ weight.T
-    module = swapped.get_submodule(layer.name)
-    tokens = layer.x if getattr(layer.module, "batch_first", True) else layer.x.transpose(0, 1)
-    multihead = isinstance(layer.module, nn.MultiheadAttention)
-    with torch.no_grad():
-        output = module(tokens, tokens, tokens)[0] if multihead else module(tokens)
-        output = output if getattr(layer.module, "batch_first", True) else output.transpose(0, 1)
-        answers = swapped(IMAGES)
-    by_hand[:, :-16] = layer.y[:, :-16]
-    torch.testing.assert_close(output, by_hand)
-    assert not torch.allclose(answers, network(IMAGES))  # the network goes through it
+    swapped.get_submodule(layer.name).register_forward_hook(keep)
+    answers = swapped(IMAGES)
+    torch.testing.assert_close(kept[1][:, -16:], convolved)
+    torch.testing.assert_close(kept[1][:, :-16], kept[0][:, :-16])
+    assert not torch.allclose(answers, before)  # the network goes through it
+    torch.testing.assert_close(
+        swapped.float()(IMAGES.float()).double(), answers, rtol=0.01, atol=0.01
+    )
 
 
+@torch.no_grad()
 def test_no_convolution_of_its_heads_comes_nearer_than_the_fit():
-    _, seen = watch(vit(), IMAGES)
-    layer = seen[1]
-    place = fit(layer, 3)
-    best = others.relative_error(layer, place)
-    by_head, _ = others.values(layer.module)
+    network = vit()
+    layer = watch(network, IMAGES)[1]
+    always = fit(layer, 3)
+    best = relative_error(layer, always)
     for seed in range(5):
         taps = 0.01 * torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(seed))
-        moved = fit(layer, 3)
-        moved.weight.data += torch.einsum("hij,hdc->dcij", taps.double(), by_head)
-        assert others.relative_error(layer, moved) > best
-    assert others.relative_error(layer, fit(layer, 3, mean=True)) < best
+        moved = always + by_taps(taps.double(), torch.zeros(3).double())
+        assert relative_error(layer, moved) > best
+    assert relative_error(layer, fit(layer, 3, mean=True)) < best
+    found = examine(network, IMAGES, sizes=(3,)).layers
+    assert found["error 3"][1] == pytest.approx(best)
 
 
 def test_points_lost_are_counted_against_labels_or_the_networks_own_answers():
