@@ -17,12 +17,13 @@ os.environ.setdefault(
 )  # toys say and give the same on all machines (CONTRIBUTING.md)
 
 LONG = """
-    test_notebooks test_training test_record test_reproduce test_explorer_browser test_knobs
-    test_compare test_playground_browser test_site_browser test_lab_browser test_equivalence
-    test_explorer test_figures test_swapping test_data test_workspace
+    test_notebooks test_explorer_browser test_reproduce test_record test_training test_swapping
+    test_precision test_compare test_figures test_others test_equivalence test_knobs
+    test_playground_browser test_site_browser test_lab_browser test_explorer test_data
+    test_workspace test_benchmarks test_setup
 """.split()
-"""Files that take longest. The first and the third keep two cores busy, those after them wait a
-good deal.
+"""Files that take longest. The first and the fourth keep two cores busy, whatever the other worker
+does: so the fourth comes when a good deal is done, and what is left when it ends is short.
 """
 
 

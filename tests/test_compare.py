@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,16 +96,28 @@ def test_tables_must_be_the_same_and_pictures_may_differ(
 TABLE = result("tables/02-taps.csv", "taps\n8.25\n")
 
 
-def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(tmp_path) -> None:
-    def call(*command: str) -> subprocess.CompletedProcess:
-        environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
-        return subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, env=environment
-        )
+COMMANDS = """import contextlib, io, json, sys
+from companion.cli import main
+for line in sys.stdin:
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        status = main(json.loads(line))
+    print(json.dumps([status, out.getvalue(), error.getvalue()]), flush=True)
+"""
+"""One process for several commands: most of a command's time is that of imports."""
 
-    def attnconv(*words: str) -> subprocess.CompletedProcess:
-        command = ["-m", "companion", "reproduce", "--profile", "evening", *words]
-        return call(sys.executable, *command)
+
+def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(tmp_path) -> None:
+    def git(*command: str) -> str:
+        options = dict(cwd=tmp_path, capture_output=True, text=True, check=True)
+        return subprocess.run(["git", *command], **options).stdout
+
+    def attnconv(*words: str) -> SimpleNamespace:
+        command = ["reproduce", "--profile", "evening", *words]
+        process.stdin.write(json.dumps(command) + "\n")
+        process.stdin.flush()
+        status, out, error = json.loads(process.stdout.readline())
+        return SimpleNamespace(returncode=status, stdout=out, stderr=error)
 
     toys = Toys(tmp_path)
     for name in ("lib", "data/fashion-mnist-sample"):
@@ -120,23 +133,32 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(t
     shutil.copy(sample, record / "strip.npz")
     run = next((ROOT / "outputs" / "evening" / "runs").glob("quadratic-seed0-*"))
     shutil.copytree(run, record / "runs" / run.name)
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMANDS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "lib")},
+    )
 
-    done = attnconv("--output", "outputs/evening")
-    assert done.returncode == 0 and "Beside the record" not in done.stdout, done.stderr
-    assert (record / "tables" / "02-taps.csv").is_file() and not drawn.exists()
-    toys.executed()
-    call("git", "init", "--quiet")
-    call("git", "add", "--all")
-    names = ("-c", "user.name=a", "-c", "user.email=a@b")
-    call("git", *names, "commit", "--quiet", "--message", "The record")
+    with process:
+        done = attnconv("--output", "outputs/evening")
+        assert done.returncode == 0 and "Beside the record" not in done.stdout, done.stderr
+        assert (record / "tables" / "02-taps.csv").is_file() and not drawn.exists()
+        toys.executed()
+        git("init", "--quiet")
+        git("add", "--all")
+        names = ("-c", "user.name=a", "-c", "user.email=a@b")
+        git(*names, "commit", "--quiet", "--message", "The record")
 
-    done = attnconv()
-    assert done.returncode == 0 and "differences in tables: 0\n" in done.stdout, done.stderr
-    toys.executed()
-    assert not call("git", "status", "--porcelain", "--untracked-files=all").stdout
-    toys.add("02_a", TABLE.replace("8.25", "8.5"))
-    done = attnconv()
-    assert done.returncode == 1 and "8.25 in the record, 8.5 here" in done.stdout
-    write(profile.with_name("other.yaml"), "runs: [quadratic]\n")
-    done = attnconv("--profile", "other", "--output", "outputs/evening")
-    assert done.returncode == 2 and "not written over" in done.stderr
+        done = attnconv()
+        assert done.returncode == 0 and "differences in tables: 0\n" in done.stdout, done.stderr
+        toys.executed()
+        assert not git("status", "--porcelain", "--untracked-files=all")
+        toys.add("02_a", TABLE.replace("8.25", "8.5"))
+        done = attnconv()
+        assert done.returncode == 1 and "8.25 in the record, 8.5 here" in done.stdout
+        write(profile.with_name("other.yaml"), "runs: [quadratic]\n")
+        done = attnconv("--profile", "other", "--output", "outputs/evening")
+        assert done.returncode == 2 and "not written over" in done.stderr

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +26,7 @@ from PIL import Image
 from attnconv.config import PRESETS, ConfigError
 from companion import cli, workspace
 from companion import reproduce as runner
+from companion.explorer import Playground
 from companion.profile import Profile
 from companion.reproduce import Batch, Job, plan, reproduce
 from conftest import PER_RUN, Toys, result, write
@@ -41,7 +44,7 @@ def without_kernel(batch: Batch, job: Job) -> SimpleNamespace:
     results = batch.output / ".running" / job.name / "results"
     copy = results / "notebooks" / f"{job.name}.ipynb"
     copy.parent.mkdir(parents=True)
-    notebook = nbformat.read(job.notebook, as_version=4)
+    notebook = deepcopy(job.notebook)
     names: dict[str, object] = {}
     parameters = batch.parameters | dict(zip(("preset", "seed"), job.run, strict=False))
     os.environ["ATTNCONV_RESULTS"] = str(results)
@@ -57,6 +60,20 @@ def without_kernel(batch: Batch, job: Job) -> SimpleNamespace:
     copy.with_suffix(".html").write_text(str(notebook.cells))
     runner.move_into_place(results, copy, batch.key(job), batch.output)
     return SimpleNamespace(join=lambda _: None, exitcode=0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> Iterator[None]:
+    """What is the same for all toys is found once: the picture of the first page, and which
+    packages are installed."""
+    picture = Playground().png()
+    installed = []
+    for one in metadata.distributions():
+        installed.append(SimpleNamespace(name=one.name, version=one.version))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Playground, "png", lambda _: picture)
+        patch.setattr(runner, "metadata", SimpleNamespace(distributions=lambda: installed))
+        yield
 
 
 @pytest.fixture
@@ -113,6 +130,8 @@ def test_what_the_notebooks_need_is_there() -> None:
         ({}, {"only": ["9"]}, "no notebook '9' to run. Notebooks: 02"),
         ({}, {"data": "/nowhere"}, "no data set at /nowhere"),
         ({}, {"output": workspace.RECORD}, "not written over .*outputs/evening"),
+        ({}, {"output": workspace.RECORD / "new"}, "not written over .*outputs/evening"),
+        ({}, {"only": ["02:typo"]}, "'02:typo' is no job of this profile"),
     ],
 )
 def test_mistakes_are_refused_before_anything_runs(light: Toys, notes, options, message) -> None:
@@ -344,6 +363,22 @@ def test_only_what_is_named_and_what_it_needs_and_force_only_what_is_named(light
     assert run(light) == 0 and light.executed() == ["02"]
 
 
+def test_what_is_changed_meanwhile_is_for_the_next_run(toys: Toys) -> None:
+    later = toys.notebooks / "03_b.ipynb"
+    change = f"import pathlib; file = pathlib.Path({str(later)!r})"
+    toys.add("02_a", f"{change}; file.write_text(file.read_text().replace('old', 'new'))")
+    toys.add("03_b", result("figures/03-b.png", "old"), needs=["02"])
+    for content in ("old", "new"):
+        assert run(toys, jobs=1) == 0
+        assert (toys.output / "figures" / "03-b.png").read_text() == content
+
+
+def test_results_are_not_written_over_the_notebooks(light: Toys) -> None:
+    light.add("02_a")
+    with pytest.raises(ConfigError, match="not written over"):
+        reproduce("toy", notebooks=light.notebooks, output=light.notebooks.parent)
+
+
 def test_a_failure_stops_only_what_needs_it(light: Toys, capsys) -> None:
     light.add("02_wrong", result("figures/02-a.png"), result("figures/02-b.png"))
     assert run(light) == 0
@@ -422,12 +457,14 @@ def test_the_error_of_a_notebook_is_said_and_its_copy_shows_where(
     toys: Toys, capfd, monkeypatch
 ) -> None:
     # The server of the other tests began with another stderr than this test's.
-    monkeypatch.setattr(runner, "FORKED", multiprocessing.get_context("spawn"))
-    toys.add("02_wrong", "fine = 1", "raise ValueError('wrong')")
-    assert run(toys) == 1
+    monkeypatch.setattr(runner, "FORKED", multiprocessing.get_context("fork"))
     kept = toys.output / "failed" / "02_wrong.ipynb"
-    assert f"ValueError: wrong\n{kept}\n" in capfd.readouterr().err
-    assert "raise ValueError" in kept.read_text()
+    for cell, said in (("import os; os._exit(1)", "died"), ("int('wrong')", "ValueError: invalid")):
+        toys.add("02_wrong", "fine = 1", cell)
+        assert run(toys) == 1
+        error = capfd.readouterr().err
+        assert said in error and error.endswith(f"\n{kept}\n")
+        assert cell in kept.read_text()
     assert not (toys.output / "notebooks").exists()
     toys.add("02_wrong", "fine = 1")
     assert run(toys) == 0 and not kept.exists()
@@ -445,7 +482,7 @@ def alive(pid: int) -> bool:
 def test_an_interrupt_leaves_no_kernel_and_no_half_result(toys: Toys, number) -> None:
     write(toys.output / "figures" / "02-a.png", "an earlier success")
     pids = "open('PIDS', 'w').write(f'{os.getpid()} {os.getppid()} ')"
-    toys.add("02_long", result("figures/02-a.png", "new"), f"import time; {pids}; time.sleep(90)")
+    toys.add("02_long", result("figures/02-a.png", "new"), f"{pids}; sum(range(10**12))  # deaf")
     call = f"lambda **_: runner.reproduce('toy', notebooks=Path({str(toys.notebooks)!r}),"
     code = f"""import sys; from pathlib import Path; from companion import cli, reproduce as runner
 cli._reproduce = {call} output={str(toys.output)!r}); sys.exit(cli.main(['reproduce']))"""

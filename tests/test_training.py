@@ -2,8 +2,10 @@
 it refuses.
 """
 
+import itertools
 import json
 import math
+import multiprocessing
 import os
 import re
 import signal
@@ -208,34 +210,34 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(
         assert_same_run(cut, whole)
 
 
-TRAIN = """
-import itertools, os, signal, sys
-from pathlib import Path
-from attnconv.config import ModelConfig, TrainConfig
-from attnconv.training import loop
-from test_training import small_data
+def trains(model, recipe, folder, environment):
+    """What a process of its own does. It may die at a step, or before it gives a file its name."""
+    torch.set_num_threads(1)
+    os.environ |= environment
+    calls = itertools.count()
 
-def dying(function):
-    def called(*args):
-        if next(calls) == int(os.environ.get("DIES_AT", -1)):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args)
-    return called
+    def dying(function):
+        def called(*args):
+            if next(calls) == int(os.environ.get("DIES_AT", -1)):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args)
 
-calls = itertools.count()
-loop.lr_factor, os.replace = dying(loop.lr_factor), dying(os.replace)
-model = ModelConfig.model_validate_json(sys.argv[1])
-recipe = TrainConfig.model_validate_json(sys.argv[2])
-loop.train(model, recipe, small_data(), Path(sys.argv[3]), preset="quadratic")
-"""
+        return called
+
+    loop.lr_factor, os.replace = dying(loop.lr_factor), dying(os.replace)
+    train(model, recipe, small_data(), folder, preset="quadratic")
 
 
-def start(model, recipe, folder, **environment) -> subprocess.Popen:
-    """A process that trains. It may die at a step, or before it gives a file its name."""
-    words = [model.model_dump_json(), recipe.model_dump_json(), str(folder)]
-    here = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]), **environment}
-    own = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"} | here
-    return subprocess.Popen([sys.executable, "-c", TRAIN, *words], env=own)
+def start(*args, **environment):
+    """A process that trains. A fork of this one: a new one would first import for ten seconds."""
+    process = multiprocessing.get_context("fork").Process(target=trains, args=(*args, environment))
+    process.start()
+    return process
+
+
+def ended(process) -> int:
+    process.join()
+    return process.exitcode
 
 
 @pytest.mark.slow
@@ -247,7 +249,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(data, tm
     # An epoch is four steps and three files, after config.json.
     for moment in np.random.default_rng().integers(0, 16, 3):
         process = start(model, recipe, folder, DIES_AT=str(moment))
-        assert process.wait() == -signal.SIGKILL and not Run(folder).finished
+        assert ended(process) == -signal.SIGKILL and not Run(folder).finished
     assert_same_run(train(model, recipe, data, folder, preset="quadratic"), whole)
     assert {file.name for file in folder.iterdir()} == {file.name for file in whole.path.iterdir()}
     torch.set_num_threads(threads)
@@ -617,7 +619,7 @@ def test_several_processes_follow_the_loss_curve_of_one(data, tmp_path):
     names = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **names} for rank in range(2)]
     team = [start(model, SHARED, tmp_path / "team", **rank) for rank in ranks]
-    assert [process.wait() for process in team] == [0, 0]
+    assert [ended(process) for process in team] == [0, 0]
     shared = Run(tmp_path / "team")
     for a, b in zip(timeless(alone), timeless(shared), strict=True):
         assert a == pytest.approx(b, abs=1e-4)

@@ -35,7 +35,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nbformat
+import psutil
 from filelock import FileLock, Timeout
+from nbclient.exceptions import DeadKernelError
 
 from attnconv.config import REPOSITORY, ConfigError
 from companion.pages import FRONT, clean, export_html, write_page
@@ -55,8 +57,8 @@ class Job:
     """One execution of one notebook."""
 
     name: str  # also the executed copy's file name
-    notebook: Path
-    cells: list[Any]
+    folder: Path
+    notebook: nbformat.NotebookNode  # as it was read: changes meanwhile are for the next batch run
     about: dict[str, Any]  # what the notebook's metadata says
     run: tuple[Any, ...]  # preset and seed, where there is an execution for each, or nothing
     needs: list[str] = field(default_factory=list)  # names of other jobs
@@ -81,7 +83,8 @@ def digest_work(work: Workspace) -> str:
 
     tensors = [getattr(work.data, name) for name in ARRAYS]
     images = [hashlib.sha256(tensor.numpy().data).hexdigest() for tensor in tensors]
-    library = [file for file in sorted(LIBRARY.glob("[ac]*/**/*.*")) if file.suffix != ".pyc"]
+    found = sorted(LIBRARY.glob("[ac]*[nv]/**/[!.]*.*[!~]"))  # both packages, no editor's copies
+    library = [file for file in found if "__pycache__" not in file.parts]
     hashes = {str(file.relative_to(LIBRARY)): digest_file(file) for file in library}
     versions = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
     profile = work.profile.model_dump(exclude={"description"})
@@ -96,11 +99,10 @@ def plan(notebooks: Path, profile: Profile) -> dict[str, Job]:
     for path in sorted(notebooks.glob("[0-9][0-9]_*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         about = notebook.metadata.get("attnconv", {})
-        cells = [[cell.cell_type, cell.source] for cell in notebook.cells]
         runs = itertools.product(profile.runs, profile.seeds)
         for run in runs if about.get("per_run") else [()]:
             name = f"{path.stem}-{run[0]}-seed{run[1]}" if run else path.stem
-            jobs[name] = Job(name, path, cells, about, run)
+            jobs[name] = Job(name, notebooks, notebook, about, run)
     for job in jobs.values():
         for word in job.about.get("needs", []):
             job.needs += named(jobs, word)
@@ -121,7 +123,13 @@ def named(jobs: dict[str, Job], word: str) -> list[str]:
 
 def select(jobs: dict[str, Job], only: Iterable[str]) -> tuple[list[str], dict[str, Job]]:
     """The jobs that words name, all without a word; and these with all that they need, in order."""
-    asked = [name for word in only for name in named(jobs, word)] or [*jobs]
+    asked: list[str] = []
+    for word in only:
+        found = named(jobs, word)
+        if not found:
+            raise ConfigError(f"{word!r} is no job of this profile.")
+        asked += found
+    asked = asked or [*jobs]
     wanted = {*asked}
     for name in reversed(jobs):
         if name in wanted:
@@ -158,7 +166,8 @@ class Batch:
         for folder, pattern in itertools.product(self.folders, patterns):
             for file in folder.glob(f"runs/{pattern}-*/model.safetensors"):
                 runs[file.parent.name] = digest_file(file)
-        return digest(job.cells, job.about, job.run, self.common, results, runs)
+        cells = [[cell.cell_type, cell.source] for cell in job.notebook.cells]
+        return digest(cells, job.about, job.run, self.common, results, runs)
 
     def is_done(self, job: Job) -> bool:
         """Whether a job is up to date: made from what is there now, and all it left is as it was.
@@ -208,11 +217,14 @@ class Batch:
             self.fail(job, "to do")
         else:
             say("start", job)
-            known = replace(self, running={})  # processes cannot be handed over
-            process = FORKED.Process(target=execute, args=(known, job, dict(os.environ)))
-            process.start()
-            self.running[job.name] = process
+            self.running[job.name] = self.start(job)
         return True
+
+    def start(self, job: Job) -> BaseProcess:
+        known = replace(self, running={})  # processes cannot be handed over
+        process = FORKED.Process(target=execute, args=(known, job, dict(os.environ)))
+        process.start()
+        return process
 
     def fail(self, job: Job, status: str) -> None:
         """Note that a job is not done: what needs it is not run."""
@@ -245,20 +257,22 @@ def execute(batch: Batch, job: Job, environment: dict[str, str]) -> None:
 
     parameters = batch.parameters | dict(zip(("preset", "seed"), job.run, strict=False))
     options = {
-        "cwd": str(job.notebook.parent),
+        "cwd": str(job.folder),
         "kernel_name": "python3",
         "language": "python",
         "progress_bar": False,
         "extra_arguments": ["--log-level=ERROR"],
     }
+    planned = stage / copy.name
+    nbformat.write(job.notebook, planned)
     kept = batch.output / "failed" / copy.name
     kept.unlink(missing_ok=True)
     try:
-        papermill.execute_notebook(job.notebook, copy, parameters, **options)
-    except papermill.PapermillExecutionError as error:
+        papermill.execute_notebook(planned, copy, parameters, **options)
+    except (papermill.PapermillExecutionError, DeadKernelError) as error:
         kept.parent.mkdir(exist_ok=True)
         copy.replace(kept)
-        sys.exit(f"{error.ename}: {error.evalue}\n{kept}")
+        sys.exit(f"{str(error).strip().splitlines()[-1]}\n{kept}")
     clean(copy, batch.pages)
     if job.name[:2] != FRONT:
         export_html(copy, batch.pages)
@@ -267,6 +281,8 @@ def execute(batch: Batch, job: Job, environment: dict[str, str]) -> None:
 
 def end(*_: Any) -> None:
     """End this process and its kernel."""
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
     os.killpg(0, signal.SIGKILL)
 
 
@@ -336,11 +352,13 @@ def reproduce(
     from companion import workspace  # imports torch, with which the data are read
 
     if data not in ("", "embedded", "cifar10"):
-        data = os.path.abspath(data)  # notebooks run in another folder
+        data = os.path.abspath(os.path.expanduser(data))  # notebooks run in another folder
     work = workspace.open_workspace(str(file), data=data, output=output)
     folder = work.folder
     recorded = work.profile.recorded
-    if folder == workspace.RECORD and not recorded:
+    is_record = recorded and folder == workspace.RECORD
+    in_record = folder.is_relative_to(workspace.RECORD) and not is_record
+    if in_record or folder / "notebooks" == notebooks.resolve():
         raise ConfigError(f"Results are not written over {folder}; choose another folder.")
     if dry and not find_data(work.source):
         remedy = "It is downloaded when first used, or bring it: --data PATH (make: DATA=PATH)."
@@ -360,7 +378,7 @@ def reproduce(
         [folder, workspace.RECORD] if work.record and recorded else [folder],
         asked if force else [],
         # Small models train faster side by side, each on one core.
-        jobs or (1 if shutil.which("nvidia-smi") else min(4, cores())),
+        max(1, jobs or (1 if shutil.which("nvidia-smi") else min(4, cores()))),
         dry,
         {"profile": profile, "data": data, "output": place},
         pages,
