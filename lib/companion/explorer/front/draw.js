@@ -31,18 +31,9 @@ export function colourAt(share) {
   return `rgb(${RAMP[at]},${RAMP[at + 1]},${RAMP[at + 2]})`;
 }
 
-/** Brightness 0..255 of every value. Probabilities: a power of them, against the largest. Logits: the top 12 of their
- * range. */
-export function brightness(values, logits, largest, out, power = 0.5) {
-  let top = -Infinity, bottom = Infinity;
-  for (const value of values) {
-    if (value > top) top = value;
-    if (value < bottom) bottom = value;
-  }
-  bottom = Math.max(bottom, top - 12);
-  const range = top - bottom || 1, scale = largest || top || 1;
-  for (let k = 0; k < values.length; k++)
-    out[k] = 255 * (logits ? clamp((values[k] - bottom) / range, 0, 1) : clamp(values[k] / scale, 0, 1) ** power);
+/** Brightness 0..255 of every probability: a power of its share of the largest. */
+export function brightness(values, largest, out, power = 0.5) {
+  for (let k = 0; k < values.length; k++) out[k] = 255 * clamp(values[k] / (largest || 1), 0, 1) ** power;
   return out;
 }
 

@@ -1,20 +1,20 @@
 // The first page: seven steps that are scrolled through, and one picture beside them that follows. Its parts are the
 // playground's and the explorer's; the page scripts what they show, and the reader may change it.
 
-import { accuracyOf } from "./accuracy.js";
+import { accuracyOf, meter } from "./accuracy.js";
 import { drawHeads } from "./centres.js";
 import { QUERY, drawField, imageCanvas, shiftText } from "./draw.js";
+import { Film } from "./film.js";
 import { Model, TOO_OLD, covarianceOf, describe, read, readLayer, typed } from "./heads.js";
 import { clamp, largest } from "./maths.js";
 import { Network } from "./network.js";
-import { ARROWS, Live, button, canvasOf, cellUnder, div, draggable, element } from "./page.js";
-import { fromText, keepKeysAndDrops, readPicture, still } from "./page.js";
+import { Live, button, canvasOf, choosesPixel, div, draggable, element, fromText } from "./page.js";
+import { keepKeysAndDrops, pictureField, readPicture, slider, still } from "./page.js";
 import { ALPHAS, Playground, headsOnTaps } from "./playground.js";
 
 const RANGE = 5.5; // pixels to every side of the query, in the plots of heads
 const EDGES = "-2,-1,-1,-1,1,1,1,1,2"; // a kernel without a 0, whose outputs have both signs
 const SOFT = 0.15; // the least alpha
-const LASTED = 7000; // ms, of the film
 const NAMES = { quadratic: "Gaussian", learned: "Learned", learned_content: "Content" };
 const SIZES_OF = [3, 7]; // of the kernels that take layers' places
 const POINT = 0.01; // of accuracy
@@ -70,9 +70,7 @@ export class Story extends Live {
     const links = sections.map(({ id }, i) => element("a", { href: `#${id}`, textContent: i + 1 }));
     links.forEach((link, i) => link.setAttribute("aria-label", sections[i].querySelector("h2").textContent));
     this.rail = element("nav", { "aria-label": "Steps" }, ...links);
-    this.file = element("input", {
-      type: "file", accept: "image/*", hidden: true, onchange: () => this.open(this.file.files[0]),
-    });
+    this.file = pictureField((file) => this.open(file));
     this.said = element("p", { className: "st-said", role: "status" });
     const choose = button("Open your picture …", () => this.file.click());
     root.classList.add("attnconv-story");
@@ -96,15 +94,16 @@ export class Story extends Live {
       return { canvas, swap, box: element("figure", {}, div("st-plot", canvas), caption) };
     });
     this.buildGuess();
-    this.epoch = element("input", { type: "range", min: 0, max: model.path.epochs - 1, "aria-label": "Epoch" });
-    this.epoch.oninput = () => this.toEpoch(Number(this.epoch.value));
-    this.player = button("▶", () => this.roll(), "Play the training");
+    const { path: { epochs } } = model;
+    this.film = new Film({ at: () => this.at, last: () => epochs - 1, show: (epoch) => this.toEpoch(epoch) });
+    this.epoch = slider("Epoch", { min: 0, max: epochs - 1 }, (epoch) => this.scrub(epoch));
     this.curve = element("canvas", { className: "st-curve", role: "img" });
     this.sizes = SIZES_OF.map((size) => button(`${size} × ${size}`, () => this.resize(size)));
-    this.meter = element("span", { className: "st-meter", "aria-hidden": "true" }, element("i"), element("b"));
+    this.meter = meter();
     return div(
       "st-layers", div("st-plots", ...this.plots.map(({ box }) => box)),
-      div("st-film", this.player, this.epoch, this.curve), div("st-swap", ...this.sizes, this.meter),
+      div("st-film", this.film.button, this.epoch.label, this.epoch.input, this.curve),
+      div("st-swap", ...this.sizes, this.meter.root),
     );
   }
 
@@ -124,31 +123,20 @@ export class Story extends Live {
       this.guess.centre = centre.map((c) => clamp(c, -RANGE, RANGE));
       this.later();
     };
-    draggable(dot, { cell: () => this.side / (2 * RANGE), centre: () => this.guess.centre, move });
+    draggable(dot, { grip: () => ({ at: this.guess.centre, cell: this.side / (2 * RANGE) }), move });
     dot.style.borderColor = this.play.colourOf(head);
     this.plots[layer].canvas.after(dot);
   }
 
   toEpoch(epoch) {
-    this.rolling = null;
     this.at = epoch;
     this.later();
   }
 
-  /** Play the film; pressed again it stops. Where no motion is wanted, it goes on by one epoch. */
-  roll() {
-    const last = this.model.path.epochs - 1, from = this.at >= last ? 0 : this.at;
-    if (this.rolling) return this.toEpoch(Math.round(this.at));
-    if (still()) return this.toEpoch(this.at >= last ? 0 : from + 1);
-    const mine = (this.rolling = {}), start = performance.now() - (LASTED * from) / last;
-    const next = (now) => {
-      if (this.rolling !== mine) return;
-      this.toEpoch(clamp((last * (now - start)) / LASTED, 0, last));
-      if (this.at === last) return;
-      this.rolling = mine;
-      requestAnimationFrame(next);
-    };
-    requestAnimationFrame(next);
+  /** The reader chose an epoch: a film that plays is over. */
+  scrub(epoch) {
+    this.film.stop();
+    this.toEpoch(epoch);
   }
 
   swap(layer) {
@@ -187,9 +175,7 @@ export class Story extends Live {
 
   drawFilm(last) {
     const { model, guess, colours } = this, { path } = model, epoch = Math.round(this.at);
-    this.player.textContent = this.rolling ? "❚❚" : "▶";
-    this.player.setAttribute("aria-label", this.rolling ? "Stop" : "Play the training");
-    this.epoch.value = epoch;
+    this.epoch.set(epoch);
     const accuracy = path.accuracy[epoch - 1], percents = (value) => `${(100 * value).toFixed(1)}%`;
     const [wide, tall] = [160, 56], pen = canvasOf(this.curve, wide, tall);
     const at = (n) => [6 + (n / last) * (wide - 12), tall - 6 - (tall - 12) * path.accuracy[n - 1]];
@@ -221,8 +207,7 @@ export class Story extends Live {
   drawSwap() {
     const { model, size } = this, found = accuracyOf(model), layers = Object.keys(model.edits).length;
     this.sizes.forEach((one, i) => one.setAttribute("aria-pressed", String(SIZES_OF[i] === size)));
-    this.meter.firstChild.style.width = `${100 * (found.now ?? 0)}%`;
-    this.meter.lastChild.style.left = `${100 * (found.whole ?? 0)}%`;
+    this.meter.set(found.now, found.whole);
     const ones = (choice) => Number(choice).toString(2).replaceAll("0", "").length;
     const cheap = Object.entries(model.counted[size]).filter(([, [now, whole, all]]) => whole - now < POINT * all);
     const solved = layers && found.now !== null && found.whole - found.now < POINT &&
@@ -236,15 +221,8 @@ export class Story extends Live {
   buildKinds() {
     const picture = element("canvas", { tabIndex: 0, role: "application", className: "st-image" });
     picture.setAttribute("aria-label", "Image. Arrow keys move the query pixel.");
-    picture.addEventListener("pointermove", (event) => {
-      if (event.pointerType !== "touch" || event.buttons) this.ask(cellUnder(event, picture, ...this.grid));
-    });
-    picture.addEventListener("keydown", (event) => {
-      const step = ARROWS[event.key];
-      if (!step) return;
-      event.preventDefault();
-      this.ask(this.query.map((q, i) => q + step[i]));
-    });
+    const choose = (query) => this.ask(query);
+    choosesPixel(picture, { grid: () => this.grid, query: () => this.query, choose });
     this.rows = Object.entries(this.kinds).map(([kind, { heads }]) => {
       const tiles = Array.from({ length: heads[this.layer] }, () => element("canvas", { "aria-hidden": "true" }));
       const moved = element("span", { role: "status" }), name = element("b", { textContent: NAMES[kind] });
@@ -301,8 +279,6 @@ export class Story extends Live {
   // -- the reader's own picture
 
   async open(file) {
-    this.file.value = "";
-    if (!file) return;
     await this.play.upload(file);
     const own = this.images && (await readPicture(file, this.images[0].shape).catch(() => null));
     if (own) {
@@ -337,7 +313,7 @@ export class Story extends Live {
   /** Set what the step shows by itself. */
   script(came) {
     const { play, name, part } = this, scene = SCENES[name];
-    if (name === "film" && (came || !still())) this.toEpoch((this.model.path.epochs - 1) * within(part, 0.25, 0.9));
+    if (name === "film" && (came || !still())) this.scrub((this.model.path.epochs - 1) * within(part, 0.25, 0.9));
     if (!scene) return;
     const usual = { alpha: ALPHAS[1], padding: true, heads: headsOnTaps(3) };
     const { heads, chosen = play.state.chosen, ...state } = { ...usual, ...scene(part, play.picture) };
