@@ -292,7 +292,7 @@ def test_with_the_image_only_heads_that_see_content_move(page, site: Path, tmp_p
     before = drawn()
     Image.linear_gradient("L").save(tmp_path / "own.png")  # a picture of one's own is in every step
     scroll(page, "own")
-    page.locator(".attnconv-story > .st-own input").set_input_files(tmp_path / "own.png")
+    page.locator(".attnconv-story .st-own input").set_input_files(tmp_path / "own.png")
     page.locator(".st-said", has_text="own.png takes the place").wait_for()
     assert page.evaluate("document.querySelector('#story').attnconv.play.state.image") == "own"
     scroll(page, "kinds")

@@ -86,3 +86,36 @@ export function pixelGrid(pen, x, y, scale, range, colours) {
   pen.lineWidth = large ? 2.5 : 1.5;
   pen.strokeRect(x - scale / 2, y - scale / 2, scale, scale);
 }
+
+/** A line through points (x, y). */
+export function trace(pen, points) {
+  pen.beginPath();
+  points.forEach((point) => pen.lineTo(...point));
+  pen.stroke();
+}
+
+/** A filled disc, of that colour. */
+export function disc(pen, x, y, radius, colour) {
+  pen.beginPath();
+  pen.arc(x, y, radius, 0, 7);
+  pen.fillStyle = colour;
+  pen.fill();
+}
+
+/** A frame (x, y, width, height), in several colours and widths on each other: so it is seen on any ground. */
+export function frame(pen, box, lines) {
+  for (const [strokeStyle, lineWidth] of lines) {
+    Object.assign(pen, { strokeStyle, lineWidth });
+    pen.strokeRect(...box);
+  }
+}
+
+/** Draw inside a box (x, y, width, height) only. */
+export function inside(pen, box, draw) {
+  pen.save();
+  pen.beginPath();
+  pen.rect(...box);
+  pen.clip();
+  draw();
+  pen.restore();
+}

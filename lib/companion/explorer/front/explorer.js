@@ -4,7 +4,7 @@
 // One `Explorer` per element. A host (hosts.js) holds the data, takes messages, and tells what became of them.
 // Arithmetic without a browser is in heads.js and maths.js.
 
-import { QUERY, imageCanvas, percent, shiftText } from "./draw.js";
+import { QUERY, frame, imageCanvas, percent, shiftText } from "./draw.js";
 import { Accuracy } from "./accuracy.js";
 import { Model, TOO_OLD, read, readLayer, typed } from "./heads.js";
 import { carryOn, pageHost, widgetHost, workerOf } from "./hosts.js";
@@ -566,11 +566,8 @@ export class Explorer extends Live {
     const pen = canvasOf(this.image, wide, tall);
     this.paintImage(pen, 0, 0, wide, tall);
     const [cellX, cellY] = [wide / width, tall / height], [x, y] = [state.query[1] * cellX, state.query[0] * cellY];
-    for (const [colour, line] of [["rgba(255,255,255,.9)", state.locked ? 6 : 5], [QUERY, state.locked ? 4 : 2.5]]) {
-      pen.strokeStyle = colour;
-      pen.lineWidth = line;
-      pen.strokeRect(x, y, cellX, cellY);
-    }
+    const [pale, line] = state.locked ? [6, 4] : [5, 2.5];
+    frame(pen, [x, y, cellX, cellY], [["rgba(255,255,255,.9)", pale], [QUERY, line]]);
   }
 
   /** After a rest: tell screen readers and Python. */

@@ -36,7 +36,7 @@ export class FirstScreen {
       tabs.replaceChildren(...model.heads.map((_, layer) => {
         const name = element("b", {}, element("span", { textContent: "Layer " }), `${layer + 1}`);
         const tab = button("", () => explorer.setLayer(layer)), swap = button("swap", () => this.swap(layer));
-        tab.append(name, element("small", {}, element("i"), element("span")));
+        tab.append(name, element("small", {}, element("data"), element("span")));
         swap.setAttribute("role", "switch");
         return div("ax-tab", tab, swap);
       }));

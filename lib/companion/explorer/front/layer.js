@@ -1,7 +1,7 @@
 // One layer: its heads around the query, which can be dragged, and beside them the kernel that they make.
 
 import { drawHeads, headAt } from "./centres.js";
-import { RAMP, drawField, percent, scaleBar, shiftText } from "./draw.js";
+import { RAMP, drawField, frame, percent, scaleBar, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp, largest, tapShifts } from "./maths.js";
 import { button, canvasOf, div, draggable, element, inkOn, pixelRatio } from "./page.js";
@@ -324,11 +324,8 @@ export class LayerCard {
       }
     });
     const inner = ((window - this.size) / 2) * cell;
-    for (const [colour, line] of [["rgba(255,255,255,.9)", 4], ["#222", 2]]) {
-      pen.strokeStyle = colour;
-      pen.lineWidth = line;
-      pen.strokeRect(inner + 1, inner + 1, this.size * cell - 2, this.size * cell - 2);
-    }
+    const box = [inner + 1, inner + 1, this.size * cell - 2, this.size * cell - 2];
+    frame(pen, box, [["rgba(255,255,255,.9)", 4], ["#222", 2]]);
     this.window = window;
     this.tell(read);
   }

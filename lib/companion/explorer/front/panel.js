@@ -2,7 +2,8 @@
 
 import { drawHeads, headAt, spots } from "./centres.js";
 import {
-  QUERY, RAMP, brightness, colourAt, drawField, percent, pixelGrid, scaleBar, shiftText, signed,
+  QUERY, RAMP, brightness, colourAt, disc, drawField, frame, inside, percent, pixelGrid, scaleBar, shiftText, signed,
+  trace,
 } from "./draw.js";
 import { covarianceOf, describe, ellipse, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
@@ -294,10 +295,7 @@ export class Panel {
         context.strokeRect(x - 0.5, y - 0.5, wide + 1, tall + 1);
         this.drawBadge(x, y, layer, head);
         if (model.epoch === null && model.edits[`${layer}.${head}`]) {
-          context.fillStyle = colours.accent;
-          context.beginPath();
-          context.arc(x + wide - 2, y + 2, 4, 0, 7);
-          context.fill();
+          disc(context, x + wide - 2, y + 2, 4, colours.accent);
         }
       }
     });
@@ -308,17 +306,8 @@ export class Panel {
     const { context, model, explorer, box: { wide, tall } } = this, size = model.kernelAt(layer);
     if (!size) return;
     const [i, j] = explorer.state.query, [cellX, cellY] = [wide / model.width, tall / model.height];
-    context.save();
-    context.beginPath();
-    context.rect(x, y, wide, tall);
-    context.clip();
-    for (const [colour, line] of [["#000", 3], ["#fff", 1.5]]) {
-      context.strokeStyle = colour;
-      context.lineWidth = line;
-      const reach = (size - 1) / 2;
-      context.strokeRect(x + (j - reach) * cellX, y + (i - reach) * cellY, size * cellX, size * cellY);
-    }
-    context.restore();
+    const reach = (size - 1) / 2, kept = [x + (j - reach) * cellX, y + (i - reach) * cellY, size * cellX, size * cellY];
+    inside(context, [x, y, wide, tall], () => frame(context, kept, [["#000", 3], ["#fff", 1.5]]));
   }
 
   /** Of a head whose maps were not recorded: the ring of half its attention over the image, as it was measured. */
@@ -326,19 +315,15 @@ export class Panel {
     const { context, model, explorer, box: { wide, tall } } = this, { height, width } = model;
     const [i, j] = explorer.state.query, { centre, covariance } = this.shape(layer, head);
     const { major, minor, angle } = ellipse(covariance, 0.5), cell = wide / width;
-    context.save();
-    context.beginPath();
-    context.rect(x, y, wide, tall);
-    context.clip();
-    context.fillStyle = `rgba(0, 0, 0, ${VEIL / 255})`;
-    context.fillRect(x, y, wide, tall);
-    context.strokeStyle = "#fff";
-    context.lineWidth = 2;
-    context.beginPath();
     const [across, down] = [x + (j + 0.5 + centre[1]) * cell, y + ((i + 0.5 + centre[0]) * tall) / height];
-    if (Number.isFinite(across)) context.ellipse(across, down, major * cell, minor * cell, angle, 0, 7);
-    context.stroke();
-    context.restore();
+    inside(context, [x, y, wide, tall], () => {
+      context.fillStyle = `rgba(0, 0, 0, ${VEIL / 255})`;
+      context.fillRect(x, y, wide, tall);
+      Object.assign(context, { strokeStyle: "#fff", lineWidth: 2 });
+      context.beginPath();
+      if (Number.isFinite(across)) context.ellipse(across, down, major * cell, minor * cell, angle, 0, 7);
+      context.stroke();
+    });
   }
 
   /** Of how many taps of a kernel a layer has heads, or that a convolution is in its place: at the end of its row. */
@@ -397,12 +382,8 @@ export class Panel {
   cross(x, y, wide, tall) {
     const { context } = this;
     context.strokeStyle = this.explorer.colours.text;
-    context.beginPath();
-    context.moveTo(x + 3, y + 3);
-    context.lineTo(x + wide - 3, y + tall - 3);
-    context.moveTo(x + wide - 3, y + 3);
-    context.lineTo(x + 3, y + tall - 3);
-    context.stroke();
+    trace(context, [[x + 3, y + 3], [x + wide - 3, y + tall - 3]]);
+    trace(context, [[x + wide - 3, y + 3], [x + 3, y + tall - 3]]);
   }
 
   /** Every layer's heads around the query. */
@@ -547,14 +528,9 @@ export class Panel {
     pen.strokeStyle = colours.accent;
     pen.lineWidth = 1.8;
     pen.lineJoin = "round";
-    pen.beginPath();
-    points.forEach((point) => pen.lineTo(...at(point)));
-    pen.stroke();
+    trace(pen, points.map(at));
     const dot = (point, fill, radius = 4) => {
-      pen.beginPath();
-      pen.arc(...at(point), radius, 0, 7);
-      pen.fillStyle = fill;
-      pen.fill();
+      disc(pen, ...at(point), radius, fill);
       pen.stroke();
     };
     dot(points[0], colours.panel);

@@ -4,7 +4,7 @@
 // What the reader has set is a `state`, and as text (`encode`, `decode`) it is the link, the widget's trait and what
 // Python starts with. A `host` holds the pictures and keeps that text.
 
-import { QUERY } from "./draw.js";
+import { QUERY, disc, frame, trace } from "./draw.js";
 import {
   axisProbabilities, clamp, convolve, largest, look, missedMass, padsOf, presetKernel, tapShifts,
 } from "./maths.js";
@@ -723,12 +723,8 @@ export class Playground extends Live {
     // The kernel's cells with their numbers, and q.
     pen.textAlign = "right";
     tapShifts(size).forEach(([r, c], tap) => {
-      pen.lineWidth = 3;
-      pen.strokeStyle = "rgba(255,255,255,.9)";
-      pen.strokeRect(at(c) - cell / 2, at(r) - cell / 2, cell, cell);
-      pen.lineWidth = 1.2;
-      pen.strokeStyle = "#222";
-      pen.strokeRect(at(c) - cell / 2, at(r) - cell / 2, cell, cell);
+      const box = [at(c) - cell / 2, at(r) - cell / 2, cell, cell];
+      frame(pen, box, [["rgba(255,255,255,.9)", 3], ["#222", 1.2]]);
       pen.font = `600 ${cell > 50 ? 12 : 10}px ${colours.font}`;
       pen.lineWidth = 3;
       pen.strokeStyle = "rgba(0,0,0,.75)";
@@ -739,9 +735,7 @@ export class Playground extends Live {
       pen.fillStyle = "#fff";
       pen.fillText(text, at(c) + cell / 2 - 4, at(r) + cell / 2 - 4);
     });
-    pen.lineWidth = 3;
-    pen.strokeStyle = QUERY;
-    pen.strokeRect(middle - cell / 2, middle - cell / 2, cell, cell);
+    frame(pen, [middle - cell / 2, middle - cell / 2, cell, cell], [[QUERY, 3]]);
     // Half of a head's attention lies inside its ring.
     const ring = Math.sqrt(Math.log(2) / alpha) * cell;
     heads.forEach(({ centre, on }, index) => {
@@ -850,28 +844,18 @@ export class Playground extends Live {
     pen.textAlign = "right";
     for (const p of [0, 0.5, 1]) {
       pen.fillText(`${100 * p}%`, left - 5, y(p) + 4);
-      pen.beginPath();
-      pen.moveTo(left, y(p));
-      pen.lineTo(right, y(p));
-      pen.stroke();
+      trace(pen, [[left, y(p)], [right, y(p)]]);
     }
     pen.textAlign = "center";
     for (const alpha of [0.1, 1, 10]) pen.fillText(alpha, x(alpha), bottom + 14);
     pen.fillText("sharpness α", (left + right) / 2, bottom + 27);
     Object.assign(pen, { strokeStyle: colours.accent, lineWidth: 2 });
-    pen.beginPath();
-    for (let i = 0; i <= 100; i++) {
-      const alpha = Math.exp(low + (i / 100) * (high - low));
-      pen.lineTo(x(alpha), y(missedMass(alpha)));
-    }
-    pen.stroke();
+    const alphas = Array.from({ length: 101 }, (_, i) => Math.exp(low + (i / 100) * (high - low)));
+    trace(pen, alphas.map((alpha) => [x(alpha), y(missedMass(alpha))]));
     const missed = missedMass(state.alpha), most = bound(state, this.picture), fair = complete(state) && state.padding;
     pen.strokeStyle = colours.back;
     const dot = (share, radius, colour) => {
-      pen.fillStyle = colour;
-      pen.beginPath();
-      pen.arc(x(state.alpha), y(share), radius, 0, 7);
-      pen.fill();
+      disc(pen, x(state.alpha), y(share), radius, colour);
       pen.stroke();
     };
     dot(missed, 6, QUERY);

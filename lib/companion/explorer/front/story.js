@@ -3,9 +3,9 @@
 
 import { accuracyOf, meter } from "./accuracy.js";
 import { drawHeads } from "./centres.js";
-import { QUERY, drawField, imageCanvas, shiftText } from "./draw.js";
+import { QUERY, disc, drawField, imageCanvas, shiftText, trace } from "./draw.js";
 import { Film } from "./film.js";
-import { Model, TOO_OLD, covarianceOf, describe, read, readLayer, typed } from "./heads.js";
+import { Model, TOO_OLD, covarianceOf, describe, kernelOf, middleOf, read, readLayer, typed } from "./heads.js";
 import { clamp, largest } from "./maths.js";
 import { Network } from "./network.js";
 import { Live, button, canvasOf, choosesPixel, div, draggable, element, fromText } from "./page.js";
@@ -72,11 +72,11 @@ export class Story extends Live {
     this.rail = element("nav", { "aria-label": "Steps" }, ...links);
     this.file = pictureField((file) => this.open(file));
     this.said = element("p", { className: "st-said", role: "status" });
-    const choose = button("Open your picture …", () => this.file.click());
+    const choose = button("Your picture …", () => this.file.click());
     root.classList.add("attnconv-story");
     root.replaceChildren(
-      this.rail, this.play.root, ...(model ? [this.buildLayers()] : []), ...(this.kinds ? [this.buildKinds()] : []),
-      div("st-own", choose, this.file), this.said,
+      div("st-rail", this.rail, div("st-own", choose, this.file)), this.play.root,
+      ...(model ? [this.buildLayers()] : []), ...(this.kinds ? [this.buildKinds()] : []), this.said,
     );
     keepKeysAndDrops(root, (file) => this.open(file));
   }
@@ -164,7 +164,8 @@ export class Story extends Live {
       });
       const chosen = film && guess?.layer === layer ? guess.head : -1, first = -((size ?? 0) >> 1);
       const plot = { x: 0, y: 0, side: this.side, range: RANGE }, colourOf = (one) => this.play.colourOf(one);
-      drawHeads(pen, plot, shapes, { colours, colourOf, chosen, kernel: size ?? 0, first: [first, first] });
+      const ground = () => this.drawSeen(pen, layer, size);
+      drawHeads(pen, plot, shapes, { colours, colourOf, chosen, kernel: size ?? 0, first: [first, first], ground });
       swap.setAttribute("aria-checked", String(Boolean(size)));
       const looks = shapes.map(({ centre }) => `(${centre.map((c) => c.toFixed(1))})`).join(" ");
       canvas.setAttribute("aria-label", `Layer ${layer + 1}: its heads look at shifts ${looks}`);
@@ -173,23 +174,48 @@ export class Story extends Live {
     else this.drawSwap();
   }
 
+  /** The picture around its middle, as clear as a layer looks at it: by all attention of its heads, or, as a
+   * convolution, by the norm of each tap. */
+  drawSeen(pen, layer, size) {
+    const { model, side, play: { picture } } = this, cell = side / (2 * RANGE), middle = middleOf(model);
+    const mapOf = (_, head) => model.probabilities(layer, head, middle, new Float32Array(model.pixels));
+    const maps = Array.from({ length: model.heads[layer] }, mapOf), reach = (size ?? 2 * RANGE) >> 1;
+    const norms = size && kernelOf(model, layer, maps, size).norms, most = norms && Math.max(...norms);
+    if (this.grey?.picture !== picture) {
+      const { height, width, pixels } = picture, values = pixels.map((value) => 255 * value);
+      this.grey = { picture, canvas: imageCanvas({ shape: [height, width, 1], values }) };
+    }
+    for (let row = -reach; row <= reach; row++)
+      for (let column = -reach; column <= reach; column++) {
+        const [r, c] = [middle[0] + row, middle[1] + column], at = r * model.width + c;
+        const seen = Math.sqrt(maps.reduce((sum, map) => sum + map[at], 0));
+        pen.globalAlpha = size ? norms[(row + reach) * size + column + reach] / most : Math.min(1, seen);
+        const [wide, tall] = [picture.width / model.width, picture.height / model.height];
+        const to = [column, row].map((shift) => side / 2 + (shift - 0.5) * cell);
+        pen.drawImage(this.grey.canvas, c * wide, r * tall, wide, tall, ...to, cell + 0.5, cell + 0.5);
+      }
+    pen.globalAlpha = 1;
+  }
+
   drawFilm(last) {
     const { model, guess, colours } = this, { path } = model, epoch = Math.round(this.at);
     this.epoch.set(epoch);
-    const accuracy = path.accuracy[epoch - 1], percents = (value) => `${(100 * value).toFixed(1)}%`;
-    const [wide, tall] = [160, 56], pen = canvasOf(this.curve, wide, tall);
-    const at = (n) => [6 + (n / last) * (wide - 12), tall - 6 - (tall - 12) * path.accuracy[n - 1]];
-    Object.assign(pen, { strokeStyle: colours.accent, fillStyle: QUERY, lineWidth: 2 });
-    pen.beginPath();
-    path.accuracy.forEach((_, i) => pen.lineTo(...at(i + 1)));
-    pen.stroke();
-    if (accuracy !== undefined) {
-      pen.beginPath();
-      pen.arc(...at(epoch), 5, 0, 7);
-      pen.fill();
+    const { accuracy } = path, percents = (value) => `${(100 * value).toFixed(1)}%`;
+    const wide = Math.max(140, 0.5 * this.curve.parentElement.clientWidth), tall = 64;
+    const pen = canvasOf(this.curve, wide, tall);
+    const [least, most] = [Math.min(...accuracy), Math.max(...accuracy)], now = accuracy[epoch - 1];
+    const lost = (n) => (most - accuracy[n - 1]) / (most - least || 1);
+    const at = (n) => [8 + (n / last) * (wide - 16), 24 + (tall - 32) * lost(n)];
+    Object.assign(pen, { strokeStyle: colours.accent, lineWidth: 2 });
+    trace(pen, accuracy.map((_, i) => at(i + 1)));
+    if (now !== undefined) {
+      disc(pen, ...at(epoch), 5, QUERY);
+      Object.assign(pen, { fillStyle: colours.text, font: `12px ${colours.font}`, textAlign: "center" });
+      const [x, y] = at(epoch);
+      pen.fillText(percents(now), clamp(x, 20, wide - 20), y - 10);
     }
-    this.curve.setAttribute("aria-label", `Accuracy by epoch, at last ${percents(path.accuracy.at(-1))}`);
-    const when = epoch ? `After epoch ${epoch}: ${percents(accuracy)} right.` : "Before training.";
+    this.curve.setAttribute("aria-label", `Accuracy by epoch, at last ${percents(accuracy.at(-1))}`);
+    const when = epoch ? `After epoch ${epoch}: ${percents(now)} right.` : "Before training.";
     this.tell(guess ? `${when} ${this.guessed(epoch, last)}` : when);
   }
 
