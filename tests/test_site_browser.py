@@ -258,7 +258,7 @@ def test_the_bar_moves_at_once_to_what_was_counted(page, site: Path) -> None:
         page.get_by_role("switch", name=f"Layer {layer + 1} as").click()
         chosen ^= 2**layer
         now, whole, images = counts[size][chosen]
-        text, width = said(page), page.locator(".st-meter i").evaluate("one => one.style.width")
+        text, width = said(page), page.locator(".st-swap .ax-meter i").evaluate("one => one.style.width")
         shares = [f"{100 * right / images:.1f}%" for right in (now, whole)]
         assert f"{shares[0]} of {images:,}" in text and shares[1] in text
         assert float(width[:-1]) == pytest.approx(100 * now / images, abs=0.01)
@@ -308,7 +308,7 @@ def test_the_steps_by_keyboard_and_without_motion(browser: playwright.Browser, s
     before = looks(page, 0)
     scroll(page, "film", 0.9)  # scrolling moves nothing
     assert (looks(page, 0) == before).all() and "Before training" in said(page)
-    page.get_by_role("button", name="Play the training").press("Enter")
+    page.get_by_role("button", name="Next epoch").press("Enter")
     assert "After epoch 1:" in said(page) and (looks(page, 0) != before).any()
     page.get_by_role("slider", name="Epoch").press("End")
     assert "Your guess is" in said(page)

@@ -18,6 +18,7 @@ const SOFT = 0.15; // the least alpha
 const NAMES = { quadratic: "Gaussian", learned: "Learned", learned_content: "Content" };
 const SIZES_OF = [3, 7]; // of the kernels that take layers' places
 const POINT = 0.01; // of accuracy
+const STACKED = "(max-width: 760px) and (orientation: portrait)"; // the words stand below the picture, as in story.css
 /** Where a step rests for readers who want no motion: its end, or what it asks the reader to do. */
 const RESTS = { soften: 0.3, film: 0 };
 
@@ -322,7 +323,7 @@ export class Story extends Live {
 
   /** Which step the reader is at, and how far: where a line through the window crosses it. */
   follow() {
-    const line = innerHeight * (innerWidth < 760 ? 0.8 : 0.5);
+    const line = innerHeight * (matchMedia(STACKED).matches ? 0.8 : 0.5);
     const at = Math.max(0, this.sections.findLastIndex((section) => section.getBoundingClientRect().top <= line));
     const { top, height } = this.sections[at].getBoundingClientRect(), { id } = this.sections[at];
     const part = still() ? (RESTS[id] ?? 1) : within((line - top) / height, 0.2, 0.85);
