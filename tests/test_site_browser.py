@@ -271,6 +271,9 @@ def test_the_bar_moves_at_once_to_what_was_counted(page, site: Path) -> None:
 @LIGHT
 def test_with_the_image_only_heads_that_see_content_move(page, site: Path, tmp_path: Path) -> None:
     page.goto(site.as_uri())
+    scroll(page, "swap")
+    plot = page.locator(".st-plot canvas").first
+    seen = plot.evaluate("canvas => canvas.toDataURL()")
     scroll(page, "kinds")
     rows = page.locator(".st-row")
 
@@ -295,6 +298,8 @@ def test_with_the_image_only_heads_that_see_content_move(page, site: Path, tmp_p
     page.locator(".attnconv-story .st-own input").set_input_files(tmp_path / "own.png")
     page.locator(".st-said", has_text="own.png takes the place").wait_for()
     assert page.evaluate("document.querySelector('#story').attnconv.play.state.image") == "own"
+    scroll(page, "swap")
+    assert plot.evaluate("canvas => canvas.toDataURL()") != seen  # it lies below the heads
     scroll(page, "kinds")
     assert [a == b for a, b in zip(before, drawn(), strict=True)] == [True, True, False]
 

@@ -202,7 +202,7 @@ export class Story extends Live {
     const { model, guess, colours } = this, { path } = model, epoch = Math.round(this.at);
     this.epoch.set(epoch);
     const { accuracy } = path, percents = (value) => `${(100 * value).toFixed(1)}%`;
-    const wide = Math.max(140, 0.5 * this.curve.parentElement.clientWidth), tall = 64;
+    const wide = Math.max(120, 0.5 * this.curve.parentElement.clientWidth), tall = 64;
     const pen = canvasOf(this.curve, wide, tall);
     const [least, most] = [Math.min(...accuracy), Math.max(...accuracy)], now = accuracy[epoch - 1];
     const lost = (n) => (most - accuracy[n - 1]) / (most - least || 1);
