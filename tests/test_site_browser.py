@@ -258,7 +258,8 @@ def test_the_bar_moves_at_once_to_what_was_counted(page, site: Path) -> None:
         page.get_by_role("switch", name=f"Layer {layer + 1} as").click()
         chosen ^= 2**layer
         now, whole, images = counts[size][chosen]
-        text, width = said(page), page.locator(".st-swap .ax-meter i").evaluate("one => one.style.width")
+        bar = page.locator(".st-swap .ax-meter i")
+        text, width = said(page), bar.evaluate("one => one.style.width")
         shares = [f"{100 * right / images:.1f}%" for right in (now, whole)]
         assert f"{shares[0]} of {images:,}" in text and shares[1] in text
         assert float(width[:-1]) == pytest.approx(100 * now / images, abs=0.01)

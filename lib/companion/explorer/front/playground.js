@@ -806,20 +806,20 @@ export class Playground extends Live {
     const at = row * picture.width + column, sides = [picture.height, picture.width];
     const inside = (shift) => shift.every((c, i) => clamp(state.query[i] + c, 0, sides[i] - 1) === state.query[i] + c);
     const pixel = ([r, c]) => (inside([r, c]) ? picture.pixels[at + r * picture.width + c] : 0);
-    const sameAs = (same) => (same ? "pg-product" : "pg-product pg-other");
+    const sameAs = (same) => (same ? "" : "pg-other");
     const lines = tapShifts(size).map((shift, head) => {
       const { on, centre } = heads[head], weight = kernel[head], sees = sums.seen[head][at], value = pixel(shift);
       const same = on && Math.abs(sees - value) * Math.abs(weight) < 5e-4;
       return [
         ["pg-number", head + 1], ["pg-shift", shiftOf(shift)], ["", `${value.toFixed(3)} · ${written(weight)}`],
-        ["pg-product", product(value * weight)],
+        ["", product(value * weight)],
         ["pg-shift", shiftOf(centre, 1)], ["", on ? `${sees.toFixed(3)} · ${written(weight)}` : "away"],
         [sameAs(same), on ? product(sees * weight) : "–"],
       ];
     });
     const [whole, total] = [product(sums.convolved[at]), product(sums.total[at])], sum = ["pg-shift", "sum"];
     const added = [sameAs(Math.abs(sums.difference[at]) < 5e-4), total];
-    lines.push([["", ""], sum, ["", ""], ["pg-product", whole], sum, ["", ""], added]);
+    lines.push([["", ""], sum, ["", ""], ["", whole], sum, ["", ""], added]);
     while (this.rows.childElementCount > lines.length) this.rows.lastChild.remove();
     while (this.rows.childElementCount < lines.length)
       this.rows.append(element("tr", {}, ...lines[0].map(() => element("td"))));
