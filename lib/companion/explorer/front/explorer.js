@@ -74,7 +74,7 @@ export class Explorer extends Live {
     const runs = host.choices.runs.map((run) => [run.name, run.title]);
     const own = runs.length ? runs : [["model", "model"]], parts = ["full", "position", "content"];
     [this.runField, this.run] = choose("Model", own, (name) => this.ask({ kind: "run", name }));
-    const views = [["maps", "attention maps"], ["centres", "centres"]];
+    const views = [["maps", "maps"], ["centres", "centres"]];
     [this.viewField, this.view] = choose("Show", views, (view) => this.set({ view }, true));
     const scores = parts.map((part) => [part, part === "full" ? part : `${part} only`]);
     [this.partField, this.part] = choose("Score", scores, (part) => this.set({ part }));
