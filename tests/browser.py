@@ -72,8 +72,7 @@ class Shown:
     """What a page shows in the element ``.attnconv-<name>``, whose object (``x``) is its property
     ``attnconv``.
 
-    A subclass has the ``name``, the ``prefix`` of its classes in CSS, and ``rests``: what of ``x``
-    is true at rest."""
+    A subclass has the ``name``, and ``rests``: what of ``x`` is true at rest."""
 
     def __init__(self, page: playwright.Page):
         self.page, self.root = page, page.locator(f".attnconv-{self.name}").first
@@ -100,7 +99,7 @@ class Shown:
         self.page.evaluate(SETTLED)
 
     def field(self, name: str) -> playwright.Locator:
-        return self.root.locator(f"label.{self.prefix}-field:has(> span:text-is('{name}')) select")
+        return self.root.locator(f"label.ax-field:has(> span:text-is('{name}')) select")
 
     def choose(self, field: str, value: str) -> None:
         self.field(field).select_option(value)

@@ -2,15 +2,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { drawHeads, headAt, spots } from "../lib/companion/explorer/front/centres.js";
-import { LayerCard, kindText, nearestPlaces } from "../lib/companion/explorer/front/layer.js";
+import { kindText, nearestPlaces } from "../lib/companion/explorer/front/layer.js";
 import { Model, covarianceOf, ellipse, kernelSizes, readLayer, rescaled, sigmaOf, typed, unpack } from "../lib/companion/explorer/front/heads.js";
 import { brightness, drawField, RAMP, percent, shiftText } from "../lib/companion/explorer/front/draw.js";
 import { fromHalf, unshuffled } from "../lib/companion/explorer/front/network.js";
 import { accuracyOf } from "../lib/companion/explorer/front/accuracy.js";
 import { fromLink, hostOf, inLink, pageHost, widgetHost, workerOf } from "../lib/companion/explorer/front/hosts.js";
-import { Explorer } from "../lib/companion/explorer/front/explorer.js";
 import { softmax } from "../lib/companion/explorer/front/maths.js";
-import { inkOn } from "../lib/companion/explorer/front/page.js";
+import { draggable, inkOn } from "../lib/companion/explorer/front/page.js";
 
 const float32 = (values, shape) => ({ dtype: "float32", shape, data: new Uint8Array(new Float32Array(values).buffer) });
 const near = (a, b, tolerance = 1e-5) => assert.ok(Math.abs(a - b) <= tolerance, `${a} is not ${b}`);
@@ -129,30 +128,31 @@ test("an even kernel lies where most of its taps are covered; the usual place is
   assert.deepEqual(place([[0, 0], [2, 2], [2, 2], [2, 2]]), [2, 1, 0, 0]);
 });
 
-test("what changes no head of a layer is no step of undo", () => {
-  const steps = [], view = { state: { layer: 0, edits: {} }, models: [{ heads: [1] }], setEdits() {} };
-  const change = (off) => Explorer.prototype.editLayer.call({ ...view, remember: (key) => steps.push(key) }, ([edit]) => { edit.off = off; });
-  change(false);
-  assert.deepEqual(steps, []);
-  change(true);
-  assert.deepEqual(steps, [null]);
-});
-
 test("heads go to the nearest free places", () => {
   assert.deepEqual(nearestPlaces([[0, 0], [0, 0.1], [5, 5]], [[0, 0], [0, 1]]), [[0, 0], [1, 1]]);
   assert.deepEqual(nearestPlaces([[0, 0]], [[0, 1], [0, 0]]), [[0, 1]]); // one place each
 });
 
-test("with Shift, an arrow key moves a head to the next whole shift", () => {
-  const moved = (centre, key) => {
-    const edit = {}, card = { canDrag: () => true, explorer: { edit: (change) => change(edit, { centre }) } };
-    LayerCard.prototype.key.call(card, { key, shiftKey: true, preventDefault() {} });
-    return edit.centre.map((c) => c + 0);
+test("what is dragged follows, falls onto whole places, and with keys goes by a quarter, with Shift by a twentieth", () => {
+  const acts = {}, went = [];
+  const node = { addEventListener: (name, act) => { acts[name] = act; }, setPointerCapture() {} };
+  let free = false;
+  const drag = draggable(node, { grip: () => ({ at: [0.6, -1], cell: 20, free }), move: (to) => went.push(to.map((c) => Number(c.toFixed(6)) + 0)) });
+  const pulled = (x, y) => {
+    acts.pointerdown({ button: 0, clientX: 100, clientY: 100 });
+    acts.pointermove({ buttons: 1, clientX: 100 + x, clientY: 100 + y });
+    acts.pointerup({});
+    return went.pop();
   };
-  assert.deepEqual(moved([0.6, 0], "ArrowDown"), [1, 0]);
-  assert.deepEqual(moved([0.4, 0], "ArrowUp"), [0, 0]);
-  assert.deepEqual(moved([0, -1], "ArrowLeft"), [0, -2]);
-  assert.deepEqual(moved([0, 0.9999], "ArrowRight"), [0, 2]);
+  assert.deepEqual([pulled(2, 2), drag.dragged], [undefined, false]); // a click
+  assert.deepEqual([pulled(10, -4), drag.dragged], [[0.4, -0.5], true]);
+  assert.deepEqual(pulled(19, 10), [1, 0]);
+  free = true;
+  assert.deepEqual(pulled(19, 10), [1.1, -0.05]);
+  const pressed = (key, shiftKey) => (acts.keydown({ key, shiftKey, preventDefault() {} }), went.pop());
+  assert.deepEqual([pressed("ArrowDown"), pressed("ArrowLeft", true), pressed("a")], [[0.85, -1], [0.6, -1.05], undefined]);
+  acts.keydown({ key: "ArrowUp", ctrlKey: true }); // the browser's
+  assert.equal(went.length, 0);
 });
 
 test("dots that coincide stand apart, and far ones are at the edge", () => {
@@ -165,10 +165,9 @@ test("dots that coincide stand apart, and far ones are at the edge", () => {
   assert.equal(headAt([a, b, c], 30, 180, 10), undefined);
 });
 
-test("brightness: probabilities by their root, logits by the top of their range", () => {
-  assert.deepEqual([...brightness([0, 0.25, 1], false, 0, [])].map(Math.round), [0, 128, 255]);
-  assert.deepEqual([...brightness([0, 0.25], false, 1, [])].map(Math.round), [0, 128]);
-  assert.deepEqual([...brightness([-100, -6, 0], true, 0, [])].map(Math.round), [0, 128, 255]);
+test("brightness: the root of a share of the largest probability", () => {
+  assert.deepEqual([...brightness([0, 0.25], 1, [])].map(Math.round), [0, 128]);
+  assert.deepEqual([...brightness([0.0625, 0.25], 0.25, [], 0.25)].map(Math.round), [180, 255]);
 });
 
 /** A pen that writes down what it is asked for: [method, arguments, what was set by then]. */
@@ -257,9 +256,9 @@ test("a link holds the view; a damaged one changes nothing", () => {
   assert.ok(notice && !inLink(state).includes("notice"));
   for (const hash of ["", "#", "#%", "#%7B", "#7", "#null"]) assert.deepEqual(fromLink(hash), {});
   assert.deepEqual(fromLink(`#${encodeURIComponent('{"query":7,"layer":"2","edits":null,"other":1,"image":5,"head":1}')}`), { head: 1 });
-  const odd = [{ layer: -1 }, { head: 0.5 }, { query: [] }, { query: [1, "2"] }, { query: [0, -1] }, { epochs: [-1, null] }];
+  const odd = [{ layer: -1 }, { head: 0.5 }, { query: [] }, { query: [1, "2"] }, { query: [0, -1] }, { epoch: -1 }, { epoch: "2" }];
   for (const one of odd) assert.deepEqual(fromLink(`#${encodeURIComponent(JSON.stringify(one))}`), {});
-  assert.deepEqual(fromLink(`#${inLink({ epochs: [null, 2] })}`), { epochs: [null, 2] });
+  for (const epoch of [null, 2]) assert.deepEqual(fromLink(`#${inLink({ epoch })}`), { epoch });
   const place = { ...nowhere, location: { ...nowhere.location, hash: `#${inLink(state)}` } };
   const host = pageHost({ images: [{ label: null }] }, null, place);
   assert.equal(host.state.layer, 3);
@@ -290,11 +289,11 @@ test("a link names the image; one that it cannot hold is not shown without a wor
   const place = { location: { hash: "", href: "file:///page.html" }, addEventListener: (_, act) => { place.followed = act; } };
   const images = ["a", "b", "c"].map((title) => ({ title, label: null, pixels: { shape: [1, 1, 1] } }));
   const page = () => pageHost({ images }, async () => ({ probabilities: [1] }), place);
-  const first = page(), hashOf = (host) => new URL(host.link({ compare: "epoch", epochs: [null, 2], smooth: true })).hash;
+  const first = page(), hashOf = (host) => new URL(host.link({ view: "centres", epoch: 2, all: true })).hash;
   place.location.hash = hashOf(Object.assign(first, { image: images[2] }));
   const second = page();
   assert.equal(second.image, images[2]);
-  assert.deepEqual([second.state.compare, second.state.epochs, second.state.smooth], ["epoch", [null, 2], true]);
+  assert.deepEqual([second.state.view, second.state.epoch, second.state.all], ["centres", 2, true]);
   assert.deepEqual([second.lost, second.state.image], ["", undefined]);
 
   // The reader's own picture.

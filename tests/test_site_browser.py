@@ -258,7 +258,8 @@ def test_the_bar_moves_at_once_to_what_was_counted(page, site: Path) -> None:
         page.get_by_role("switch", name=f"Layer {layer + 1} as").click()
         chosen ^= 2**layer
         now, whole, images = counts[size][chosen]
-        text, width = said(page), page.locator(".st-meter i").evaluate("one => one.style.width")
+        bar = page.locator(".st-swap .ax-meter i")
+        text, width = said(page), bar.evaluate("one => one.style.width")
         shares = [f"{100 * right / images:.1f}%" for right in (now, whole)]
         assert f"{shares[0]} of {images:,}" in text and shares[1] in text
         assert float(width[:-1]) == pytest.approx(100 * now / images, abs=0.01)
@@ -271,6 +272,9 @@ def test_the_bar_moves_at_once_to_what_was_counted(page, site: Path) -> None:
 @LIGHT
 def test_with_the_image_only_heads_that_see_content_move(page, site: Path, tmp_path: Path) -> None:
     page.goto(site.as_uri())
+    scroll(page, "swap")
+    plot = page.locator(".st-plot canvas").first
+    seen = plot.evaluate("canvas => canvas.toDataURL()")
     scroll(page, "kinds")
     rows = page.locator(".st-row")
 
@@ -292,9 +296,11 @@ def test_with_the_image_only_heads_that_see_content_move(page, site: Path, tmp_p
     before = drawn()
     Image.linear_gradient("L").save(tmp_path / "own.png")  # a picture of one's own is in every step
     scroll(page, "own")
-    page.locator(".attnconv-story > .st-own input").set_input_files(tmp_path / "own.png")
+    page.locator(".attnconv-story .st-own input").set_input_files(tmp_path / "own.png")
     page.locator(".st-said", has_text="own.png takes the place").wait_for()
     assert page.evaluate("document.querySelector('#story').attnconv.play.state.image") == "own"
+    scroll(page, "swap")
+    assert plot.evaluate("canvas => canvas.toDataURL()") != seen  # it lies below the heads
     scroll(page, "kinds")
     assert [a == b for a, b in zip(before, drawn(), strict=True)] == [True, True, False]
 
@@ -308,7 +314,7 @@ def test_the_steps_by_keyboard_and_without_motion(browser: playwright.Browser, s
     before = looks(page, 0)
     scroll(page, "film", 0.9)  # scrolling moves nothing
     assert (looks(page, 0) == before).all() and "Before training" in said(page)
-    page.get_by_role("button", name="Play the training").press("Enter")
+    page.get_by_role("button", name="Next epoch").press("Enter")
     assert "After epoch 1:" in said(page) and (looks(page, 0) != before).any()
     page.get_by_role("slider", name="Epoch").press("End")
     assert "Your guess is" in said(page)

@@ -27,10 +27,22 @@ export function accuracyOf(model) {
   return { now, whole, text: `${of}, ${change} with attention (${share(whole)})`, short };
 }
 
+/** A bar for a share, with a mark where another one was: {root, set}. */
+export function meter() {
+  const root = element("span", { className: "ax-meter", "aria-hidden": "true" }, element("i"), element("b"));
+  const set = (now, whole) => {
+    root.firstChild.style.width = `${100 * (now ?? 0)}%`;
+    root.lastChild.style.left = `${100 * (whole ?? 0)}%`;
+    root.lastChild.hidden = whole === null;
+    root.classList.toggle("ax-unknown", now === null);
+  };
+  return { root, set };
+}
+
 export class Accuracy {
   constructor(explorer) {
     this.explorer = explorer;
-    this.bar = element("span", { className: "ax-meter", "aria-hidden": "true" }, element("i"), element("b"));
+    this.bar = meter();
     this.text = element("span", { role: "status" });
     this.undo = button("Undo", () => explorer.undo());
     this.redo = button("Redo", () => explorer.redo());
@@ -38,17 +50,13 @@ export class Accuracy {
     this.buttons = div("ax-row ax-undo", this.undo, this.redo, this.reset);
     this.keys = roving(this.buttons, "Changes");
     const words = element("span", {}, element("b", { textContent: "Right answers: " }), this.text);
-    this.root = div("ax-accuracy", this.bar, words, this.buttons);
+    this.root = div("ax-accuracy", this.bar.root, words, this.buttons);
   }
 
   draw() {
-    const { explorer, bar, text, undo, redo, reset } = this, [model] = explorer.models;
+    const { explorer, bar, text, undo, redo, reset } = this, { model } = explorer;
     const { now, whole, text: long, short = long } = accuracyOf(model), words = explorer.narrow ? short : long;
-    const place = (value) => `${100 * (value ?? 0)}%`;
-    bar.firstChild.style.width = place(now);
-    bar.lastChild.style.left = place(whole);
-    bar.lastChild.hidden = whole === null;
-    bar.classList.toggle("ax-unknown", now === null);
+    bar.set(now, whole);
     if (text.textContent !== words) text.textContent = words;
     const buttons = [undo, redo, reset], pressed = buttons.find((one) => one === one.getRootNode().activeElement);
     undo.disabled = !explorer.past.length;

@@ -1,7 +1,7 @@
 // Heads of a layer around the query pixel, as the paper's figure 4 draws them: a dot at the centre, rings that hold 50%
 // and 90%. Heads that coincide stand around their place; heads too far away to be seen have an arrow at the edge.
 
-import { pixelGrid } from "./draw.js";
+import { disc, pixelGrid, trace } from "./draw.js";
 import { ellipse } from "./heads.js";
 import { clamp } from "./maths.js";
 import { inkOn, rgb } from "./page.js";
@@ -46,12 +46,12 @@ export function headAt(places, x, y, reach) {
 }
 
 /** Draw the heads {centre, covariance, faint} of a layer into a plot; `chosen` is drawn last, `trails` below them, and
- * lowest the outline of a `kernel` of so many taps a side, from its `first` one. */
+ * lowest the outline of a `kernel` of so many taps a side, from its `first` one, on what `ground` draws. */
 export function drawHeads(
   pen,
   plot,
   shapes,
-  { colours, colourOf, chosen = -1, lit = -1, trails = [], draggable = false, kernel = 0, first = [0, 0] },
+  { colours, colourOf, chosen = -1, lit = -1, trails = [], draggable = false, kernel = 0, first = [0, 0], ground },
 ) {
   const { x, y, side, range } = plot, scale = side / (2 * range), middle = [x + side / 2, y + side / 2];
   const at = ([r, c]) => [middle[0] + c * scale, middle[1] + r * scale];
@@ -64,6 +64,7 @@ export function drawHeads(
   pen.lineWidth = 1;
   pen.stroke();
   pen.clip();
+  ground?.();
   pixelGrid(pen, ...middle, scale, range, colours);
   pen.strokeStyle = colours.text;
   pen.lineWidth = 2;
@@ -73,9 +74,7 @@ export function drawHeads(
     pen.globalAlpha = 0.55;
     pen.lineWidth = 1.6;
     pen.lineJoin = "round";
-    pen.beginPath();
-    points.forEach((point) => pen.lineTo(...at(point)));
-    pen.stroke();
+    trace(pen, points.map(at));
   });
   const places = spots(shapes, plot);
   const order = shapes.map((_, head) => head).sort((a, b) => (a === chosen) - (b === chosen));
@@ -127,10 +126,7 @@ function dot(pen, { x, y, far }, head, { colour, colours, strong, flat }) {
       pen.lineTo(x + reach * Math.cos(far + turn), y + reach * Math.sin(far + turn));
     pen.fill();
   }
-  pen.beginPath();
-  pen.arc(x, y, strong ? DOT + 1 : DOT - 1, 0, 7);
-  if (flat) pen.fillStyle = colours.panel;
-  pen.fill();
+  disc(pen, x, y, strong ? DOT + 1 : DOT - 1, flat ? colours.panel : colour);
   pen.strokeStyle = flat ? colour : strong ? colours.text : colours.panel;
   pen.lineWidth = strong || flat ? 2 : 1;
   pen.stroke();

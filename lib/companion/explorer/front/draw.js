@@ -31,18 +31,9 @@ export function colourAt(share) {
   return `rgb(${RAMP[at]},${RAMP[at + 1]},${RAMP[at + 2]})`;
 }
 
-/** Brightness 0..255 of every value. Probabilities: a power of them, against the largest. Logits: the top 12 of their
- * range. */
-export function brightness(values, logits, largest, out, power = 0.5) {
-  let top = -Infinity, bottom = Infinity;
-  for (const value of values) {
-    if (value > top) top = value;
-    if (value < bottom) bottom = value;
-  }
-  bottom = Math.max(bottom, top - 12);
-  const range = top - bottom || 1, scale = largest || top || 1;
-  for (let k = 0; k < values.length; k++)
-    out[k] = 255 * (logits ? clamp((values[k] - bottom) / range, 0, 1) : clamp(values[k] / scale, 0, 1) ** power);
+/** Brightness 0..255 of every probability: a power of its share of the largest. */
+export function brightness(values, largest, out, power = 0.5) {
+  for (let k = 0; k < values.length; k++) out[k] = 255 * clamp(values[k] / (largest || 1), 0, 1) ** power;
   return out;
 }
 
@@ -94,4 +85,37 @@ export function pixelGrid(pen, x, y, scale, range, colours) {
   pen.strokeStyle = QUERY;
   pen.lineWidth = large ? 2.5 : 1.5;
   pen.strokeRect(x - scale / 2, y - scale / 2, scale, scale);
+}
+
+/** A line through points (x, y). */
+export function trace(pen, points) {
+  pen.beginPath();
+  points.forEach((point) => pen.lineTo(...point));
+  pen.stroke();
+}
+
+/** A filled disc, of that colour. */
+export function disc(pen, x, y, radius, colour) {
+  pen.beginPath();
+  pen.arc(x, y, radius, 0, 7);
+  pen.fillStyle = colour;
+  pen.fill();
+}
+
+/** A frame (x, y, width, height), in several colours and widths on each other: so it is seen on any ground. */
+export function frame(pen, box, lines) {
+  for (const [strokeStyle, lineWidth] of lines) {
+    Object.assign(pen, { strokeStyle, lineWidth });
+    pen.strokeRect(...box);
+  }
+}
+
+/** Draw inside a box (x, y, width, height) only. */
+export function inside(pen, box, draw) {
+  pen.save();
+  pen.beginPath();
+  pen.rect(...box);
+  pen.clip();
+  draw();
+  pen.restore();
 }

@@ -4,7 +4,7 @@
 // One `Explorer` per element. A host (hosts.js) holds the data, takes messages, and tells what became of them.
 // Arithmetic without a browser is in heads.js and maths.js.
 
-import { QUERY, imageCanvas, percent, shiftText } from "./draw.js";
+import { QUERY, frame, imageCanvas, percent, shiftText } from "./draw.js";
 import { Accuracy } from "./accuracy.js";
 import { Model, TOO_OLD, read, readLayer, typed } from "./heads.js";
 import { carryOn, pageHost, widgetHost, workerOf } from "./hosts.js";
@@ -12,21 +12,8 @@ import { clamp } from "./maths.js";
 import { Film } from "./film.js";
 import { FirstScreen } from "./first.js";
 import { kindText } from "./layer.js";
-import {
-  ARROWS,
-  Live,
-  button,
-  canvasOf,
-  cellUnder,
-  chooser,
-  div,
-  element,
-  fromText,
-  keepKeysAndDrops,
-  linkBack,
-  pixelRatio,
-  readPicture,
-} from "./page.js";
+import { Live, button, canvasOf, choosesPixel, chooser, copied, div, element, fromText } from "./page.js";
+import { keepKeysAndDrops, linkBack, pictureField, pixelRatio, readPicture } from "./page.js";
 import { IMAGE_SIDE, Panel, WORD } from "./panel.js";
 import { pictureOf } from "./save.js";
 import { Tips } from "./tips.js";
@@ -39,17 +26,9 @@ const PATIENCE = 20000; // ms after which a silent worker or Python is mentioned
 
 export class Explorer extends Live {
   constructor(root, host) {
-    super(root, {
-      host,
-      pending: new Map(),
-      serial: Math.floor(Math.random() * 2 ** 40), // of questions: another view of the same widget has other numbers
-      waiting: null,
-      past: [],
-      future: [],
-      lit: -1,
-      serialOfImage: 0,
-      seen: null,
-    });
+    const serial = Math.floor(Math.random() * 2 ** 40); // of questions: other numbers than another view's of the widget
+    super(root, { host, serial, pending: new Map(), waiting: null, past: [], future: [], lit: -1 });
+    Object.assign(this, { serialOfImage: 0, seen: null });
     const [height, width] = host.side.grid;
     this.state = {
       query: [height >> 1, width >> 1],
@@ -57,19 +36,19 @@ export class Explorer extends Live {
       layer: null,
       head: 0,
       all: false, // layers at once
-      smooth: true,
       view: "maps",
       size: null, // of the kernel
       whole: false,
       part: "full",
-      scale: "probabilities",
-      shared: true,
-      compare: null,
-      epochs: [null, null],
+      epoch: null, // null: the trained model
       edits: {},
       ...(host.state || {}),
     };
-    this.film = new Film(this);
+    this.film = new Film({
+      at: () => this.model.epoch ?? this.model.path.epochs - 1,
+      last: () => this.model.path.epochs - 1,
+      show: (epoch) => this.setEpoch(epoch),
+    });
     this.build();
     this.load();
     host.listen((what, value) => this.told(what, value));
@@ -86,207 +65,113 @@ export class Explorer extends Live {
   // -- elements
 
   build() {
-    const { host } = this, choose = (label, options, act) => chooser(label, "ax-field", options, act);
+    const { host } = this;
+    const choose = (label, options, act) => {
+      const [field, select] = chooser(label, options, act);
+      field.dataset.tip = CONTROLS[label] ?? "";
+      return [field, select];
+    };
     const runs = host.choices.runs.map((run) => [run.name, run.title]);
-    [this.runField, this.run] = choose("Model", runs.length ? runs : [["model", "model"]], (name) =>
-      this.ask({ kind: "run", name }),
-    );
-    [this.compareField, this.compare] = choose(
-      "Compare with",
-      [["", "nothing"], ["epoch", "another epoch"]],
-      (name) => this.setCompare(name),
-    );
-    [this.viewField, this.view] = choose(
-      "Show",
-      [["maps", "attention maps"], ["centres", "centres"]],
-      (view) => this.set({ view }, true),
-    );
-    [this.partField, this.part] = choose(
-      "Score",
-      [["full", "full"], ["position", "position only"], ["content", "content only"]],
-      (part) => this.set({ part }),
-    );
-    [this.scaleField, this.scale] = choose(
-      "Values",
-      [["probabilities", "probabilities"], ["logits", "logits"]],
-      (scale) => this.set({ scale }, true),
-    );
-    [this.sharedField, this.shared] = choose(
-      "Brightness",
-      [["shared", "one scale for all"], ["own", "each head its own"]],
-      (value) => this.set({ shared: value === "shared" }),
-    );
-    [this.smoothField, this.smooth] = choose(
-      "Image",
-      [["smooth", "smooth"], ["pixels", "pixels"]],
-      (value) => this.set({ smooth: value === "smooth" }),
-    );
+    const own = runs.length ? runs : [["model", "model"]], parts = ["full", "position", "content"];
+    [this.runField, this.run] = choose("Model", own, (name) => this.ask({ kind: "run", name }));
+    const views = [["maps", "maps"], ["centres", "centres"]];
+    [this.viewField, this.view] = choose("Show", views, (view) => this.set({ view }, true));
+    const scores = parts.map((part) => [part, part === "full" ? part : `${part} only`]);
+    [this.partField, this.part] = choose("Score", scores, (part) => this.set({ part }));
     [this.layerField, this.layer] = choose("Layer", [], (value) => this.setLayer(Number(value)));
     [this.headField, this.head] = choose("Head", [], (value) => this.set({ head: Number(value) }));
-    [this.classField, this.classes] = choose(
-      "Class",
-      [["", "any"], ...host.choices.classes.map((name, c) => [c, name])],
-      () => this.newImage(),
-    );
+    const classes = [["", "any"], ...host.choices.classes.map((name, c) => [c, name])];
+    [this.classField, this.classes] = choose("Class", classes, () => this.newImage());
     this.classField.hidden = host.images.every(({ label }) => label === null);
-    this.file = element("input", {
-      type: "file",
-      accept: "image/*",
-      hidden: true,
-      onchange: () => this.upload(this.file.files[0]),
-    });
+    this.file = pictureField((file) => this.upload(file));
     this.first = new FirstScreen(this);
     this.accuracy = new Accuracy(this);
     this.tour = new Tour(this);
-    this.glossary = element(
-      "details",
-      { className: "ax-glossary" },
-      element("summary", { textContent: "What the words mean" }),
-      element(
-        "dl",
-        {},
-        ...Object.entries(GLOSSARY).flatMap(([word, text]) => [
-          element("dt", { textContent: word }),
-          element("dd", { textContent: text }),
-        ]),
-      ),
-      element(
-        "p",
-        {},
-        "The paper: ",
-        element("a", {
-          href: PAPER,
-          target: "_blank",
-          rel: "noopener",
-          textContent: "On the Relationship between Self-Attention and Convolutional Layers",
-        }),
-        " (Cordonnier, Loukas and Jaggi, ICLR 2020).",
-      ),
-    );
     this.notice = element("div", { className: "ax-notice", role: "alert", hidden: true });
     this.spoken = element("div", { className: "ax-spoken", role: "status", "aria-live": "polite" });
     this.linkText = element("p", { className: "ax-note", role: "status" });
     this.hint = element("p", { className: "ax-hint" });
     this.image = element("canvas", {
-      className: "ax-image",
-      tabIndex: 0,
-      role: "application",
-      "aria-roledescription": "image with a query pixel",
+      className: "ax-image", tabIndex: 0, role: "application", "aria-roledescription": "image with a query pixel",
     });
     this.caption = element("p", { className: "ax-caption" });
     this.lost = element("p", { className: "ax-notice", role: "alert" }); // why it is not the image of a link
     this.lock = element("p", { className: "ax-lock" });
     this.picture = document.createElement("canvas");
-    this.panels = [];
-    this.panelBox = div("ax-panels");
-    const fields = { Model: this.runField, "Compare with": this.compareField, Show: this.viewField };
-    Object.assign(fields, { Values: this.scaleField, Score: this.partField });
-    Object.assign(fields, { Brightness: this.sharedField, Image: this.smoothField });
-    for (const [name, field] of Object.entries(fields)) field.dataset.tip = CONTROLS[name];
-    const { Model, ...options } = fields;
-    this.first.root.prepend(Model);
-    this.first.controls.append(...Object.values(options));
+    this.panel = new Panel(this);
     this.lists = div("ax-row", this.layerField, this.headField);
     this.shown = div("ax-view", this.image, div("ax-words", this.lock, this.caption, this.lost));
+    const random = button("Random image", () => this.newImage(), "Another image of this class");
+    const upload = button("Your image …", () => this.file.click(), "Any image file; it is cropped and resized");
+    const save = button("Save PNG", () => this.savePng(), "This view as a picture");
+    const link = host.link && button("Copy link", () => this.copyLink(), "This view as a link to this page");
+    const file = "This explorer as one file that works without Python";
+    const exported = host.live ? button("Export HTML", () => this.exportPage(), file) : null;
     this.tools = element(
-      "aside",
-      { className: "ax-tools" },
-      div(
-        "ax-row",
-        this.classField,
-        button("Random image", () => this.newImage(), "Another image of this class"),
-      ),
-      div(
-        "ax-row",
-        button("Your image …", () => this.file.click(), "Any image file; it is cropped and resized"),
-        this.file,
-      ),
-      this.lists,
-      div(
-        "ax-row",
-        button("Save PNG", () => this.savePng(), "This view as a picture"),
-        host.link ? button("Copy link", () => this.copyLink(), "This view as a link to this page") : null,
-        host.live
-          ? button("Export HTML", () => this.exportPage(), "This explorer as one file that works without Python")
-          : null,
-      ),
-      this.linkText,
-      this.notice,
+      "aside", { className: "ax-tools" }, div("ax-row", this.classField, random), div("ax-row", upload, this.file),
+      this.lists, div("ax-row", save, link, exported), this.linkText, this.notice,
     );
+    this.glossary = glossary();
     this.root.classList.add("attnconv-explorer");
     this.root.replaceChildren(
-      this.tour.root,
-      this.first.root,
-      this.first.controls,
-      div("ax-main", this.shown, this.panelBox, this.tools),
-      this.hint,
-      this.glossary,
-      this.spoken,
-      div("ax-foot", this.accuracy.root, this.first.says),
+      this.tour.root, this.first.root, div("ax-main", this.shown, this.panel.root, this.tools), this.hint,
+      this.glossary, this.spoken, div("ax-foot", this.accuracy.root, this.first.says),
     );
     this.tips = new Tips(this.root);
     this.root.append(this.tips.box);
 
     const { image } = this;
-    image.addEventListener("pointermove", (event) => this.state.locked && !event.buttons || this.moveTo(event));
-    image.addEventListener("pointerdown", (event) => {
-      this.pressed = [...this.state.query, this.state.locked];
-      if (event.pointerType === "touch") this.moveTo(event, true);
-    });
+    image.addEventListener("pointerdown", () => { this.pressed = [...this.state.query, this.state.locked]; });
     image.addEventListener("click", (event) => this.click(event));
-    image.addEventListener("keydown", (event) => this.key(event));
+    image.addEventListener("keydown", (event) => this.lockBy(event));
+    this.choosesQuery(image, (event) => event.type === "keydown" || event.buttons > 0 || !this.state.locked);
+    this.choosesQuery(this.panel.grid, (event) => event.type === "keydown");
     keepKeysAndDrops(this.root, (file) => this.upload(file));
+  }
+
+  /** Let events on a canvas choose the query, as far as `may` says. */
+  choosesQuery(canvas, may) {
+    const choose = (query, event) => {
+      if (!may(event)) return;
+      this.setQuery(query);
+      if (event.type !== "keydown") this.now(event.timeStamp);
+    };
+    choosesPixel(canvas, { grid: () => this.model.grid, query: () => this.state.query, choose });
   }
 
   // -- data
 
-  /** The model, or two epochs of it side by side. */
+  /** Begin with a model, or with what a link or Python chose. */
   load() {
     this.film.stop();
-    const { host, state } = this, { side } = host;
-    const epoch = state.compare === "epoch" && Boolean(side.path?.centres); // a link may ask for it in vain
-    const sides = epoch ? [side, side] : [side];
-    this.models = sides.map((one) => new Model(one));
-    const [model] = this.models;
+    const { host, state, panel } = this, model = (this.model = panel.model = new Model(host.side));
+    const last = model.path ? model.path.epochs - 1 : 0;
     state.layer = Math.min(state.layer ?? this.bestKernel(), model.heads.length - 1);
     state.head = clamp(state.head, 0, Math.max(0, model.heads[state.layer] - 1));
     state.query = state.query.map((q, i) => clamp(q, 0, model.grid[i] - 1));
-    state.epochs = [...state.epochs]; // they change below, but not in what was saved
-    if (!epoch) state.compare = null;
-    while (this.panels.length > sides.length) this.panels.pop().root.remove();
-    while (this.panels.length < sides.length) {
-      this.panels.push(new Panel(this, this.panels.length));
-      this.panelBox.append(this.panels.at(-1).root);
-    }
-    this.panels.forEach((panel, i) => {
-      const own = (panel.model = this.models[i]);
-      const { [i]: shown = null } = state.epochs; // another run may have fewer
-      own.epoch = state.epochs[i] = own.path && shown !== null && shown < own.path.epochs - 1 ? shown : null;
-      panel.maps = panel.data = null;
-      panel.epochRow.hidden = !own.path;
-    });
+    model.epoch = state.epoch = state.epoch !== null && state.epoch < last ? state.epoch : null; // another has fewer
     model.edits = state.edits;
+    panel.maps = panel.data = null;
+    panel.epochRow.hidden = !model.path;
     this.partField.hidden = !model.content;
     if (!model.content) state.part = "full";
     this.runField.hidden = !host.live;
-    this.compareField.hidden = !model.replayed;
     this.takeImage();
     this.later(true);
   }
 
   /** How many heads the list offers, those of the chosen layer: one where it has none, as a list is never empty. */
   offered() {
-    return Math.max(1, this.models[0].heads[this.state.layer]);
+    return Math.max(1, this.model.heads[this.state.layer]);
   }
 
   /** The layer that is best a kernel: as a 3 × 3 convolution it costs least, as far as that was counted; else most of
    * its taps have a head. */
   bestKernel() {
-    const [model] = this.models, costs = model.heads.map((_, layer) => model.lostAlone(layer));
+    const { model } = this, costs = model.heads.map((_, layer) => model.lostAlone(layer));
     if (!costs.includes(null)) return costs.indexOf(Math.min(...costs));
-    const covered = model.heads.map((heads, layer) =>
-      !heads ? -1 : model.content ? 0 : readLayer(model, layer).covered,
-    );
+    const taps = (layer) => (model.content ? 0 : readLayer(model, layer).covered);
+    const covered = model.heads.map((heads, layer) => (heads ? taps(layer) : -1));
     return covered.indexOf(Math.max(...covered));
   }
 
@@ -297,11 +182,8 @@ export class Explorer extends Live {
     this.caption.textContent = image.title;
     this.lost.textContent = this.host.lost || "";
     this.lost.hidden = !this.host.lost;
-    const answer = edited?.heads.length ? edited.probabilities : null;
-    this.models.forEach((model, i) => {
-      edited?.scores?.forEach((scores, layer) => model.setScores(layer, scores));
-      this.panels[i].drawPrediction(before, i ? null : answer, image.label);
-    });
+    edited?.scores?.forEach((scores, layer) => this.model.setScores(layer, scores));
+    this.panel.drawPrediction(before, edited?.heads.length ? edited.probabilities : null, image.label);
     this.later(true);
   }
 
@@ -375,66 +257,47 @@ export class Explorer extends Live {
 
   /** Another layer; the head keeps its number where there is one. */
   setLayer(layer) {
-    this.set({ layer, head: Math.min(this.state.head, Math.max(0, this.models[0].heads[layer] - 1)) });
+    this.set({ layer, head: Math.min(this.state.head, Math.max(0, this.model.heads[layer] - 1)) });
   }
 
   setQuery(query) {
-    const next = query.map((q, i) => clamp(q, 0, this.models[0].grid[i] - 1));
-    if (next[0] !== this.state.query[0] || next[1] !== this.state.query[1]) this.set({ query: next });
-  }
-
-  pixelUnder(event) {
-    return cellUnder(event, this.image, ...this.models[0].grid);
-  }
-
-  moveTo(event, always = false) {
-    if (!this.state.locked || always || event.pointerType === "touch") this.setQuery(this.pixelUnder(event));
-    this.now(event.timeStamp);
+    const next = query.map((q, i) => clamp(q, 0, this.model.grid[i] - 1));
+    if (String(next) !== String(this.state.query)) this.set({ query: next });
   }
 
   /** A click locks the query there; on the locked pixel it frees it again. */
-  click(event) {
-    const pixel = this.pixelUnder(event), [row, column, locked] = this.pressed || [];
-    this.setQuery(pixel);
-    this.set({ locked: !(locked && row === pixel[0] && column === pixel[1]) });
+  click() {
+    const [row, column, locked] = this.pressed || [], { query } = this.state;
+    this.set({ locked: !(locked && row === query[0] && column === query[1]) });
   }
 
-  key(event) {
-    const step = ARROWS[event.key];
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (step) this.setQuery(this.state.query.map((q, i) => q + step[i]));
-    else if (event.key === "Enter" || event.key === " ") this.set({ locked: !this.state.locked });
-    else if (event.key === "Escape") this.set({ locked: false });
-    else return;
+  lockBy(event) {
+    const locked = { Enter: !this.state.locked, " ": !this.state.locked, Escape: false }[event.key];
+    if (locked === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    this.set({ locked });
     event.preventDefault();
   }
 
-  pickHead(panel, event) {
-    const { layer, head, badge } = panel.under(event);
-    if (badge) this.tips.tell(...panel.meaning(layer, head, badge));
+  pickHead(event) {
+    const { layer, head, badge } = this.panel.under(event);
+    if (badge) this.tips.tell(...this.panel.meaning(layer, head, badge));
     if (head !== undefined) this.set({ layer, head });
     else if (layer !== undefined) this.setLayer(layer);
   }
 
   /** What lies under the pointer in the grid, in words. */
-  inspect(panel, event) {
-    const { layer, head, key, badge } = event ? panel.under(event) : {}, { model } = panel;
+  inspect(event) {
+    const { panel, model, state: { layer: chosen, query } } = this;
+    const { layer, head, key, badge } = event ? panel.under(event) : {};
     this.tips.hide();
     if (badge) this.tips.tell(...panel.meaning(layer, head, badge));
-    this.light(head === undefined || layer !== this.state.layer ? -1 : head);
+    this.light(head === undefined || layer !== chosen ? -1 : head);
     if (head === undefined) return this.say("");
     const kind = model.film ? "" : ` (${kindText(panel.read(layer).heads[head])[0]})`;
     const name = `Layer ${layer + 1}, head ${head + 1}${kind}`;
     if (!key) return this.say(`${name}: centre ${shiftText(panel.shape(layer, head).centre)}`);
-    const query = this.state.query, at = key[0] * model.width + key[1];
-    const value =
-      this.state.scale === "logits"
-        ? panel.values(layer, head)[at].toFixed(2)
-        : panel.maps[layer][head][at].toPrecision(3);
-    this.say(
-      `${name}, shift ${shiftText([key[0] - query[0], key[1] - query[1]], 0)}: ` +
-        `${this.state.scale === "logits" ? "logit" : "probability"} ${value}`,
-    );
+    const value = panel.maps[layer][head][key[0] * model.width + key[1]].toPrecision(3);
+    this.say(`${name}, shift ${shiftText(key.map((k, i) => k - query[i]), 0)}: probability ${value}`);
   }
 
   say(text) {
@@ -451,7 +314,7 @@ export class Explorer extends Live {
 
   /** Change the chosen head; the map follows at once, the prediction as soon as the worker has it. */
   edit(change) {
-    const { state } = this, model = this.models[0], key = `${state.layer}.${state.head}`;
+    const { state } = this, model = this.model, key = `${state.layer}.${state.head}`;
     if (!(state.head < model.heads[state.layer])) return; // a layer without heads
     const now = model.encoding === "quadratic" ? model.gaussian(state.layer, state.head) : {};
     const edit = { ...state.edits[key] };
@@ -479,26 +342,10 @@ export class Explorer extends Live {
     return true;
   }
 
-  /** Change all heads of the chosen layer in one step: `change` gets a list of what is changed of each. */
-  editLayer(change) {
-    const { state } = this, { layer } = state, model = this.models[0];
-    const own = Array.from({ length: model.heads[layer] }, (_, head) => ({ ...state.edits[`${layer}.${head}`] }));
-    const before = JSON.stringify(own);
-    change(own);
-    for (const edit of own) if (!edit.off) delete edit.off;
-    if (JSON.stringify(own) === before) return; // nothing to undo
-    this.remember(null);
-    const edits = Object.fromEntries(Object.entries(state.edits).filter(([place]) => !place.startsWith(`${layer}.`)));
-    own.forEach((edit, head) => {
-      if (Object.keys(edit).length) edits[`${layer}.${head}`] = edit;
-    });
-    this.setEdits(edits);
-  }
-
   /** Keep the changed heads as they are now for `undo`; what a slider does at a stretch is one step. */
   remember(key) {
     const time = performance.now(), { key: before, time: then } = this.lately || {};
-    const held = this.panels[0].card.drag; // a drag is one step, however long it rests
+    const { held } = this.panel.card.drag; // a drag is one step, however long it rests
     if (key === null || key !== before || (!held && time - then > 800))
       this.past = [...this.past, this.state.edits].slice(-100);
     this.lately = { key, time };
@@ -507,7 +354,7 @@ export class Explorer extends Live {
 
   setEdits(edits) {
     this.rested = false;
-    this.models[0].edits = this.state.edits = edits;
+    this.model.edits = this.state.edits = edits;
     this.later();
     this.askPrediction();
   }
@@ -552,25 +399,22 @@ export class Explorer extends Live {
     else send();
   }
 
-  /** What the host found out about a panel's layer and head as they are now, or null. */
-  seenOf(panel) {
-    return panel.index === 0 && this.seen && this.seen.key === this.lookKey() ? this.seen : null;
+  /** What the host found out about the chosen layer and head as they are now, or null. */
+  seenNow() {
+    return this.seen?.key === this.lookKey() ? this.seen : null;
   }
 
   lookKey() {
-    const { state, panels: [panel] } = this;
-    const { layer, head, edits, epochs } = state;
-    return JSON.stringify([this.serialOfImage, this.models[0].name, layer, head, panel.card.size, edits, epochs[0]]);
+    const { serialOfImage, model: { name }, state: { layer, head, edits, size, epoch } } = this;
+    return JSON.stringify([serialOfImage, name, layer, head, size, edits, epoch]);
   }
 
   /** Ask what the chosen layer and head do to this image; only after a rest, as it takes a while. */
   look() {
-    const { state, models: [model], panels: [panel] } = this, key = this.lookKey();
-    if (this.pending.size || this.lookedFor === key || model.epoch !== null || !(state.head < model.heads[state.layer]))
-      return;
+    const { model, state: { layer, head, size } } = this, key = this.lookKey();
+    if (this.pending.size || this.lookedFor === key || model.epoch !== null || !(head < model.heads[layer])) return;
     this.lookedFor = key;
-    const { layer, head } = state;
-    this.ask({ kind: "examine", layer, head, size: panel.card.size, edits: this.editList(), key });
+    this.ask({ kind: "examine", layer, head, size, edits: this.editList(), key });
   }
 
   /** What the model says now, the chosen changes included. */
@@ -580,21 +424,15 @@ export class Explorer extends Live {
 
   /** " <Words> truck 13% → 12%.": what the model says now, and with these probabilities instead. */
   says(words, probabilities) {
-    const { classes } = this.host.choices;
-    const now = this.saysNow();
-    const best = (p) => p.indexOf(Math.max(...p));
-    const [a, b] = [best(now), best(probabilities)];
-    const change =
-      a === b && percent(now[a]) === percent(probabilities[a])
-        ? `${classes[a]} ${percent(now[a])}, as before`
-        : a === b
-        ? `${classes[a]} ${percent(now[a])} → ${percent(probabilities[a])}`
-        : `${classes[b]} (${percent(probabilities[b])}) instead of ${classes[a]} (${percent(now[a])})`;
-    return ` ${words} ${change}.`;
+    const { classes } = this.host.choices, now = this.saysNow();
+    const [a, b] = [now, probabilities].map((p) => p.indexOf(Math.max(...p)));
+    const [is, then] = [now[a], probabilities[b]].map(percent);
+    if (a !== b) return ` ${words} ${classes[b]} (${then}) instead of ${classes[a]} (${is}).`;
+    return ` ${words} ${classes[a]} ${is === then ? `${is}, as before` : `${is} → ${then}`}.`;
   }
 
-  editList(edits = this.state.edits) {
-    return Object.entries(edits).map(([key, edit]) => {
+  editList() {
+    return Object.entries(this.state.edits).map(([key, edit]) => {
       const [layer, head] = key.split(".").map(Number);
       return { layer, head, ...edit };
     });
@@ -610,26 +448,16 @@ export class Explorer extends Live {
   async copyLink() {
     const { host, state } = this, { title, own } = host.image;
     host.save({ ...state }); // the address has it, too
-    const copied = await navigator.clipboard?.writeText(host.link(state)).then(() => true, () => false);
-    this.linkText.textContent =
-      (copied ? "Copied." : "The address bar has the link.") +
-      (own ? ` It does not hold ${title}, your own picture: who follows it sees another one, and is told so.` : "");
+    const lacks = ` It does not hold ${title}, your own picture: who follows it sees another one, and is told so.`;
+    this.linkText.textContent = (await copied(host.link(state))) + (own ? lacks : "");
     this.linkText.scrollIntoView({ block: "nearest" });
   }
 
-  setCompare(name) {
-    const { state } = this;
-    Object.assign(state, {
-      compare: name || null,
-      epochs: name === "epoch" ? [state.epochs[0], 0] : [state.epochs[0], null],
-    });
-    this.load();
-  }
-
-  setEpoch(index, value) {
-    const model = this.models[index], last = model.path.epochs - 1;
-    model.epoch = value >= last ? null : value; // the last one is the trained model itself
-    this.state.epochs = this.state.epochs.map((epoch, i) => (i === index ? model.epoch : epoch));
+  setEpoch(epoch) {
+    const { model, film } = this;
+    model.epoch = !film.rolls && epoch >= film.last() ? null : epoch; // the last one is the trained model itself
+    if (film.rolls) return this.later();
+    this.state.epoch = model.epoch;
     this.takeImage();
   }
 
@@ -640,8 +468,6 @@ export class Explorer extends Live {
 
   /** The reader's own image, which is read and made small here: only its pixels go to the host. */
   async upload(file) {
-    this.file.value = "";
-    if (!file) return;
     const picture = await readPicture(file, this.host.image.pixels.shape).catch(() => null);
     if (picture) this.ask({ kind: "open", name: file.name }, [picture.data.buffer]);
     else this.complain(`${file.name} is not an image that this browser can read.`);
@@ -671,44 +497,11 @@ export class Explorer extends Live {
   // -- drawing
 
   draw() {
-    const { state } = this;
-    if (this.relayout || this.panels[0].box.ratio !== pixelRatio()) { // zoomed since, or on another screen
-      // In a narrow place the heads come right below the image, which is smaller: both are seen at once.
-      const narrow = (this.narrow = this.width < 560), one = !this.state.all;
-      this.imageSide = narrow
-        ? clamp(Math.round((one ? 0.33 : 0.45) * this.width), 96, IMAGE_SIDE)
-        : one && this.width > 900 ? LARGE : IMAGE_SIDE;
-      this.root.style.setProperty("--ax-image", `${this.imageSide}px`);
-      this.root.classList.toggle("ax-narrow", narrow);
-      this.root.classList.toggle("ax-one", one);
-      const { panels: [{ detail, answer }], tools, shown } = this;
-      // There is room for the prediction below the image, or near the sliders.
-      const place = narrow ? detail : one ? shown : tools;
-      if (answer.parentElement !== place) place.append(answer);
-      if (one && !narrow) this.panels[0].barBox.after(this.hint);
-      else this.glossary.before(this.hint);
-      const width = this.panelBox.clientWidth, needed = Math.max(...this.panels.map((panel) => panel.least()));
-      const beside = this.panels.length > 1 && (width - 24) / 2 >= needed;
-      this.panelBox.classList.toggle("ax-beside", beside);
-      for (const panel of this.panels) panel.layout((beside ? (width - 24) / 2 : width) - 2);
-      this.lists.hidden = one && this.panels[0].box.wide >= WORD; // buttons choose the layer, words on the maps a head
-      this.relayout = false;
-      this.fill();
-    }
+    const { state, panel, model } = this;
+    if (this.relayout || panel.box.ratio !== pixelRatio()) this.layout(); // zoomed since, or on another screen
     this.drawImage();
-    const drawn = this.panels.filter((panel) => !panel.model.lacks);
-    for (const panel of drawn) panel.compute();
-    const extents = drawn.map((panel) => panel.extents());
-    const [range, near] = [0, 1].map((i) => Math.max(...extents.map((of) => of[i])));
-    for (const panel of drawn) Object.assign(panel, { range, near }); // the centres' scale is that of all
-    for (const panel of this.panels) {
-      panel.draw();
-      const { model } = panel, replay = model.epoch !== null;
-      const last = model.path && model.path.epochs - 1, epoch = replay ? Math.round(model.epoch) : last;
-      const when = replay ? (epoch ? `, after epoch ${epoch}` : ", before training") : "";
-      panel.title.textContent = model.title + when;
-      if (model.path) panel.epoch.set(epoch, { max: last });
-    }
+    if (!model.lacks) panel.compute();
+    panel.draw();
     this.first.draw();
     this.accuracy.draw();
     this.tips.follow();
@@ -719,41 +512,46 @@ export class Explorer extends Live {
       this.fill();
   }
 
+  layout() {
+    // In a narrow place the heads come right below the image, which is smaller: both are seen at once.
+    const { root, panel, tools, shown, width } = this, narrow = (this.narrow = width < 560), one = !this.state.all;
+    const large = one && width > 900 ? LARGE : IMAGE_SIDE, small = Math.round((one ? 0.33 : 0.45) * width);
+    this.imageSide = narrow ? clamp(small, 96, IMAGE_SIDE) : large;
+    root.style.setProperty("--ax-image", `${this.imageSide}px`);
+    root.classList.toggle("ax-narrow", narrow);
+    root.classList.toggle("ax-one", one);
+    // There is room for the prediction below the image, or near the sliders.
+    const place = narrow ? panel.detail : one ? shown : tools;
+    if (panel.answer.parentElement !== place) place.append(panel.answer);
+    if (one && !narrow) panel.barBox.after(this.hint);
+    else this.glossary.before(this.hint);
+    panel.layout(panel.root.clientWidth - 2);
+    this.lists.hidden = one && panel.box.wide >= WORD; // buttons choose the layer, words on the maps a head
+    this.relayout = false;
+    this.fill();
+  }
+
   /** Bring the controls in line with the state. */
   fill() {
-    const { state } = this, model = this.models[0];
-    const options = (select, n) =>
-      select.replaceChildren(
-        ...Array.from({ length: n }, (_, i) => element("option", { value: i, textContent: `${i + 1}` })),
-      );
-    const own = this.offered();
-    if (this.layer.length !== model.heads.length) options(this.layer, model.heads.length);
-    if (this.head.length !== own) options(this.head, own);
-    const values = {
-      run: model.name,
-      compare: state.compare || "",
-      view: state.view,
-      part: state.part,
-      scale: state.scale,
-      shared: state.shared ? "shared" : "own",
-      smooth: state.smooth ? "smooth" : "pixels",
-      layer: state.layer,
-      head: state.head,
+    const { state, model } = this, { view, part, layer, head } = state;
+    const options = (select, n) => {
+      if (select.length === n) return;
+      select.replaceChildren(...Array.from({ length: n }, (_, i) => new Option(i + 1, i)));
     };
-    for (const [name, value] of Object.entries(values)) this[name].value = value;
-    this.sharedField.hidden = state.scale === "logits"; // logits have no common scale
+    options(this.layer, model.heads.length);
+    options(this.head, this.offered());
+    for (const [name, value] of Object.entries({ run: model.name, view, part, layer, head })) this[name].value = value;
     this.viewField.hidden = !state.all; // beside one layer's maps its centres are drawn anyway
     if (!this.hint.textContent) this.say("");
   }
 
-  /** The image on a canvas, smooth or pixel by pixel. */
+  /** The image on a canvas. */
   paintImage(pen, x, y, wide, tall) {
-    const { state: { smooth }, serialOfImage, picture } = this, size = `${wide} ${tall}`;
-    const now = `${serialOfImage} ${smooth} ${pixelRatio()}`;
+    const { serialOfImage, picture } = this, size = `${wide} ${tall}`, now = `${serialOfImage} ${pixelRatio()}`;
     if (this.scaled?.now !== now) this.scaled = { now };
     if (!this.scaled[size]) { // made large once: nine maps are drawn over it at every step of the pointer
       const large = canvasOf((this.scaled[size] = element("canvas")), wide, tall);
-      Object.assign(large, { imageSmoothingEnabled: smooth, imageSmoothingQuality: "high" });
+      large.imageSmoothingQuality = "high";
       large.drawImage(picture, 0, 0, wide, tall);
     }
     pen.imageSmoothingEnabled = true;
@@ -762,41 +560,44 @@ export class Explorer extends Live {
   }
 
   drawImage() {
-    const { picture, state } = this, [height, width] = this.models[0].grid;
-    const side = this.imageSide;
+    const { picture, state, imageSide: side } = this, [height, width] = this.model.grid;
     const wide = picture.width >= picture.height ? side : (side * picture.width) / picture.height;
     const tall = (wide * picture.height) / picture.width;
     const pen = canvasOf(this.image, wide, tall);
     this.paintImage(pen, 0, 0, wide, tall);
     const [cellX, cellY] = [wide / width, tall / height], [x, y] = [state.query[1] * cellX, state.query[0] * cellY];
-    for (const [colour, line] of [["rgba(255,255,255,.9)", state.locked ? 6 : 5], [QUERY, state.locked ? 4 : 2.5]]) {
-      pen.strokeStyle = colour;
-      pen.lineWidth = line;
-      pen.strokeRect(x, y, cellX, cellY);
-    }
+    const [pale, line] = state.locked ? [6, 4] : [5, 2.5];
+    frame(pen, [x, y, cellX, cellY], [["rgba(255,255,255,.9)", pale], [QUERY, line]]);
   }
 
   /** After a rest: tell screen readers and Python. */
   settle() {
-    const { state, panels: [panel] } = this;
-    this.spoken.textContent =
-      `Query row ${state.query[0]}, column ${state.query[1]}. ${panel.headTitle.textContent}: ` + (panel.told || "");
-    this.image.setAttribute(
-      "aria-label",
-      `${this.caption.textContent}. Query pixel row ${state.query[0]}, column ` +
-        `${state.query[1]}${state.locked ? ", held" : ""}. Arrow keys move it, Enter holds it.`,
-    );
+    const { state, panel, model } = this, place = `row ${state.query[0]}, column ${state.query[1]}`;
+    this.spoken.textContent = `Query ${place}. ${panel.headTitle.textContent}: ${panel.told || ""}`;
+    const held = `${state.locked ? ", held" : ""}. Arrow keys move it, Enter holds it.`;
+    this.image.setAttribute("aria-label", `${this.caption.textContent}. Query pixel ${place}${held}`);
     const choose = this.lists.hidden ? "buttons on them" : "lists Layer and Head";
-    for (const { grid, model } of this.panels)
-      grid.setAttribute(
-        "aria-label",
-        `Attention of the heads of ${state.all ? `all ${model.heads.length} layers` : `layer ${state.layer + 1}`}, ` +
-          `${model.title}. Arrow keys move the query; the ${choose} choose a head to see large.`,
-      );
+    const heads = state.all ? `all ${model.heads.length} layers` : `layer ${state.layer + 1}`;
+    const keys = `Arrow keys move the query; the ${choose} choose a head to see large.`;
+    panel.grid.setAttribute("aria-label", `Attention of the heads of ${heads}, ${model.title}. ${keys}`);
     this.host.save({ ...state });
     this.rested = true;
     this.look();
   }
+}
+
+/** What the words mean, and the paper. */
+function glossary() {
+  const words = Object.entries(GLOSSARY).flatMap(([word, text]) => [
+    element("dt", { textContent: word }), element("dd", { textContent: text }),
+  ]);
+  const title = "On the Relationship between Self-Attention and Convolutional Layers";
+  const paper = element("a", { href: PAPER, target: "_blank", rel: "noopener", textContent: title });
+  return element(
+    "details", { className: "ax-glossary" }, element("summary", { textContent: "What the words mean" }),
+    element("dl", {}, ...words),
+    element("p", {}, "The paper: ", paper, " (Cordonnier, Loukas and Jaggi, ICLR 2020)."),
+  );
 }
 
 /** The worker of some data, with their model in it. */

@@ -1,54 +1,48 @@
 // The film of a training: the heads move from epoch to epoch, and between two epochs along straight lines.
 
-import { still } from "./page.js";
+import { button, still } from "./page.js";
 
 const LASTS = 7000; // ms, from before training to its end
 
+/** A button that plays a film. `at` and `last` say which epoch is shown, and which is the last; `show` shows one, which
+ * while it rolls may lie between two. */
 export class Film {
-  constructor(explorer) {
-    Object.assign(this, { explorer, index: null, frame: 0 });
+  constructor({ at, last, show }) {
+    Object.assign(this, { at, last, show, rolls: false, frame: 0, button: button("", () => this.play()) });
+    this.tell();
   }
 
-  /** Play a model's training on from the epoch that is shown, at its end from the beginning; pressed again, or by
-   * whatever else changes the epoch or the models, it stops. Where no motion is wanted, it goes on by one epoch. */
-  play(index) {
-    const { explorer } = this, again = this.index === index;
-    this.stop();
-    if (again) return;
-    const model = explorer.models[index], last = model.path.epochs - 1, from = model.epoch ?? 0;
-    if (still()) return explorer.setEpoch(index, model.epoch === null ? 0 : from + 1);
-    explorer.setEpoch(index, from);
-    this.index = index;
-    this.tell(explorer.panels[index].play, "❚❚");
+  /** Play on from the epoch that is shown, at its end from the beginning; pressed again, it stops. Where no motion is
+   * wanted, it goes on by one epoch. */
+  play() {
+    if (this.rolls) return this.stop();
+    const last = this.last(), from = this.at() >= last ? 0 : this.at();
+    if (still()) return this.show(this.at() >= last ? 0 : from + 1);
     const start = performance.now() - (LASTS * from) / last;
     const next = (now) => {
       const epoch = Math.max(0, (last * (now - start)) / LASTS);
-      if (epoch >= last) {
-        this.stop();
-        return explorer.setEpoch(index, last);
-      }
-      model.epoch = epoch;
-      explorer.later();
+      this.show(Math.min(epoch, last));
+      if (epoch >= last) return this.stop();
       this.frame = requestAnimationFrame(next);
     };
-    this.frame = requestAnimationFrame(next);
+    this.rolls = true;
+    this.tell();
+    next(performance.now());
   }
 
   /** Stop at the nearest epoch: of what is between two, nothing is known. */
   stop() {
-    const { index, explorer } = this;
-    if (index === null) return;
+    if (!this.rolls) return;
     cancelAnimationFrame(this.frame);
-    this.index = null;
-    this.tell(explorer.panels[index].play, "▶");
-    explorer.setEpoch(index, Math.round(explorer.models[index].epoch));
+    this.rolls = false;
+    this.tell();
+    this.show(Math.round(this.at()));
   }
 
-  /** Say on a button what it does next. */
-  tell(play, sign = "▶") {
-    const title = sign === "▶" ? (still() ? "Next epoch" : "Play the training") : "Stop";
-    play.textContent = sign;
-    play.dataset.tip = title;
-    play.setAttribute("aria-label", title);
+  /** Say on the button what it does next. */
+  tell() {
+    const title = this.rolls ? "Stop" : still() ? "Next epoch" : "Play the training";
+    Object.assign(this.button, { textContent: this.rolls ? "❚❚" : "▶", title });
+    this.button.setAttribute("aria-label", title);
   }
 }

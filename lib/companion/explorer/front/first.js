@@ -14,43 +14,33 @@ export class FirstScreen {
     this.tabs = element("div", { className: "ax-tabs" });
     this.keys = roving(this.tabs, "Layer", "group");
     this.all = button("", () => explorer.set({ all: !explorer.state.all }, true));
-    this.more = button("Options", () => this.open(this.controls.hidden), "Compare, brightness, how it is drawn");
     this.tour = button("Take the tour", () => explorer.tour.go(1), "A few steps, three minutes");
-    this.controls = element("div", { className: "ax-controls", role: "toolbar", "aria-label": "What is shown" });
-    this.opened = false;
-    this.root = div("ax-top", this.tabs, div("ax-row", this.all, this.more, this.tour));
+    const { runField, viewField, partField } = explorer, row = div("ax-row", viewField, partField, this.all, this.tour);
+    this.root = div("ax-top", runField, this.tabs, row);
     this.says = element("p", { className: "ax-says" });
-  }
-
-  open(opened) {
-    this.opened = opened;
-    this.explorer.later(true);
   }
 
   /** Bring the buttons in line with what is shown. */
   draw() {
-    const { explorer, all, more, controls } = this, { state } = explorer;
+    const { explorer: { state }, all } = this;
     all.textContent = state.all ? "Show one layer" : "Show all layers";
     all.dataset.tip = state.all ? "One layer, large" : "All heads of all layers at once";
-    more.hidden = state.all;
-    controls.hidden = !state.all && !this.opened;
-    more.setAttribute("aria-expanded", String(!controls.hidden));
     this.drawTabs();
     this.drawSays();
   }
 
   /** For each layer a button, with what it costs as a 3 × 3 convolution, and the switch that makes it one. */
   drawTabs() {
-    const { explorer, tabs } = this, { state, models: [model], panels: [panel] } = explorer;
+    const { explorer, tabs } = this, { state, model } = explorer;
     if (tabs.childElementCount !== model.heads.length)
       tabs.replaceChildren(...model.heads.map((_, layer) => {
         const name = element("b", {}, element("span", { textContent: "Layer " }), `${layer + 1}`);
         const tab = button("", () => explorer.setLayer(layer)), swap = button("swap", () => this.swap(layer));
-        tab.append(name, element("small", {}, element("i"), element("span")));
+        tab.append(name, element("small", {}, element("data"), element("span")));
         swap.setAttribute("role", "switch");
         return div("ax-tab", tab, swap);
       }));
-    const { size = 3 } = panel.card, name = `${size ?? 3} × ${size ?? 3} convolution`;
+    const size = state.size ?? 3, name = `${size} × ${size} convolution`;
     [...tabs.children].forEach(({ children: [tab, swap] }, layer) => {
       const kernel = model.kernelAt(layer), words = this.costOf(model, layer);
       tab.setAttribute("aria-pressed", String(layer === state.layer));
@@ -72,18 +62,18 @@ export class FirstScreen {
     const lost = model.lostAlone(layer);
     if (lost !== null) return [pointsText(lost), " points"];
     if (model.content || model.film || !model.heads[layer]) return ["\u00a0", ""];
-    const { size, covered } = this.explorer.panels[0].read(layer);
+    const { size, covered } = this.explorer.panel.read(layer);
     return [`${covered} of ${size * size}`, " taps"];
   }
 
   swap(layer) {
-    const { explorer } = this, [model] = explorer.models, { size } = explorer.panels[0].card;
-    explorer.setKernel(model.kernelAt(layer) ? null : (size ?? 3), layer);
+    const { explorer } = this, { model, state } = explorer;
+    explorer.setKernel(model.kernelAt(layer) ? null : (state.size ?? 3), layer);
   }
 
   /** The prediction in one line, which stays in sight on a phone. */
   drawSays() {
-    const { explorer, says } = this, { host: { image, choices }, models: [model] } = explorer;
+    const { explorer, says } = this, { host: { image, choices }, model } = explorer;
     const before = explorer.host.before || [], now = model.epoch === null ? explorer.saysNow() : [];
     says.hidden = !explorer.narrow || !now.length;
     if (says.hidden) return;

@@ -48,8 +48,7 @@ export function workerOf(source) {
 }
 
 const LINKED = [
-  "model", "image", "query", "locked", "layer", "head", "all", "smooth", "view", "whole", "part", "scale", "shared",
-  "compare", "epochs", "edits", "size",
+  "model", "image", "query", "locked", "layer", "head", "all", "view", "whole", "part", "epoch", "edits", "size",
 ];
 
 /** A view as text for a link, and back; a link that was damaged changes nothing. */
@@ -65,7 +64,7 @@ export function fromLink(hash) {
       model: (value) => typeof value === "string",
       image: (value) => value === null || typeof value === "string",
       query: two(whole),
-      epochs: two((value) => value === null || whole(value)),
+      epoch: (value) => value === null || whole(value),
       edits: (value) => Boolean(value) && typeof value === "object",
       size: (value) => value === null || whole(value),
       layer: whole,

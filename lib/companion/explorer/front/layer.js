@@ -1,16 +1,16 @@
 // One layer: its heads around the query, which can be dragged, and beside them the kernel that they make.
 
 import { drawHeads, headAt } from "./centres.js";
-import { RAMP, drawField, percent, scaleBar, shiftText } from "./draw.js";
+import { RAMP, drawField, frame, percent, scaleBar, shiftText } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp, largest, tapShifts } from "./maths.js";
-import { ARROWS, button, canvasOf, div, element, inkOn, pixelRatio, roving } from "./page.js";
+import { button, canvasOf, div, draggable, element, inkOn, pixelRatio } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
 const SMALLER = 230; // px, on a phone: both the maps and the heads around the query are on its first screen
 const LEAST_SIDE = 200; // px, of each of them where they stand side by side
-const SHARP = 0.2; // px, the sigma of a head that was hardened: 99.999% of its attention is on one pixel
+const SHARP = 0.2; // px, the sigma of a head of a grid: 99.999% of its attention is on one pixel
 
 const SMALL = 130; // px, of what the layer answers: two of them are as wide as a picture above
 
@@ -63,31 +63,13 @@ export class LayerCard {
     this.sizes = element("select", { "aria-label": "Size of the kernel", onchange: resize });
     this.reading = element("p", { className: "ax-reading" });
     this.tap = element("p", { className: "ax-note" });
-    this.snap = element("input", { type: "checkbox", checked: false });
-    this.actions = panel.index
-      ? null
-      : div(
-          "ax-row ax-actions",
-          element(
-            "label",
-            { title: "A dragged head stops at whole shifts: there it can be one tap" },
-            this.snap,
-            " whole shifts",
-          ),
-          button(
-            "Make it a grid",
-            () => this.makeGrid(),
-            "Every head takes a tap of the kernel, the nearest ones first, and looks at one pixel",
-          ),
-          button("Harden all", () => this.harden(), "Every head looks at one pixel: sigma becomes 0.2 px"),
-          (this.solo = button("Solo", () => this.playSolo(), "Only the chosen head; again: all heads")),
-        );
-    if (this.actions) roving(this.actions, "All heads of the layer")();
+    const grid = "Every head takes a tap of the kernel, the nearest ones first, and looks at one pixel";
+    this.actions = div("ax-row ax-actions", button("Make it a grid", () => this.makeGrid(), grid));
     this.kernelText = element("figcaption", { title: GLOSSARY.kernel });
     this.noKernel = element("p", { className: "ax-note ax-nokernel" });
     const kernel = [this.kernel, this.noKernel, this.kernelText];
     this.kernelBox = element("figure", { className: "ax-small ax-kernelbox" }, ...kernel);
-    this.swapBox = panel.index ? null : this.makeSwap();
+    this.swapBox = this.makeSwap();
     this.root = div(
       "ax-layer",
       div("ax-headline", this.title, this.line),
@@ -96,7 +78,6 @@ export class LayerCard {
       div("ax-column", this.reading, this.tap, this.actions),
       this.swapBox,
     );
-    if (panel.index) this.kernelText.append(this.sizes, " kernel, norm of each tap");
     this.listen();
   }
 
@@ -128,23 +109,23 @@ export class LayerCard {
 
   /** Another size of the kernel; also of all convolutions that are in layers' places. */
   resize(size) {
-    const { explorer, panel } = this;
+    const { explorer } = this;
     this.size = size;
-    if (!panel.index && explorer.resizeKernels(size)) return;
+    if (explorer.resizeKernels(size)) return;
     explorer.later();
     explorer.look();
   }
 
   listen() {
     const { centres, kernel } = this;
-    centres.addEventListener("pointerdown", (event) => this.press(event));
+    this.drag = draggable(centres, {
+      grip: (event) => this.take(event), move: (to, event, held) => this.move(to, event, held),
+    });
     centres.addEventListener("pointermove", (event) => {
-      this.move(event);
+      if (!this.drag.held) this.point(event);
       this.explorer.now(event.timeStamp);
     });
-    for (const name of ["pointerup", "pointercancel"]) centres.addEventListener(name, () => { this.drag = null; });
     centres.addEventListener("pointerleave", () => this.explorer.light(-1));
-    centres.addEventListener("keydown", (event) => this.key(event));
     // A finger on a head drags it; anywhere else it scrolls the page.
     centres.addEventListener("touchstart", (event) => {
       const box = centres.getBoundingClientRect(), [{ clientX, clientY }] = event.touches;
@@ -155,14 +136,13 @@ export class LayerCard {
     kernel.addEventListener("pointerleave", () => { this.hovered = null; this.explorer.later(); });
   }
 
-  /** The size of the kernel; that of the first model is in the state, and so in links. */
+  /** The size of the kernel. */
   get size() {
-    return this.panel.index ? this.chosen : this.explorer.state.size;
+    return this.explorer.state.size;
   }
 
   set size(size) {
-    if (this.panel.index) this.chosen = size;
-    else this.explorer.state.size = size;
+    this.explorer.state.size = size;
   }
 
   get layer() {
@@ -176,100 +156,70 @@ export class LayerCard {
   // -- dragging
 
   canDrag() {
-    const { model, index } = this.panel;
-    return index === 0 && model.encoding === "quadratic" && model.epoch === null;
+    const { model } = this.panel;
+    return model.encoding === "quadratic" && model.epoch === null;
   }
 
-  /** What a pointer takes hold of: {head, ring}; the chosen head's ring first, where it is off every dot. */
+  /** Where things are in the plot: pixels a cell, and a shift's place (x, y) on it. */
+  cell() {
+    return this.plot.side / (2 * this.plot.range);
+  }
+
+  at([row, column]) {
+    return [row, column].map((shift) => this.plot.side / 2 + shift * this.cell()).reverse();
+  }
+
+  /** Shift of the small square on a head's ring. */
+  handle({ centre, covariance }) {
+    const { major, angle } = ellipse(covariance, 0.5);
+    return [centre[0] + major * Math.sin(angle), centre[1] + major * Math.cos(angle)];
+  }
+
+  /** What is under a pointer: {head, ring}; the chosen head's ring first, where it is off every dot. */
   grip(x, y, touch) {
-    const head = headAt(this.places || [], x, y, touch ? 24 : 14);
-    const { state } = this.explorer;
-    const shape = this.shapes[state.head];
-    if (!this.canDrag() || !shape) return head === undefined ? null : { head };
-    const { side, range } = this.plot, scale = side / (2 * range), { major, angle } = ellipse(shape.covariance, 0.5);
-    const [hx, hy] = [
-      side / 2 + shape.centre[1] * scale + major * scale * Math.cos(angle),
-      side / 2 + shape.centre[0] * scale + major * scale * Math.sin(angle),
-    ];
-    const off = Math.hypot(hx - x, hy - y);
-    const dot = head === undefined ? Infinity : Math.hypot(this.places[head].x - x, this.places[head].y - y);
-    if (off < (touch ? 20 : 9) && off < dot) return { head: state.head, ring: true };
+    const head = headAt(this.places || [], x, y, touch ? 24 : 14), chosen = this.explorer.state.head;
+    const away = ([px, py]) => Math.hypot(px - x, py - y), dot = this.places?.[head];
+    const ring = this.canDrag() && this.shapes[chosen] ? away(this.at(this.handle(this.shapes[chosen]))) : Infinity;
+    if (ring < (touch ? 20 : 9) && ring < (dot ? away([dot.x, dot.y]) : Infinity)) return { head: chosen, ring: true };
     return head === undefined ? null : { head };
   }
 
-  press(event) {
-    const grip = event.button ? null : this.grip(event.offsetX, event.offsetY, event.pointerType === "touch");
-    if (!grip) return;
-    this.explorer.set({ head: grip.head });
-    if (!this.canDrag()) return;
-    this.centres.setPointerCapture(event.pointerId);
-    const { centre } = this.shapes[grip.head], spot = this.places[grip.head];
-    this.drag = { ...grip, from: [event.offsetX, event.offsetY], centre, far: spot.far !== null };
-    this.explorer.lately = null; // a drag is one step of undo
+  /** What an event takes hold of: keys, of the chosen head. */
+  take(event) {
+    const { explorer, places } = this, touch = event.pointerType === "touch", key = event.type === "keydown";
+    const grip = key ? { head: explorer.state.head } : this.grip(event.offsetX, event.offsetY, touch);
+    const shape = grip && this.shapes[grip.head];
+    if (!shape) return null;
+    if (!key) explorer.set({ head: grip.head });
+    if (!this.canDrag()) return null;
+    explorer.lately = key ? explorer.lately : null; // a drag is one step of undo
+    const under = [event.offsetY, event.offsetX].map((c) => (c - this.plot.side / 2) / this.cell());
+    const far = !key && places[grip.head].far !== null;
+    const at = grip.ring ? this.handle(shape) : far ? under : shape.centre;
+    return { ...grip, at, cell: this.cell(), free: grip.ring };
   }
 
-  move(event) {
-    if (!event.buttons) this.drag = null; // its end was not seen here, as below a menu
-    const [x, y] = [event.offsetX, event.offsetY], { drag, explorer } = this;
-    if (!drag) {
-      const grip = this.grip(x, y, false);
-      this.centres.style.cursor = grip ? (grip.ring ? "nwse-resize" : this.canDrag() ? "grab" : "pointer") : "";
-      return explorer.light(grip ? grip.head : -1);
-    }
-    drag.moved ||= Math.hypot(x - drag.from[0], y - drag.from[1]) >= 4;
-    if (!drag.moved) return; // a click, which only chooses
-    const { side, range } = this.plot, scale = side / (2 * range), shape = this.shapes[drag.head];
-    if (drag.ring) {
-      const away = Math.hypot(x - side / 2 - shape.centre[1] * scale, y - side / 2 - shape.centre[0] * scale) / scale;
-      const now = this.panel.model.gaussian(this.layer, drag.head).sigma, { major } = ellipse(shape.covariance, 0.5);
-      return explorer.edit((edit) => { edit.sigma = clamp((now * away) / major, ...explorer.host.choices.sigmas); });
-    }
-    const start = drag.far ? [0, 1].map((i) => ([drag.from[1], drag.from[0]][i] - side / 2) / scale) : drag.centre;
-    const moved = [start[0] + (y - drag.from[1]) / scale, start[1] + (x - drag.from[0]) / scale];
-    const snapped = this.snap.checked || event.shiftKey ? moved.map(Math.round) : moved;
-    explorer.edit((edit) => { edit.centre = snapped.map((c) => clamp(c, -0.5 - range, 0.5 + range)); });
+  move(to, _, { head, ring }) {
+    const { explorer, plot: { range } } = this, { centre, covariance } = this.shapes[head];
+    if (!ring) return explorer.edit((edit) => { edit.centre = to.map((c) => clamp(c, -0.5 - range, 0.5 + range)); });
+    const now = this.panel.model.gaussian(this.layer, head).sigma, { major } = ellipse(covariance, 0.5);
+    const sigma = (now * Math.hypot(to[0] - centre[0], to[1] - centre[1])) / major;
+    explorer.edit((edit) => { edit.sigma = clamp(sigma, ...explorer.host.choices.sigmas); });
   }
 
-  /** Arrow keys move the chosen head by a tenth of a pixel, with Shift to the next whole shift. */
-  key(event) {
-    const step = ARROWS[event.key];
-    if (!step || !this.canDrag() || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    this.explorer.edit((edit, { centre }) => {
-      edit.centre = centre.map((c, i) =>
-        !step[i]
-          ? c
-          : event.shiftKey
-            ? step[i] * (Math.floor(step[i] * c + 0.005) + 1)
-            : Math.round(10 * (c + 0.1 * step[i])) / 10,
-      );
-    });
+  /** What lies under the pointer lights up. */
+  point({ offsetX, offsetY }) {
+    const grip = this.grip(offsetX, offsetY, false);
+    this.centres.style.cursor = !grip ? "" : grip.ring ? "nwse-resize" : this.canDrag() ? "grab" : "pointer";
+    this.explorer.light(grip ? grip.head : -1);
   }
-
-  // -- what can be done to all heads at once
 
   makeGrid() {
     const { explorer, panel, layer } = this, taps = tapShifts(Math.floor(Math.sqrt(panel.model.heads[layer])));
     const pairs = nearestPlaces(this.shapes.map(({ centre }) => centre), taps);
-    explorer.editLayer((edits) =>
-      pairs.forEach(([head, tap]) => {
-        edits[head] = { centre: taps[tap], sigma: SHARP };
-      }),
-    );
-  }
-
-  harden() {
-    const { panel: { model }, layer } = this;
-    this.explorer.editLayer((edits) => edits.forEach((edit, head) => {
-      if (model.gaussian(layer, head).sigma > SHARP) edit.sigma = SHARP;
-    }));
-  }
-
-  playSolo() {
-    const { head } = this.explorer.state;
-    const others = this.shapes.filter((_, i) => i !== head);
-    const alone = others.every(({ faint }) => faint);
-    this.explorer.editLayer((edits) => edits.forEach((edit, i) => { edit.off = !alone && i !== head; }));
+    const grid = pairs.map(([head, tap]) => [`${layer}.${head}`, { centre: taps[tap], sigma: SHARP }]);
+    explorer.remember(null);
+    explorer.setEdits({ ...explorer.state.edits, ...Object.fromEntries(grid) });
   }
 
   // -- drawing
@@ -321,28 +271,21 @@ export class LayerCard {
         (this.canDrag() ? " Arrow keys move the chosen head, with Shift by whole shifts." : ""),
     );
     const past = model.epoch !== null && model.gram !== undefined; // the kernel's place stays, without the kernel
-    this.noKernel.hidden = kernel || (model.epoch === null && !panel.index); // then the switch says it
-    this.noKernel.textContent = model.epoch === null ? CONTENT : EARLIER;
+    this.noKernel.hidden = kernel || model.epoch === null; // then the switch says it
+    this.noKernel.textContent = EARLIER;
     this.kernel.hidden = this.kernelText.hidden = this.reading.hidden = this.tap.hidden = !kernel && !past;
     this.kernelBox.hidden = this.kernel.hidden && this.noKernel.hidden;
     this.hasKernel = kernel;
-    if (this.actions) {
-      this.actions.hidden = !this.canDrag() && !past;
-      this.solo.disabled = !this.shapes[state.head]; // only the model beside it has that head
-      this.solo.setAttribute(
-        "aria-pressed",
-        String(this.shapes.every(({ faint }, i) => faint === (i !== state.head)) && this.shapes.length > 1),
-      );
-    }
+    this.actions.hidden = !this.canDrag() && !past;
     if (kernel) this.drawKernel(read);
   }
 
   drawKernel(read) {
-    const { panel, explorer, layer } = this, { model } = panel, { colours } = explorer, own = model.kernelAt(layer);
+    const { panel: { model }, explorer, layer } = this, { colours } = explorer, own = model.kernelAt(layer);
     const sizes = [...new Set([...kernelSizes(model), ...(own ? [own] : [])])];
     this.size = own || this.size;
     if (!sizes.includes(this.size)) this.size = sizes.includes(read.size) ? read.size : sizes.at(-1) < 3 ? 1 : 3;
-    if (!panel.index) told(this.kernelText, `the ${this.size} × ${this.size} kernel they make: norm of each tap`);
+    told(this.kernelText, `the ${this.size} × ${this.size} kernel they make: norm of each tap`);
     if (this.sizes.lastChild?.value !== String(sizes.at(-1)))
       this.sizes.replaceChildren(
         ...sizes.map((size) => element("option", { value: size, textContent: `${size} × ${size}` })),
@@ -381,11 +324,8 @@ export class LayerCard {
       }
     });
     const inner = ((window - this.size) / 2) * cell;
-    for (const [colour, line] of [["rgba(255,255,255,.9)", 4], ["#222", 2]]) {
-      pen.strokeStyle = colour;
-      pen.lineWidth = line;
-      pen.strokeRect(inner + 1, inner + 1, this.size * cell - 2, this.size * cell - 2);
-    }
+    const box = [inner + 1, inner + 1, this.size * cell - 2, this.size * cell - 2];
+    frame(pen, box, [["rgba(255,255,255,.9)", 4], ["#222", 2]]);
     this.window = window;
     this.tell(read);
   }
@@ -419,10 +359,9 @@ export class LayerCard {
 
   /** The switch, and what is known by now of the convolution in the layer's place. */
   tellSwap() {
-    const { panel, explorer, swapBox } = this, { model } = panel;
-    if (!swapBox) return;
+    const { panel: { model }, explorer } = this;
     if (model.epoch !== null) return;
-    const size = model.kernelAt(this.layer), seen = explorer.seenOf(panel)?.kernel;
+    const size = model.kernelAt(this.layer), seen = explorer.seenNow()?.kernel;
     this.swap.checked = size !== null;
     this.swap.disabled = model.content;
     this.swapName.textContent = ` this layer as${model.content ? " a convolution" : ""}`;
@@ -449,8 +388,7 @@ export class LayerCard {
 
   /** The rows of canvases that a saved picture shows. */
   pictures() {
-    const { swapBox, responseBox } = this, shown = swapBox && this.hasKernel && !responseBox.hidden;
-    const known = shown && this.explorer.seenOf(this.panel)?.kernel;
+    const known = this.hasKernel && !this.responseBox.hidden && this.explorer.seenNow()?.kernel;
     return [
       [this.centres, ...(this.hasKernel ? [this.kernel] : [])],
       known ? this.responses.map(({ canvas }) => canvas) : [],

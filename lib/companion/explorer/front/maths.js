@@ -131,11 +131,5 @@ export function missedMass(alpha) {
   return -Math.expm1(-2 * Math.log1p(beside));
 }
 
-/** Heads' own weights: a head has its tap's, and heads that were given the same tap share it. */
-export function headWeights(heads, kernel) {
-  const sharing = heads.reduce((counts, { tap }) => counts.set(tap, (counts.get(tap) || 0) + 1), new Map());
-  return heads.map(({ tap }) => kernel[tap] / sharing.get(tap));
-}
-
 /** Largest value without its sign. */
 export const largest = (values) => values.reduce((top, value) => Math.max(top, Math.abs(value)), 0);

@@ -41,56 +41,91 @@ export function roving(box, label, role = "toolbar") {
 }
 
 /** A labelled list to choose from, [[value, text], ...]: the field, and its select. */
-export function chooser(label, className, options, act) {
-  const select = element(
-    "select",
-    { onchange: () => act(select.value) },
-    ...options.map(([value, text]) => element("option", { value, textContent: text })),
-  );
-  return [element("label", { className }, element("span", { textContent: label }), select), select];
+export function chooser(label, options, act) {
+  const all = options.map(([value, textContent]) => element("option", { value, textContent }));
+  const select = element("select", { onchange: () => act(select.value) }, ...all);
+  return [element("label", { className: "ax-field" }, element("span", { textContent: label }), select), select];
 }
 
-/** The step (rows, columns) of an arrow key. */
-export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+/** A slider with its name and its value in words: {label, input, output, set}. */
+export function slider(name, limits, act, format = String) {
+  const id = uniqueId(), output = element("output", { htmlFor: id });
+  const input = element("input", { type: "range", id, ...limits, oninput: () => act(Number(input.value)) });
+  const set = (value, others = {}) => {
+    Object.assign(input, others);
+    input.value = value;
+    output.textContent = format(value);
+    input.setAttribute("aria-valuetext", `${name} ${output.textContent}`);
+  };
+  return { label: element("label", { htmlFor: id, textContent: name }), input, output, set };
+}
+
+/** A hidden field for a picture, which goes to `take`; `click` it. */
+export function pictureField(take) {
+  const field = element("input", { type: "file", accept: "image/*", hidden: true });
+  field.onchange = () => {
+    const [file] = field.files;
+    field.value = ""; // the same one may be opened again
+    if (file) take(file);
+  };
+  return field;
+}
+
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+/** The step (rows, columns) of an arrow key, which then does nothing else; null of other keys. */
+function arrowStep(event) {
+  const step = ARROWS[event.key];
+  if (!step || event.ctrlKey || event.metaKey || event.altKey) return null;
+  event.preventDefault();
+  return step;
+}
+
+/** Let a pointer and arrow keys choose a pixel of a canvas that shows a grid. */
+export function choosesPixel(canvas, { grid, query, choose }) {
+  const point = (event) => {
+    if (event.pointerType === "touch" && !event.buttons) return;
+    const box = canvas.getBoundingClientRect(), [height, width] = grid();
+    const shares = [(event.clientY - box.top) / box.height, (event.clientX - box.left) / box.width];
+    choose([Math.floor(shares[0] * height), Math.floor(shares[1] * width)], event);
+  };
+  for (const name of ["pointerdown", "pointermove"]) canvas.addEventListener(name, point);
+  canvas.addEventListener("keydown", (event) => {
+    const step = arrowStep(event);
+    if (step) choose(query().map((q, i) => q + step[i]), event);
+  });
+}
 
 const CLICK = 4; // px: a pointer that moves less has clicked
 const SNAP = 0.12; // cells within which what is dragged falls onto a whole place
 
-/** Let a pointer and arrow keys move a dot to another `centre` (row, column), in cells of that many pixels. Returns a
- * function that says whether it was dragged when it was pressed last. */
-export function draggable(dot, { cell, centre, move }) {
-  let held = null, dragged = false;
-  const to = (value) => (Math.abs(value - Math.round(value)) < SNAP ? Math.round(value) : value);
-  dot.addEventListener("pointerdown", (event) => {
-    if (event.button) return;
-    dot.setPointerCapture(event.pointerId);
-    dragged = false;
-    held = { x: event.clientX, y: event.clientY, from: centre() };
+/** Let a pointer and arrow keys move what is on a node. `grip` says what an event takes hold of: {at: (row, column),
+ * cell: pixels a cell}, with `free` where nothing falls onto whole places; or nothing. `move` hears where it goes.
+ * Returns what is `held`, and whether it was `dragged` when it was pressed last. */
+export function draggable(node, { grip, move }) {
+  const state = { held: null, dragged: false };
+  node.addEventListener("pointerdown", (event) => {
+    const held = event.button ? null : grip(event);
+    if (!held) return;
+    node.setPointerCapture(event.pointerId);
+    Object.assign(state, { held: { ...held, x: event.clientX, y: event.clientY }, dragged: false });
   });
-  dot.addEventListener("pointermove", (event) => {
-    if (!event.buttons) held = null; // its end was not seen here, as below a menu
+  node.addEventListener("pointermove", (event) => {
+    if (!event.buttons) state.held = null; // its end was not seen here, as below a menu
+    const { held } = state;
     if (!held) return;
     const away = [event.clientY - held.y, event.clientX - held.x];
-    dragged ||= Math.hypot(...away) >= CLICK;
-    if (dragged) move(held.from.map((c, i) => to(c + away[i] / cell())), event);
+    state.dragged ||= Math.hypot(...away) >= CLICK;
+    const snapped = (c) => (!held.free && Math.abs(c - Math.round(c)) < SNAP ? Math.round(c) : c);
+    if (state.dragged) move(held.at.map((c, i) => snapped(c + away[i] / held.cell)), event, held);
   });
-  for (const name of ["pointerup", "pointercancel"]) dot.addEventListener(name, () => { held = null; });
-  dot.addEventListener("keydown", (event) => {
-    const step = ARROWS[event.key];
-    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    move(centre().map((c, i) => Math.round((c + step[i] * (event.shiftKey ? 0.05 : 0.25)) * 100) / 100), event);
+  for (const name of ["pointerup", "pointercancel"]) node.addEventListener(name, () => { state.held = null; });
+  node.addEventListener("keydown", (event) => {
+    const held = event.key in ARROWS && grip(event), step = held && arrowStep(event);
+    const by = event.shiftKey ? 0.05 : 0.25;
+    if (step) move(held.at.map((c, i) => Math.round((c + step[i] * by) * 100) / 100), event, held);
   });
-  return () => dragged;
-}
-
-/** Row and column of the cell under a pointer, of so many on an element. */
-export function cellUnder(event, node, height, width) {
-  const box = node.getBoundingClientRect();
-  return [
-    Math.floor(((event.clientY - box.top) / box.height) * height),
-    Math.floor(((event.clientX - box.left) / box.width) * width),
-  ];
+  return state;
 }
 
 /** Lists, sliders and dots use keys themselves, and JupyterLab would change cells, or delete one: keys stay in `root`.
@@ -124,6 +159,12 @@ export const inAddress = (place) => ({
     place.addEventListener("hashchange", ({ newURL }) => act(new URL(newURL).hash));
   },
 });
+
+/** Put a link on the clipboard; the address has it already. Says what was done. */
+export async function copied(link) {
+  const done = await navigator.clipboard?.writeText(link).then(() => true, () => false);
+  return done ? "Copied." : "The address bar has the link.";
+}
 
 /** What a link's reader is told where it was made with a picture that its author opened. */
 export const NOT_HELD =
@@ -218,7 +259,7 @@ export function gradient(colours, many) {
 }
 
 /** Lightness 0..1 of a colour [r, g, b]. */
-export const luminance = (c) => (0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2]) / 255;
+const luminance = (c) => (0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2]) / 255;
 
 /** Black or white, whichever can be read on a colour [r, g, b]: a contrast of 4.5 : 1 or more (WCAG's luminance). */
 export function inkOn(colour) {
@@ -230,7 +271,7 @@ export function inkOn(colour) {
 }
 
 /** The colours that the theme gives an element, and whether its back is dark. */
-export function themeOf(root) {
+function themeOf(root) {
   const style = getComputedStyle(root), get = (name) => style.getPropertyValue(name).trim();
   // The browser turns any colour of the theme into numbers when a canvas takes it.
   const probe = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -329,7 +370,7 @@ export const widgetOf = (View, hostOf) => ({
 });
 
 /** Call `act` whenever the theme of JupyterLab or of the system changes; returns a function that ends it. */
-export function onTheme(act) {
+function onTheme(act) {
   const observer = new MutationObserver(act), media = window.matchMedia("(prefers-color-scheme: dark)");
   observer.observe(document.body, {
     attributes: true,

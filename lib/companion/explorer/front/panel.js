@@ -1,13 +1,14 @@
-// One model's part of the page: its grid of heads, and the chosen head large.
+// The model's part of the page: its grid of heads, and the chosen head large.
 
 import { drawHeads, headAt, spots } from "./centres.js";
 import {
-  QUERY, RAMP, brightness, colourAt, drawField, percent, pixelGrid, scaleBar, shiftText, signed,
+  QUERY, RAMP, brightness, colourAt, disc, drawField, frame, inside, percent, pixelGrid, scaleBar, shiftText, signed,
+  trace,
 } from "./draw.js";
 import { covarianceOf, describe, ellipse, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
 import { clamp, largest } from "./maths.js";
-import { button, canvasOf, div, element, pixelRatio, roving, uniqueId } from "./page.js";
+import { button, canvasOf, div, element, pixelRatio, roving, slider, uniqueId } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 export const IMAGE_SIDE = 240; // px, as the chosen head's map
@@ -20,147 +21,77 @@ const [VEIL, OPAQUE] = [130, 230]; // of 255: how much of the image a map hides 
 const GAP = 20; // px, between the maps and the kernel
 
 export class Panel {
-  constructor(explorer, index) {
+  constructor(explorer) {
     this.explorer = explorer;
-    this.index = index;
     const id = uniqueId();
+    const picture = (className, more = {}) => element("canvas", { className, role: "img", ...more });
+    const figure = (caption, ...children) =>
+      element("figure", { className: "ax-small" }, ...children, element("figcaption", { textContent: caption }));
     this.title = element("h2");
     this.grid = element("canvas", {
-      className: "ax-grid",
-      tabIndex: 0,
-      role: "application",
-      "aria-describedby": `${id}-numbers`,
+      className: "ax-grid", tabIndex: 0, role: "application", "aria-describedby": `${id}-numbers`,
     });
-    this.zoom = element("canvas", { className: "ax-zoom", role: "img" });
-    this.track = element("canvas", { className: "ax-track", role: "img" });
+    this.zoom = picture("ax-zoom");
+    this.track = picture("ax-track");
     this.numbers = element("dl", { className: "ax-numbers", id: `${id}-numbers` });
-    this.epoch = this.slider("epoch", 0, 1, 1, (value) => {
+    this.epoch = this.row("epoch", { min: 0, max: 1, step: 1 }, (value) => {
       explorer.film.stop();
-      explorer.setEpoch(index, value);
+      explorer.setEpoch(value);
     });
-    this.play = button("", () => explorer.film.play(index));
-    explorer.film.tell(this.play);
-    this.epochRow = div("ax-epoch", this.play, this.epoch.row);
     this.epoch.row.title = GLOSSARY.epoch;
+    this.epochRow = div("ax-epoch", explorer.film.button, this.epoch.row);
     this.predictions = div("ax-predictions");
     this.headTitle = element("h3");
-    this.trackBox = element(
-      "figure",
-      { className: "ax-small" },
-      this.track,
-      element("figcaption", { textContent: "centre through training" }),
-    );
-    this.sliders = this.index === 0 ? this.makeSliders() : null;
+    this.trackBox = figure("centre through training", this.track);
+    this.sliders = this.makeSliders();
     this.answer = div("ax-column ax-answer", element("h2", { textContent: "Prediction" }), this.predictions);
-    this.zoomBox = element(
-      "figure",
-      { className: "ax-small" },
-      this.zoom,
-      element("figcaption", { textContent: "attention over the image" }),
-    );
-    this.output = element("canvas", { className: "ax-output", role: "img", "aria-label": "not computed yet" });
+    this.zoomBox = figure("attention over the image", this.zoom);
+    this.output = picture("ax-output", { "aria-label": "not computed yet" });
     canvasOf(this.output, OUTPUT, OUTPUT); // the place of what will be there
     this.does = element("p");
     this.outputScale = scaleBar();
-    this.doesBox = div(
-      "ax-does",
-      element(
-        "figure",
-        { className: "ax-small" },
-        this.output,
-        this.outputScale.root,
-        element("figcaption", { textContent: "what it adds to the layer's output" }),
-      ),
-      div("ax-column", this.does),
-    );
+    const adds = figure("what it adds to the layer's output", this.output, this.outputScale.root);
+    this.doesBox = div("ax-does", adds, div("ax-column", this.does));
     this.detail = div(
-      "ax-detail",
-      this.zoomBox,
-      div("ax-column", this.headTitle, this.numbers, this.sliders && this.sliders.box),
-      this.doesBox,
-      this.trackBox,
-      this.answer,
+      "ax-detail", this.zoomBox, div("ax-column", this.headTitle, this.numbers, this.sliders.box), this.doesBox,
+      this.trackBox, this.answer,
     );
     this.words = div("ax-badges"); // what can be asked of the words on the tiles, at their places
-    this.bar = element("canvas", { className: "ax-scale", role: "img" });
+    this.bar = picture("ax-scale");
     this.barText = element("span", { className: "ax-note" });
     this.barBox = div("ax-row", this.bar, this.barText);
     this.keys = roving(this.words, "Heads");
     this.card = new LayerCard(this);
     this.root = element(
-      "section",
-      { className: "ax-panel" },
-      this.title,
-      this.epochRow,
-      div("ax-tiles", this.grid, this.words),
-      this.barBox,
-      this.card.root,
-      this.detail,
+      "section", { className: "ax-panel" }, this.title, this.epochRow, div("ax-tiles", this.grid, this.words),
+      this.barBox, this.card.root, this.detail,
     );
     this.atlas = document.createElement("canvas");
-    this.grid.addEventListener("click", (event) => explorer.pickHead(this, event));
-    this.grid.addEventListener("pointermove", (event) => explorer.inspect(this, event));
-    this.grid.addEventListener("pointerleave", () => explorer.inspect(this, null));
-    this.grid.addEventListener("keydown", (event) => explorer.key(event));
+    this.grid.addEventListener("click", (event) => explorer.pickHead(event));
+    this.grid.addEventListener("pointermove", (event) => explorer.inspect(event));
+    this.grid.addEventListener("pointerleave", () => explorer.inspect(null));
   }
 
-  slider(label, min, max, step, act, format = (value) => String(value)) {
-    const id = uniqueId();
-    const input = element("input", { type: "range", id, min, max, step, oninput: () => act(Number(input.value)) });
-    const output = element("output", { htmlFor: id });
-    const set = (value, limits = {}) => {
-      Object.assign(input, limits);
-      input.value = value;
-      output.textContent = format(Number(value));
-      input.setAttribute("aria-valuetext", `${label} ${output.textContent}`);
-    };
-    return {
-      input,
-      set,
-      row: div("ax-slider", element("label", { htmlFor: id, textContent: label }), input, output),
-    };
+  /** A slider in a row. */
+  row(...about) {
+    const made = slider(...about);
+    return { ...made, row: div("ax-slider", made.label, made.input, made.output) };
   }
 
   makeSliders() {
-    const { explorer } = this;
-    const [low, high] = explorer.host.choices.sigmas.map(Math.log);
+    const { explorer } = this, { sigmas } = explorer.host.choices, [min, max] = sigmas.map(Math.log);
     const part = (axis) => (value) =>
-      explorer.edit((edit, now) => {
-        edit.centre = now.centre.map((c, i) => (i === axis ? value : c));
-      });
-    const row = this.slider("centre row", -8, 8, 0.05, part(0), (v) => signed(v));
-    const column = this.slider("centre column", -8, 8, 0.05, part(1), (v) => signed(v));
-    const sigma = this.slider(
-      "spread σ",
-      low,
-      high,
-      0.01,
-      (value) =>
-        explorer.edit((edit) => {
-          edit.sigma = clamp(Math.exp(value), ...explorer.host.choices.sigmas);
-        }),
-      (v) => `${Math.exp(v).toFixed(2)} px`,
-    );
-    const off = element("input", {
-      type: "checkbox",
-      onchange: () =>
-        explorer.edit((edit) => {
-          edit.off = !off.checked;
-        }),
-    });
+      explorer.edit((edit, { centre }) => { edit.centre = centre.map((c, i) => (i === axis ? value : c)); });
+    const spread = (value) => explorer.edit((edit) => { edit.sigma = clamp(Math.exp(value), ...sigmas); });
+    const near = { min: -8, max: 8, step: 0.05 };
+    const [row, column] = ["row", "column"].map((axis, i) => this.row(`centre ${axis}`, near, part(i), signed));
+    const sigma = this.row("spread σ", { min, max, step: 0.01 }, spread, (v) => `${Math.exp(v).toFixed(2)} px`);
+    const off = element("input", { type: "checkbox" });
+    off.onchange = () => explorer.edit((edit) => { edit.off = !off.checked; });
     const reset = button("Reset head", () => explorer.reset(false));
     const gaussian = element("div", {}, row.row, column.row, sigma.row);
-    const box = div(
-      "ax-sliders",
-      gaussian,
-      div("ax-row", element("label", {}, off, " head on"), reset),
-    );
+    const box = div("ax-sliders", gaussian, div("ax-row", element("label", {}, off, " head on"), reset));
     return { box, gaussian, row, column, sigma, off, reset };
-  }
-
-  /** The width below which it cannot stand beside another. */
-  least() {
-    return Math.max(IMAGE_SIDE + 10, 30 + (TILE + 4) * this.model.most);
   }
 
   /** Whether the grid shows every layer's heads around the query, not their maps. */
@@ -172,14 +103,10 @@ export class Panel {
   layout(width) {
     const { model, centres, explorer } = this, one = !explorer.state.all, ratio = pixelRatio();
     const split = one && width >= SPLIT, room = split ? 0.42 * width : width;
-    const columns = centres
-      ? Math.min(model.heads.length, Math.max(1, Math.floor(width / 190)))
-      : !one
-        ? model.most
-        : explorer.narrow
-          ? Math.min(5, model.most)
-          : Math.ceil(Math.sqrt(model.most));
-    const rows = centres || one ? Math.ceil((one ? model.most : model.heads.length) / columns) : model.heads.length;
+    const side = explorer.narrow ? Math.min(5, model.most) : Math.ceil(Math.sqrt(model.most)); // of one layer's heads
+    const plots = Math.min(model.heads.length, Math.max(1, Math.floor(width / 190))), maps = one ? side : model.most;
+    const columns = centres ? plots : maps, many = one ? model.most : model.heads.length;
+    const rows = centres || one ? Math.ceil(many / columns) : many;
     const [left, top, gap] = centres ? [0, 20, 14] : one ? [0, 2, 6] : [26, 18, 4];
     const notes = !centres && !one && width > 560 && !model.content ? 80 : 0;
     const wide = clamp(Math.floor((room - left - notes) / columns - gap), TILE, centres ? 300 : 128);
@@ -254,37 +181,29 @@ export class Panel {
     }
     if (this.fresh.has(layer)) return this.reads.get(layer).read;
     this.fresh.add(layer);
-    const edits =
-      model.epoch === null ? Object.entries(model.edits).filter(([place]) => place.startsWith(`${layer}.`)) : [];
-    const key = JSON.stringify([edits, ...now.slice(2)]);
-    if (this.reads.get(layer)?.key !== key)
-      this.reads.set(layer, { key, read: readLayer(model, layer, state.part) });
+    const own = Object.entries(model.edits).filter(([place]) => place.startsWith(`${layer}.`));
+    const key = JSON.stringify([model.epoch === null ? own : [], ...now.slice(2)]);
+    if (this.reads.get(layer)?.key !== key) this.reads.set(layer, { key, read: readLayer(model, layer, state.part) });
     return this.reads.get(layer).read;
   }
 
   /** Where the heads of a layer went until the epoch that is shown; nothing at the end of training. */
   trails(layer) {
-    const { model } = this;
-    return model.epoch === null
-      ? []
-      : Array.from({ length: model.heads[layer] }, (_, head) =>
-          model
-            .track(layer, head)
-            .slice(0, Math.floor(model.epoch) + 1)
-            .concat(model.epoch % 1 ? [this.shape(layer, head).centre] : [])
-            .filter(([r]) => Number.isFinite(r)),
-        );
+    const { model } = this, { epoch } = model;
+    if (epoch === null) return [];
+    return Array.from({ length: model.heads[layer] }, (_, head) => {
+      const path = model.track(layer, head).slice(0, Math.floor(epoch) + 1);
+      if (epoch % 1) path.push(this.shape(layer, head).centre);
+      return path.filter(([r]) => Number.isFinite(r));
+    });
   }
 
   /** Compute all maps at the query; while a head is dragged, its own only. */
   compute() {
     const { model, explorer: { state } } = this, { query } = state;
-    if (
-      !this.maps ||
-      this.maps.length !== model.heads.length ||
-      this.maps.some((maps, l) => maps.length !== model.heads[l] || (maps[0] && maps[0].length !== model.pixels))
-    ) {
+    if (!this.maps) { // another model
       this.maps = model.heads.map((heads) => Array.from({ length: heads }, () => new Float32Array(model.pixels)));
+      this.levels = new Float32Array(model.pixels);
       this.computed = null;
     }
     const now = [model, model.epoch, ...query, state.part, model.scores];
@@ -295,16 +214,12 @@ export class Panel {
         const map = this.maps[layer][head], place = `${layer}.${head}`, edit = model.edits[place] || null;
         if (this.editOf.get(place) !== edit) model.probabilities(layer, head, query, map, state.part);
         this.editOf.set(place, edit);
-        if (state.shared) for (const p of map) if (p > this.largest) this.largest = p;
+        for (const p of map) if (p > this.largest) this.largest = p;
       }
     });
-  }
-
-  /** What is drawn of a head: its probabilities, or its logits. */
-  values(layer, head) {
-    const { model, explorer: { state } } = this;
-    if (state.scale === "probabilities") return this.maps[layer][head];
-    return model.logits(layer, head, state.query, model.work, state.part);
+    this.range = this.extent(model.heads.keys(), 0.95, 3);
+    const size = Math.floor(Math.sqrt(model.heads[state.layer] || 0)); // of a kernel, which is seen whole
+    this.near = this.extent([state.layer], 0.75, (size >> 1) + 1);
   }
 
   drawGrid() {
@@ -327,14 +242,12 @@ export class Panel {
       Object.assign(this.atlas, { width: model.most * width, height: layers * height });
       this.pen = this.atlas.getContext("2d");
       this.data = this.pen.createImageData(this.atlas.width, this.atlas.height);
-      this.levels = new Float32Array(model.pixels);
     }
     const { one } = box, pixels = this.data.data;
     model.heads.forEach((heads, layer) => {
       if (one && (layer !== state.layer || model.film)) return;
       for (let head = 0; head < heads; head++) {
-        const values = this.values(layer, head), top = state.shared && this.largest;
-        brightness(values, state.scale === "logits", top, this.levels, one ? FAINT : 0.5);
+        brightness(this.maps[layer][head], this.largest, this.levels, one ? FAINT : 0.5);
         for (let k = 0, at = 0; k < height; k++) {
           let to = 4 * ((layer * height + k) * this.data.width + head * width);
           for (let l = 0; l < width; l++, at++, to += 4) {
@@ -382,10 +295,7 @@ export class Panel {
         context.strokeRect(x - 0.5, y - 0.5, wide + 1, tall + 1);
         this.drawBadge(x, y, layer, head);
         if (model.epoch === null && model.edits[`${layer}.${head}`]) {
-          context.fillStyle = colours.accent;
-          context.beginPath();
-          context.arc(x + wide - 2, y + 2, 4, 0, 7);
-          context.fill();
+          disc(context, x + wide - 2, y + 2, 4, colours.accent);
         }
       }
     });
@@ -396,17 +306,8 @@ export class Panel {
     const { context, model, explorer, box: { wide, tall } } = this, size = model.kernelAt(layer);
     if (!size) return;
     const [i, j] = explorer.state.query, [cellX, cellY] = [wide / model.width, tall / model.height];
-    context.save();
-    context.beginPath();
-    context.rect(x, y, wide, tall);
-    context.clip();
-    for (const [colour, line] of [["#000", 3], ["#fff", 1.5]]) {
-      context.strokeStyle = colour;
-      context.lineWidth = line;
-      const reach = (size - 1) / 2;
-      context.strokeRect(x + (j - reach) * cellX, y + (i - reach) * cellY, size * cellX, size * cellY);
-    }
-    context.restore();
+    const reach = (size - 1) / 2, kept = [x + (j - reach) * cellX, y + (i - reach) * cellY, size * cellX, size * cellY];
+    inside(context, [x, y, wide, tall], () => frame(context, kept, [["#000", 3], ["#fff", 1.5]]));
   }
 
   /** Of a head whose maps were not recorded: the ring of half its attention over the image, as it was measured. */
@@ -414,19 +315,15 @@ export class Panel {
     const { context, model, explorer, box: { wide, tall } } = this, { height, width } = model;
     const [i, j] = explorer.state.query, { centre, covariance } = this.shape(layer, head);
     const { major, minor, angle } = ellipse(covariance, 0.5), cell = wide / width;
-    context.save();
-    context.beginPath();
-    context.rect(x, y, wide, tall);
-    context.clip();
-    context.fillStyle = `rgba(0, 0, 0, ${VEIL / 255})`;
-    context.fillRect(x, y, wide, tall);
-    context.strokeStyle = "#fff";
-    context.lineWidth = 2;
-    context.beginPath();
     const [across, down] = [x + (j + 0.5 + centre[1]) * cell, y + ((i + 0.5 + centre[0]) * tall) / height];
-    if (Number.isFinite(across)) context.ellipse(across, down, major * cell, minor * cell, angle, 0, 7);
-    context.stroke();
-    context.restore();
+    inside(context, [x, y, wide, tall], () => {
+      context.fillStyle = `rgba(0, 0, 0, ${VEIL / 255})`;
+      context.fillRect(x, y, wide, tall);
+      Object.assign(context, { strokeStyle: "#fff", lineWidth: 2 });
+      context.beginPath();
+      if (Number.isFinite(across)) context.ellipse(across, down, major * cell, minor * cell, angle, 0, 7);
+      context.stroke();
+    });
   }
 
   /** Of how many taps of a kernel a layer has heads, or that a convolution is in its place: at the end of its row. */
@@ -446,20 +343,15 @@ export class Panel {
 
   /** The colours' scale: how much attention is how bright. */
   drawBar() {
-    const { explorer: { state } } = this;
-    const logits = state.scale === "logits";
-    const wide = 120;
-    const pen = canvasOf(this.bar, wide, 10);
+    const wide = 120, pen = canvasOf(this.bar, wide, 10);
     this.barBox.hidden = this.centres;
     this.barBox.style.visibility = this.model.film ? "hidden" : "";
     for (let x = 0; x < wide; x++) {
       pen.fillStyle = colourAt(x / (wide - 1));
       pen.fillRect(x, 0, 1, 10);
     }
-    const text = logits
-      ? "each head's largest logit at the right; at the left its smallest, or 12 less than the largest if that is more"
-      : `attention from 0 to ${state.shared ? percent(this.largest) : "each head's largest"}; ` +
-        `${this.box.one ? "a sixteenth" : "a quarter"} of that is in the middle`;
+    const middle = `${this.box.one ? "a sixteenth" : "a quarter"} of that is in the middle`;
+    const text = `attention from 0 to ${percent(this.largest)}; ${middle}`;
     this.barText.textContent = text;
     this.bar.setAttribute("aria-label", `Scale: ${text}`);
   }
@@ -473,7 +365,7 @@ export class Panel {
     context.fillRect(x, y + tall - (lit ? 6 : 3), wide, lit ? 6 : 3);
     if (wide < WORD) return;
     const { kind, same } = this.read(layer).heads[head], word = same >= 0 ? `= head ${same + 1}` : kind;
-    const text = !this.box.one ? word : this.model.film ? `${head + 1}` : `${head + 1}  ${word}`;
+    const named = this.model.film ? `${head + 1}` : `${head + 1}  ${word}`, text = this.box.one ? named : word;
     context.font = `10px ${colours.font}`;
     context.textAlign = "left";
     context.fillStyle = colours.text;
@@ -490,12 +382,8 @@ export class Panel {
   cross(x, y, wide, tall) {
     const { context } = this;
     context.strokeStyle = this.explorer.colours.text;
-    context.beginPath();
-    context.moveTo(x + 3, y + 3);
-    context.lineTo(x + wide - 3, y + tall - 3);
-    context.moveTo(x + wide - 3, y + 3);
-    context.lineTo(x + 3, y + tall - 3);
-    context.stroke();
+    trace(context, [[x + 3, y + 3], [x + wide - 3, y + tall - 3]]);
+    trace(context, [[x + wide - 3, y + 3], [x + 3, y + tall - 3]]);
   }
 
   /** Every layer's heads around the query. */
@@ -526,12 +414,8 @@ export class Panel {
     const { model } = this, far = [];
     for (const layer of layers)
       for (let head = 0; head < model.heads[layer]; head++) {
-        const { centre } =
-          model.encoding === "quadratic"
-            ? model.gaussian(layer, head, true)
-            : model.film
-              ? model.recorded(layer, head)
-              : this.read(layer).heads[head].told;
+        const { centre } = model.encoding === "quadratic" ? model.gaussian(layer, head, true)
+          : model.film ? model.recorded(layer, head) : this.read(layer).heads[head].told;
         if (Number.isFinite(centre[0])) far.push(Math.max(Math.abs(centre[0]), Math.abs(centre[1])));
       }
     far.sort((a, b) => a - b);
@@ -539,91 +423,68 @@ export class Panel {
     return clamp(Math.round(usual) + 1, least, Math.max(model.height, model.width)) + 0.5;
   }
 
-  /** Extents of all layers' plots and of the chosen layer's, near the query: there three quarters of its heads are
-   * seen, and its kernel. */
-  extents() {
-    const { layer } = this.explorer.state, size = Math.floor(Math.sqrt(this.model.heads[layer] || 0));
-    return [this.extent(this.model.heads.keys(), 0.95, 3), this.extent([layer], 0.75, (size >> 1) + 1)];
-  }
-
   /** The chosen head: its map over the image, numbers, path, sliders. */
   drawDetail() {
-    const { model, explorer } = this, { state } = explorer;
-    const { layer, head } = state, map = this.maps[layer] && this.maps[layer][head];
+    const { model, explorer } = this, { layer, head, query } = explorer.state, map = this.maps[layer][head];
     this.zoomBox.hidden = this.numbers.hidden = !map || model.film;
-    this.headTitle.textContent =
-      `Layer ${layer + 1}, head ${head + 1}` +
-      (!map ? ": this model has no such head" : model.isOff(layer, head) ? " (off)" : "");
+    this.sliders.box.hidden = !map;
+    const note = !map ? ": this model has no such head" : model.isOff(layer, head) ? " (off)" : "";
+    this.headTitle.textContent = `Layer ${layer + 1}, head ${head + 1}${note}`;
     if (!map) {
       this.trackBox.hidden = this.doesBox.hidden = true; // what was said is of another head
       this.told = "";
-      if (this.sliders) this.sliders.box.hidden = true;
       return;
     }
-    const { query } = state, told = describe(map, model.height, model.width, query);
-    const rows = model.film // the maps are the trained model's; only this is known, and spoken
-      ? [["measured centre", shiftText(this.shape(layer, head).centre)]]
-      : [
-          ["measured centre", shiftText(told.centre)], ["measured spread", `${told.spread.toFixed(2)} px`],
-          ["best shift", `${shiftText(told.peak, 0)}: ${percent(told.mass)}`],
-          ["reach", `${told.reach.toFixed(2)} px`], ["entropy", `${told.entropy.toFixed(2)} nats`],
-        ];
-    if (model.encoding === "quadratic") {
-      const { centre, sigma } = model.gaussian(layer, head);
-      rows.push(["learned centre", shiftText(centre)], ["learned σ", `${Math.min(sigma, 999).toFixed(2)} px`]);
-    }
+    const told = describe(map, model.height, model.width, query), rows = this.numbersOf(layer, head, told);
     const text = rows.map(([name, value]) => `${name} ${value}`).join(", ");
     if (this.told !== text) {
       this.told = text;
-      this.numbers.replaceChildren(
-        ...rows.flatMap(([name, value]) => [
-          element("dt", {
-            textContent: name,
-            title: GLOSSARY[name],
-            onclick: () => explorer.say(`${name}: ${GLOSSARY[name]}`),
-          }),
-          element("dd", { textContent: value }),
-        ]),
-      );
+      this.numbers.replaceChildren(...rows.flatMap(([name, value]) => {
+        const meaning = GLOSSARY[name], onclick = () => explorer.say(`${name}: ${meaning}`);
+        return [element("dt", { textContent: name, title: meaning, onclick }), element("dd", { textContent: value })];
+      }));
     }
     const place = `query row ${query[0]}, column ${query[1]}`;
     this.zoom.setAttribute("aria-label", `${this.headTitle.textContent}, ${place}: ${text}`);
-    this.drawZoom(map, query, told, this.values(layer, head));
+    this.drawZoom(map, query, told);
     this.drawTrack(layer, head);
     this.drawDoes();
-    if (this.sliders) this.setSliders(layer, head);
+    this.setSliders(layer, head);
   }
 
-  drawZoom(map, query, told, values) {
-    const { model, explorer } = this, { state, colours } = explorer;
-    const side = IMAGE_SIDE;
-    const wide = model.width >= model.height ? side : (side * model.width) / model.height;
-    const tall = (wide * model.height) / model.width;
+  /** What there is to say of a head, by name. */
+  numbersOf(layer, head, told) {
+    const { model } = this;
+    if (model.film) return [["measured centre", shiftText(this.shape(layer, head).centre)]]; // all that is known
+    const rows = [
+      ["measured centre", shiftText(told.centre)], ["measured spread", `${told.spread.toFixed(2)} px`],
+      ["best shift", `${shiftText(told.peak, 0)}: ${percent(told.mass)}`],
+      ["reach", `${told.reach.toFixed(2)} px`], ["entropy", `${told.entropy.toFixed(2)} nats`],
+    ];
+    if (model.encoding !== "quadratic") return rows;
+    const { centre, sigma } = model.gaussian(layer, head);
+    return [...rows, ["learned centre", shiftText(centre)], ["learned σ", `${Math.min(sigma, 999).toFixed(2)} px`]];
+  }
+
+  drawZoom(map, query, told) {
+    const { model, explorer } = this, { colours } = explorer;
+    const wide = model.width >= model.height ? IMAGE_SIDE : (IMAGE_SIDE * model.width) / model.height;
+    const tall = (wide * model.height) / model.width, [cellX, cellY] = [wide / model.width, tall / model.height];
     const pen = canvasOf(this.zoom, wide, tall);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(explorer.picture, 0, 0, wide, tall);
-    const [cellX, cellY] = [wide / model.width, tall / model.height];
-    const levels = brightness(
-      values,
-      state.scale === "logits",
-      state.shared && this.largest,
-      new Float32Array(model.pixels),
-    );
-    for (let at = 0; at < model.pixels; at++) {
-      const level = Math.round(levels[at]);
-      const from = 3 * level, opacity = 0.5 + (0.4 * level) / 255;
-      pen.fillStyle = `rgba(${RAMP[from]},${RAMP[from + 1]},${RAMP[from + 2]},${opacity})`;
+    brightness(map, this.largest, this.levels).forEach((level, at) => {
+      pen.globalAlpha = 0.5 + (0.4 * level) / 255;
+      pen.fillStyle = colourAt(level / 255);
       pen.fillRect((at % model.width) * cellX, Math.floor(at / model.width) * cellY, cellX + 0.5, cellY + 0.5);
-    }
+    });
+    pen.globalAlpha = 1;
     const middle = ([r, c]) => [(c + 0.5) * cellX, (r + 0.5) * cellY];
     const [qx, qy] = middle(query), [cx, cy] = middle([query[0] + told.centre[0], query[1] + told.centre[1]]);
     pen.strokeStyle = QUERY;
     pen.lineWidth = 2.5;
     pen.strokeRect(qx - cellX / 2, qy - cellY / 2, cellX, cellY);
-    for (const [colour, line] of [
-      ["rgba(255,255,255,.85)", 4.5],
-      [colours.accent, 2],
-    ]) { // a pale edge keeps it visible on any colour
+    for (const [colour, line] of [["rgba(255,255,255,.85)", 4.5], [colours.accent, 2]]) { // a pale edge: on any colour
       pen.strokeStyle = colour;
       pen.lineWidth = line;
       pen.beginPath();
@@ -637,10 +498,10 @@ export class Panel {
 
   /** What the chosen head does to this image, as far as the host has told. */
   drawDoes() {
-    const { model, explorer } = this, seen = explorer.seenOf(this);
-    this.doesBox.hidden = this.index > 0;
+    const { model, explorer } = this, seen = explorer.seenNow();
+    this.doesBox.hidden = false;
     this.doesBox.classList.toggle("ax-stale", !seen); // its place stays until the answer is there: nothing jumps
-    if (this.doesBox.hidden || !seen || model.epoch !== null) return;
+    if (!seen || model.epoch !== null) return;
     const { output, share, probabilities } = seen.head, most = largest(output);
     drawField(this.output, output, [model.height, model.width], OUTPUT, [0, most]);
     this.outputScale.tell("0", most.toPrecision(2));
@@ -648,10 +509,8 @@ export class Panel {
     const without = explorer.says("Without it the model says", probabilities);
     const text = `Its share of the layer's output: ${part}.${without}`;
     if (this.does.textContent !== text) this.does.textContent = text;
-    this.output.setAttribute(
-      "aria-label",
-      `What head ${explorer.state.head + 1} adds, the norm at every pixel. ${text}`,
-    );
+    const adds = `What head ${explorer.state.head + 1} adds, the norm at every pixel. ${text}`;
+    this.output.setAttribute("aria-label", adds);
   }
 
   drawTrack(layer, head) {
@@ -669,31 +528,22 @@ export class Panel {
     pen.strokeStyle = colours.accent;
     pen.lineWidth = 1.8;
     pen.lineJoin = "round";
-    pen.beginPath();
-    points.forEach((point) => pen.lineTo(...at(point)));
-    pen.stroke();
+    trace(pen, points.map(at));
     const dot = (point, fill, radius = 4) => {
-      pen.beginPath();
-      pen.arc(...at(point), radius, 0, 7);
-      pen.fillStyle = fill;
-      pen.fill();
+      disc(pen, ...at(point), radius, fill);
       pen.stroke();
     };
     dot(points[0], colours.panel);
     dot(points.at(-1), colours.accent);
     pen.strokeStyle = colours.text;
-    if (model.epoch !== null && this.maps) dot(this.shape(layer, head).centre, colours.text, 5);
-    const words = points.map((p) => shiftText(p));
-    this.track.setAttribute(
-      "aria-label",
-      `Centre before training ${words[0]}, after ${words.length - 1} epochs ${words.at(-1)}`,
-    );
+    if (model.epoch !== null) dot(this.shape(layer, head).centre, colours.text, 5);
+    const [from, to] = [points[0], points.at(-1)].map((point) => shiftText(point));
+    this.track.setAttribute("aria-label", `Centre before training ${from}, after ${points.length - 1} epochs ${to}`);
   }
 
   setSliders(layer, head) {
     const { model, sliders, explorer } = this;
     sliders.gaussian.hidden = model.encoding !== "quadratic";
-    sliders.box.hidden = false;
     sliders.off.checked = !model.isOff(layer, head);
     sliders.reset.disabled = !model.edits[`${layer}.${head}`];
     if (sliders.gaussian.hidden || model.epoch !== null) return;
@@ -706,48 +556,40 @@ export class Panel {
 
   /** Class probabilities: a bar each; with changed heads, before (outline) and after (filled). */
   drawPrediction(before, after, label) {
-    this.predictions.style.minHeight = this.model.epoch === null ? "" : `${this.predictions.offsetHeight}px`;
-    if (this.model.epoch !== null)
-      return this.predictions.replaceChildren(
-        element("p", {
-          className: "ax-note",
-          textContent: "Of earlier epochs only the heads are recorded, not the weights: no prediction.",
-        }),
-      );
-    this.answer.classList.toggle("ax-stale", !before); // of another image, until the worker has answered
+    const { predictions, answer, model: { epoch } } = this;
+    predictions.style.minHeight = epoch === null ? "" : `${predictions.offsetHeight}px`;
+    const textContent = "Of earlier epochs only the heads are recorded, not the weights: no prediction.";
+    if (epoch !== null) return predictions.replaceChildren(element("p", { className: "ax-note", textContent }));
+    answer.classList.toggle("ax-stale", !before); // of another image, until the worker has answered
     if (!before) return;
     const { classes } = this.explorer.host.choices, now = after || before;
     const most = (c) => Math.max(before[c], now[c]); // of many classes, the likeliest before the changes or after them
     const order = classes.map((_, c) => c).sort((a, b) => most(b) - most(a)).slice(0, 10);
     order.sort((a, b) => before[b] - before[a]);
-    this.predictions.replaceChildren(
-      ...order.map((c) => {
-        const bar = element("span", { className: "ax-bar" }, element("i"), after ? element("b") : null);
-        bar.firstChild.style.width = `${100 * now[c]}%`;
-        if (after) bar.lastChild.style.width = `${100 * before[c]}%`;
-        const [was, is] = [percent(before[c]), percent(now[c])];
-        const change = was === is ? is : `${was.replace("%", "")} → ${is}`;
-        return element(
-          "div",
-          { className: c === label ? "ax-class ax-true" : "ax-class" }, // without a box: no title can stand beside it
-          element("span", {
-            textContent: (c === label ? "✓ " : "") + classes[c],
-            title: c === label ? "the image's class" : "",
-          }),
-          bar,
-          element("span", { textContent: change }),
-        );
-      }),
-    );
+    predictions.replaceChildren(...order.map((c) => {
+      const own = c === label, bar = element("span", { className: "ax-bar" }, element("i"), after && element("b"));
+      bar.firstChild.style.width = `${100 * now[c]}%`;
+      if (after) bar.lastChild.style.width = `${100 * before[c]}%`;
+      const [was, is] = [percent(before[c]), percent(now[c])];
+      const change = was === is ? is : `${was.replace("%", "")} → ${is}`;
+      const title = own ? "the image's class" : "", name = `${own ? "✓ " : ""}${classes[c]}`;
+      return div( // without a box: no title can stand beside it
+        own ? "ax-class ax-true" : "ax-class", element("span", { textContent: name, title }), bar,
+        element("span", { textContent: change }),
+      );
+    }));
   }
 
   draw() {
-    const { lacks } = this.model;
+    const { model } = this, { lacks, path, epoch } = model;
+    const when = epoch === null ? "" : epoch < 0.5 ? ", before training" : `, after epoch ${Math.round(epoch)}`;
+    this.title.textContent = model.title + when;
+    if (path) this.epoch.set(Math.round(epoch ?? path.epochs - 1), { max: path.epochs - 1 });
     for (const part of [this.words, this.barBox, this.card.root, this.detail]) // they are of what was drawn before
       part.style.visibility = lacks ? "hidden" : "";
     this.drawGrid();
     if (lacks) return;
-    this.root.classList.toggle("ax-past", this.model.epoch !== null); // what only the trained model has keeps its place
+    this.root.classList.toggle("ax-past", epoch !== null); // what only the trained model has keeps its place
     this.card.draw();
     this.drawWords();
     this.drawDetail();

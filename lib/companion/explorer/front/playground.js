@@ -4,39 +4,13 @@
 // What the reader has set is a `state`, and as text (`encode`, `decode`) it is the link, the widget's trait and what
 // Python starts with. A `host` holds the pictures and keeps that text.
 
+import { QUERY, disc, frame, trace } from "./draw.js";
 import {
-  axisProbabilities,
-  clamp,
-  convolve,
-  headWeights,
-  largest,
-  look,
-  missedMass,
-  padsOf,
-  presetKernel,
-  tapShifts,
+  axisProbabilities, clamp, convolve, largest, look, missedMass, padsOf, presetKernel, tapShifts,
 } from "./maths.js";
 import {
-  ARROWS,
-  Live,
-  NOT_HELD,
-  button,
-  canvasOf,
-  cellUnder,
-  chooser,
-  div,
-  draggable,
-  element,
-  gradient,
-  inAddress,
-  inkOn,
-  keepKeysAndDrops,
-  linkBack,
-  readPicture,
-  rgb,
-  still,
-  uniqueId,
-  widgetOf,
+  Live, NOT_HELD, button, canvasOf, choosesPixel, chooser, copied, div, draggable, element, gradient, inAddress, inkOn,
+  keepKeysAndDrops, linkBack, pictureField, readPicture, rgb, slider, still, uniqueId, widgetOf,
 } from "./page.js";
 
 // --- state ----------------------------------------------------------------------------------------------------------
@@ -51,14 +25,13 @@ export const KERNELS = {
 };
 export const ALPHAS = [0.02, 50]; // from a blur of 5 pixels to one pixel, to the last digit
 const SIDES = [3, 4, 5];
-const MOST_HEADS = 40;
 const LARGEST_WEIGHT = 1000;
 
 /** How far from the query the plane of shifts reaches: a ring of pixels around the kernel. */
 export const reachOf = (size) => Math.floor(size / 2) + 1;
 
 /** One head on every tap. */
-export const headsOnTaps = (size) => tapShifts(size).map((centre, tap) => ({ tap, centre: [...centre], on: true }));
+export const headsOnTaps = (size) => tapShifts(size).map((centre) => ({ centre: [...centre], on: true }));
 
 /** State -> text; only what differs from the start. */
 export function encode(state) {
@@ -68,9 +41,9 @@ export function encode(state) {
   parts.push(`image=${state.image}`);
   if (state.alpha !== ALPHAS[1]) parts.push(`alpha=${+state.alpha.toPrecision(4)}`);
   if (!state.padding) parts.push("padding=0");
-  const heads = (all) =>
-    all.map(({ tap, centre, on }) => [tap, ...centre.map((c) => +c.toFixed(3)), on ? 1 : 0].join(":")).join("_");
-  if (heads(state.heads) !== heads(headsOnTaps(size))) parts.push(`heads=${heads(state.heads)}`);
+  const told = ({ centre, on }, tap) => [tap, ...centre.map((c) => +c.toFixed(3)), on ? 1 : 0].join(":");
+  const moved = state.heads.map(told), usual = headsOnTaps(size).map(told);
+  if (String(moved) !== String(usual)) parts.push(`heads=${moved.filter((one, tap) => one !== usual[tap]).join("_")}`);
   parts.push(`query=${state.query.join(",")}`);
   return parts.join("&");
 }
@@ -87,40 +60,21 @@ export function decode(text, pictures) {
     ? own.map((value) => clamp(value, -LARGEST_WEIGHT, LARGEST_WEIGHT))
     : presetKernel(preset, size);
   const picture = pictures.find(({ name }) => name === given.get("image")) || pictures[0], reach = reachOf(size);
-  const heads = (given.get("heads") || "")
-    .split("_")
-    .slice(0, MOST_HEADS)
-    .map((one) => one.split(":").map(Number))
-    .filter(
-      ([tap, row, column, on]) =>
-        Number.isInteger(tap) &&
-        tap >= 0 &&
-        tap < kernel.length &&
-        Number.isFinite(row) &&
-        Number.isFinite(column) &&
-        (on === 0 || on === 1),
-    )
-    .map(([tap, row, column, on]) => ({
-      tap,
-      centre: [row, column].map((c) => clamp(c, -reach, reach)),
-      on: on === 1,
-    }));
-  const alpha = Number(given.get("alpha"));
-  const sides = [picture.height, picture.width];
-  const query = numbers("query");
+  const heads = headsOnTaps(size);
+  for (const one of (given.get("heads") || "").split("_")) {
+    const [tap, row, column, on] = one.split(":").map(Number);
+    if (heads[tap] && Number.isFinite(row) && Number.isFinite(column) && (on === 0 || on === 1))
+      heads[tap] = { centre: [row, column].map((c) => clamp(c, -reach, reach)), on: on === 1 };
+  }
+  const alpha = Number(given.get("alpha")), sides = [picture.height, picture.width], query = numbers("query");
+  const whole = query.length === 2 && query.every(Number.isInteger);
   return {
-    size,
-    preset,
-    kernel,
+    size, preset, kernel, heads,
     image: picture.name,
     padding: given.get("padding") !== "0",
     alpha: alpha > 0 ? clamp(alpha, ...ALPHAS) : ALPHAS[1],
-    heads: heads.length ? heads : headsOnTaps(size),
     chosen: 0,
-    query:
-      query.length === 2 && query.every(Number.isInteger)
-        ? query.map((q, i) => clamp(q, 0, sides[i] - 1))
-        : picture.query || sides.map((n) => n >> 1),
+    query: whole ? query.map((q, i) => clamp(q, 0, sides[i] - 1)) : picture.query || sides.map((n) => n >> 1),
   };
 }
 
@@ -138,12 +92,9 @@ export class Sums {
   }
 
   update(state, picture) {
-    const { size, kernel, alpha } = state;
-    const pads = state.padding ? padsOf(size) : [0, 0];
-    const kept = new Map();
-    const shared = new Map();
+    const { size, kernel, alpha } = state, pads = state.padding ? padsOf(size) : [0, 0];
+    const kept = new Map(), shared = new Map();
     if (this.picture !== picture) this.kept.clear();
-    const weights = headWeights(state.heads, kernel);
     const seen = state.heads.map(({ centre }) => {
       const key = [...centre, alpha, ...pads].join();
       const found = kept.get(key) || this.kept.get(key) || look(picture, { centre, alpha, pads }, shared);
@@ -152,11 +103,11 @@ export class Sums {
     });
     const about = [...kernel].join();
     if (this.about !== about || this.picture !== picture) this.convolved = convolve(picture, kernel, size);
-    Object.assign(this, { kept, about, picture, weights, seen });
+    Object.assign(this, { kept, about, picture, seen });
     this.total = new Float64Array(picture.pixels.length);
     state.heads.forEach(({ on }, head) => {
-      if (on && weights[head])
-        for (let at = 0; at < this.total.length; at++) this.total[at] += weights[head] * seen[head][at];
+      if (on && kernel[head])
+        for (let at = 0; at < this.total.length; at++) this.total[at] += kernel[head] * seen[head][at];
     });
     this.difference = this.total.map((value, at) => value - this.convolved[at]);
     this.apart = largest(this.difference);
@@ -169,14 +120,10 @@ export class Sums {
 export const bound = ({ kernel }, { pixels }) =>
   kernel.reduce((sum, value) => sum + Math.abs(value), 0) * largest(pixels);
 
-/** Whether every tap has its heads, all of them on. */
+/** Whether every head with a weight looks at its tap. */
 export const complete = ({ heads, kernel, size }) => {
   const shifts = tapShifts(size);
-  const taps = new Set(heads.map(({ tap }) => tap));
-  return (
-    heads.every(({ tap, centre, on }) => (on && near(centre, shifts[tap])) || kernel[tap] === 0) &&
-    kernel.every((value, tap) => value === 0 || taps.has(tap))
-  );
+  return heads.every(({ on, centre }, tap) => kernel[tap] === 0 || (on && near(centre, shifts[tap])));
 };
 
 const near = (a, b) => Math.abs(a[0] - b[0]) < 1e-6 && Math.abs(a[1] - b[1]) < 1e-6;
@@ -184,9 +131,9 @@ const near = (a, b) => Math.abs(a[0] - b[0]) < 1e-6 && Math.abs(a[1] - b[1]) < 1
 /** Whether heads that look at one pixel each make the kernel together: also where equal ones have changed places. */
 const makes = ({ heads, kernel, size }) => {
   const left = new Map(tapShifts(size).map((shift, tap) => [shift.join(), kernel[tap]]));
-  headWeights(heads, kernel).forEach((weight, head) => {
-    const { on, centre } = heads[head], at = centre.map((c) => +c.toFixed(6)).join();
-    if (on) left.set(at, (left.get(at) || 0) - weight);
+  heads.forEach(({ on, centre }, tap) => {
+    const at = centre.map((c) => +c.toFixed(6)).join();
+    if (on) left.set(at, (left.get(at) || 0) - kernel[tap]);
   });
   return largest([...left.values()]) <= 1e-12 * largest(kernel);
 };
@@ -224,13 +171,9 @@ const CONVOLUTION =
 /** The equation of a state as HTML, and sentences about what makes it differ from the convolution. */
 export function equation(state) {
   const { heads, kernel, size, alpha, padding } = state, shifts = tapShifts(size), sharp = missedMass(alpha) < NONE;
-  const numbered = heads.map((head, index) => ({ ...head, number: index + 1, tapShift: shifts[head.tap] }));
+  const numbered = heads.map((head, tap) => ({ ...head, number: tap + 1, shift: shifts[tap], weight: kernel[tap] }));
   const removed = numbered.filter(({ on }) => !on);
-  const moved = numbered.filter(({ on, centre, tapShift }) => on && !near(centre, tapShift));
-  const whole = moved.every(({ centre }) => centre.every(Number.isInteger));
-  const shared = shifts
-    .map((_, tap) => numbered.filter((head) => head.tap === tap))
-    .filter((group) => group.length > 1);
+  const moved = numbered.filter(({ on, centre, shift }) => on && !near(centre, shift));
   const under = removed.length ? `<i>h</i> ∉ {${removed.map(({ number }) => number).join(", ")}}` : "<i>h</i>";
   const attention = sharp
     ? `Σ<sub>${under}</sub> <i>X</i><sub><i>q</i>+${moved.length ? "<i>c</i><sub>h</sub>" : "Δ<sub>h</sub>"}</sub> ` +
@@ -238,12 +181,12 @@ export function equation(state) {
     : `Σ<sub>${under}</sub> Σ<sub><i>k</i></sub> <i>P</i><sub><i>h</i></sub>(<i>q</i>, <i>k</i>) ` +
       "<i>X<sub>k</sub></i> <i>W</i><sup><i>h</i></sup>";
   // Heads that look away from q, or blur, need the zeros around the picture: without them its border differs.
-  const away = ({ tap, centre, on }) => on && kernel[tap] && (!sharp || centre.some(Boolean));
-  const border = !padding && heads.some(away), made = makes(state), equal = made && sharp && !border;
+  const away = ({ weight, centre, on }) => on && weight && (!sharp || centre.some(Boolean));
+  const border = !padding && numbered.some(away), made = makes(state), equal = made && sharp && !border;
   const words = [];
   if (equal && !padding)
     words.push("All that has a weight looks at <i>q</i> itself: no zeros are needed around the picture.");
-  if (equal && padding && !shared.length && !moved.length)
+  if (equal && padding && !moved.length)
     words.push(
       "Each head gives all its attention to <i>k</i> = <i>q</i> + Δ<sub>h</sub>, and <i>W</i><sup><i>h</i></sup> is " +
         "the kernel's number there. So both sums have the same terms. This is Theorem 1.",
@@ -255,38 +198,34 @@ export function equation(state) {
         `${shareOf(1 - missedMass(alpha))} of its attention; ${shareOf(missedMass(alpha))} goes to the pixels ` +
         "around it.",
     );
-  for (const { number, centre, tapShift, tap } of moved.slice(0, 3))
-    words.push(
-      `Head ${number} looks at <i>q</i> + ${shiftOf(centre)} and not at its tap <i>q</i> + ` +
-        `${shiftOf(tapShift)}${kernel[tap] ? "" : ", but its weight is 0: it says nothing"}.`,
-    );
-  if (moved.length > 3) words.push(moved.length === 4 ? "So does another." : `So do ${moved.length - 3} others.`);
-  if (moved.length && sharp)
-    words.push(
-      whole
-        ? "All heads look at whole shifts: their sum is a convolution still, with " +
-          `${made ? "the same" : "another"} kernel.`
-        : "Between two pixels, a head divides its attention.",
-    );
-  if (removed.length) {
-    const silent = removed.every(({ tap }) => kernel[tap] === 0), several = removed.length > 1;
-    const missing = silent
-      ? "nothing is missing: the weight is 0"
-      : `the sum lacks ${several ? "their terms" : "its term"}`;
-    words.push(`Without head${several ? "s" : ""} ${listed(removed.map(({ number }) => number))} ${missing}.`);
-  }
-  for (const group of shared)
-    words.push(
-      `Heads ${listed(group.map(({ number }) => number))} have one tap and share its weight: ` +
-        `${group.map(({ number }) => `<i>W</i><sup>${number}</sup>`).join(" + ")} = ` +
-        `<i>W</i><sub>${shiftOf(group[0].tapShift)}</sub>.`,
-    );
+  words.push(...movedWords(moved, sharp, made), ...removedWords(removed));
   if (border)
     words.push(
       "Without zeros around the picture, a head whose pixel lies outside gives its attention to the nearest pixels " +
         "that exist, as its probabilities must sum to 1. The inside stays as it is; the border differs.",
     );
   return { html: `${CONVOLUTION} <b class="pg-relation">${equal ? "=" : "≠"}</b> ${attention}`, words, equal };
+}
+
+function movedWords(moved, sharp, made) {
+  const words = moved.slice(0, 3).map(({ number, centre, shift, weight }) => {
+    const places = `<i>q</i> + ${shiftOf(centre)} and not at its tap <i>q</i> + ${shiftOf(shift)}`;
+    return `Head ${number} looks at ${places}${weight ? "" : ", but its weight is 0: it says nothing"}.`;
+  });
+  if (moved.length > 3) words.push(moved.length === 4 ? "So does another." : `So do ${moved.length - 3} others.`);
+  if (!moved.length || !sharp) return words;
+  const kernel = made ? "the same" : "another";
+  const whole = `All heads look at whole shifts: their sum is a convolution still, with ${kernel} kernel.`;
+  const all = moved.every(({ centre }) => centre.every(Number.isInteger));
+  return [...words, all ? whole : "Between two pixels, a head divides its attention."];
+}
+
+function removedWords(removed) {
+  if (!removed.length) return [];
+  const silent = removed.every(({ weight }) => weight === 0), several = removed.length > 1 ? "s" : "";
+  const lacks = `the sum lacks ${several ? "their terms" : "its term"}`;
+  const missing = silent ? "nothing is missing: the weight is 0" : lacks;
+  return [`Without head${several} ${listed(removed.map(({ number }) => number))} ${missing}.`];
 }
 
 // --- colours --------------------------------------------------------------------------------------------------------
@@ -350,144 +289,83 @@ export class Playground extends Live {
 
   build() {
     const { host, id } = this;
-    const choose = (label, options, act) => chooser(label, "pg-field", options, act);
+    const note = (textContent = "") => element("p", { className: "ax-note", textContent });
     const card = (name, title, ...children) => {
-      const box = element(
-        "section",
-        { className: `pg-card pg-card-${name}`, "aria-labelledby": `${id}-${name}` },
-        element("h2", { id: `${id}-${name}`, textContent: title }),
-        ...children,
-      );
+      const label = { className: `pg-card pg-card-${name}`, "aria-labelledby": `${id}-${name}` };
+      const box = element("section", label, element("h2", { id: `${id}-${name}`, textContent: title }), ...children);
       if (["kernel", "heads", "images", "sharp"].includes(name)) box.style.gridArea = name; // its place at the top
       return box;
     };
+    const kernels = [...Object.entries(KERNELS), ["", "your own"]], sizes = SIDES.map((n) => [n, `${n} × ${n}`]);
+    const pictures = [...host.pictures.map(({ name, title }) => [name, title]), ["own", "your own …"]];
+    const preset = (name) =>
+      this.set(name ? { preset: name, kernel: presetKernel(name, this.state.size) } : { preset: null });
     let field, size, image;
-    [field, this.preset] = choose(
-      "Kernel",
-      [...Object.entries(KERNELS), ["", "your own"]],
-      (name) => this.set(name ? { preset: name, kernel: presetKernel(name, this.state.size) } : { preset: null }),
-    );
-    [size, this.size] = choose("Size", SIDES.map((n) => [n, `${n} × ${n}`]), (n) => this.setSize(Number(n)));
-    [image, this.image] = choose(
-      "Picture",
-      [...host.pictures.map(({ name, title }) => [name, title]), ["own", "your own …"]],
-      (name) => this.setImage(name, name === "own"),
-    );
+    [field, this.preset] = chooser("Kernel", kernels, preset);
+    [size, this.size] = chooser("Size", sizes, (n) => this.setSize(Number(n)));
+    [image, this.image] = chooser("Picture", pictures, (name) => this.setImage(name, name === "own"));
     this.cells = div("pg-cells");
-    this.file = element("input", {
-      type: "file",
-      accept: "image/*",
-      hidden: true,
-      onchange: () => this.upload(this.file.files[0]),
-    });
-    this.credit = element("p", { className: "pg-note" });
-    this.notice = element("p", { className: "pg-notice", role: "alert", hidden: true });
-    const kernelCard = card(
-      "kernel",
-      "The kernel",
-      div("pg-row", field, size),
-      this.cells,
-      element("p", { className: "pg-note", textContent: "Type your own numbers into the cells." }),
-    );
+    this.file = pictureField((file) => this.upload(file));
+    this.credit = note();
+    this.notice = element("p", { className: "ax-notice", role: "alert", hidden: true });
+    const typing = note("Type your own numbers into the cells.");
+    const kernelCard = card("kernel", "The kernel", div("ax-row", field, size), this.cells, typing);
 
     this.plane = element("canvas", { className: "pg-plane", role: "img" });
     this.dots = div("pg-dots");
     this.about = element("p", { className: "pg-about", "aria-live": "polite" });
     this.toggle = button("", () => this.toggleHead(this.state.chosen));
+    const dragging = "Drag a dot to move its head; click it to take it away or bring it back. Arrow keys move it, too.";
+    const home = button("Heads, take your taps", () => this.home(), "Every head back on its own cell of the kernel");
+    const scatter = button("Scatter", () => this.scatter(), "Heads anywhere");
     const headsCard = card(
-      "heads",
-      "The heads, around pixel q",
-      div("pg-stage", this.plane, this.dots),
-      element("p", {
-        className: "pg-note",
-        textContent: "Drag a dot to move its head; click it to take it away or bring it back. Arrow keys move it, too.",
-      }),
-      div("pg-told", this.about, this.toggle),
-      div(
-        "pg-row",
-        button("Heads, take your taps", () => this.home(), "Every head back on its own cell of the kernel"),
-        button("Scatter", () => this.scatter(), "Heads anywhere"),
-        button(
-          "Add a head here",
-          () => this.addHead(),
-          "A second head for the chosen head's tap; they share its weight",
-        ),
-      ),
+      "heads", "The heads, around pixel q", div("pg-stage", this.plane, this.dots), note(dragging),
+      div("pg-told", this.about, this.toggle), div("ax-row", home, scatter),
     );
 
-    const [low, high] = ALPHAS.map(Math.log);
-    this.alpha = element("input", {
-      type: "range",
-      id: `${id}-alpha`,
-      min: low,
-      max: high + 0.01, // the last of whole steps lies beyond, and is cut
-      step: 0.01,
-      oninput: () => this.set({ alpha: clamp(Math.exp(this.alpha.value), ...ALPHAS) }),
-    });
-    this.alphaText = element("output", { htmlFor: `${id}-alpha` });
+    const [min, high] = ALPHAS.map(Math.log), max = high + 0.01; // the last of whole steps lies beyond, and is cut
+    const sharpen = (value) => this.set({ alpha: clamp(Math.exp(value), ...ALPHAS) });
+    this.alpha = slider("sharpness α", { min, max, step: 0.01 }, sharpen, () => written(this.state.alpha));
     this.curve = element("canvas", { className: "pg-curve", role: "img" });
-    this.curveText = element("p", { className: "pg-note" });
+    this.curveText = note();
     this.padding = element("input", { type: "checkbox", onchange: () => this.set({ padding: this.padding.checked }) });
+    const ends = div("pg-ends", ...["a blur", "one pixel"].map((textContent) => element("span", { textContent })));
+    const zeros = element("label", { className: "pg-check" }, this.padding, " zeros around the picture, for the heads");
     const sharpCard = card(
-      "sharp",
-      "How sharp they look",
-      element(
-        "label",
-        { className: "pg-alpha", htmlFor: `${id}-alpha` },
-        element("span", { innerHTML: "sharpness <i>α</i>" }),
-        this.alphaText,
-      ),
-      this.alpha,
-      element(
-        "div",
-        { className: "pg-ends", "aria-hidden": "true" },
-        element("span", { textContent: "a blur" }),
-        element("span", { textContent: "one pixel" }),
-      ),
-      this.curve,
-      this.curveText,
-      element("label", { className: "pg-check" }, this.padding, " zeros around the picture, for the heads"),
+      "sharp", "How sharp they look", div("pg-alpha", this.alpha.label, this.alpha.output), this.alpha.input, ends,
+      this.curve, this.curveText, zeros,
     );
 
     this.shown = {};
-    const figure = (name, title, label) => {
-      const canvas = element("canvas", {
-        tabIndex: 0,
-        role: "application",
-        "aria-label": label,
-        "aria-describedby": `${id}-sum`,
-      });
-      const mark = element("span", { className: "pg-mark" });
+    const figure = (name, title, about) => {
+      const label = { "aria-label": `${about}. Arrow keys move the pixel q.`, "aria-describedby": `${id}-sum` };
+      const canvas = element("canvas", { tabIndex: 0, role: "application", ...label });
+      const mark = element("span", { className: "pg-mark" }), scale = element("span", { className: "ax-note" });
       const window = name === "picture" ? element("span", { className: "pg-mark pg-window" }) : null;
-      const caption = element("figcaption");
-      const scale = element("span", { className: "pg-note" });
+      const caption = element("figcaption", { textContent: title });
       this.shown[name] = { canvas, mark, window, caption, scale };
-      caption.textContent = title;
-      canvas.addEventListener("pointermove", (event) => this.point(event, canvas));
-      canvas.addEventListener("pointerdown", (event) => this.point(event, canvas));
-      canvas.addEventListener("keydown", (event) => this.pointKey(event));
+      choosesPixel(canvas, {
+        grid: () => [this.picture.height, this.picture.width],
+        query: () => this.state.query,
+        choose: (query, event) => {
+          this.setQuery(query);
+          if (event.type !== "keydown") this.now(event.timeStamp);
+        },
+      });
       return element("figure", {}, caption, div("pg-frame", canvas, mark, window), scale);
     };
     this.apart = element("output", { className: "pg-apart", id: `${id}-apart` });
-    const difference = figure("difference", "Their difference", "Difference. Arrow keys move the pixel q.");
-    difference.lastChild.replaceWith(this.apart);
-    const images = card(
-      "images",
-      "The pictures",
-      div("pg-row", image, this.file, this.credit),
-      this.notice,
-      div(
-        "pg-figures",
-        figure("picture", "Picture X", "Picture. Arrow keys move the pixel q."),
-        figure("convolved", "Conv2d", "Output of Conv2d. Arrow keys move the pixel q."),
-        figure("total", "Sum of the heads", "Sum of the heads. Arrow keys move the pixel q."),
-        difference,
-      ),
-    );
+    const figures = [
+      figure("picture", "Picture X", "Picture"), figure("convolved", "Conv2d", "Output of Conv2d"),
+      figure("total", "Sum of the heads", "Sum of the heads"), figure("difference", "Their difference", "Difference"),
+    ];
+    figures[3].lastChild.replaceWith(this.apart);
+    const choice = div("ax-row", image, this.file, this.credit);
+    const images = card("images", "The pictures", choice, this.notice, div("pg-figures", ...figures));
 
     this.strip = div("pg-strip");
     this.rows = element("tbody");
-    this.sumLine = element("p", { className: "pg-note", id: `${id}-sum`, "aria-live": "polite" });
+    this.sumLine = element("p", { className: "ax-note", id: `${id}-sum`, "aria-live": "polite" });
     const head = element("thead", {
       innerHTML:
         "<tr><th></th><th colspan=3>Conv2d: <i>X</i><sub>q+Δ</sub> · <i>W</i><sub>Δ</sub></th>" +
@@ -496,39 +374,25 @@ export class Playground extends Live {
     });
     this.equation = element("p", { className: "pg-equation" });
     this.words = element("p", { className: "pg-words", "aria-live": "polite" });
-    const stripCard = card("strip", "What each head adds", this.strip);
-    const tableCard = card(
-      "table",
-      "Pixel q, product by product",
-      this.sumLine,
-      element(
-        "div",
-        { className: "pg-scroll", tabIndex: 0, role: "region", "aria-label": "Products" },
-        element("table", {}, head, this.rows),
-      ),
-    );
+    const stripCard = card("strip", "What each head adds", this.strip), region = { role: "region", tabIndex: 0 };
+    const table = element("div", { className: "pg-scroll", ...region, "aria-label": "Products" });
+    table.append(element("table", {}, head, this.rows));
+    const tableCard = card("table", "Pixel q, product by product", this.sumLine, table);
 
-    this.linkText = element("span", { className: "pg-note", role: "status" });
-    const foot = div(
-      "pg-row pg-foot",
-      button("Start again", () => this.startAgain()),
-      host.link ? button("Copy link", () => this.copyLink(), "This very state, as an address") : null,
-      this.linkText,
-    );
-
+    this.linkText = element("span", { className: "ax-note", role: "status" });
+    const again = button("Start again", () => this.startAgain());
+    const link = host.link ? button("Copy link", () => this.copyLink(), "This very state, as an address") : null;
     this.root.classList.add("attnconv-playground");
+    const lead =
+      "<b>Drag a coloured dot</b> and watch the pictures. With every head on its cell of the kernel, the sum of the " +
+      "heads <i>is</i> the convolution.";
     this.root.replaceChildren(
       element("h1", { textContent: "A convolution is attention with one head per tap" }),
-      element("p", {
-        className: "pg-lead",
-        innerHTML:
-          "<b>Drag a coloured dot</b> and watch the pictures. With every head on its cell of the kernel, the sum of " +
-          "the heads <i>is</i> the convolution.",
-      }),
+      element("p", { className: "pg-lead", innerHTML: lead }),
       div("pg-top", kernelCard, headsCard, images, sharpCard),
       div("pg-says", this.equation, this.words),
       div("pg-low", stripCard, tableCard),
-      foot,
+      div("ax-row pg-foot", again, link, this.linkText),
     );
     keepKeysAndDrops(this.root, (file) => this.upload(file));
   }
@@ -537,67 +401,49 @@ export class Playground extends Live {
   renew() {
     const { state } = this, { size, heads } = state, shifts = tapShifts(size);
     this.cells.style.setProperty("--size", size);
-    if (this.cells.childElementCount !== size * size)
-      this.cells.replaceChildren(
-        ...shifts.map((shift, tap) => {
-          const input = element("input", {
-            type: "number",
-            step: "any",
-            "aria-label": `Weight of the tap at shift ${shiftOf(shift)}`,
-            oninput: () => this.typed(tap, input),
-            onblur: () => this.fill(),
-          });
-          return input;
-        }),
-      );
+    if (this.cells.childElementCount !== size * size) {
+      const names = shifts.map((shift) => `Weight of the tap at shift ${shiftOf(shift)}`);
+      this.cells.replaceChildren(...names.map((name, tap) => {
+        const input = element("input", { type: "number", step: "any", "aria-label": name, onblur: () => this.fill() });
+        input.oninput = () => this.typed(tap, input);
+        return input;
+      }));
+    }
     if (this.dots.childElementCount !== heads.length) {
-      this.dots.replaceChildren(
-        ...heads.map((_, head) => {
-          const dot = element(
-            "button",
-            { type: "button", className: "pg-dot" },
-            element("span", { textContent: head + 1 }),
-          );
-          const dragged = draggable(dot, {
-            cell: () => this.cell,
-            centre: () => this.state.heads[head].centre,
-            move: (centre, event) => {
-              this.moveHead(head, centre);
-              if (event.type === "pointermove") this.now(event.timeStamp);
-            },
-          });
-          for (const name of ["pointerdown", "focus"])
-            dot.addEventListener(name, () => this.set({ chosen: head }));
-          dot.addEventListener("click", (event) => (dragged() && event.detail ? null : this.toggleHead(head)));
-          dot.addEventListener("keydown", (event) => {
-            if (!["Delete", "Backspace"].includes(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
-            this.changeHead(head, { on: false });
-            event.preventDefault();
-          });
-          dot.style.setProperty("--colour", this.colourOf(head));
-          dot.style.setProperty("--ink", inkOn(rgb(this.colourOf(head))));
-          return dot;
-        }),
-      );
-      this.strip.replaceChildren(
-        ...heads.map((_, head) => {
-          const tile = element(
-            "button",
-            {
-              type: "button",
-              className: "pg-tile",
-              onclick: () => this.toggleHead(head),
-              onfocus: () => this.set({ chosen: head }),
-            },
-            element("canvas"),
-            element("span"),
-          );
-          tile.style.setProperty("--colour", this.colourOf(head));
-          return tile;
-        }),
-      );
+      this.dots.replaceChildren(...heads.map((_, head) => this.makeDot(head)));
+      this.strip.replaceChildren(...heads.map((_, head) => this.makeTile(head)));
     }
     this.later();
+  }
+
+  makeDot(head) {
+    const dot = element("button", { type: "button", className: "pg-dot" }, element("span", { textContent: head + 1 }));
+    const drag = draggable(dot, {
+      grip: () => ({ at: this.state.heads[head].centre, cell: this.cell }),
+      move: (centre, event) => {
+        this.moveHead(head, centre);
+        if (event.type === "pointermove") this.now(event.timeStamp);
+      },
+    });
+    for (const name of ["pointerdown", "focus"]) dot.addEventListener(name, () => this.set({ chosen: head }));
+    dot.addEventListener("click", (event) => (drag.dragged && event.detail ? null : this.toggleHead(head)));
+    dot.addEventListener("keydown", (event) => {
+      if (!["Delete", "Backspace"].includes(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
+      this.changeHead(head, { on: false });
+      event.preventDefault();
+    });
+    dot.style.setProperty("--colour", this.colourOf(head));
+    dot.style.setProperty("--ink", inkOn(rgb(this.colourOf(head))));
+    return dot;
+  }
+
+  makeTile(head) {
+    const tile = button("", () => this.toggleHead(head));
+    tile.className = "pg-tile";
+    tile.onfocus = () => this.set({ chosen: head });
+    tile.append(element("canvas"), element("span"));
+    tile.style.setProperty("--colour", this.colourOf(head));
+    return tile;
   }
 
   colourOf(head) {
@@ -669,13 +515,10 @@ export class Playground extends Live {
 
   /** The reader's own picture: its middle square, in grey. It stays in the browser. */
   async upload(file) {
-    this.file.value = "";
-    if (!file) return;
     try {
       const { data } = await readPicture(file, [OWN_SIDE, OWN_SIDE, 1]);
       this.pictures.own = {
         name: "own",
-        number: (this.pictures.own?.number ?? 0) + 1, // each is another picture
         height: OWN_SIDE,
         width: OWN_SIDE,
         pixels: Float64Array.from(data, (value) => value / 255),
@@ -689,19 +532,6 @@ export class Playground extends Live {
   complain(text) {
     this.notice.textContent = text;
     this.notice.hidden = !text;
-  }
-
-  point(event, canvas) {
-    if (event.type === "pointermove" && event.pointerType === "touch" && !event.buttons) return;
-    this.setQuery(cellUnder(event, canvas, this.picture.height, this.picture.width));
-    this.now(event.timeStamp);
-  }
-
-  pointKey(event) {
-    const step = ARROWS[event.key];
-    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    this.setQuery(this.state.query.map((q, i) => q + step[i]));
   }
 
   setQuery(query) {
@@ -731,16 +561,9 @@ export class Playground extends Live {
     this.changeHead(head, { centre: centre.map((c) => clamp(c, -reach, reach) + 0) });
   }
 
-  addHead() {
-    const { heads, chosen, size } = this.state, { tap } = heads[chosen];
-    if (heads.length >= MOST_HEADS) return this.complain(`There are ${MOST_HEADS} heads; more are not drawn.`);
-    this.setHeads([...heads, { tap, centre: [...tapShifts(size)[tap]], on: true }], heads.length);
-  }
-
   /** Every head to its tap, all on. */
   home() {
-    const shifts = tapShifts(this.state.size);
-    this.fly(this.state.heads.map(({ tap }) => ({ tap, centre: [...shifts[tap]], on: true })));
+    this.fly(headsOnTaps(this.state.size));
   }
 
   scatter() {
@@ -776,13 +599,8 @@ export class Playground extends Live {
   async copyLink() {
     this.saved = encode(this.state);
     this.host.save(this.saved); // the address has it, too
-    try {
-      await navigator.clipboard.writeText(this.host.link(this.saved));
-      this.linkText.textContent = "Copied.";
-    } catch {
-      this.linkText.textContent = "The address bar has the link.";
-    }
-    if (this.state.image === "own") this.linkText.textContent += " Your own picture is not in it.";
+    const lacks = this.state.image === "own" ? " Your own picture is not in it." : "";
+    this.linkText.textContent = (await copied(this.host.link(this.saved))) + lacks;
   }
 
   // -- drawing
@@ -813,12 +631,10 @@ export class Playground extends Live {
       [this.preset, state.preset || ""],
       [this.size, String(state.size)],
       [this.image, state.image],
-      [this.alpha, String(Math.log(state.alpha))],
     ];
     for (const [control, value] of values) if (control.value !== value) control.value = value;
     this.padding.checked = state.padding;
-    this.alphaText.textContent = written(state.alpha);
-    this.alpha.setAttribute("aria-valuetext", `alpha ${written(state.alpha)}`);
+    this.alpha.set(Math.log(state.alpha));
     [...this.cells.children].forEach((input, tap) => {
       const value = state.kernel[tap], focused = input === input.getRootNode().activeElement;
       if (!(focused && (input.value === "" || Number(input.value) === value))) input.value = +value.toPrecision(3);
@@ -907,12 +723,8 @@ export class Playground extends Live {
     // The kernel's cells with their numbers, and q.
     pen.textAlign = "right";
     tapShifts(size).forEach(([r, c], tap) => {
-      pen.lineWidth = 3;
-      pen.strokeStyle = "rgba(255,255,255,.9)";
-      pen.strokeRect(at(c) - cell / 2, at(r) - cell / 2, cell, cell);
-      pen.lineWidth = 1.2;
-      pen.strokeStyle = "#222";
-      pen.strokeRect(at(c) - cell / 2, at(r) - cell / 2, cell, cell);
+      const box = [at(c) - cell / 2, at(r) - cell / 2, cell, cell];
+      frame(pen, box, [["rgba(255,255,255,.9)", 3], ["#222", 1.2]]);
       pen.font = `600 ${cell > 50 ? 12 : 10}px ${colours.font}`;
       pen.lineWidth = 3;
       pen.strokeStyle = "rgba(0,0,0,.75)";
@@ -923,9 +735,7 @@ export class Playground extends Live {
       pen.fillStyle = "#fff";
       pen.fillText(text, at(c) + cell / 2 - 4, at(r) + cell / 2 - 4);
     });
-    pen.lineWidth = 3;
-    pen.strokeStyle = "#d55e00";
-    pen.strokeRect(middle - cell / 2, middle - cell / 2, cell, cell);
+    frame(pen, [middle - cell / 2, middle - cell / 2, cell, cell], [[QUERY, 3]]);
     // Half of a head's attention lies inside its ring.
     const ring = Math.sqrt(Math.log(2) / alpha) * cell;
     heads.forEach(({ centre, on }, index) => {
@@ -952,186 +762,111 @@ export class Playground extends Live {
     Object.assign(this.dots.style, { width: `${side}px`, height: `${side}px` });
     this.dots.style.setProperty("--hit", `${hit}px`);
     this.dots.style.setProperty("--look", `${look}px`);
-    const weights = this.sums.weights, shifts = tapShifts(size);
+    const { kernel } = state, shifts = tapShifts(size);
     [...this.dots.children].forEach((dot, index) => {
-      const { centre, on, tap } = heads[index];
-      const group = places.get(centre.map((c) => c.toFixed(1)).join());
+      const { centre, on } = heads[index], group = places.get(centre.map((c) => c.toFixed(1)).join());
       const turn = (2 * Math.PI * group.indexOf(index)) / group.length - Math.PI / 2;
       const away = group.length > 1 ? 0.42 * look : 0;
-      dot.style.transform =
-        `translate(${at(centre[1]) - hit / 2 + away * Math.cos(turn)}px, ` +
-        `${at(centre[0]) - hit / 2 + away * Math.sin(turn)}px)`;
+      const [y, x] = centre.map((c, i) => at(c) - hit / 2 + away * (i ? Math.cos(turn) : Math.sin(turn)));
+      dot.style.transform = `translate(${x}px, ${y}px)`;
       dot.classList.toggle("pg-off", !on);
       dot.classList.toggle("pg-chosen", index === chosen);
       dot.setAttribute("aria-pressed", String(on));
-      dot.setAttribute(
-        "aria-label",
-        `Head ${index + 1}, weight ${written(weights[index])}, looks at shift ${shiftOf(centre)}, its tap is ` +
-          `${shiftOf(shifts[tap])}${on ? "" : ", taken away"}`,
-      );
+      const looks = `weight ${written(kernel[index])}, looks at shift ${shiftOf(centre)}`;
+      const tap = `its tap is ${shiftOf(shifts[index])}${on ? "" : ", taken away"}`;
+      dot.setAttribute("aria-label", `Head ${index + 1}, ${looks}, ${tap}`);
     });
-    const { centre, tap, on } = heads[chosen];
-    const name = `Head ${chosen + 1}`, away = near(centre, shifts[tap]) ? "" : `, its tap is ${shiftOf(shifts[tap])}`;
-    const about = `: weight ${written(weights[chosen])}, looks at ${shiftOf(centre)}${away}`;
+    const { centre, on } = heads[chosen], name = `Head ${chosen + 1}`, tap = shifts[chosen];
+    const away = near(centre, tap) ? "" : `, its tap is ${shiftOf(tap)}`;
+    const about = `: weight ${written(kernel[chosen])}, looks at ${shiftOf(centre)}${away}`;
     if (this.about.textContent !== name + about) // it is spoken when it changes
       this.about.replaceChildren(element("b", { textContent: name }), about);
     this.toggle.textContent = on ? "Take away" : "Bring back";
   }
 
   drawStrip() {
-    const { state, sums, ramp, picture } = this;
-    const range = Math.max(1e-9, largest(state.kernel));
-    const work = new Float64Array(picture.pixels.length);
+    const { state, sums, ramp, picture } = this, range = Math.max(1e-9, largest(state.kernel));
     [...this.strip.children].forEach((tile, head) => {
-      const [canvas, label] = tile.children;
-      const weight = sums.weights[head];
-      const { on } = state.heads[head];
-      for (let at = 0; at < work.length; at++) work[at] = on ? weight * sums.seen[head][at] : 0;
-      paint(canvas, work, picture, { grey: false, range }, ramp);
+      const [canvas, label] = tile.children, weight = state.kernel[head], { on } = state.heads[head];
+      const added = sums.seen[head].map((value) => (on ? weight * value : 0));
+      paint(canvas, added, picture, { grey: false, range }, ramp);
       const text = `${head + 1}: ${on ? `× ${written(weight)}` : "away"}`;
       if (label.textContent !== text) label.textContent = text;
       tile.classList.toggle("pg-off", !on);
       tile.classList.toggle("pg-chosen", head === state.chosen);
       tile.setAttribute("aria-pressed", String(on));
-      tile.setAttribute(
-        "aria-label",
-        `What head ${head + 1} adds: weight ${written(weight)} times what it sees${on ? "" : "; taken away"}`,
-      );
+      const adds = `weight ${written(weight)} times what it sees${on ? "" : "; taken away"}`;
+      tile.setAttribute("aria-label", `What head ${head + 1} adds: ${adds}`);
     });
   }
 
   /** The output at q, written out: as the sum over taps, and beside it as the sum over heads. */
   drawTable() {
-    const { state, sums, picture } = this;
-    const { size, kernel, heads } = state;
-    const [row, column] = state.query;
-    const at = row * picture.width + column;
-    const shifts = tapShifts(size), line = [];
-    const pixel = ([r, c]) =>
-      row + r >= 0 && column + c >= 0 && row + r < picture.height && column + c < picture.width
-        ? picture.pixels[(row + r) * picture.width + column + c]
-        : 0;
-    const order = shifts.flatMap((_, tap) => {
-      const own = heads.map((_, head) => head).filter((head) => heads[head].tap === tap);
-      return (own.length ? own : [null]).map((head, i) => ({ tap: i ? null : tap, head }));
+    const { state, sums, picture } = this, { size, kernel, heads, query: [row, column] } = state;
+    const at = row * picture.width + column, sides = [picture.height, picture.width];
+    const inside = (shift) => shift.every((c, i) => clamp(state.query[i] + c, 0, sides[i] - 1) === state.query[i] + c);
+    const pixel = ([r, c]) => (inside([r, c]) ? picture.pixels[at + r * picture.width + c] : 0);
+    const sameAs = (same) => (same ? "" : "pg-other");
+    const lines = tapShifts(size).map((shift, head) => {
+      const { on, centre } = heads[head], weight = kernel[head], sees = sums.seen[head][at], value = pixel(shift);
+      const same = on && Math.abs(sees - value) * Math.abs(weight) < 5e-4;
+      return [
+        ["pg-number", head + 1], ["pg-shift", shiftOf(shift)], ["", `${value.toFixed(3)} · ${written(weight)}`],
+        ["", product(value * weight)],
+        ["pg-shift", shiftOf(centre, 1)], ["", on ? `${sees.toFixed(3)} · ${written(weight)}` : "away"],
+        [sameAs(same), on ? product(sees * weight) : "–"],
+      ];
     });
-    for (const { tap, head } of order) {
-      const cells = [["", head === null ? "" : head + 1, head]];
-      if (tap === null) cells.push(["pg-shift", ""], ["", ""], ["", ""]);
-      else
-        cells.push(
-          ["pg-shift", shiftOf(shifts[tap])],
-          ["", `${pixel(shifts[tap]).toFixed(3)} · ${written(kernel[tap])}`],
-          ["pg-product", product(pixel(shifts[tap]) * kernel[tap])],
-        );
-      if (head === null) cells.push(["pg-shift", ""], ["", "no head"], ["", ""]);
-      else {
-        const { on, centre } = heads[head];
-        const sees = sums.seen[head][at];
-        const its = heads[head].tap; // heads of one tap share its weight: together they make the product
-        const added = heads.reduce(
-          (sum, one, other) => sum + (one.on && one.tap === its ? sums.seen[other][at] * sums.weights[other] : 0),
-          0,
-        );
-        const same = on && Math.abs(added - pixel(shifts[its]) * kernel[its]) < 5e-4;
-        cells.push(
-          ["pg-shift", shiftOf(centre, 1)],
-          ["", on ? `${sees.toFixed(3)} · ${written(sums.weights[head])}` : "away"],
-          [same ? "pg-product" : "pg-product pg-other", on ? product(sees * sums.weights[head]) : "–"],
-        );
-      }
-      line.push(cells);
-    }
-    line.push([
-      ["", ""],
-      ["pg-shift", "sum"],
-      ["", ""],
-      ["pg-product", product(sums.convolved[at])],
-      ["pg-shift", "sum"],
-      ["", ""],
-      [Math.abs(sums.difference[at]) < 5e-4 ? "pg-product" : "pg-product pg-other", product(sums.total[at])],
-    ]);
-    while (this.rows.childElementCount > line.length) this.rows.lastChild.remove();
-    while (this.rows.childElementCount < line.length)
-      this.rows.append(element("tr", {}, ...Array.from({ length: 7 }, () => element("td"))));
-    line.forEach((cells, index) => cells.forEach(([name, text, head], i) => {
-      const cell = this.rows.children[index].children[i], words = String(text);
+    const [whole, total] = [product(sums.convolved[at]), product(sums.total[at])], sum = ["pg-shift", "sum"];
+    const added = [sameAs(Math.abs(sums.difference[at]) < 5e-4), total];
+    lines.push([["", ""], sum, ["", ""], ["", whole], sum, ["", ""], added]);
+    while (this.rows.childElementCount > lines.length) this.rows.lastChild.remove();
+    while (this.rows.childElementCount < lines.length)
+      this.rows.append(element("tr", {}, ...lines[0].map(() => element("td"))));
+    lines.forEach((cells, head) => cells.forEach(([className, text], i) => {
+      const cell = this.rows.children[head].children[i], words = String(text);
       if (cell.textContent !== words) cell.textContent = words;
-      const own = i === 0 && head !== undefined && head !== null ? "pg-number" : name;
-      if (cell.className !== own) cell.className = own;
-      if (own === "pg-number") cell.style.setProperty("--colour", this.colourOf(head));
+      if (cell.className !== className) cell.className = className;
+      if (className === "pg-number") cell.style.setProperty("--colour", this.colourOf(head));
     }));
-    this.sumLine.textContent =
-      `q = row ${row}, column ${column}. Conv2d: ${product(sums.convolved[at])}; heads: ` +
-      `${product(sums.total[at])}.`;
+    this.sumLine.textContent = `q = row ${row}, column ${column}. Conv2d: ${whole}; heads: ${total}.`;
   }
 
-  /** The formula over alpha, and on it the current point; dots are the difference measured on this very picture. */
+  /** The formula over alpha, and on it where we are; and the largest difference in this picture. */
   drawCurve() {
-    const { state, colours, sums } = this;
+    const { state, colours, sums } = this, tall = 150;
     const wide = clamp(this.curve.parentElement.clientWidth - 26, 200, 360);
-    const tall = 150;
     const pen = canvasOf(this.curve, wide, tall);
     const [left, right, top, bottom] = [34, wide - 8, 10, tall - 30], [low, high] = ALPHAS.map(Math.log);
     const x = (alpha) => left + ((Math.log(alpha) - low) / (high - low)) * (right - left);
     const y = (p) => bottom - p * (bottom - top);
-    pen.font = `11px ${colours.font}`;
-    pen.lineWidth = 1;
-    pen.strokeStyle = colours.line;
-    pen.fillStyle = colours.faint;
+    Object.assign(pen, { font: `11px ${colours.font}`, strokeStyle: colours.line, fillStyle: colours.faint });
+    pen.textAlign = "right";
     for (const p of [0, 0.5, 1]) {
-      pen.beginPath();
-      pen.moveTo(left, y(p));
-      pen.lineTo(right, y(p));
-      pen.stroke();
-      pen.textAlign = "right";
       pen.fillText(`${100 * p}%`, left - 5, y(p) + 4);
+      trace(pen, [[left, y(p)], [right, y(p)]]);
     }
     pen.textAlign = "center";
     for (const alpha of [0.1, 1, 10]) pen.fillText(alpha, x(alpha), bottom + 14);
     pen.fillText("sharpness α", (left + right) / 2, bottom + 27);
-    pen.strokeStyle = colours.accent;
-    pen.lineWidth = 2;
-    pen.beginPath();
-    for (let i = 0; i <= 100; i++) {
-      const alpha = Math.exp(low + (i / 100) * (high - low));
-      pen.lineTo(x(alpha), y(missedMass(alpha)));
-    }
-    pen.stroke();
-    const missed = missedMass(state.alpha), fair = complete(state) && state.padding, most = bound(state, this.picture);
-    pen.fillStyle = colours.text;
-    if (fair && this.measured && this.measured.key === this.measureKey())
-      for (const [alpha, share] of this.measured.points) {
-        pen.beginPath();
-        pen.arc(x(alpha), y(share), 2, 0, 7);
-        pen.fill();
-      }
+    Object.assign(pen, { strokeStyle: colours.accent, lineWidth: 2 });
+    const alphas = Array.from({ length: 101 }, (_, i) => Math.exp(low + (i / 100) * (high - low)));
+    trace(pen, alphas.map((alpha) => [x(alpha), y(missedMass(alpha))]));
+    const missed = missedMass(state.alpha), most = bound(state, this.picture), fair = complete(state) && state.padding;
     pen.strokeStyle = colours.back;
-    pen.fillStyle = "#d55e00";
-    pen.lineWidth = 2;
-    pen.beginPath();
-    pen.arc(x(state.alpha), y(missed), 6, 0, 7);
-    pen.fill();
-    pen.stroke();
-    if (fair && most) {
-      pen.fillStyle = colours.text;
-      pen.beginPath();
-      pen.arc(x(state.alpha), y(sums.apart / most), 4, 0, 7);
-      pen.fill();
+    const dot = (share, radius, colour) => {
+      disc(pen, x(state.alpha), y(share), radius, colour);
       pen.stroke();
-    }
-    const text =
-      `Line: the attention that misses its tap, 1 − 1/S(α)², now ${shareOf(missed)}.` +
-      (fair && most
-        ? " Dots: the largest difference in the picture, as a share of the most that a kernel like this allows. It " +
-          "stays below the line."
-        : "");
-    this.curveText.textContent = text;
-    this.curve.setAttribute("aria-label", `Missed attention over sharpness, falling from 99% to 0. ${text}`);
-  }
-
-  measureKey() {
-    return [this.state.kernel.join(), this.state.image, this.picture.number].join();
+    };
+    dot(missed, 6, QUERY);
+    if (fair && most) dot(sums.apart / most, 4, colours.text);
+    const line = `Line: the attention that misses its tap, 1 − 1/S(α)², now ${shareOf(missed)}.`;
+    const small =
+      " Small dot: the largest difference in the picture, as a share of the most that a kernel like this allows. It " +
+      "stays below the line.";
+    this.curveText.textContent = line + (fair && most ? small : "");
+    const falls = `Missed attention over sharpness, falling from 99% to 0. ${this.curveText.textContent}`;
+    this.curve.setAttribute("aria-label", falls);
   }
 
   drawWords() {
@@ -1143,27 +878,12 @@ export class Playground extends Live {
     this.root.classList.toggle("pg-equal", equal);
   }
 
-  /** After a rest: keep the state, and measure the difference at other sharpnesses, a few milliseconds at a time. */
+  /** After a rest: keep the state. */
   settle() {
     const text = encode(this.state);
-    if (text !== this.taken) {
-      this.taken = null;
-      this.host.save((this.saved = text));
-    }
-    const { state, picture } = this, key = this.measureKey(), most = bound(state, picture);
-    if (!(complete(state) && state.padding && most) || (this.measured && this.measured.key === key)) return;
-    const alphas = Array.from({ length: 15 }, (_, i) => ALPHAS[0] * (ALPHAS[1] / ALPHAS[0]) ** (i / 14));
-    const points = [];
-    const sums = new Sums();
-    const one = () => {
-      if (!this.root.isConnected || this.measureKey() !== key) return;
-      const alpha = alphas[points.length];
-      points.push([alpha, sums.update({ ...state, heads: headsOnTaps(state.size), alpha }, picture).apart / most]);
-      if (points.length < alphas.length) return void setTimeout(one);
-      this.measured = { key, points };
-      this.drawCurve();
-    };
-    one();
+    if (text === this.taken) return;
+    this.taken = null;
+    this.host.save((this.saved = text));
   }
 }
 

@@ -45,39 +45,21 @@ export function pictureOf(explorer) {
 /** The canvases of the view on one: the image, then every model's grid and chosen head, each with its prediction. */
 function composed(explorer) {
   const ratio = pixelRatio(), pad = 16 * ratio, { state, colours } = explorer;
-  const numbers = (panel) =>
-    panel.numbers.hidden
-      ? []
-      : [...panel.numbers.querySelectorAll("dt")].map((name) => [name.textContent, name.nextSibling.textContent]);
-  const answer = (panel) =>
-    written(explorer, [
-      "Prediction",
-      ...[...panel.predictions.children].map((node) =>
-        node.matches(".ax-class")
-          ? [
-              node.firstChild.textContent,
-              node.lastChild.textContent,
-              parseFloat(node.querySelector("i").style.width) / 100,
-            ]
-          : node.textContent,
-      ),
-    ]);
+  const { panel } = explorer, { card } = panel;
+  const numbers = [...panel.numbers.querySelectorAll("dt")].map((dt) => [dt.textContent, dt.nextSibling.textContent]);
+  const answer = [...panel.predictions.children].map((node) => {
+    if (!node.matches(".ax-class")) return node.textContent;
+    const share = parseFloat(node.querySelector("i").style.width) / 100;
+    return [node.firstChild.textContent, node.lastChild.textContent, share];
+  });
   // Columns of rows of canvases, each column with its title.
+  const detail = [panel.headTitle.textContent, ...(panel.numbers.hidden ? [] : numbers)];
+  const [zoom, track] = [[panel.zoomBox, panel.zoom], [panel.trackBox, panel.track]].map(([box, canvas]) =>
+    box.hidden ? [] : [canvas]);
+  const chosen = [...zoom, written(explorer, detail), ...track];
   const columns = [
-    [explorer.caption.textContent, [[explorer.image], [answer(explorer.panels[0])]]],
-    ...explorer.panels.map((panel, i) => [
-      panel.title.textContent,
-      [
-        [panel.grid],
-        ...(panel.card.root.hidden ? [] : panel.card.pictures()),
-        [
-          ...(panel.zoomBox.hidden ? [] : [panel.zoom]),
-          written(explorer, [panel.headTitle.textContent, ...numbers(panel)]),
-          ...(panel.trackBox.hidden ? [] : [panel.track]),
-        ],
-        i ? [answer(panel)] : [],
-      ],
-    ]),
+    [explorer.caption.textContent, [[explorer.image], [written(explorer, ["Prediction", ...answer])]]],
+    [panel.title.textContent, [[panel.grid], ...(card.root.hidden ? [] : card.pictures()), chosen]],
   ];
   const wide = (row) => row.reduce((sum, part) => sum + part.width + pad, 0);
   const tall = (row) => Math.max(0, ...row.map((part) => part.height + pad));

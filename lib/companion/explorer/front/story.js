@@ -1,23 +1,24 @@
 // The first page: seven steps that are scrolled through, and one picture beside them that follows. Its parts are the
 // playground's and the explorer's; the page scripts what they show, and the reader may change it.
 
-import { accuracyOf } from "./accuracy.js";
+import { accuracyOf, meter } from "./accuracy.js";
 import { drawHeads } from "./centres.js";
-import { QUERY, drawField, imageCanvas, shiftText } from "./draw.js";
-import { Model, TOO_OLD, covarianceOf, describe, read, readLayer, typed } from "./heads.js";
+import { QUERY, disc, drawField, imageCanvas, shiftText, trace } from "./draw.js";
+import { Film } from "./film.js";
+import { Model, TOO_OLD, covarianceOf, describe, kernelOf, middleOf, read, readLayer, typed } from "./heads.js";
 import { clamp, largest } from "./maths.js";
 import { Network } from "./network.js";
-import { ARROWS, Live, button, canvasOf, cellUnder, div, draggable, element } from "./page.js";
-import { fromText, keepKeysAndDrops, readPicture, still } from "./page.js";
+import { Live, button, canvasOf, choosesPixel, div, draggable, element, fromText } from "./page.js";
+import { keepKeysAndDrops, pictureField, readPicture, slider, still } from "./page.js";
 import { ALPHAS, Playground, headsOnTaps } from "./playground.js";
 
 const RANGE = 5.5; // pixels to every side of the query, in the plots of heads
 const EDGES = "-2,-1,-1,-1,1,1,1,1,2"; // a kernel without a 0, whose outputs have both signs
 const SOFT = 0.15; // the least alpha
-const LASTED = 7000; // ms, of the film
 const NAMES = { quadratic: "Gaussian", learned: "Learned", learned_content: "Content" };
 const SIZES_OF = [3, 7]; // of the kernels that take layers' places
 const POINT = 0.01; // of accuracy
+const STACKED = "(max-width: 760px) and (orientation: portrait)"; // the words stand below the picture, as in story.css
 /** Where a step rests for readers who want no motion: its end, or what it asks the reader to do. */
 const RESTS = { soften: 0.3, film: 0 };
 
@@ -70,15 +71,13 @@ export class Story extends Live {
     const links = sections.map(({ id }, i) => element("a", { href: `#${id}`, textContent: i + 1 }));
     links.forEach((link, i) => link.setAttribute("aria-label", sections[i].querySelector("h2").textContent));
     this.rail = element("nav", { "aria-label": "Steps" }, ...links);
-    this.file = element("input", {
-      type: "file", accept: "image/*", hidden: true, onchange: () => this.open(this.file.files[0]),
-    });
+    this.file = pictureField((file) => this.open(file));
     this.said = element("p", { className: "st-said", role: "status" });
-    const choose = button("Open your picture …", () => this.file.click());
+    const choose = button("Your picture …", () => this.file.click());
     root.classList.add("attnconv-story");
     root.replaceChildren(
-      this.rail, this.play.root, ...(model ? [this.buildLayers()] : []), ...(this.kinds ? [this.buildKinds()] : []),
-      div("st-own", choose, this.file), this.said,
+      div("st-rail", this.rail, div("st-own", choose, this.file)), this.play.root,
+      ...(model ? [this.buildLayers()] : []), ...(this.kinds ? [this.buildKinds()] : []), this.said,
     );
     keepKeysAndDrops(root, (file) => this.open(file));
   }
@@ -96,15 +95,16 @@ export class Story extends Live {
       return { canvas, swap, box: element("figure", {}, div("st-plot", canvas), caption) };
     });
     this.buildGuess();
-    this.epoch = element("input", { type: "range", min: 0, max: model.path.epochs - 1, "aria-label": "Epoch" });
-    this.epoch.oninput = () => this.toEpoch(Number(this.epoch.value));
-    this.player = button("▶", () => this.roll(), "Play the training");
+    const { path: { epochs } } = model;
+    this.film = new Film({ at: () => this.at, last: () => epochs - 1, show: (epoch) => this.toEpoch(epoch) });
+    this.epoch = slider("Epoch", { min: 0, max: epochs - 1 }, (epoch) => this.scrub(epoch));
     this.curve = element("canvas", { className: "st-curve", role: "img" });
     this.sizes = SIZES_OF.map((size) => button(`${size} × ${size}`, () => this.resize(size)));
-    this.meter = element("span", { className: "st-meter", "aria-hidden": "true" }, element("i"), element("b"));
+    this.meter = meter();
     return div(
       "st-layers", div("st-plots", ...this.plots.map(({ box }) => box)),
-      div("st-film", this.player, this.epoch, this.curve), div("st-swap", ...this.sizes, this.meter),
+      div("st-film", this.film.button, this.epoch.label, this.epoch.input, this.curve),
+      div("st-swap", ...this.sizes, this.meter.root),
     );
   }
 
@@ -124,31 +124,20 @@ export class Story extends Live {
       this.guess.centre = centre.map((c) => clamp(c, -RANGE, RANGE));
       this.later();
     };
-    draggable(dot, { cell: () => this.side / (2 * RANGE), centre: () => this.guess.centre, move });
+    draggable(dot, { grip: () => ({ at: this.guess.centre, cell: this.side / (2 * RANGE) }), move });
     dot.style.borderColor = this.play.colourOf(head);
     this.plots[layer].canvas.after(dot);
   }
 
   toEpoch(epoch) {
-    this.rolling = null;
     this.at = epoch;
     this.later();
   }
 
-  /** Play the film; pressed again it stops. Where no motion is wanted, it goes on by one epoch. */
-  roll() {
-    const last = this.model.path.epochs - 1, from = this.at >= last ? 0 : this.at;
-    if (this.rolling) return this.toEpoch(Math.round(this.at));
-    if (still()) return this.toEpoch(this.at >= last ? 0 : from + 1);
-    const mine = (this.rolling = {}), start = performance.now() - (LASTED * from) / last;
-    const next = (now) => {
-      if (this.rolling !== mine) return;
-      this.toEpoch(clamp((last * (now - start)) / LASTED, 0, last));
-      if (this.at === last) return;
-      this.rolling = mine;
-      requestAnimationFrame(next);
-    };
-    requestAnimationFrame(next);
+  /** The reader chose an epoch: a film that plays is over. */
+  scrub(epoch) {
+    this.film.stop();
+    this.toEpoch(epoch);
   }
 
   swap(layer) {
@@ -176,7 +165,8 @@ export class Story extends Live {
       });
       const chosen = film && guess?.layer === layer ? guess.head : -1, first = -((size ?? 0) >> 1);
       const plot = { x: 0, y: 0, side: this.side, range: RANGE }, colourOf = (one) => this.play.colourOf(one);
-      drawHeads(pen, plot, shapes, { colours, colourOf, chosen, kernel: size ?? 0, first: [first, first] });
+      const ground = () => this.drawSeen(pen, layer, size);
+      drawHeads(pen, plot, shapes, { colours, colourOf, chosen, kernel: size ?? 0, first: [first, first], ground });
       swap.setAttribute("aria-checked", String(Boolean(size)));
       const looks = shapes.map(({ centre }) => `(${centre.map((c) => c.toFixed(1))})`).join(" ");
       canvas.setAttribute("aria-label", `Layer ${layer + 1}: its heads look at shifts ${looks}`);
@@ -185,25 +175,48 @@ export class Story extends Live {
     else this.drawSwap();
   }
 
+  /** The picture around its middle, as clear as a layer looks at it: by all attention of its heads, or, as a
+   * convolution, by the norm of each tap. */
+  drawSeen(pen, layer, size) {
+    const { model, side, play: { picture } } = this, cell = side / (2 * RANGE), middle = middleOf(model);
+    const mapOf = (_, head) => model.probabilities(layer, head, middle, new Float32Array(model.pixels));
+    const maps = Array.from({ length: model.heads[layer] }, mapOf), reach = (size ?? 2 * RANGE) >> 1;
+    const norms = size && kernelOf(model, layer, maps, size).norms, most = norms && Math.max(...norms);
+    if (this.grey?.picture !== picture) {
+      const { height, width, pixels } = picture, values = pixels.map((value) => 255 * value);
+      this.grey = { picture, canvas: imageCanvas({ shape: [height, width, 1], values }) };
+    }
+    for (let row = -reach; row <= reach; row++)
+      for (let column = -reach; column <= reach; column++) {
+        const [r, c] = [middle[0] + row, middle[1] + column], at = r * model.width + c;
+        const seen = Math.sqrt(maps.reduce((sum, map) => sum + map[at], 0));
+        pen.globalAlpha = size ? norms[(row + reach) * size + column + reach] / most : Math.min(1, seen);
+        const [wide, tall] = [picture.width / model.width, picture.height / model.height];
+        const to = [column, row].map((shift) => side / 2 + (shift - 0.5) * cell);
+        pen.drawImage(this.grey.canvas, c * wide, r * tall, wide, tall, ...to, cell + 0.5, cell + 0.5);
+      }
+    pen.globalAlpha = 1;
+  }
+
   drawFilm(last) {
     const { model, guess, colours } = this, { path } = model, epoch = Math.round(this.at);
-    this.player.textContent = this.rolling ? "❚❚" : "▶";
-    this.player.setAttribute("aria-label", this.rolling ? "Stop" : "Play the training");
-    this.epoch.value = epoch;
-    const accuracy = path.accuracy[epoch - 1], percents = (value) => `${(100 * value).toFixed(1)}%`;
-    const [wide, tall] = [160, 56], pen = canvasOf(this.curve, wide, tall);
-    const at = (n) => [6 + (n / last) * (wide - 12), tall - 6 - (tall - 12) * path.accuracy[n - 1]];
-    Object.assign(pen, { strokeStyle: colours.accent, fillStyle: QUERY, lineWidth: 2 });
-    pen.beginPath();
-    path.accuracy.forEach((_, i) => pen.lineTo(...at(i + 1)));
-    pen.stroke();
-    if (accuracy !== undefined) {
-      pen.beginPath();
-      pen.arc(...at(epoch), 5, 0, 7);
-      pen.fill();
+    this.epoch.set(epoch);
+    const { accuracy } = path, percents = (value) => `${(100 * value).toFixed(1)}%`;
+    const wide = Math.max(120, 0.5 * this.curve.parentElement.clientWidth), tall = 64;
+    const pen = canvasOf(this.curve, wide, tall);
+    const [least, most] = [Math.min(...accuracy), Math.max(...accuracy)], now = accuracy[epoch - 1];
+    const lost = (n) => (most - accuracy[n - 1]) / (most - least || 1);
+    const at = (n) => [8 + (n / last) * (wide - 16), 24 + (tall - 32) * lost(n)];
+    Object.assign(pen, { strokeStyle: colours.accent, lineWidth: 2 });
+    trace(pen, accuracy.map((_, i) => at(i + 1)));
+    if (now !== undefined) {
+      disc(pen, ...at(epoch), 5, QUERY);
+      Object.assign(pen, { fillStyle: colours.text, font: `12px ${colours.font}`, textAlign: "center" });
+      const [x, y] = at(epoch);
+      pen.fillText(percents(now), clamp(x, 20, wide - 20), y - 10);
     }
-    this.curve.setAttribute("aria-label", `Accuracy by epoch, at last ${percents(path.accuracy.at(-1))}`);
-    const when = epoch ? `After epoch ${epoch}: ${percents(accuracy)} right.` : "Before training.";
+    this.curve.setAttribute("aria-label", `Accuracy by epoch, at last ${percents(accuracy.at(-1))}`);
+    const when = epoch ? `After epoch ${epoch}: ${percents(now)} right.` : "Before training.";
     this.tell(guess ? `${when} ${this.guessed(epoch, last)}` : when);
   }
 
@@ -221,8 +234,7 @@ export class Story extends Live {
   drawSwap() {
     const { model, size } = this, found = accuracyOf(model), layers = Object.keys(model.edits).length;
     this.sizes.forEach((one, i) => one.setAttribute("aria-pressed", String(SIZES_OF[i] === size)));
-    this.meter.firstChild.style.width = `${100 * (found.now ?? 0)}%`;
-    this.meter.lastChild.style.left = `${100 * (found.whole ?? 0)}%`;
+    this.meter.set(found.now, found.whole);
     const ones = (choice) => Number(choice).toString(2).replaceAll("0", "").length;
     const cheap = Object.entries(model.counted[size]).filter(([, [now, whole, all]]) => whole - now < POINT * all);
     const solved = layers && found.now !== null && found.whole - found.now < POINT &&
@@ -236,15 +248,8 @@ export class Story extends Live {
   buildKinds() {
     const picture = element("canvas", { tabIndex: 0, role: "application", className: "st-image" });
     picture.setAttribute("aria-label", "Image. Arrow keys move the query pixel.");
-    picture.addEventListener("pointermove", (event) => {
-      if (event.pointerType !== "touch" || event.buttons) this.ask(cellUnder(event, picture, ...this.grid));
-    });
-    picture.addEventListener("keydown", (event) => {
-      const step = ARROWS[event.key];
-      if (!step) return;
-      event.preventDefault();
-      this.ask(this.query.map((q, i) => q + step[i]));
-    });
+    const choose = (query) => this.ask(query);
+    choosesPixel(picture, { grid: () => this.grid, query: () => this.query, choose });
     this.rows = Object.entries(this.kinds).map(([kind, { heads }]) => {
       const tiles = Array.from({ length: heads[this.layer] }, () => element("canvas", { "aria-hidden": "true" }));
       const moved = element("span", { role: "status" }), name = element("b", { textContent: NAMES[kind] });
@@ -301,8 +306,6 @@ export class Story extends Live {
   // -- the reader's own picture
 
   async open(file) {
-    this.file.value = "";
-    if (!file) return;
     await this.play.upload(file);
     const own = this.images && (await readPicture(file, this.images[0].shape).catch(() => null));
     if (own) {
@@ -320,7 +323,7 @@ export class Story extends Live {
 
   /** Which step the reader is at, and how far: where a line through the window crosses it. */
   follow() {
-    const line = innerHeight * (innerWidth < 760 ? 0.8 : 0.5);
+    const line = innerHeight * (matchMedia(STACKED).matches ? 0.8 : 0.5);
     const at = Math.max(0, this.sections.findLastIndex((section) => section.getBoundingClientRect().top <= line));
     const { top, height } = this.sections[at].getBoundingClientRect(), { id } = this.sections[at];
     const part = still() ? (RESTS[id] ?? 1) : within((line - top) / height, 0.2, 0.85);
@@ -337,7 +340,7 @@ export class Story extends Live {
   /** Set what the step shows by itself. */
   script(came) {
     const { play, name, part } = this, scene = SCENES[name];
-    if (name === "film" && (came || !still())) this.toEpoch((this.model.path.epochs - 1) * within(part, 0.25, 0.9));
+    if (name === "film" && (came || !still())) this.scrub((this.model.path.epochs - 1) * within(part, 0.25, 0.9));
     if (!scene) return;
     const usual = { alpha: ALPHAS[1], padding: true, heads: headsOnTaps(3) };
     const { heads, chosen = play.state.chosen, ...state } = { ...usual, ...scene(part, play.picture) };

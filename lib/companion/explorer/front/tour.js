@@ -21,8 +21,7 @@ export class Tour {
   }
 
   get steps() {
-    const { models: [model] = [{}] } = this.explorer; // it is built before there is a model
-    return tourOf(model);
+    return tourOf(this.explorer.model ?? {}); // it is built before there is a model
   }
 
   go(step) {
@@ -31,7 +30,7 @@ export class Tour {
     if (this.step) {
       const { kernel, ...changes } = this.steps[this.step - 1][3];
       explorer.film.stop();
-      if (explorer.models[0].epoch !== null) explorer.setEpoch(0, Infinity); // it speaks of the trained model
+      if (explorer.model.epoch !== null) explorer.setEpoch(Infinity); // it speaks of the trained model
       explorer.set({ all: false, ...changes }, true);
       explorer.setLayer(kernel ? explorer.bestKernel() : explorer.state.layer);
     }

@@ -73,12 +73,8 @@ export const tourOf = ({ content, encoding }) => [
 /** What can be chosen, by its name on the page. */
 export const CONTROLS = {
   Model: "Which of the trained networks is shown.",
-  "Compare with": "This network at an earlier epoch, beside the trained one.",
   Show: "Each head's attention at the query, as a map; or the heads of each layer around the query, as dots.",
-  Values: "Probabilities of attention, or the scores (logits) whose softmax they are.",
   Score: "All of a head's score; or only what it gives to positions, or to what stands in the pixels.",
-  Brightness: "One scale for all heads shows which are sharp; a scale for each shows the faint ones, too.",
-  Image: "The pixels as the model sees them, or smooth, which is easier to recognise.",
 };
 
 export const GLOSSARY = {
