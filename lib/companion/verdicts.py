@@ -149,8 +149,10 @@ def apart(runs: Runs) -> Verdict:
 def sixteen(runs: Runs) -> Verdict:
     """Are there layers that are small convolutions, and heads that look far?"""
     layers = (each(stats.smallest, runs) > 0).sum(-1).mean()
+    learned = each(stats.learned, runs).sum(-1).mean()
     heads = each(stats.long_range, runs)[:, 1].sum(-1).mean()
-    number = f"{layers:.2g} layers are small convolutions, {heads:.2g} heads look far"
+    small = f"{layers:.2g} layers are small convolutions, {learned:.2g} learned to be"
+    number = f"{small}; {heads:.2g} heads look far"
     table = by_layer(runs, {"heads that look far": stats.long_range} | SWAPPED)
     return graded(int(layers >= 1) + int(heads >= 1), 2), number, table
 
