@@ -34,6 +34,8 @@ PACKAGES = --constraint $(VENV)/constraints.txt --editable '.[test]'
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
+# Images for containers often forbid compiled files. Then each process would compile torch anew, in seconds.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help reproduce paper record lab explore test lint mutants bench lock clean flags
 export PROFILE JOBS DATA OUTPUT ONLY
 

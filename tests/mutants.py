@@ -35,7 +35,7 @@ PATIENCE = 300
 """Seconds after which tests that hang count as failed."""
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["torch", "torchvision", "seaborn", "scipy.stats", "hypothesis", "papermill", "anywidget"]
+    ["torch", "torchvision", "seaborn", "hypothesis", "papermill", "anywidget"]
 )
 """What tests import besides the library: once for all mutants."""
 

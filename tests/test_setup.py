@@ -180,6 +180,6 @@ def test_a_training_needs_nothing_that_only_notebooks_need() -> None:
     """`attnconv train` imports the workspace where pandas, Matplotlib and Jupyter may not be
     installed.
     """
-    extra = ("pandas", "scipy", "matplotlib", "seaborn", "nbformat", "papermill", "IPython")
+    extra = ("pandas", "matplotlib", "seaborn", "nbformat", "papermill", "IPython")
     code = f"import sys; sys.modules |= dict.fromkeys({extra}); import companion.workspace"
     subprocess.run([sys.executable, "-c", code], check=True)

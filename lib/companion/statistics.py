@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
-from scipy.ndimage import uniform_filter
-from scipy.special import softmax
 
 from attnconv.heads import kernel_cells, shift_maps
 from attnconv.training.runs import Run
@@ -138,7 +137,8 @@ def _gaussians(run: Run) -> NDArray:
     shifts = np.moveaxis(np.mgrid[1 - height : height, 1 - width : width], 0, -1)
     away = shifts - centres[..., None, None, :]
     logits = -np.einsum("...yxi,...ij,...yxj->...yx", away, precision, away) / 2
-    return softmax(logits, axis=(-2, -1))
+    weights = np.exp(logits - logits.max((-2, -1), keepdims=True))
+    return weights / weights.sum((-2, -1), keepdims=True)
 
 
 def farthest(run: Run) -> NDArray:
@@ -218,7 +218,8 @@ def following(run: Run) -> tuple[NDArray, NDArray]:
     maps, queries = run.attention["mean"].astype(float), run.attention["queries"]
     shifts = _peaks(maps) - queries[:, None, None]  # (Q, L, h, 2)
     above = np.maximum(maps - 1 / math.prod(maps.shape[3:]), 0)
-    around = 9 * uniform_filter(above, (0, 0, 0, 3, 3), mode="constant")
+    padded = np.pad(above, [(0, 0)] * 3 + [(1, 1)] * 2)
+    around = sliding_window_view(padded, (3, 3), (3, 4)).sum((-2, -1))
     at_peak = np.where(maps == maps.max((3, 4), keepdims=True), around, 0).max((3, 4))
     peaked = (at_peak > above.sum((3, 4)) / 2) & (shifts == shifts[0]).all(-1)
     moved, same = run.attention["halves"]
