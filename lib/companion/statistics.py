@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
@@ -137,8 +138,7 @@ def _gaussians(run: Run) -> NDArray:
     shifts = np.moveaxis(np.mgrid[1 - height : height, 1 - width : width], 0, -1)
     away = shifts - centres[..., None, None, :]
     logits = -np.einsum("...yxi,...ij,...yxj->...yx", away, precision, away) / 2
-    weights = np.exp(logits - logits.max((-2, -1), keepdims=True))
-    return weights / weights.sum((-2, -1), keepdims=True)
+    return torch.from_numpy(logits).flatten(-2).softmax(-1).view(logits.shape).numpy()
 
 
 def farthest(run: Run) -> NDArray:
