@@ -119,6 +119,11 @@ def test_make_passes_what_the_user_asks_for() -> None:
         assert make(show, "reproduce", f"RETRAIN={given}") == told
 
 
+def test_packages_are_compiled_once_though_the_environment_forbids_it() -> None:
+    show = "ATTNCONV=printenv PYTHONDONTWRITEBYTECODE; true"
+    assert make(show, "reproduce", PYTHONDONTWRITEBYTECODE="1") == ""
+
+
 @pytest.mark.parametrize("words", ["03 04", "*", "01 --force", "--force", "$HOME `id` 'a"])
 def test_only_is_words_to_which_neither_the_shell_nor_the_command_gives_a_meaning(
     words: str, monkeypatch
