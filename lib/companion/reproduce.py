@@ -261,7 +261,7 @@ def execute(batch: Batch, job: Job, environment: dict[str, str]) -> None:
         "kernel_name": "python3",
         "language": "python",
         "progress_bar": False,
-        "extra_arguments": ["--log-level=ERROR"],
+        "extra_arguments": ["--log-level=CRITICAL"],
     }
     planned = stage / copy.name
     nbformat.write(job.notebook, planned)
