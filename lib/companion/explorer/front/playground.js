@@ -368,7 +368,7 @@ export class Playground extends Live {
     this.sumLine = element("p", { className: "ax-note", id: `${id}-sum`, "aria-live": "polite" });
     const head = element("thead", {
       innerHTML:
-        "<tr><th></th><th colspan=3>Conv2d: <i>X</i><sub>q+Δ</sub> · <i>W</i><sub>Δ</sub></th>" +
+        "<tr><td></td><th colspan=3>Conv2d: <i>X</i><sub>q+Δ</sub> · <i>W</i><sub>Δ</sub></th>" +
         "<th colspan=3>Heads: " +
         "Σ<sub>k</sub> <i>P</i><sub>h</sub> <i>X</i><sub>k</sub> · <i>W</i><sup>h</sup></th></tr>",
     });
@@ -795,8 +795,7 @@ export class Playground extends Live {
       tile.classList.toggle("pg-off", !on);
       tile.classList.toggle("pg-chosen", head === state.chosen);
       tile.setAttribute("aria-pressed", String(on));
-      const adds = `weight ${written(weight)} times what it sees${on ? "" : "; taken away"}`;
-      tile.setAttribute("aria-label", `What head ${head + 1} adds: ${adds}`);
+      tile.setAttribute("aria-label", `${text}. What head ${head + 1} adds: its weight times what it sees`);
     });
   }
 

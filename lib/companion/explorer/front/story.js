@@ -68,8 +68,10 @@ export class Story extends Live {
 
   build() {
     const { root, model, sections } = this;
-    const links = sections.map(({ id }, i) => element("a", { href: `#${id}`, textContent: i + 1 }));
-    links.forEach((link, i) => link.setAttribute("aria-label", sections[i].querySelector("h2").textContent));
+    const links = sections.map((section, i) => {
+      const title = section.querySelector("h2").textContent;
+      return element("a", { href: `#${section.id}`, textContent: i + 1, "aria-label": `${i + 1}. ${title}` });
+    });
     this.rail = element("nav", { "aria-label": "Steps" }, ...links);
     this.file = pictureField((file) => this.open(file));
     this.said = element("p", { className: "st-said", role: "status" });
