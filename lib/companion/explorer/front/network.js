@@ -74,23 +74,18 @@ export class Network {
     const blocks = side.heads.map((_, layer) => {
       const own = (name) => map(`blocks.${layer}.${name}`);
       const embedding = (axis) => vector(`blocks.${layer}.attention.${axis}_embedding`);
-      const parts = {
+      return {
         value: own("attention.value"),
         output: own("output"),
         norm1: own("norm1"),
         up: own("mlp.0"),
         down: own("mlp.2"),
         norm2: own("norm2"),
+        query: own("attention.query"), // this and what follows is there with content only
+        key: own("attention.key"),
+        rows: embedding("row"),
+        columns: embedding("column"),
       };
-      return this.heads.content
-        ? {
-            ...parts,
-            query: own("attention.query"),
-            key: own("attention.key"),
-            rows: embedding("row"),
-            columns: embedding("column"),
-          }
-        : parts;
     });
     this.weights = { embed: map("embed"), classifier: map("classifier"), blocks };
     this.hidden = this.weights.embed.bias.length;
@@ -211,9 +206,8 @@ export class Network {
   /** Scores of a layer that looks at content: q . k, and q . r for the rows and for the columns, over sqrt(K). */
   scores(layer, x) {
     const { query, key, rows: byRow, columns: byColumn } = this.weights.blocks[layer];
-    const { height, width, pixels } = this.heads;
+    const { height, width, pixels } = this.heads, count = this.heads.heads[layer];
     const stride = query.bias.length;
-    const count = this.heads.heads[layer];
     const keySize = stride / count;
     const half = keySize / 2;
     const scale = 1 / Math.sqrt(keySize);
