@@ -40,13 +40,13 @@ export function brightness(values, largest, out, power = 0.5) {
 /** Levels (0..255) at every pixel of a grid in the ramp's colours, each as opaque (0..255) as `opacity` says of it, on
  * a canvas of the grid's size. */
 export function drawLevels(canvas, levels, [height, width], opacity) {
-  Object.assign(canvas, { width, height });
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
   const pen = canvas.getContext("2d", { willReadFrequently: true }), image = pen.createImageData(width, height);
-  levels.forEach((value, at) => {
-    const level = Math.round(value);
-    image.data.set(RAMP.subarray(3 * level, 3 * level + 3), 4 * at);
+  for (let at = 0; at < levels.length; at++) {
+    const level = Math.round(levels[at]);
+    for (let c = 0; c < 3; c++) image.data[4 * at + c] = RAMP[3 * level + c];
     image.data[4 * at + 3] = opacity(level);
-  });
+  }
   pen.putImageData(image, 0, 0);
 }
 

@@ -143,6 +143,7 @@ export class Explorer extends Live {
     model.epoch = state.epoch = state.epoch !== null && state.epoch < last ? state.epoch : null; // another has fewer
     model.edits = state.edits;
     panel.maps = null;
+    panel.reads = new Map();
     panel.epochRow.hidden = !model.path;
     this.partField.hidden = !model.content;
     if (!model.content) state.part = "full";

@@ -4,7 +4,7 @@ import { drawHeads, headAt } from "./centres.js";
 import { RAMP, drawField, frame, percent, scaleBar, shiftText, write } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp, largest, tapShifts } from "./maths.js";
-import { button, canvasOf, div, draggable, element, inkOn, pixelRatio, tell } from "./page.js";
+import { button, canvasOf, div, draggable, element, figure, inkOn, pictureCanvas, pixelRatio, tell } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
@@ -54,7 +54,7 @@ export class LayerCard {
     this.rings = element("span", { title: GLOSSARY.rings });
     this.field = button("", () => explorer.set({ whole: !explorer.state.whole }));
     this.centres = element("canvas", { className: "ax-centres", tabIndex: 0, role: "application" });
-    this.kernel = element("canvas", { className: "ax-kernel", role: "img" });
+    this.kernel = pictureCanvas("ax-kernel");
     const resize = () => this.resize(Number(this.sizes.value));
     this.sizes = element("select", { "aria-label": "Size of the kernel", onchange: resize });
     this.reading = element("p", { className: "ax-reading" });
@@ -87,14 +87,14 @@ export class LayerCard {
     this.counted = element("p", { className: "ax-counted ax-note" });
     this.off = element("p");
     this.responses = ["with attention", "as a convolution"].map((words) => {
-      const canvas = element("canvas", { className: "ax-response", role: "img" });
+      const canvas = pictureCanvas("ax-response");
       return { words, canvas, box: element("div", {}, canvas, words) };
     });
     const boxes = this.responses.map(({ box }) => box), label = element("label", {}, this.swap, this.swapName);
     label.title = GLOSSARY["as a convolution"];
-    const caption = element("figcaption", { textContent: "how strong its output is" });
     this.scale = scaleBar();
-    this.responseBox = element("figure", { className: "ax-small ax-responses" }, ...boxes, this.scale.root, caption);
+    this.responseBox = figure("how strong its output is", ...boxes, this.scale.root);
+    this.responseBox.classList.add("ax-responses");
     return div(
       "ax-swap",
       element("div", {}, label, this.swapSize),

@@ -13,6 +13,13 @@ export function element(tag, properties = {}, ...children) {
 /** A box of that class. */
 export const div = (className, ...children) => element("div", { className }, ...children);
 
+/** A canvas that is read as a picture. */
+export const pictureCanvas = (className) => element("canvas", { className, role: "img" });
+
+/** Something, mostly a picture, and below it its caption. */
+export const figure = (caption, ...children) =>
+  element("figure", { className: "ax-small" }, ...children, element("figcaption", {}, caption));
+
 /** A button with that text. */
 export const button = (textContent, onclick, title = "") =>
   element("button", { type: "button", textContent, title, onclick });

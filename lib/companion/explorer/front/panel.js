@@ -8,7 +8,9 @@ import {
 import { covarianceOf, describe, ellipse, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
 import { clamp, largest } from "./maths.js";
-import { button, canvasOf, div, element, filled, pixelRatio, roving, slider, tell, uniqueId } from "./page.js";
+import {
+  button, canvasOf, div, element, figure, filled, pictureCanvas, pixelRatio, roving, slider, tell, uniqueId,
+} from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 export const IMAGE_SIDE = 240; // px, as the chosen head's map
@@ -24,15 +26,12 @@ export class Panel {
   constructor(explorer) {
     this.explorer = explorer;
     const id = uniqueId();
-    const picture = (className, more = {}) => element("canvas", { className, role: "img", ...more });
-    const figure = (caption, ...children) =>
-      element("figure", { className: "ax-small" }, ...children, element("figcaption", { textContent: caption }));
     this.title = element("h2");
     this.grid = element("canvas", {
       className: "ax-grid", tabIndex: 0, role: "application", "aria-describedby": `${id}-numbers`,
     });
-    this.zoom = picture("ax-zoom");
-    this.track = picture("ax-track");
+    this.zoom = pictureCanvas("ax-zoom");
+    this.track = pictureCanvas("ax-track");
     this.numbers = element("dl", { className: "ax-numbers", id: `${id}-numbers` });
     this.epoch = this.row("epoch", { min: 0, max: 1, step: 1 }, (value) => {
       explorer.film.stop();
@@ -46,7 +45,8 @@ export class Panel {
     this.sliders = this.makeSliders();
     this.answer = div("ax-column ax-answer", element("h2", { textContent: "Prediction" }), this.predictions);
     this.zoomBox = figure("attention over the image", this.zoom);
-    this.output = picture("ax-output", { "aria-label": "not computed yet" });
+    this.output = pictureCanvas("ax-output");
+    this.output.setAttribute("aria-label", "not computed yet");
     canvasOf(this.output, OUTPUT, OUTPUT); // the place of what will be there
     this.does = element("p");
     this.outputScale = scaleBar();
@@ -57,7 +57,7 @@ export class Panel {
       this.trackBox, this.answer,
     );
     this.words = div("ax-badges"); // what can be asked of the words on the tiles, at their places
-    this.bar = picture("ax-scale");
+    this.bar = pictureCanvas("ax-scale");
     this.barText = element("span", { className: "ax-note" });
     this.barBox = div("ax-row", this.bar, this.barText);
     this.keys = roving(this.words, "Heads");
@@ -172,19 +172,14 @@ export class Panel {
 
   /** What a layer is, from the middle of the picture: kept until its heads change. */
   read(layer) {
-    const { model, explorer: { state, serialOfImage } } = this;
-    const now = [model, model.edits, model.epoch, ...(model.content ? [serialOfImage, state.part] : [])];
-    if (!same(now, this.readOf)) {
-      if (!this.readOf || this.readOf[0] !== model) this.reads = new Map();
-      this.readOf = now;
-      this.fresh = new Set();
-    }
-    if (this.fresh.has(layer)) return this.reads.get(layer).read;
-    this.fresh.add(layer);
+    const { model, explorer: { state, serialOfImage } } = this, kept = this.reads.get(layer);
     const own = Object.entries(model.edits).filter(([place]) => place.startsWith(`${layer}.`));
-    const key = JSON.stringify([model.epoch === null ? own : [], ...now.slice(2)]);
-    if (this.reads.get(layer)?.key !== key) this.reads.set(layer, { key, read: readLayer(model, layer, state.part) });
-    return this.reads.get(layer).read;
+    const image = model.content ? [serialOfImage, state.part] : [];
+    const key = JSON.stringify([model.epoch ?? own, ...image]);
+    if (kept?.key === key) return kept.read;
+    const read = readLayer(model, layer, state.part);
+    this.reads.set(layer, { key, read });
+    return read;
   }
 
   /** Where the heads of a layer went until the epoch that is shown; nothing at the end of training. */

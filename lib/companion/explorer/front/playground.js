@@ -10,7 +10,7 @@ import {
 } from "./maths.js";
 import {
   Live, NOT_HELD, button, canvasOf, chooser, copied, div, draggable, element, filled, gradient, inAddress, inkOn,
-  keepKeysAndDrops, linkBack, pictureField, readPicture, rgb, slider, still, tell, uniqueId, widgetOf,
+  keepKeysAndDrops, linkBack, pictureCanvas, pictureField, readPicture, rgb, slider, still, tell, uniqueId, widgetOf,
 } from "./page.js";
 
 // --- state ----------------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ export class Playground extends Live {
     const typing = note("Type your own numbers into the cells.");
     const kernelCard = card("kernel", "The kernel", div("ax-row", field, size), this.cells, typing);
 
-    this.plane = element("canvas", { className: "pg-plane", role: "img" });
+    this.plane = pictureCanvas("pg-plane");
     this.dots = div("pg-dots");
     this.about = element("p", { className: "pg-about", "aria-live": "polite" });
     this.toggle = button("", () => this.toggleHead(this.state.chosen));
@@ -326,7 +326,7 @@ export class Playground extends Live {
     const [min, high] = ALPHAS.map(Math.log), max = high + 0.01; // the last of whole steps lies beyond, and is cut
     const sharpen = (value) => this.set({ alpha: clamp(Math.exp(value), ...ALPHAS) });
     this.alpha = slider("sharpness α", { min, max, step: 0.01 }, sharpen, () => written(this.state.alpha));
-    this.curve = element("canvas", { className: "pg-curve", role: "img" });
+    this.curve = pictureCanvas("pg-curve");
     this.curveText = note();
     this.padding = element("input", { type: "checkbox", onchange: () => this.set({ padding: this.padding.checked }) });
     const ends = div("pg-ends", ...["a blur", "one pixel"].map((textContent) => element("span", { textContent })));
@@ -672,12 +672,11 @@ export class Playground extends Live {
     const cell = (this.cell = side / cells);
     const middle = side / 2;
     const pen = canvasOf(this.plane, side, side), [row, column] = state.query;
-    const at = (shift) => middle + shift * cell;
+    const at = (shift) => middle + shift * cell, [before, after] = state.padding ? padsOf(size) : [0, 0];
     for (let r = -reach; r <= reach; r++)
       for (let c = -reach; c <= reach; c++) {
         const [y, x] = [row + r, column + c], inside = y >= 0 && x >= 0 && y < picture.height && x < picture.width;
-        const [before, after] = state.padding ? padsOf(size) : [0, 0];
-        const zero = !inside && y >= -before && x >= -before && y < picture.height + after && x < picture.width + after;
+        const zero = !inside && Math.min(y, x) >= -before && y < picture.height + after && x < picture.width + after;
         const level = inside ? Math.round(255 * picture.pixels[y * picture.width + x]) : 0;
         pen.fillStyle = inside || zero ? `rgb(${level},${level},${level})` : colours.panel;
         pen.fillRect(at(c) - cell / 2, at(r) - cell / 2, cell + 0.5, cell + 0.5);
@@ -687,10 +686,9 @@ export class Playground extends Live {
     // Where the chosen head's attention goes, in its colour.
     const head = heads[chosen];
     if (head && head.on) {
-      const pads = state.padding ? padsOf(size) : [0, 0];
       const [rows, columns] = [picture.height, picture.width].map((length, axis) => {
-        const all = axisProbabilities(alpha, head.centre[axis] + state.query[axis], 1, pads[0], length - 1 + pads[1]);
-        return (shift) => all[state.query[axis] + shift + pads[0]] || 0;
+        const all = axisProbabilities(alpha, head.centre[axis] + state.query[axis], 1, before, length - 1 + after);
+        return (shift) => all[state.query[axis] + shift + before] || 0;
       });
       pen.fillStyle = this.colourOf(chosen);
       for (let r = -reach; r <= reach; r++)
