@@ -48,6 +48,14 @@ function add(a, b) {
   return sums;
 }
 
+/** So many numbers of every row of so many, from one on. */
+function part(rows, stride, first, many) {
+  const out = new Float32Array((rows.length / stride) * many);
+  for (let row = 0; row * stride < rows.length; row++)
+    out.set(rows.subarray(row * stride + first, row * stride + first + many), row * many);
+  return out;
+}
+
 const normOf = (values) => Math.sqrt(values.reduce((sum, value) => sum + value * value, 0));
 
 /** The pixels of an image {height, width, channels, values: bytes} as the first linear map takes them: each s x s block
@@ -90,6 +98,7 @@ export class Network {
     this.weights = { embed: map("embed"), classifier: map("classifier"), blocks };
     this.hidden = this.weights.embed.bias.length;
     this.kept = [];
+    this.scored = [];
   }
 
   setImage(image) {
@@ -203,34 +212,39 @@ export class Network {
     });
   }
 
-  /** Scores of a layer that looks at content: q . k, and q . r for the rows and for the columns, over sqrt(K). */
+  /** Scores of a layer that looks at content: q . k, and q . r for the rows and for the columns, over sqrt(K). Those of
+   * the input that was asked about last are kept. */
   scores(layer, x) {
+    const kept = this.scored[layer];
+    if (kept?.x === x) return kept.scores;
     const { query, key, rows: byRow, columns: byColumn } = this.weights.blocks[layer];
     const { height, width, pixels } = this.heads, count = this.heads.heads[layer];
     const stride = query.bias.length;
     const keySize = stride / count;
     const half = keySize / 2;
-    const scale = 1 / Math.sqrt(keySize);
     const zero = byRow.length / half >> 1;
     const [qs, ks] = [query, key].map((map) => linear(x, map, this.hidden));
+    for (let i = 0; i < qs.length; i++) qs[i] /= Math.sqrt(keySize);
     const [content, rows, columns] = [pixels, height, width].map((keys) => new Float32Array(count * pixels * keys));
-    const dot = (a, from, b, to, size) => {
+    const dot = (from, b, to) => {
       let sum = 0;
-      for (let i = 0; i < size; i++) sum += a[from + i] * b[to + i];
-      return sum * scale;
+      for (let i = 0; i < half; i++) sum += qs[from + i] * b[to + i];
+      return sum;
     };
-    for (let head = 0; head < count; head++)
+    for (let head = 0; head < count; head++) {
+      const [own, weight] = [qs, ks].map((all) => part(all, stride, head * keySize, keySize));
+      content.set(linear(own, { weight }, keySize), head * pixels * pixels);
       for (let q = 0; q < pixels; q++) {
         const at = head * pixels + q;
         const from = q * stride + head * keySize;
         const [i, j] = [Math.floor(q / width), q % width];
-        for (let k = 0; k < pixels; k++)
-          content[at * pixels + k] = dot(qs, from, ks, k * stride + head * keySize, keySize);
-        for (let k = 0; k < height; k++) rows[at * height + k] = dot(qs, from, byRow, (zero + k - i) * half, half);
-        for (let k = 0; k < width; k++)
-          columns[at * width + k] = dot(qs, from + half, byColumn, (zero + k - j) * half, half);
+        for (let k = 0; k < height; k++) rows[at * height + k] = dot(from, byRow, (zero + k - i) * half);
+        for (let k = 0; k < width; k++) columns[at * width + k] = dot(from + half, byColumn, (zero + k - j) * half);
       }
-    return { content, rows, columns };
+    }
+    const scores = { content, rows, columns };
+    this.scored[layer] = { x, scores };
+    return scores;
   }
 
   /** Scores of all layers, where they depend on the image; else null. */
