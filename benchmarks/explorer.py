@@ -76,11 +76,14 @@ def hovering(browser: playwright.Browser, kind: str, folder: Path, hovers: int) 
     print(f"hover to repaint, {kind}: {median(seen)}; page {file.stat().st_size / 1e6:.1f} MB")
     if kind == "quadratic":
         dragging(seen, hovers)
-    times = [seen.root.evaluate(ANSWER, "head") for _ in range(5)]
-    print(
-        f"changed head to new prediction in the page, {kind}: median "
-        f"{statistics.median(times):.0f} ms"
-    )
+    for layer in (0, config.layers - 1):
+        seen.root.evaluate("(root, layer) => root.attnconv.setLayer(layer)", layer)
+        seen.studied()
+        times = [seen.root.evaluate(ANSWER, "head") for _ in range(5)]
+        print(
+            f"changed head of layer {layer + 1} to new prediction in the page, {kind}: median "
+            f"{statistics.median(times):.0f} ms"
+        )
     page.close()
 
 

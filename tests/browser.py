@@ -41,6 +41,10 @@ KERNEL = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 }
 PHONE = dict(viewport=dict(width=390, height=700), has_touch=True, is_mobile=True)
+# Controls whose name lacks the words that are seen on them, which are what one says to the page.
+MISNAMED = """[...document.querySelectorAll("a[aria-label], button[aria-label]:not([role=switch])")]
+    .filter((one) => /\\w/.test(one.innerText) && !one.ariaLabel.includes(one.innerText.trim()))
+    .map((one) => one.ariaLabel)"""
 SETTLED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 

@@ -9,6 +9,7 @@ import { fromHalf, unshuffled } from "../lib/companion/explorer/front/network.js
 import { accuracyOf } from "../lib/companion/explorer/front/accuracy.js";
 import { fromLink, hostOf, inLink, pageHost, widgetHost, workerOf } from "../lib/companion/explorer/front/hosts.js";
 import { softmax } from "../lib/companion/explorer/front/maths.js";
+import { linear, weighted } from "../lib/companion/explorer/front/product.js";
 import { draggable, inkOn } from "../lib/companion/explorer/front/page.js";
 
 const float32 = (values, shape) => ({ dtype: "float32", shape, data: new Uint8Array(new Float32Array(values).buffer) });
@@ -414,3 +415,23 @@ test("where no worker can start, the page answers itself", async () => {
   await assert.rejects(workerOf("")("heads", { edits: {} }), TypeError);
 });
 
+test("a linear map, and weighted sums of rows: four numbers at a time where they fit, or else one by one", () => {
+  const values = (many, turn) => Float32Array.from({ length: many }, (_, i) => Math.sin(turn * i + 1));
+  for (const [many, outputs, channels] of [[8, 6, 8], [5, 3, 12], [1, 1, 4], [4, 2, 7], [300, 96, 100]]) {
+    const x = values(many * channels, 0.37), weight = values(outputs * channels, 0.71), bias = values(outputs, 2);
+    const found = linear(x, { weight, bias }, channels);
+    assert.equal(found.length, many * outputs);
+    for (let at = 0; at < found.length; at++) {
+      const row = Math.floor(at / outputs) * channels, to = (at % outputs) * channels;
+      let sum = bias[at % outputs];
+      for (let c = 0; c < channels; c++) sum += x[row + c] * weight[to + c];
+      near(found[at], sum, 1e-4);
+    }
+    const sums = weighted(x, channels, (add) => { add(many - 1, 0, 0.5); add(many - 1, many - 1, -2); });
+    for (let c = 0; c < channels; c++) {
+      const last = (many - 1) * channels + c;
+      near(sums[last], 0.5 * x[c] - 2 * x[last], 1e-5);
+      if (many > 1) assert.equal(sums[c], 0);
+    }
+  }
+});

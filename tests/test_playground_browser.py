@@ -14,7 +14,7 @@ from PIL import Image
 
 from attnconv.config import ModelConfig
 from attnconv.models import build_model
-from browser import SETTLED, Shown, as_widget, needs_browser, opened, playwright
+from browser import MISNAMED, SETTLED, Shown, as_widget, needs_browser, opened, playwright
 from companion.explorer import Playground, explore
 from companion.pages import write_page
 
@@ -244,6 +244,7 @@ def test_keys_alone(seen: Seen) -> None:
         # of a list: its options
         named = "n => n.labels?.length || n.ariaLabel || (!n.options && n.textContent.trim())"
         assert control.evaluate(named), control
+    assert not seen.page.evaluate(MISNAMED)
 
 
 def test_a_link_holds_the_state(show: Callable[..., Seen], seen: Seen, file: Path) -> None:

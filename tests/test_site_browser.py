@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from attnconv.training.runs import Run, find_runs
-from browser import SETTLED, needs_browser, playwright
+from browser import MISNAMED, SETTLED, needs_browser, playwright
 from companion import pages
 from companion.claims import SENTENCES, SIGNS, Claim, Claims
 from companion.explorer.counts import counted_swaps
@@ -196,6 +196,7 @@ def test_every_step_fits_and_can_be_read(page: playwright.Page, site: Path) -> N
             assert box["y"] >= 0, (step, shown)
             assert box["y"] + box["height"] <= page.viewport_size["height"], (step, shown)
     assert len(page.locator(".st-text").inner_text().split()) <= 250
+    assert not page.evaluate(MISNAMED)
 
 
 @LIGHT
@@ -363,6 +364,8 @@ def test_executed_notebooks_are_pages_with_formulas_that_lead_on_and_back(
     page: playwright.Page, site: Path
 ) -> None:
     page.goto(site.with_name("found.html").as_uri())
+    held = "all => all.every((one) => one.scrollWidth <= one.clientWidth || one.tabIndex === 0)"
+    assert page.locator("pre, table").evaluate_all(held) and not page.locator("th:empty").count()
     page.locator("#n04 a", has_text="executed notebook").click()
     assert page.title() == "A formula" and fits(page) and page.evaluate(LOWEST_CONTRAST) >= 4.5
     assert page.locator("math").count() == 3 and "$" not in page.locator("main").inner_text()

@@ -126,6 +126,8 @@ def _body(notebook: Path, *, in_found: bool = False) -> Markup:
     )
     body, _ = exporter.from_filename(str(notebook))
     root = "" if in_found else "../"
+    body = re.sub(r"<(pre|table)\b", r'<\1 tabindex="0"', body)  # what scrolls, also by keyboard
+    body = re.sub(r"<th\b[^>]*>(\s|&nbsp;)*</th>", "<td></td>", body)  # an empty cell heads nothing
     body = re.sub(rf'href="(\.\./|{FRONT}_)[^"]*"', f'href="{root}found.html"', body)
     return Markup(re.sub(r'href="([^"/:]+)\.ipynb', rf'href="{root}notebooks/\1.html', body))
 

@@ -1,7 +1,7 @@
 // How often the model is right with what the reader has put in its layers' place: a bar that stays in sight, and moves
 // at once, as all was counted before the page was made. Beside it, undo and redo.
 
-import { button, div, element, roving } from "./page.js";
+import { button, div, element, roving, tell } from "./page.js";
 
 const share = (value) => `${(100 * value).toFixed(1)}%`;
 const points = (value) => (100 * Math.abs(value)).toFixed(1);
@@ -57,7 +57,7 @@ export class Accuracy {
     const { explorer, bar, text, undo, redo, reset } = this, { model } = explorer;
     const { now, whole, text: long, short = long } = accuracyOf(model), words = explorer.narrow ? short : long;
     bar.set(now, whole);
-    if (text.textContent !== words) text.textContent = words;
+    tell(text, words);
     const buttons = [undo, redo, reset], pressed = buttons.find((one) => one === one.getRootNode().activeElement);
     undo.disabled = !explorer.past.length;
     redo.disabled = !explorer.future.length;

@@ -1,7 +1,7 @@
 // Heads of a layer around the query pixel, as the paper's figure 4 draws them: a dot at the centre, rings that hold 50%
 // and 90%. Heads that coincide stand around their place; heads too far away to be seen have an arrow at the edge.
 
-import { disc, pixelGrid, trace } from "./draw.js";
+import { disc, pixelGrid, trace, write } from "./draw.js";
 import { ellipse } from "./heads.js";
 import { clamp } from "./maths.js";
 import { inkOn, rgb } from "./page.js";
@@ -130,8 +130,6 @@ function dot(pen, { x, y, far }, head, { colour, colours, strong, flat }) {
   pen.strokeStyle = flat ? colour : strong ? colours.text : colours.panel;
   pen.lineWidth = strong || flat ? 2 : 1;
   pen.stroke();
-  pen.fillStyle = flat ? colours.text : inkOn(rgb(colour));
-  pen.textAlign = "center";
-  pen.font = `bold 10px ${colours.font}`;
-  pen.fillText(head + 1, x, y + 3.5);
+  const ink = flat ? colours.text : inkOn(rgb(colour));
+  write(pen, colours, head + 1, x, y + 3.5, { size: 10, weight: "bold", align: "center", colour: ink });
 }

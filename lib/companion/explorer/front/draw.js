@@ -37,6 +37,19 @@ export function brightness(values, largest, out, power = 0.5) {
   return out;
 }
 
+/** Levels (0..255) at every pixel of a grid in the ramp's colours, each as opaque (0..255) as `opacity` says of it, on
+ * a canvas of the grid's size. */
+export function drawLevels(canvas, levels, [height, width], opacity) {
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+  const pen = canvas.getContext("2d", { willReadFrequently: true }), image = pen.createImageData(width, height);
+  for (let at = 0; at < levels.length; at++) {
+    const level = Math.round(levels[at]);
+    for (let c = 0; c < 3; c++) image.data[4 * at + c] = RAMP[3 * level + c];
+    image.data[4 * at + 3] = opacity(level);
+  }
+  pen.putImageData(image, 0, 0);
+}
+
 /** Values at every pixel of a grid, coloured from `low` to `high`, on a canvas whose longer side is `side`. */
 export function drawField(canvas, values, [height, width], side, [low, high]) {
   const cell = side / Math.max(height, width), pen = canvasOf(canvas, width * cell, height * cell);
@@ -92,6 +105,18 @@ export function trace(pen, points) {
   pen.beginPath();
   points.forEach((point) => pen.lineTo(...point));
   pen.stroke();
+}
+
+/** Words: the size and weight of their letters, where they align, their colour, a halo (to be read on any ground), and
+ * the room that they have. */
+export function write(pen, colours, text, x, y, style = {}) {
+  const { size = 11, weight = "", align = "left", colour = colours.text, halo, room } = style;
+  Object.assign(pen, { font: `${weight} ${size}px ${colours.font}`, textAlign: align, fillStyle: colour });
+  if (halo) {
+    Object.assign(pen, { strokeStyle: halo, lineWidth: 3, lineJoin: "round" });
+    pen.strokeText(text, x, y);
+  }
+  pen.fillText(text, x, y, room);
 }
 
 /** A filled disc, of that colour. */

@@ -12,7 +12,7 @@ import { clamp } from "./maths.js";
 import { Film } from "./film.js";
 import { FirstScreen } from "./first.js";
 import { kindText } from "./layer.js";
-import { Live, button, canvasOf, choosesPixel, chooser, copied, div, element, fromText } from "./page.js";
+import { Live, button, canvasOf, chooser, copied, div, element, filled, fromText } from "./page.js";
 import { keepKeysAndDrops, linkBack, pictureField, pixelRatio, readPicture } from "./page.js";
 import { IMAGE_SIDE, Panel, WORD } from "./panel.js";
 import { pictureOf } from "./save.js";
@@ -124,19 +124,10 @@ export class Explorer extends Live {
     image.addEventListener("pointerdown", () => { this.pressed = [...this.state.query, this.state.locked]; });
     image.addEventListener("click", (event) => this.click(event));
     image.addEventListener("keydown", (event) => this.lockBy(event));
-    this.choosesQuery(image, (event) => event.type === "keydown" || event.buttons > 0 || !this.state.locked);
-    this.choosesQuery(this.panel.grid, (event) => event.type === "keydown");
+    const grid = () => this.model.grid;
+    this.choosesQuery(image, grid, ({ type, buttons }) => type === "keydown" || buttons > 0 || !this.state.locked);
+    this.choosesQuery(this.panel.grid, grid, ({ type }) => type === "keydown");
     keepKeysAndDrops(this.root, (file) => this.upload(file));
-  }
-
-  /** Let events on a canvas choose the query, as far as `may` says. */
-  choosesQuery(canvas, may) {
-    const choose = (query, event) => {
-      if (!may(event)) return;
-      this.setQuery(query);
-      if (event.type !== "keydown") this.now(event.timeStamp);
-    };
-    choosesPixel(canvas, { grid: () => this.model.grid, query: () => this.state.query, choose });
   }
 
   // -- data
@@ -151,7 +142,8 @@ export class Explorer extends Live {
     state.query = state.query.map((q, i) => clamp(q, 0, model.grid[i] - 1));
     model.epoch = state.epoch = state.epoch !== null && state.epoch < last ? state.epoch : null; // another has fewer
     model.edits = state.edits;
-    panel.maps = panel.data = null;
+    panel.maps = null;
+    panel.reads = new Map();
     panel.epochRow.hidden = !model.path;
     this.partField.hidden = !model.content;
     if (!model.content) state.part = "full";
@@ -305,11 +297,6 @@ export class Explorer extends Live {
       text ||
       "Move over the image to choose the query pixel, click to hold it; arrow keys move it by one. Click a head to " +
         "see it large.";
-  }
-
-  complain(text) {
-    this.notice.textContent = text;
-    this.notice.hidden = !text;
   }
 
   /** Change the chosen head; the map follows at once, the prediction as soon as the worker has it. */
@@ -534,12 +521,9 @@ export class Explorer extends Live {
   /** Bring the controls in line with the state. */
   fill() {
     const { state, model } = this, { view, part, layer, head } = state;
-    const options = (select, n) => {
-      if (select.length === n) return;
-      select.replaceChildren(...Array.from({ length: n }, (_, i) => new Option(i + 1, i)));
-    };
-    options(this.layer, model.heads.length);
-    options(this.head, this.offered());
+    const option = (i) => new Option(i + 1, i);
+    filled(this.layer, model.heads.length, option);
+    filled(this.head, this.offered(), option);
     for (const [name, value] of Object.entries({ run: model.name, view, part, layer, head })) this[name].value = value;
     this.viewField.hidden = !state.all; // beside one layer's maps its centres are drawn anyway
     if (!this.hint.textContent) this.say("");

@@ -1,7 +1,7 @@
 // The first screen: one layer large, the others a row of buttons away, all of them behind another one.
 
 import { percent } from "./draw.js";
-import { button, div, element, roving } from "./page.js";
+import { button, div, element, filled, roving, tell } from "./page.js";
 
 const LOST = "Points of accuracy that this layer costs alone as a 3 × 3 convolution, counted on test images";
 
@@ -32,16 +32,9 @@ export class FirstScreen {
   /** For each layer a button, with what it costs as a 3 × 3 convolution, and the switch that makes it one. */
   drawTabs() {
     const { explorer, tabs } = this, { state, model } = explorer;
-    if (tabs.childElementCount !== model.heads.length)
-      tabs.replaceChildren(...model.heads.map((_, layer) => {
-        const name = element("b", {}, element("span", { textContent: "Layer " }), `${layer + 1}`);
-        const tab = button("", () => explorer.setLayer(layer)), swap = button("swap", () => this.swap(layer));
-        tab.append(name, element("small", {}, element("data"), element("span")));
-        swap.setAttribute("role", "switch");
-        return div("ax-tab", tab, swap);
-      }));
     const size = state.size ?? 3, name = `${size} × ${size} convolution`;
-    [...tabs.children].forEach(({ children: [tab, swap] }, layer) => {
+    const all = filled(tabs, model.heads.length, (layer) => this.makeTab(layer));
+    all.forEach(({ children: [tab, swap] }, layer) => {
       const kernel = model.kernelAt(layer), words = this.costOf(model, layer);
       tab.setAttribute("aria-pressed", String(layer === state.layer));
       tab.classList.toggle("ax-swapped", kernel !== null);
@@ -55,6 +48,14 @@ export class FirstScreen {
       swap.dataset.tip = `Put a ${name} in this layer's place, or take it away`;
     });
     this.keys();
+  }
+
+  makeTab(layer) {
+    const { explorer } = this, name = element("b", {}, element("span", { textContent: "Layer " }), `${layer + 1}`);
+    const tab = button("", () => explorer.setLayer(layer)), swap = button("swap", () => this.swap(layer));
+    tab.append(name, element("small", {}, element("data"), element("span")));
+    swap.setAttribute("role", "switch");
+    return div("ax-tab", tab, swap);
   }
 
   /** What stands on a tab: what the layer costs as a convolution, or else how many taps of a kernel have a head. */
@@ -81,6 +82,6 @@ export class FirstScreen {
     const [is, then] = [[now, best], [before, was]].map(([p, c]) => `${choices.classes[c]} ${percent(p[c])}`);
     const right = image.label === null ? "" : best === image.label ? " ✓" : " ✗";
     const text = `Prediction: ${is}${right}${is === then ? "" : ` (before: ${then})`}`;
-    if (says.textContent !== text) says.textContent = text;
+    tell(says, text);
   }
 }

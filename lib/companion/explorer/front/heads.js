@@ -143,31 +143,32 @@ export class Model {
     return !this.content && this.epoch === null && fitting(this, size) ? size : null;
   }
 
-  /** Logits of one head at query (i, j) over all key pixels; `part` matters with content only. */
-  logits(layer, head, [i, j], out, part = "full") {
-    const { height, width } = this;
+  /** What a head that knows places only scores a shift (rows, columns) with, as a function. */
+  scoreOf(layer, head) {
     if (this.encoding === "quadratic") {
       const { centre, precision: [a, b, c, d] } = this.gaussian(layer, head);
-      for (let k = 0, at = 0; k < height; k++) {
-        const r = k - i - centre[0];
-        for (let l = 0; l < width; l++, at++) {
-          const s = l - j - centre[1];
-          out[at] = -0.5 * (a * r * r + (b + c) * r * s + d * s * s);
+      return (row, column) => {
+        const r = row - centre[0], s = column - centre[1];
+        return -0.5 * (a * r * r + (b + c) * r * s + d * s * s);
+      };
+    }
+    const at = layer * this.most + head, { rows, columns, height, width } = this;
+    const [row, column] = [height, width].map((length) => at * (2 * length - 1) + length - 1); // of shift 0
+    return (r, s) => rows[row + r] + columns[column + s];
+  }
+
+  /** Logits of one head at query (i, j) over all key pixels; `part` matters with content only. */
+  logits(layer, head, [i, j], out, part = "full") {
+    const { height, width, content } = this, score = content ? null : this.scoreOf(layer, head);
+    const query = (head * height + i) * width + j, known = content ? this.scores[layer] : {};
+    for (let k = 0, at = 0; k < height; k++)
+      for (let l = 0; l < width; l++, at++) {
+        if (score) out[at] = score(k - i, l - j);
+        else {
+          out[at] = part === "position" ? 0 : known.content[query * this.pixels + at];
+          if (part !== "content") out[at] += known.rows[query * height + k] + known.columns[query * width + l];
         }
       }
-    } else if (this.encoding === "learned") {
-      const row = (layer * this.most + head) * (2 * height - 1) + height - 1 - i;
-      const column = (layer * this.most + head) * (2 * width - 1) + width - 1 - j;
-      for (let k = 0, at = 0; k < height; k++)
-        for (let l = 0; l < width; l++, at++) out[at] = this.rows[row + k] + this.columns[column + l];
-    } else {
-      const query = (head * height + i) * width + j, { content, rows, columns } = this.scores[layer];
-      for (let k = 0, at = 0; k < height; k++)
-        for (let l = 0; l < width; l++, at++) {
-          out[at] = part === "position" ? 0 : content[query * this.pixels + at];
-          if (part !== "content") out[at] += rows[query * height + k] + columns[query * width + l];
-        }
-    }
     return out;
   }
 
@@ -175,19 +176,15 @@ export class Model {
    * every query's row and column. Null where it does not factor. */
   axes(layer, head) {
     if (this.content) return null;
-    const lengths = [this.height, this.width], at = layer * this.most + head;
-    const { centre, precision } = this.encoding === "quadratic" ? this.gaussian(layer, head) : {};
-    if (precision && (precision[1] || precision[2])) return null;
-    return lengths.map((length, axis) => {
-      const score = centre
-        ? (shift) => -0.5 * precision[3 * axis] * (shift - centre[axis]) ** 2
-        : (shift) => (axis ? this.columns : this.rows)[at * (2 * length - 1) + length - 1 + shift];
-      const out = new Float32Array(length * length);
-      for (let q = 0; q < length; q++)
-        softmax(
-          Float64Array.from({ length }, (_, k) => score(k - q)),
-          out.subarray(q * length, (q + 1) * length),
-        );
+    const { precision = [0, 0, 0, 0] } = this.encoding === "quadratic" ? this.gaussian(layer, head) : {};
+    if (precision[1] || precision[2]) return null;
+    const score = this.scoreOf(layer, head);
+    return [this.height, this.width].map((length, axis) => {
+      const out = new Float32Array(length * length), along = (shift) => (axis ? score(0, shift) : score(shift, 0));
+      for (let q = 0; q < length; q++) {
+        const scores = Float64Array.from({ length }, (_, k) => along(k - q)); // but for a constant
+        softmax(scores, out.subarray(q * length, (q + 1) * length));
+      }
       return out;
     });
   }

@@ -1,10 +1,10 @@
 // One layer: its heads around the query, which can be dragged, and beside them the kernel that they make.
 
 import { drawHeads, headAt } from "./centres.js";
-import { RAMP, drawField, frame, percent, scaleBar, shiftText } from "./draw.js";
+import { RAMP, drawField, frame, percent, scaleBar, shiftText, write } from "./draw.js";
 import { KINDS, ellipse, kernelOf, kernelSizes } from "./heads.js";
 import { clamp, largest, tapShifts } from "./maths.js";
-import { button, canvasOf, div, draggable, element, inkOn, pixelRatio } from "./page.js";
+import { button, canvasOf, div, draggable, element, figure, inkOn, pictureCanvas, pixelRatio, tell } from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 const SIDE = 272; // px, of both pictures
@@ -20,10 +20,6 @@ const EARLIER =
   "Where the heads looked is recorded for every epoch, their matrices only at the end: there is no kernel here.";
 const UNTRAINED = "The kernel takes the layer's place as it is; nothing is trained.";
 const CONTENT = "A layer that looks at content is no convolution: where it looks changes with the image.";
-
-const told = (node, text) => {
-  if (node.textContent !== text) node.textContent = text;
-};
 
 /** "8 of 9 taps of a 3 × 3 kernel" */
 export const tapsText = ({ size, covered }) => `${covered} of ${size * size} taps of a ${size} × ${size} kernel`;
@@ -58,7 +54,7 @@ export class LayerCard {
     this.rings = element("span", { title: GLOSSARY.rings });
     this.field = button("", () => explorer.set({ whole: !explorer.state.whole }));
     this.centres = element("canvas", { className: "ax-centres", tabIndex: 0, role: "application" });
-    this.kernel = element("canvas", { className: "ax-kernel", role: "img" });
+    this.kernel = pictureCanvas("ax-kernel");
     const resize = () => this.resize(Number(this.sizes.value));
     this.sizes = element("select", { "aria-label": "Size of the kernel", onchange: resize });
     this.reading = element("p", { className: "ax-reading" });
@@ -91,14 +87,14 @@ export class LayerCard {
     this.counted = element("p", { className: "ax-counted ax-note" });
     this.off = element("p");
     this.responses = ["with attention", "as a convolution"].map((words) => {
-      const canvas = element("canvas", { className: "ax-response", role: "img" });
+      const canvas = pictureCanvas("ax-response");
       return { words, canvas, box: element("div", {}, canvas, words) };
     });
     const boxes = this.responses.map(({ box }) => box), label = element("label", {}, this.swap, this.swapName);
     label.title = GLOSSARY["as a convolution"];
-    const caption = element("figcaption", { textContent: "how strong its output is" });
     this.scale = scaleBar();
-    this.responseBox = element("figure", { className: "ax-small ax-responses" }, ...boxes, this.scale.root, caption);
+    this.responseBox = figure("how strong its output is", ...boxes, this.scale.root);
+    this.responseBox.classList.add("ax-responses");
     return div(
       "ax-swap",
       element("div", {}, label, this.swapSize),
@@ -230,7 +226,7 @@ export class LayerCard {
     if (this.root.hidden) return;
     this.tellSwap();
     const rings = model.encoding === "quadratic" ? "hold 50% and 90%" : "are their spread";
-    told(this.rings, `where the heads look, around the query; rings ${rings} `);
+    tell(this.rings, `where the heads look, around the query; rings ${rings} `);
     // Where the heads of positional models look from the middle does not depend on the query: hovering changes nothing.
     this.field.hidden = panel.near > CLOSE * panel.range;
     this.range = state.whole || this.field.hidden ? panel.range : panel.near;
@@ -251,7 +247,7 @@ export class LayerCard {
     const side = pair >= LEAST_SIDE ? Math.min(SIDE, pair) : Math.min(explorer.narrow ? SMALLER : SIDE, wide);
     const swapped = model.kernelAt(layer);
     this.title.textContent = `Layer ${layer + 1}${swapped ? `, now a ${swapped} × ${swapped} convolution` : ""}`;
-    told(this.line, read.size && !model.film && !model.content ? tapsText(read) : "");
+    tell(this.line, read.size && !model.film && !model.content ? tapsText(read) : "");
     const pen = canvasOf(this.centres, side, side);
     this.plot = { x: 0, y: 0, side, range: this.range };
     this.places = drawHeads(pen, this.plot, this.shapes, {
@@ -285,7 +281,7 @@ export class LayerCard {
     const sizes = [...new Set([...kernelSizes(model), ...(own ? [own] : [])])];
     this.size = own || this.size;
     if (!sizes.includes(this.size)) this.size = sizes.includes(read.size) ? read.size : sizes.at(-1) < 3 ? 1 : 3;
-    told(this.kernelText, `the ${this.size} × ${this.size} kernel they make: norm of each tap`);
+    tell(this.kernelText, `the ${this.size} × ${this.size} kernel they make: norm of each tap`);
     if (this.sizes.lastChild?.value !== String(sizes.at(-1)))
       this.sizes.replaceChildren(
         ...sizes.map((size) => element("option", { value: size, textContent: `${size} × ${size}` })),
@@ -309,10 +305,8 @@ export class LayerCard {
       pen.fillStyle = `rgb(${colour})`;
       pen.fillRect(x, y, cell + 0.5, cell + 0.5);
       if (norm > 0.005 * top) {
-        pen.fillStyle = inkOn(colour);
-        pen.font = `${cell > 45 ? 12 : 10}px ${colours.font}`;
-        pen.textAlign = "center";
-        if (cell > 26) pen.fillText((norm / top).toFixed(2), x + cell / 2, y + cell / 2 + 2);
+        const style = { size: cell > 45 ? 12 : 10, align: "center", colour: inkOn(colour) };
+        if (cell > 26) write(pen, colours, (norm / top).toFixed(2), x + cell / 2, y + cell / 2 + 2, style);
         const total = parts.reduce((sum, part) => sum + part[tap], 0);
         let from = x + 4;
         parts.forEach((part, head) => {
@@ -339,7 +333,7 @@ export class LayerCard {
       `A ${size} × ${size} kernel holds ${percent(held)} of the heads' attention; ` +
       `${percent(Math.max(1 - held, 0))} lies outside. As a convolution the layer would be ${percent(error)} off on ` +
       "white noise.";
-    told(this.reading, text);
+    tell(this.reading, text);
     if (this.hovered?.some((at) => Math.abs(at) > this.window >> 1)) this.hovered = null; // of a larger kernel
     const [row, column] = this.hovered || [0, 0];
     const at = (row + (this.window >> 1)) * this.window + column + (this.window >> 1);
@@ -353,7 +347,7 @@ export class LayerCard {
       ? `Tap ${shiftText([row, column], 0)}: norm ${this.around.norms[at].toFixed(2)}, made by ` +
         `${made.map(([share, head]) => `head ${head + 1} (${percent(share)})`).join(", ") || "no head"}.`
       : "Numbers: each tap's norm, as a share of the largest. Coloured bars: the heads that make it.";
-    told(this.tap, words);
+    tell(this.tap, words);
     this.kernel.setAttribute("aria-label", `${read.size ? tapsText(read) : ""}. ${text} Middle: the query.`);
   }
 
@@ -367,9 +361,9 @@ export class LayerCard {
     this.swapName.textContent = ` this layer as${model.content ? " a convolution" : ""}`;
     this.swapSize.hidden = model.content;
     this.responseBox.hidden = model.content;
-    told(this.counted, model.content ? CONTENT : UNTRAINED);
+    tell(this.counted, model.content ? CONTENT : UNTRAINED);
     const off = seen ? this.offText(seen, size) : "";
-    if (this.off.textContent !== off) this.off.textContent = off;
+    tell(this.off, off);
     this.responseBox.classList.toggle("ax-stale", !seen); // the former pictures stay until the new ones are there
     const outputs = seen ? seen.outputs : [[], []], all = outputs.flat();
     const range = [all.reduce((low, value) => Math.min(low, value), Infinity), largest(all)]; // norms have no sign

@@ -3,6 +3,7 @@
 
 import { Model, middleOf } from "./heads.js";
 import { clamp, softmax } from "./maths.js";
+import { linear, weighted } from "./product.js";
 
 const NOTHING = 1e-9; // probabilities below it are passed over
 
@@ -13,37 +14,6 @@ export function fromHalf(high, low) {
     const size = exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction;
     return code & 32768 ? -size : size;
   });
-}
-
-/** A linear map of rows (n x channels) by weights (d x channels), as torch keeps them: (n x d).
- *
- * Four rows and two outputs at a time: nearly all of a prediction's time is spent here.
- */
-export function linear(rows, { weight, bias }, channels) {
-  const many = rows.length / channels, outputs = weight.length / channels, out = new Float32Array(many * outputs);
-  for (let d = 0; d < outputs; d += 2) {
-    const first = d * channels, second = d + 1 < outputs ? first + channels : first;
-    for (let n = 0; n < many; n += 4) {
-      const [x, y, z, u] = [0, 1, 2, 3].map((i) => Math.min(n + i, many - 1) * channels);
-      let x0 = 0, x1 = 0, y0 = 0, y1 = 0, z0 = 0, z1 = 0, u0 = 0, u1 = 0;
-      for (let c = 0; c < channels; c++) {
-        const p = weight[first + c], q = weight[second + c];
-        x0 += rows[x + c] * p;
-        x1 += rows[x + c] * q;
-        y0 += rows[y + c] * p;
-        y1 += rows[y + c] * q;
-        z0 += rows[z + c] * p;
-        z1 += rows[z + c] * q;
-        u0 += rows[u + c] * p;
-        u1 += rows[u + c] * q;
-      }
-      const sums = [x0, x1, y0, y1, z0, z1, u0, u1];
-      for (let i = 0; i < 4 && n + i < many; i++)
-        for (let j = 0; j < 2 && d + j < outputs; j++)
-          out[(n + i) * outputs + d + j] = sums[2 * i + j] + (bias ? bias[d + j] : 0);
-    }
-  }
-  return out;
 }
 
 /** Rows (n x channels) with mean 0 and variance 1, then scaled and shifted; in place. */
@@ -72,7 +42,20 @@ export function gelu(values) {
   return values;
 }
 
-const add = (a, b) => a.map((value, i) => value + b[i]);
+function add(a, b) {
+  const sums = a.slice(); // a loop: `map` takes ten times as long
+  for (let i = 0; i < sums.length; i++) sums[i] += b[i];
+  return sums;
+}
+
+/** So many numbers of every row of so many, from one on. */
+function part(rows, stride, first, many) {
+  const out = new Float32Array((rows.length / stride) * many);
+  for (let row = 0; row * stride < rows.length; row++)
+    out.set(rows.subarray(row * stride + first, row * stride + first + many), row * many);
+  return out;
+}
+
 const normOf = (values) => Math.sqrt(values.reduce((sum, value) => sum + value * value, 0));
 
 /** The pixels of an image {height, width, channels, values: bytes} as the first linear map takes them: each s x s block
@@ -99,27 +82,23 @@ export class Network {
     const blocks = side.heads.map((_, layer) => {
       const own = (name) => map(`blocks.${layer}.${name}`);
       const embedding = (axis) => vector(`blocks.${layer}.attention.${axis}_embedding`);
-      const parts = {
+      return {
         value: own("attention.value"),
         output: own("output"),
         norm1: own("norm1"),
         up: own("mlp.0"),
         down: own("mlp.2"),
         norm2: own("norm2"),
+        query: own("attention.query"), // this and what follows is there with content only
+        key: own("attention.key"),
+        rows: embedding("row"),
+        columns: embedding("column"),
       };
-      return this.heads.content
-        ? {
-            ...parts,
-            query: own("attention.query"),
-            key: own("attention.key"),
-            rows: embedding("row"),
-            columns: embedding("column"),
-          }
-        : parts;
     });
     this.weights = { embed: map("embed"), classifier: map("classifier"), blocks };
     this.hidden = this.weights.embed.bias.length;
     this.kept = [];
+    this.scored = [];
   }
 
   setImage(image) {
@@ -187,73 +166,85 @@ export class Network {
 
   /** sum_k P_h(q, k) X_k for every pixel q and head h. */
   attended(layer, x) {
-    const { heads, hidden } = this, count = heads.heads[layer], out = new Float32Array(heads.pixels * count * hidden);
+    const { heads } = this;
     if (heads.content) heads.setScores(layer, this.scores(layer, x));
-    for (let head = 0; head < count; head++) {
-      if (heads.isOff(layer, head)) continue;
+    return this.ofHeads(layer, (head) => {
       const axes = heads.axes(layer, head);
-      if (axes) this.mixAxes(x, axes, out, head * hidden, count * hidden);
-      else this.mixPixels(layer, head, x, out, head * hidden, count * hidden);
+      return axes ? this.mixAxes(x, axes) : this.mixPixels(layer, head, x);
+    });
+  }
+
+  /** What `mix` makes of each head that is on, (pixels x hidden), side by side: (pixels x heads hidden). */
+  ofHeads(layer, mix) {
+    const { hidden, heads } = this, stride = heads.heads[layer] * hidden, out = new Float32Array(heads.pixels * stride);
+    for (let head = 0; head < heads.heads[layer]; head++) {
+      if (heads.isOff(layer, head)) continue;
+      const mixed = mix(head);
+      for (let q = 0; q < heads.pixels; q++)
+        out.set(mixed.subarray(q * hidden, (q + 1) * hidden), q * stride + head * hidden);
     }
     return out;
   }
 
   /** P is a product of rows and columns: two short sums for every pixel. */
-  mixAxes(x, [rows, columns], out, offset, stride) {
-    const { hidden, heads: { height, width } } = this, across = new Float32Array(x.length), line = width * hidden;
-    for (let q = 0; q < height; q++)
-      for (let k = 0; k < height; k++) {
-        const p = rows[q * height + k];
-        if (p > NOTHING) for (let i = 0; i < line; i++) across[q * line + i] += p * x[k * line + i];
-      }
-    for (let row = 0; row < height; row++)
+  mixAxes(x, [rows, columns]) {
+    const { hidden, heads: { height, width } } = this;
+    const across = weighted(x, width * hidden, (add) => {
+      for (let q = 0; q < height; q++)
+        for (let k = 0; k < height; k++)
+          if (rows[q * height + k] > NOTHING) add(q, k, rows[q * height + k]);
+    });
+    return weighted(across, hidden, (add) => {
       for (let q = 0; q < width; q++)
-        for (let k = 0; k < width; k++) {
-          const p = columns[q * width + k], to = (row * width + q) * stride + offset, from = (row * width + k) * hidden;
-          if (p > NOTHING) for (let c = 0; c < hidden; c++) out[to + c] += p * across[from + c];
-        }
+        for (let k = 0; k < width; k++)
+          if (columns[q * width + k] > NOTHING)
+            for (let row = 0; row < height; row++) add(row * width + q, row * width + k, columns[q * width + k]);
+    });
   }
 
-  mixPixels(layer, head, x, out, offset, stride) {
+  mixPixels(layer, head, x) {
     const { hidden, heads } = this, map = new Float32Array(heads.pixels);
-    for (let q = 0; q < heads.pixels; q++) {
-      heads.probabilities(layer, head, [Math.floor(q / heads.width), q % heads.width], map);
-      for (let k = 0; k < heads.pixels; k++) {
-        const p = map[k], to = q * stride + offset, from = k * hidden;
-        if (p > NOTHING) for (let c = 0; c < hidden; c++) out[to + c] += p * x[from + c];
+    return weighted(x, hidden, (add) => {
+      for (let q = 0; q < heads.pixels; q++) {
+        heads.probabilities(layer, head, [Math.floor(q / heads.width), q % heads.width], map);
+        for (let k = 0; k < heads.pixels; k++) if (map[k] > NOTHING) add(q, k, map[k]);
       }
-    }
+    });
   }
 
-  /** Scores of a layer that looks at content: q . k, and q . r for the rows and for the columns, over sqrt(K). */
+  /** Scores of a layer that looks at content: q . k, and q . r for the rows and for the columns, over sqrt(K). Those of
+   * the input that was asked about last are kept. */
   scores(layer, x) {
+    const kept = this.scored[layer];
+    if (kept?.x === x) return kept.scores;
     const { query, key, rows: byRow, columns: byColumn } = this.weights.blocks[layer];
-    const { height, width, pixels } = this.heads;
+    const { height, width, pixels } = this.heads, count = this.heads.heads[layer];
     const stride = query.bias.length;
-    const count = this.heads.heads[layer];
     const keySize = stride / count;
     const half = keySize / 2;
-    const scale = 1 / Math.sqrt(keySize);
     const zero = byRow.length / half >> 1;
     const [qs, ks] = [query, key].map((map) => linear(x, map, this.hidden));
+    for (let i = 0; i < qs.length; i++) qs[i] /= Math.sqrt(keySize);
     const [content, rows, columns] = [pixels, height, width].map((keys) => new Float32Array(count * pixels * keys));
-    const dot = (a, from, b, to, size) => {
+    const dot = (from, b, to) => {
       let sum = 0;
-      for (let i = 0; i < size; i++) sum += a[from + i] * b[to + i];
-      return sum * scale;
+      for (let i = 0; i < half; i++) sum += qs[from + i] * b[to + i];
+      return sum;
     };
-    for (let head = 0; head < count; head++)
+    for (let head = 0; head < count; head++) {
+      const [own, weight] = [qs, ks].map((all) => part(all, stride, head * keySize, keySize));
+      content.set(linear(own, { weight }, keySize), head * pixels * pixels);
       for (let q = 0; q < pixels; q++) {
         const at = head * pixels + q;
         const from = q * stride + head * keySize;
         const [i, j] = [Math.floor(q / width), q % width];
-        for (let k = 0; k < pixels; k++)
-          content[at * pixels + k] = dot(qs, from, ks, k * stride + head * keySize, keySize);
-        for (let k = 0; k < height; k++) rows[at * height + k] = dot(qs, from, byRow, (zero + k - i) * half, half);
-        for (let k = 0; k < width; k++)
-          columns[at * width + k] = dot(qs, from + half, byColumn, (zero + k - j) * half, half);
+        for (let k = 0; k < height; k++) rows[at * height + k] = dot(from, byRow, (zero + k - i) * half);
+        for (let k = 0; k < width; k++) columns[at * width + k] = dot(from + half, byColumn, (zero + k - j) * half);
       }
-    return { content, rows, columns };
+    }
+    const scores = { content, rows, columns };
+    this.scored[layer] = { x, scores };
+    return scores;
   }
 
   /** Scores of all layers, where they depend on the image; else null. */
@@ -290,26 +281,22 @@ export class Network {
 
   /** The same as `attended` for the layer's size x size convolution; beyond the border it sees the nearest pixel. */
   convolved(layer, x, size) {
-    const { heads, hidden } = this;
-    const { height, width, pixels } = heads;
-    const count = heads.heads[layer];
-    const stride = count * hidden;
-    const reach = size >> 1;
-    const out = new Float32Array(pixels * stride), middle = middleOf(heads), map = new Float32Array(pixels);
-    for (let head = 0; head < count; head++) {
-      if (heads.isOff(layer, head)) continue;
+    const { hidden, heads } = this, { height, width, pixels } = heads, reach = size >> 1;
+    const middle = middleOf(heads), map = new Float32Array(pixels);
+    return this.ofHeads(layer, (head) => {
       heads.probabilities(layer, head, middle, map);
-      for (let r = -reach; r <= reach; r++)
-        for (let c = -reach; c <= reach; c++) {
-          const p = map[(middle[0] + r) * width + middle[1] + c];
-          if (p < NOTHING) continue;
-          for (let q = 0; q < pixels; q++) {
-            const row = clamp(Math.floor(q / width) + r, 0, height - 1), column = clamp((q % width) + c, 0, width - 1);
-            const to = q * stride + head * hidden, from = (row * width + column) * hidden;
-            for (let i = 0; i < hidden; i++) out[to + i] += p * x[from + i];
+      return weighted(x, hidden, (add) => {
+        for (let r = -reach; r <= reach; r++)
+          for (let c = -reach; c <= reach; c++) {
+            const p = map[(middle[0] + r) * width + middle[1] + c];
+            if (p < NOTHING) continue;
+            for (let q = 0; q < pixels; q++) {
+              const row = clamp(Math.floor(q / width) + r, 0, height - 1);
+              const column = clamp((q % width) + c, 0, width - 1);
+              add(q, row * width + column, p);
+            }
           }
-        }
-    }
-    return out;
+      });
+    });
   }
 }

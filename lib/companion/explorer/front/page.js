@@ -13,9 +13,28 @@ export function element(tag, properties = {}, ...children) {
 /** A box of that class. */
 export const div = (className, ...children) => element("div", { className }, ...children);
 
+/** A canvas that is read as a picture. */
+export const pictureCanvas = (className) => element("canvas", { className, role: "img" });
+
+/** Something, mostly a picture, and below it its caption. */
+export const figure = (caption, ...children) =>
+  element("figure", { className: "ax-small" }, ...children, element("figcaption", {}, caption));
+
 /** A button with that text. */
 export const button = (textContent, onclick, title = "") =>
   element("button", { type: "button", textContent, title, onclick });
+
+/** Say a text in a node. What is the same is not said again, and not spoken. */
+export function tell(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+/** So many children in a box, those that are missing made by their number. */
+export function filled(box, count, make) {
+  while (box.childElementCount > count) box.lastChild.remove();
+  while (box.childElementCount < count) box.append(make(box.childElementCount));
+  return [...box.children];
+}
 
 /** Make some controls one stop of the keyboard, a toolbar: arrow keys go from one to the next. Returns what is to be
  * called when controls came, went, or were disabled. */
@@ -293,6 +312,22 @@ export class Live {
   }
 
   theme() {}
+
+  /** Say what went wrong; or, with no text, that nothing did. */
+  complain(text) {
+    this.notice.textContent = text;
+    this.notice.hidden = !text;
+  }
+
+  /** Let events on a canvas of a `grid()` choose the query, as far as `may` says. */
+  choosesQuery(canvas, grid, may = () => true) {
+    const choose = (query, event) => {
+      if (!may(event)) return;
+      this.setQuery(query);
+      if (event.type !== "keydown") this.now(event.timeStamp);
+    };
+    choosesPixel(canvas, { grid, query: () => this.state.query, choose });
+  }
 
   /** Start to draw, once all that `draw` needs is there. */
   watch() {

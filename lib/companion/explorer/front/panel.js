@@ -2,13 +2,15 @@
 
 import { drawHeads, headAt, spots } from "./centres.js";
 import {
-  QUERY, RAMP, brightness, colourAt, disc, drawField, frame, inside, percent, pixelGrid, scaleBar, shiftText, signed,
-  trace,
+  QUERY, brightness, colourAt, disc, drawField, drawLevels, frame, inside, percent, pixelGrid, scaleBar, shiftText,
+  signed, trace, write,
 } from "./draw.js";
 import { covarianceOf, describe, ellipse, readLayer } from "./heads.js";
 import { LayerCard, kindText } from "./layer.js";
 import { clamp, largest } from "./maths.js";
-import { button, canvasOf, div, element, pixelRatio, roving, slider, uniqueId } from "./page.js";
+import {
+  button, canvasOf, div, element, figure, filled, pictureCanvas, pixelRatio, roving, slider, tell, uniqueId,
+} from "./page.js";
 import { GLOSSARY } from "./words.js";
 
 export const IMAGE_SIDE = 240; // px, as the chosen head's map
@@ -24,15 +26,12 @@ export class Panel {
   constructor(explorer) {
     this.explorer = explorer;
     const id = uniqueId();
-    const picture = (className, more = {}) => element("canvas", { className, role: "img", ...more });
-    const figure = (caption, ...children) =>
-      element("figure", { className: "ax-small" }, ...children, element("figcaption", { textContent: caption }));
     this.title = element("h2");
     this.grid = element("canvas", {
       className: "ax-grid", tabIndex: 0, role: "application", "aria-describedby": `${id}-numbers`,
     });
-    this.zoom = picture("ax-zoom");
-    this.track = picture("ax-track");
+    this.zoom = pictureCanvas("ax-zoom");
+    this.track = pictureCanvas("ax-track");
     this.numbers = element("dl", { className: "ax-numbers", id: `${id}-numbers` });
     this.epoch = this.row("epoch", { min: 0, max: 1, step: 1 }, (value) => {
       explorer.film.stop();
@@ -46,7 +45,8 @@ export class Panel {
     this.sliders = this.makeSliders();
     this.answer = div("ax-column ax-answer", element("h2", { textContent: "Prediction" }), this.predictions);
     this.zoomBox = figure("attention over the image", this.zoom);
-    this.output = picture("ax-output", { "aria-label": "not computed yet" });
+    this.output = pictureCanvas("ax-output");
+    this.output.setAttribute("aria-label", "not computed yet");
     canvasOf(this.output, OUTPUT, OUTPUT); // the place of what will be there
     this.does = element("p");
     this.outputScale = scaleBar();
@@ -57,7 +57,7 @@ export class Panel {
       this.trackBox, this.answer,
     );
     this.words = div("ax-badges"); // what can be asked of the words on the tiles, at their places
-    this.bar = picture("ax-scale");
+    this.bar = pictureCanvas("ax-scale");
     this.barText = element("span", { className: "ax-note" });
     this.barBox = div("ax-row", this.bar, this.barText);
     this.keys = roving(this.words, "Heads");
@@ -66,7 +66,7 @@ export class Panel {
       "section", { className: "ax-panel" }, this.title, this.epochRow, div("ax-tiles", this.grid, this.words),
       this.barBox, this.card.root, this.detail,
     );
-    this.atlas = document.createElement("canvas");
+    this.tile = document.createElement("canvas");
     this.grid.addEventListener("click", (event) => explorer.pickHead(event));
     this.grid.addEventListener("pointermove", (event) => explorer.inspect(event));
     this.grid.addEventListener("pointerleave", () => explorer.inspect(null));
@@ -172,19 +172,14 @@ export class Panel {
 
   /** What a layer is, from the middle of the picture: kept until its heads change. */
   read(layer) {
-    const { model, explorer: { state, serialOfImage } } = this;
-    const now = [model, model.edits, model.epoch, ...(model.content ? [serialOfImage, state.part] : [])];
-    if (!same(now, this.readOf)) {
-      if (!this.readOf || this.readOf[0] !== model) this.reads = new Map();
-      this.readOf = now;
-      this.fresh = new Set();
-    }
-    if (this.fresh.has(layer)) return this.reads.get(layer).read;
-    this.fresh.add(layer);
+    const { model, explorer: { state, serialOfImage } } = this, kept = this.reads.get(layer);
     const own = Object.entries(model.edits).filter(([place]) => place.startsWith(`${layer}.`));
-    const key = JSON.stringify([model.epoch === null ? own : [], ...now.slice(2)]);
-    if (this.reads.get(layer)?.key !== key) this.reads.set(layer, { key, read: readLayer(model, layer, state.part) });
-    return this.reads.get(layer).read;
+    const image = model.content ? [serialOfImage, state.part] : [];
+    const key = JSON.stringify([model.epoch ?? own, ...image]);
+    if (kept?.key === key) return kept.read;
+    const read = readLayer(model, layer, state.part);
+    this.reads.set(layer, { key, read });
+    return read;
   }
 
   /** Where the heads of a layer went until the epoch that is shown; nothing at the end of training. */
@@ -227,52 +222,21 @@ export class Panel {
     const { left, top, gap, wide, tall, down, columns, ratio } = box, { height, width } = model;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, this.grid.width, this.grid.height);
-    context.font = `11px ${colours.font}`;
-    if (model.lacks) {
-      context.textAlign = "left";
-      context.fillStyle = colours.faint;
-      return context.fillText("…", left, top + 12);
-    }
+    const pale = { colour: colours.faint };
+    if (model.lacks) return write(context, colours, "…", left, top + 12, pale);
     this.drawBar();
     if (this.centres) return this.drawCentres();
 
-    // All maps pixel by pixel into one small picture; then each is enlarged into its tile.
-    const layers = model.heads.length;
-    if (!this.data || this.data.width !== model.most * width || this.data.height !== layers * height) {
-      Object.assign(this.atlas, { width: model.most * width, height: layers * height });
-      this.pen = this.atlas.getContext("2d");
-      this.data = this.pen.createImageData(this.atlas.width, this.atlas.height);
-    }
-    const { one } = box, pixels = this.data.data;
-    model.heads.forEach((heads, layer) => {
-      if (one && (layer !== state.layer || model.film)) return;
-      for (let head = 0; head < heads; head++) {
-        brightness(this.maps[layer][head], this.largest, this.levels, one ? FAINT : 0.5);
-        for (let k = 0, at = 0; k < height; k++) {
-          let to = 4 * ((layer * height + k) * this.data.width + head * width);
-          for (let l = 0; l < width; l++, at++, to += 4) {
-            const level = Math.round(this.levels[at]), from = 3 * level;
-            pixels[to] = RAMP[from];
-            pixels[to + 1] = RAMP[from + 1];
-            pixels[to + 2] = RAMP[from + 2];
-            pixels[to + 3] = one ? VEIL + (OPAQUE - VEIL) * (level / 255) : 255; // over the image
-          }
-        }
-      }
-    });
-    this.pen.putImageData(this.data, 0, 0);
+    const { one } = box, opacity = (level) => (one ? VEIL + (OPAQUE - VEIL) * (level / 255) : 255); // over the image
     context.imageSmoothingEnabled = false;
     const [i, j] = state.query, [cellX, cellY] = [wide / width, tall / height];
-    context.textAlign = "center";
-    context.fillStyle = colours.faint;
     for (let head = 0; head < model.most && !one; head++)
-      context.fillText(head + 1, left + head * (wide + gap) + wide / 2, top - 6);
+      write(context, colours, head + 1, left + head * (wide + gap) + wide / 2, top - 6, { ...pale, align: "center" });
     model.heads.forEach((heads, layer) => {
       if (one && layer !== state.layer) return;
       let y = top + layer * down;
-      context.fillStyle = layer === state.layer ? colours.accent : colours.faint;
-      context.textAlign = "left";
-      if (!one) context.fillText(`L${layer + 1}`, 0, y + tall / 2 + 4);
+      const colour = layer === state.layer ? colours.accent : colours.faint;
+      if (!one) write(context, colours, `L${layer + 1}`, 0, y + tall / 2 + 4, { colour });
       if (this.box.notes) this.drawNote(left + model.most * (wide + gap) + 4, y + tall / 2, layer);
       for (let head = 0; head < heads; head++) {
         const column = one ? head % columns : head;
@@ -282,7 +246,11 @@ export class Panel {
         context.globalAlpha = off ? 0.25 : 1;
         if (one) explorer.paintImage(context, x, y, wide, tall);
         if (model.film) this.drawRing(x, y, layer, head);
-        else context.drawImage(this.atlas, head * width, layer * height, width, height, x, y, wide, tall);
+        else {
+          brightness(this.maps[layer][head], this.largest, this.levels, one ? FAINT : 0.5);
+          drawLevels(this.tile, this.levels, model.grid, opacity);
+          context.drawImage(this.tile, x, y, wide, tall);
+        }
         context.globalAlpha = 1;
         this.drawReach(x, y, layer);
         context.lineWidth = 1.5;
@@ -334,11 +302,10 @@ export class Panel {
     const [first, second] = kernel
       ? [`now a ${kernel} × ${kernel}`, "convolution"]
       : [`${covered} of ${size * size} taps`, `${size} × ${size} kernel`];
-    context.fillStyle = kernel || covered >= 0.75 * size * size ? colours.text : colours.faint;
-    context.font = `${kernel ? "bold " : ""}11px ${colours.font}`;
-    context.fillText(first, x, two ? y - 3 : y + 4);
-    if (two) context.fillText(second, x, y + 11);
-    context.font = `11px ${colours.font}`;
+    const colour = kernel || covered >= 0.75 * size * size ? colours.text : colours.faint;
+    const style = { colour, weight: kernel ? "bold" : "" };
+    write(context, colours, first, x, two ? y - 3 : y + 4, style);
+    if (two) write(context, colours, second, x, y + 11, style);
   }
 
   /** The colours' scale: how much attention is how bright. */
@@ -358,25 +325,14 @@ export class Panel {
 
   /** What a head is, in a word, and its colour in the plots of centres. */
   drawBadge(x, y, layer, head) {
-    const { context, box: { wide, tall }, explorer } = this;
-    const { colours } = explorer;
+    const { context, box: { wide, tall }, explorer } = this, { colours } = explorer;
     const lit = layer === explorer.state.layer && head === explorer.lit;
     context.fillStyle = explorer.colourOf(head);
     context.fillRect(x, y + tall - (lit ? 6 : 3), wide, lit ? 6 : 3);
     if (wide < WORD) return;
     const { kind, same } = this.read(layer).heads[head], word = same >= 0 ? `= head ${same + 1}` : kind;
     const named = this.model.film ? `${head + 1}` : `${head + 1}  ${word}`, text = this.box.one ? named : word;
-    context.font = `10px ${colours.font}`;
-    context.textAlign = "left";
-    context.fillStyle = colours.text;
-    context.strokeStyle = colours.back;
-    context.lineWidth = 3;
-    context.globalAlpha = 0.85;
-    context.lineJoin = "round";
-    context.strokeText(text, x + 3, y + 11);
-    context.globalAlpha = 1;
-    context.fillText(text, x + 3, y + 11);
-    context.font = `11px ${colours.font}`;
+    write(context, colours, text, x + 3, y + 11, { size: 10, halo: colours.back });
   }
 
   cross(x, y, wide, tall) {
@@ -392,10 +348,8 @@ export class Panel {
     model.heads.forEach((heads, layer) => {
       const [x, y] = [(layer % columns) * (wide + gap) + 1, top + Math.floor(layer / columns) * down];
       const chosen = layer === state.layer;
-      context.fillStyle = chosen ? colours.accent : colours.text;
-      context.textAlign = "left";
-      context.font = `${chosen ? "bold " : ""}11px ${colours.font}`;
-      context.fillText(`Layer ${layer + 1}`, x, y - 6);
+      const style = chosen ? { colour: colours.accent, weight: "bold" } : {};
+      write(context, colours, `Layer ${layer + 1}`, x, y - 6, style);
       const plot = { x, y, side: wide - 1, range: this.range };
       const colourOf = (head) => explorer.colourOf(head);
       drawHeads(context, plot, this.shapes(layer), {
@@ -473,12 +427,8 @@ export class Panel {
     const pen = canvasOf(this.zoom, wide, tall);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(explorer.picture, 0, 0, wide, tall);
-    brightness(map, this.largest, this.levels).forEach((level, at) => {
-      pen.globalAlpha = 0.5 + (0.4 * level) / 255;
-      pen.fillStyle = colourAt(level / 255);
-      pen.fillRect((at % model.width) * cellX, Math.floor(at / model.width) * cellY, cellX + 0.5, cellY + 0.5);
-    });
-    pen.globalAlpha = 1;
+    drawLevels(this.tile, brightness(map, this.largest, this.levels), model.grid, (level) => 127 + 0.4 * level);
+    pen.drawImage(this.tile, 0, 0, wide, tall);
     const middle = ([r, c]) => [(c + 0.5) * cellX, (r + 0.5) * cellY];
     const [qx, qy] = middle(query), [cx, cy] = middle([query[0] + told.centre[0], query[1] + told.centre[1]]);
     pen.strokeStyle = QUERY;
@@ -508,7 +458,7 @@ export class Panel {
     const part = `${share < 0 ? "−" : ""}${percent(Math.abs(share))}`;
     const without = explorer.says("Without it the model says", probabilities);
     const text = `Its share of the layer's output: ${part}.${without}`;
-    if (this.does.textContent !== text) this.does.textContent = text;
+    tell(this.does, text);
     const adds = `What head ${explorer.state.head + 1} adds, the norm at every pixel. ${text}`;
     this.output.setAttribute("aria-label", adds);
   }
@@ -600,22 +550,14 @@ export class Panel {
     const { words, box: { one, wide, down, columns, gap, top }, model, explorer } = this, { layer } = explorer.state;
     words.hidden = !one || wide < WORD || !model.heads[layer];
     if (words.hidden) return;
-    const { heads } = this.read(layer);
-    while (words.childElementCount > heads.length) words.lastChild.remove();
-    while (words.childElementCount < heads.length) {
-      const head = words.childElementCount;
-      words.append(button("", () => explorer.set({ head })));
-    }
-    [...words.children].forEach((word, head) => {
+    const { heads } = this.read(layer), make = (head) => button("", () => explorer.set({ head }));
+    filled(words, heads.length, make).forEach((word, head) => {
       const [name, meaning] = model.film ? ["", ""] : kindText(heads[head]); // what it was then is not known
-      const label = `Head ${head + 1}${name && `: ${name}`}`;
-      const place = `${(head % columns) * (wide + gap)} ${top + Math.floor(head / columns) * down} ${wide}`;
+      const [left, high] = [(head % columns) * (wide + gap), top + Math.floor(head / columns) * down];
       word.setAttribute("aria-pressed", String(head === explorer.state.head));
-      if (word.getAttribute("aria-label") === label && word.dataset.place === place) return;
-      word.setAttribute("aria-label", label);
-      Object.assign(word.dataset, { place, tip: meaning });
-      const [left, high, side] = place.split(" ");
-      Object.assign(word.style, { left: `${left}px`, top: `${high}px`, width: `${side}px` });
+      word.setAttribute("aria-label", `Head ${head + 1}${name && `: ${name}`}`);
+      word.dataset.tip = meaning;
+      Object.assign(word.style, { left: `${left}px`, top: `${high}px`, width: `${wide}px` });
     });
     this.keys();
   }

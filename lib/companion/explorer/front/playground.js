@@ -4,13 +4,13 @@
 // What the reader has set is a `state`, and as text (`encode`, `decode`) it is the link, the widget's trait and what
 // Python starts with. A `host` holds the pictures and keeps that text.
 
-import { QUERY, disc, frame, trace } from "./draw.js";
+import { QUERY, disc, frame, trace, write } from "./draw.js";
 import {
   axisProbabilities, clamp, convolve, largest, look, missedMass, padsOf, presetKernel, tapShifts,
 } from "./maths.js";
 import {
-  Live, NOT_HELD, button, canvasOf, choosesPixel, chooser, copied, div, draggable, element, gradient, inAddress, inkOn,
-  keepKeysAndDrops, linkBack, pictureField, readPicture, rgb, slider, still, uniqueId, widgetOf,
+  Live, NOT_HELD, button, canvasOf, chooser, copied, div, draggable, element, filled, gradient, inAddress, inkOn,
+  keepKeysAndDrops, linkBack, pictureCanvas, pictureField, readPicture, rgb, slider, still, tell, uniqueId, widgetOf,
 } from "./page.js";
 
 // --- state ----------------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ export class Playground extends Live {
     const typing = note("Type your own numbers into the cells.");
     const kernelCard = card("kernel", "The kernel", div("ax-row", field, size), this.cells, typing);
 
-    this.plane = element("canvas", { className: "pg-plane", role: "img" });
+    this.plane = pictureCanvas("pg-plane");
     this.dots = div("pg-dots");
     this.about = element("p", { className: "pg-about", "aria-live": "polite" });
     this.toggle = button("", () => this.toggleHead(this.state.chosen));
@@ -326,7 +326,7 @@ export class Playground extends Live {
     const [min, high] = ALPHAS.map(Math.log), max = high + 0.01; // the last of whole steps lies beyond, and is cut
     const sharpen = (value) => this.set({ alpha: clamp(Math.exp(value), ...ALPHAS) });
     this.alpha = slider("sharpness α", { min, max, step: 0.01 }, sharpen, () => written(this.state.alpha));
-    this.curve = element("canvas", { className: "pg-curve", role: "img" });
+    this.curve = pictureCanvas("pg-curve");
     this.curveText = note();
     this.padding = element("input", { type: "checkbox", onchange: () => this.set({ padding: this.padding.checked }) });
     const ends = div("pg-ends", ...["a blur", "one pixel"].map((textContent) => element("span", { textContent })));
@@ -344,14 +344,7 @@ export class Playground extends Live {
       const window = name === "picture" ? element("span", { className: "pg-mark pg-window" }) : null;
       const caption = element("figcaption", { textContent: title });
       this.shown[name] = { canvas, mark, window, caption, scale };
-      choosesPixel(canvas, {
-        grid: () => [this.picture.height, this.picture.width],
-        query: () => this.state.query,
-        choose: (query, event) => {
-          this.setQuery(query);
-          if (event.type !== "keydown") this.now(event.timeStamp);
-        },
-      });
+      this.choosesQuery(canvas, () => [this.picture.height, this.picture.width]);
       return element("figure", {}, caption, div("pg-frame", canvas, mark, window), scale);
     };
     this.apart = element("output", { className: "pg-apart", id: `${id}-apart` });
@@ -368,7 +361,7 @@ export class Playground extends Live {
     this.sumLine = element("p", { className: "ax-note", id: `${id}-sum`, "aria-live": "polite" });
     const head = element("thead", {
       innerHTML:
-        "<tr><th></th><th colspan=3>Conv2d: <i>X</i><sub>q+Δ</sub> · <i>W</i><sub>Δ</sub></th>" +
+        "<tr><td></td><th colspan=3>Conv2d: <i>X</i><sub>q+Δ</sub> · <i>W</i><sub>Δ</sub></th>" +
         "<th colspan=3>Heads: " +
         "Σ<sub>k</sub> <i>P</i><sub>h</sub> <i>X</i><sub>k</sub> · <i>W</i><sup>h</sup></th></tr>",
     });
@@ -409,10 +402,8 @@ export class Playground extends Live {
         return input;
       }));
     }
-    if (this.dots.childElementCount !== heads.length) {
-      this.dots.replaceChildren(...heads.map((_, head) => this.makeDot(head)));
-      this.strip.replaceChildren(...heads.map((_, head) => this.makeTile(head)));
-    }
+    filled(this.dots, heads.length, (head) => this.makeDot(head));
+    filled(this.strip, heads.length, (head) => this.makeTile(head));
     this.later();
   }
 
@@ -527,11 +518,6 @@ export class Playground extends Live {
       return this.complain(`${file.name} is not a picture that this browser reads. PNG, JPEG and WebP are.`);
     }
     this.setImage("own");
-  }
-
-  complain(text) {
-    this.notice.textContent = text;
-    this.notice.hidden = !text;
   }
 
   setQuery(query) {
@@ -686,29 +672,23 @@ export class Playground extends Live {
     const cell = (this.cell = side / cells);
     const middle = side / 2;
     const pen = canvasOf(this.plane, side, side), [row, column] = state.query;
-    const at = (shift) => middle + shift * cell;
+    const at = (shift) => middle + shift * cell, [before, after] = state.padding ? padsOf(size) : [0, 0];
     for (let r = -reach; r <= reach; r++)
       for (let c = -reach; c <= reach; c++) {
         const [y, x] = [row + r, column + c], inside = y >= 0 && x >= 0 && y < picture.height && x < picture.width;
-        const [before, after] = state.padding ? padsOf(size) : [0, 0];
-        const zero = !inside && y >= -before && x >= -before && y < picture.height + after && x < picture.width + after;
+        const zero = !inside && Math.min(y, x) >= -before && y < picture.height + after && x < picture.width + after;
         const level = inside ? Math.round(255 * picture.pixels[y * picture.width + x]) : 0;
         pen.fillStyle = inside || zero ? `rgb(${level},${level},${level})` : colours.panel;
         pen.fillRect(at(c) - cell / 2, at(r) - cell / 2, cell + 0.5, cell + 0.5);
-        if (zero || !inside) {
-          pen.fillStyle = zero ? "#aaa" : colours.faint;
-          pen.font = `11px ${colours.font}`;
-          pen.textAlign = "center";
-          pen.fillText(zero ? "0" : "none", at(c), at(r) + 4);
-        }
+        const style = { align: "center", colour: zero ? "#aaa" : colours.faint };
+        if (!inside) write(pen, colours, zero ? "0" : "none", at(c), at(r) + 4, style);
       }
     // Where the chosen head's attention goes, in its colour.
     const head = heads[chosen];
     if (head && head.on) {
-      const pads = state.padding ? padsOf(size) : [0, 0];
       const [rows, columns] = [picture.height, picture.width].map((length, axis) => {
-        const all = axisProbabilities(alpha, head.centre[axis] + state.query[axis], 1, pads[0], length - 1 + pads[1]);
-        return (shift) => all[state.query[axis] + shift + pads[0]] || 0;
+        const all = axisProbabilities(alpha, head.centre[axis] + state.query[axis], 1, before, length - 1 + after);
+        return (shift) => all[state.query[axis] + shift + before] || 0;
       });
       pen.fillStyle = this.colourOf(chosen);
       for (let r = -reach; r <= reach; r++)
@@ -721,19 +701,13 @@ export class Playground extends Live {
       pen.globalAlpha = 1;
     }
     // The kernel's cells with their numbers, and q.
-    pen.textAlign = "right";
+    const style = { size: cell > 50 ? 12 : 10, weight: 600, align: "right", colour: "#fff", halo: "rgba(0,0,0,.75)" };
     tapShifts(size).forEach(([r, c], tap) => {
       const box = [at(c) - cell / 2, at(r) - cell / 2, cell, cell];
       frame(pen, box, [["rgba(255,255,255,.9)", 3], ["#222", 1.2]]);
-      pen.font = `600 ${cell > 50 ? 12 : 10}px ${colours.font}`;
-      pen.lineWidth = 3;
-      pen.strokeStyle = "rgba(0,0,0,.75)";
       const value = state.kernel[tap], short = String(+value.toPrecision(2)).replace("-", "−");
       const text = Math.abs(value) < 1 ? short : written(value); // 0.0039, not 0.004; 255, not 260
-      pen.lineJoin = "round";
-      pen.strokeText(text, at(c) + cell / 2 - 4, at(r) + cell / 2 - 4);
-      pen.fillStyle = "#fff";
-      pen.fillText(text, at(c) + cell / 2 - 4, at(r) + cell / 2 - 4);
+      write(pen, colours, text, at(c) + cell / 2 - 4, at(r) + cell / 2 - 4, style);
     });
     frame(pen, [middle - cell / 2, middle - cell / 2, cell, cell], [[QUERY, 3]]);
     // Half of a head's attention lies inside its ring.
@@ -791,12 +765,11 @@ export class Playground extends Live {
       const added = sums.seen[head].map((value) => (on ? weight * value : 0));
       paint(canvas, added, picture, { grey: false, range }, ramp);
       const text = `${head + 1}: ${on ? `× ${written(weight)}` : "away"}`;
-      if (label.textContent !== text) label.textContent = text;
+      tell(label, text);
       tile.classList.toggle("pg-off", !on);
       tile.classList.toggle("pg-chosen", head === state.chosen);
       tile.setAttribute("aria-pressed", String(on));
-      const adds = `weight ${written(weight)} times what it sees${on ? "" : "; taken away"}`;
-      tile.setAttribute("aria-label", `What head ${head + 1} adds: ${adds}`);
+      tile.setAttribute("aria-label", `${text}. What head ${head + 1} adds: its weight times what it sees`);
     });
   }
 
@@ -820,12 +793,10 @@ export class Playground extends Live {
     const [whole, total] = [product(sums.convolved[at]), product(sums.total[at])], sum = ["pg-shift", "sum"];
     const added = [sameAs(Math.abs(sums.difference[at]) < 5e-4), total];
     lines.push([["", ""], sum, ["", ""], ["", whole], sum, ["", ""], added]);
-    while (this.rows.childElementCount > lines.length) this.rows.lastChild.remove();
-    while (this.rows.childElementCount < lines.length)
-      this.rows.append(element("tr", {}, ...lines[0].map(() => element("td"))));
+    const rows = filled(this.rows, lines.length, () => element("tr", {}, ...lines[0].map(() => element("td"))));
     lines.forEach((cells, head) => cells.forEach(([className, text], i) => {
-      const cell = this.rows.children[head].children[i], words = String(text);
-      if (cell.textContent !== words) cell.textContent = words;
+      const cell = rows[head].children[i];
+      tell(cell, String(text));
       if (cell.className !== className) cell.className = className;
       if (className === "pg-number") cell.style.setProperty("--colour", this.colourOf(head));
     }));
@@ -840,15 +811,15 @@ export class Playground extends Live {
     const [left, right, top, bottom] = [34, wide - 8, 10, tall - 30], [low, high] = ALPHAS.map(Math.log);
     const x = (alpha) => left + ((Math.log(alpha) - low) / (high - low)) * (right - left);
     const y = (p) => bottom - p * (bottom - top);
-    Object.assign(pen, { font: `11px ${colours.font}`, strokeStyle: colours.line, fillStyle: colours.faint });
-    pen.textAlign = "right";
+    const label = (text, across, down, align = "center") =>
+      write(pen, colours, text, across, down, { align, colour: colours.faint });
+    pen.strokeStyle = colours.line;
     for (const p of [0, 0.5, 1]) {
-      pen.fillText(`${100 * p}%`, left - 5, y(p) + 4);
+      label(`${100 * p}%`, left - 5, y(p) + 4, "right");
       trace(pen, [[left, y(p)], [right, y(p)]]);
     }
-    pen.textAlign = "center";
-    for (const alpha of [0.1, 1, 10]) pen.fillText(alpha, x(alpha), bottom + 14);
-    pen.fillText("sharpness α", (left + right) / 2, bottom + 27);
+    for (const alpha of [0.1, 1, 10]) label(alpha, x(alpha), bottom + 14);
+    label("sharpness α", (left + right) / 2, bottom + 27);
     Object.assign(pen, { strokeStyle: colours.accent, lineWidth: 2 });
     const alphas = Array.from({ length: 101 }, (_, i) => Math.exp(low + (i / 100) * (high - low)));
     trace(pen, alphas.map((alpha) => [x(alpha), y(missedMass(alpha))]));

@@ -1,5 +1,6 @@
 // The explorer's view as one picture.
 
+import { write } from "./draw.js";
 import { canvasOf, element, pixelRatio, sharper } from "./page.js";
 
 const FINER = 2; // times the screen's resolution
@@ -16,14 +17,9 @@ function written({ colours }, lines) {
     pen.globalAlpha = 0.35;
     pen.fillRect(0, 19 * i + 2, share * wide, 16);
     pen.globalAlpha = 1;
-    pen.font = `${value === undefined ? "bold " : ""}12px ${colours.font}`;
-    for (const [text, align, colour] of [
-      [name, "left", value === undefined ? colours.text : colours.faint],
-      [value || "", "right", colours.text],
-    ]) {
-      Object.assign(pen, { textAlign: align, fillStyle: colour });
-      pen.fillText(text, align === "left" ? 0 : wide, 19 * i + 14);
-    }
+    const style = value === undefined ? { size: 12, weight: "bold" } : { size: 12, colour: colours.faint };
+    write(pen, colours, name, 0, 19 * i + 14, style);
+    write(pen, colours, value ?? "", wide, 19 * i + 14, { size: 12, align: "right" });
   });
   return canvas;
 }
@@ -72,12 +68,11 @@ function composed(explorer) {
   const pen = canvas.getContext("2d");
   pen.fillStyle = colours.back;
   pen.fillRect(0, 0, canvas.width, canvas.height);
-  pen.fillStyle = colours.text;
-  pen.font = `${13 * ratio}px ${colours.font}`;
+  const size = 13 * ratio;
   let x = pad;
   columns.forEach(([title, rows], i) => {
     let y = 2.5 * pad;
-    pen.fillText(title, x, 1.6 * pad, widths[i] - pad); // a long name of a file is made narrower
+    write(pen, colours, title, x, 1.6 * pad, { size, room: widths[i] - pad }); // a file's name may be long
     for (const row of rows) {
       row.reduce((left, part) => (pen.drawImage(part, left, y), left + part.width + pad), x);
       y += tall(row);
@@ -87,16 +82,12 @@ function composed(explorer) {
   const { edits } = state, swapped = Object.keys(edits).filter((place) => edits[place].kernel);
   const changed = Object.keys(edits).length - swapped.length;
   const notes = swapped.map((layer) => {
-    const size = edits[layer].kernel;
-    return `; layer ${Number(layer) + 1} as a ${size} × ${size} convolution`;
+    const { kernel } = edits[layer];
+    return `; layer ${Number(layer) + 1} as a ${kernel} × ${kernel} convolution`;
   });
   if (changed) notes.push(`; ${changed} heads changed`);
   const query = `query row ${state.query[0]}, column ${state.query[1]}`;
   const head = `layer ${state.layer + 1}, head ${state.head + 1}`;
-  pen.fillText(
-    `${query}; ${head}${notes.join("")}`,
-    pad,
-    canvas.height - pad,
-  );
+  write(pen, colours, `${query}; ${head}${notes.join("")}`, pad, canvas.height - pad, { size });
   return canvas;
 }

@@ -3,13 +3,13 @@
 
 import { accuracyOf, meter } from "./accuracy.js";
 import { drawHeads } from "./centres.js";
-import { QUERY, disc, drawField, imageCanvas, shiftText, trace } from "./draw.js";
+import { QUERY, disc, drawField, imageCanvas, shiftText, trace, write } from "./draw.js";
 import { Film } from "./film.js";
 import { Model, TOO_OLD, covarianceOf, describe, kernelOf, middleOf, read, readLayer, typed } from "./heads.js";
 import { clamp, largest } from "./maths.js";
 import { Network } from "./network.js";
 import { Live, button, canvasOf, choosesPixel, div, draggable, element, fromText } from "./page.js";
-import { keepKeysAndDrops, pictureField, readPicture, slider, still } from "./page.js";
+import { keepKeysAndDrops, pictureField, readPicture, slider, still, tell } from "./page.js";
 import { ALPHAS, Playground, headsOnTaps } from "./playground.js";
 
 const RANGE = 5.5; // pixels to every side of the query, in the plots of heads
@@ -68,8 +68,10 @@ export class Story extends Live {
 
   build() {
     const { root, model, sections } = this;
-    const links = sections.map(({ id }, i) => element("a", { href: `#${id}`, textContent: i + 1 }));
-    links.forEach((link, i) => link.setAttribute("aria-label", sections[i].querySelector("h2").textContent));
+    const links = sections.map((section, i) => {
+      const title = section.querySelector("h2").textContent;
+      return element("a", { href: `#${section.id}`, textContent: i + 1, "aria-label": `${i + 1}. ${title}` });
+    });
     this.rail = element("nav", { "aria-label": "Steps" }, ...links);
     this.file = pictureField((file) => this.open(file));
     this.said = element("p", { className: "st-said", role: "status" });
@@ -211,9 +213,8 @@ export class Story extends Live {
     trace(pen, accuracy.map((_, i) => at(i + 1)));
     if (now !== undefined) {
       disc(pen, ...at(epoch), 5, QUERY);
-      Object.assign(pen, { fillStyle: colours.text, font: `12px ${colours.font}`, textAlign: "center" });
       const [x, y] = at(epoch);
-      pen.fillText(percents(now), clamp(x, 20, wide - 20), y - 10);
+      write(pen, colours, percents(now), clamp(x, 20, wide - 20), y - 10, { size: 12, align: "center" });
     }
     this.curve.setAttribute("aria-label", `Accuracy by epoch, at last ${percents(accuracy.at(-1))}`);
     const when = epoch ? `After epoch ${epoch}: ${percents(now)} right.` : "Before training.";
@@ -318,7 +319,7 @@ export class Story extends Live {
   // -- scrolling
 
   tell(text) {
-    if (this.said.textContent !== text) this.said.textContent = text;
+    tell(this.said, text);
   }
 
   /** Which step the reader is at, and how far: where a line through the window crosses it. */
