@@ -3,8 +3,10 @@
 
 import { button, div, element, roving, tell } from "./page.js";
 
-const share = (value) => `${(100 * value).toFixed(1)}%`;
-const points = (value) => (100 * Math.abs(value)).toFixed(1);
+// Twelve digits: 100 * 0.8845 is a little less than 88.45, and would be rounded down.
+const hundredths = (value) => Number((100 * value).toPrecision(12)).toFixed(1);
+const share = (value) => `${hundredths(value)}%`;
+const points = (value) => hundredths(Math.abs(value));
 
 /** What is known of a model as it is shown: {now, whole: shares of right answers or null, text, and a shorter one}. */
 export function accuracyOf(model) {
