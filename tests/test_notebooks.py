@@ -15,6 +15,7 @@ import pytest
 from attnconv.equivalence import missed_mass
 from companion.profile import load_profile
 from companion.reproduce import reproduce
+from forked import command
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
 PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
@@ -101,7 +102,9 @@ def test_the_cells_after_a_blank_solve_it_and_refuse_what_is_wrong(number):
 def reproduced(tmp_path_factory):
     """The output folder of the smoke profile."""
     output = tmp_path_factory.mktemp("smoke")
-    assert reproduce("smoke", output=output) == 0
+    words = ["reproduce", "--profile", "smoke", "--output", str(output)]
+    done = command(*words, library=NOTEBOOKS[0].parents[1] / "lib")
+    assert done.returncode == 0, done.stdout + done.stderr
     return output
 
 

@@ -2,11 +2,9 @@
 without the data set.
 """
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -14,6 +12,7 @@ import pytest
 
 from attnconv.training.runs import find_runs
 from companion.profile import load_profile
+from forked import command
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "outputs" / "evening"
@@ -36,19 +35,9 @@ def test_it_is_drawn_again_beside_itself_without_the_data_set_and_says_the_same(
     output = tmp_path / "outputs" / "reproduced" / "evening"
     before = content(record)
     numbers = [number for number in KEPT if number not in LEFT_OUT]
-    words = ["companion", "reproduce", "--profile", "evening", "--only", *numbers]
-    environment = os.environ | {
-        "PYTHONPATH": str(tmp_path / "lib"),
-        "ATTNCONV_DATA": str(tmp_path / "no data"),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        capture_output=True,
-        text=True,
-        timeout=2400,
-        env=environment,
-        cwd=tmp_path,
-    )
+    words = ["reproduce", "--profile", "evening", "--only", *numbers]
+    nothing = str(tmp_path / "no data")
+    done = command(*words, library=tmp_path / "lib", ATTNCONV_DATA=nothing)
     assert done.returncode == 0, done.stdout + done.stderr  # 1 where it says something else
     assert "differences in tables: 0\n" in done.stdout
     assert content(record) == before

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator, MultipleLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from companion.figures import style
@@ -106,9 +106,10 @@ def _draw_shifts(ax: Axes, half_width: float, grid: tuple[int, int]) -> None:
     ax.spines[:].set_visible(True)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(6, integer=True))
-        axis.set_minor_locator(MultipleLocator(1, offset=0.5))  # between pixels
-    ax.grid(which="minor", color="0.9", linewidth=0.4)
-    ax.tick_params(which="minor", length=0)
+    between = np.arange(-max(grid), max(grid)) + 0.5  # pixels
+    look: Look = {"color": "0.9", "linewidth": 0.4, "zorder": 0.5}  # ticks take far longer to draw
+    ax.vlines(between, top, bottom, **look)
+    ax.hlines(between, left, right, **look)
     ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, fill=False, linewidth=1.3, label="query pixel"))
 
 
