@@ -53,6 +53,16 @@ test("an edit moves and scales a head, and only at the last epoch", () => {
   assert.deepEqual(model.track(0, 0), [[0, 0], [1, -2]]);
 });
 
+test("products of heads are those of the epoch nearest to what is shown, where they were recorded", () => {
+  const two = float32([0, 0, 1, -2], [2, 1, 1, 2]), precisions = float32([1, 0, 0, 1, 4, 0, 0, 4], [2, 1, 1, 2, 2]);
+  const path = { epochs: 2, measured: two, centres: two, precisions, products: float32([3, 5], [2, 1, 1, 1]) };
+  const model = gaussian([1, -2], [4, 0, 0, 4], path), older = gaussian([1, -2], [4, 0, 0, 4], { ...path, products: undefined });
+  const at = (one, epoch) => Object.assign(one, { epoch }).productsOf(0);
+  model.products = new Float32Array([7]);
+  assert.deepEqual([null, 0, 0.4, 0.6, 1].map((epoch) => at(model, epoch)[0]), [7, 3, 3, 5, 5]);
+  assert.equal(at(older, 1), undefined);
+});
+
 test("of an epoch in a film, centre and covariance are those that were measured", () => {
   const measured = float32([0, 0, 1, -2], [2, 1, 1, 2]), covariances = float32([1, 0.5, 0.5, 2, 3, -1, -1, 4], [2, 1, 1, 2, 2]);
   const model = gaussian([1, -2], [4, 0, 0, 4], { epochs: 2, measured, covariances });

@@ -475,7 +475,7 @@ def test_a_run_brings_its_path_its_counts_and_its_neighbours(runs, data, tmp_pat
     assert side["path"]["epochs"] == 3 and side["counted"] == {}
     accuracy = [epoch["test_accuracy"] for epoch in runs["quadratic"].metrics]
     assert side["path"]["accuracy"] == accuracy
-    for name in ("centres", "precisions"):
+    for name in ("centres", "precisions", "products"):
         path = unpacked(side["path"][name])
         np.testing.assert_allclose(path[-1], unpacked(side[name]), rtol=1e-4)
     folder = shutil.copytree(runs["quadratic"].path, tmp_path / "one")

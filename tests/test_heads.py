@@ -130,6 +130,10 @@ def test_geometry_of_layers_of_all_kinds():
     np.testing.assert_array_equal(centres[0, :2], kinds[0].centres.detach())
     np.testing.assert_array_equal(precision[1, :3], kinds[1].precision().detach())
     assert np.isnan(centres[2:]).all() and np.isnan(precision[2:]).all()
+    own = kinds[1].value.weight.detach().double().unflatten(1, (3, -1))  # (D, h, C)
+    products = torch.einsum("dhc,dgc->hg", own, own)
+    np.testing.assert_allclose(found["products"][1, :3, :3], products, rtol=1e-5)
+    assert np.isnan(found["products"][1, 3:]).all() and np.isnan(found["products"][2:]).all()
 
 
 def content_net():

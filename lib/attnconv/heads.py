@@ -120,7 +120,7 @@ def query_maps(
     return maps.float().cpu().numpy()
 
 
-def _all_maps(
+def network_maps(
     layers: list[Attention | Convolution],
     query: Query,
     grid: tuple[int, int],
@@ -157,17 +157,29 @@ def geometry(
     Returns:
         float32 arrays (layers, most heads of a layer, ...), NaN where a layer has fewer heads:
         those of `Description` and, for quadratic layers, the parameters ``parameter_centre`` (..,
-        2) and ``precision`` (.., 2, 2), Sigma^{-1}.
+        2) and ``precision`` (.., 2, 2), Sigma^{-1}, and the `products` of heads, (.., most heads).
     """
     query = height // 2, width // 2
-    found = describe(_all_maps(layers, query, (height, width), features), query)._asdict()
+    found = describe(network_maps(layers, query, (height, width), features), query)._asdict()
     found["parameter_centre"] = np.full_like(found["centre"], np.nan)
     found["precision"] = np.full_like(found["covariance"], np.nan)
+    mass = found["mass"]
+    found["products"] = np.full((*mass.shape, mass.shape[1]), np.nan)
     for index, layer in enumerate(layers):
         if isinstance(layer, QuadraticAttention):
             found["parameter_centre"][index, : layer.heads] = layer.centres.cpu().numpy()
             found["precision"][index, : layer.heads] = layer.precision().cpu().numpy()
+            found["products"][index, : layer.heads, : layer.heads] = products(layer).numpy()
     return {name: values.astype(np.float32) for name, values in found.items()}
+
+
+def products(layer: Attention) -> Tensor:
+    """<W^h, W^g> of a layer's heads, the columns of its value matrix: (h, h), float64. A kernel's
+    tap is sum_h P_h W^h, so the norms of taps need no other weights.
+    """
+    weight = layer.value.weight.detach().double().cpu()
+    by_head = weight.T.reshape(layer.heads, layer.channels * len(weight))
+    return by_head @ by_head.T
 
 
 @torch.no_grad()
@@ -368,7 +380,7 @@ def measure_attention(
     queries = np.array(places)
 
     def at_queries(features: list[Tensor] | None) -> NDArray:  # (Q, L, h, H, W)
-        maps = [_all_maps(layers, query, (height, width), features) for query in places]
+        maps = [network_maps(layers, query, (height, width), features) for query in places]
         return np.stack(maps).astype(np.float16)
 
     if model.config.kind != "learned_content":

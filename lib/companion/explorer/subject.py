@@ -79,7 +79,9 @@ class Subject:
             found["columns"] = self._each(_scores_by_shift, grid[1], 1)
         if not self.content:
             most = max(found["heads"])
-            found["gram"] = array(torch.stack([_gram(layer, most) for layer in self.layers]))
+            products = [heads.products(layer) for layer in self.layers]
+            wide = [F.pad(one, (0, most - len(one))) for one in products]
+            found["products"] = array(padded(wide))
         return found
 
     def _each(self, of: Callable[..., Tensor], *details: int) -> Tree:
@@ -88,15 +90,15 @@ class Subject:
 
     def _path(self) -> Tree | None:
         """Where the heads were before training and after every epoch; for Gaussians all that P
-        needs. ``accuracy``: on test images, after each epoch.
+        and kernels need. ``accuracy``: on test images, after each epoch.
         """
         recorded = self.run.heads if self.run else {}
         if not self.run or "centre" not in recorded:
             return None
         names = dict(measured="centre", covariances="covariance")
         if self.encoding == "quadratic":
-            names = dict(centres="parameter_centre", precisions="precision")
-        path: Tree = {name: array(recorded[own]) for name, own in names.items()}
+            names = dict(centres="parameter_centre", precisions="precision", products="products")
+        path: Tree = {name: array(recorded[own]) for name, own in names.items() if own in recorded}
         path["epochs"] = len(recorded["centre"])
         path["accuracy"] = [epoch["test_accuracy"] for epoch in self.run.metrics]
         return path
@@ -120,13 +122,10 @@ class Subject:
         """P of every layer at a query of the grid: (L, h, H, W), NaN where a layer has fewer
         heads.
         """
-        found = []
-        inputs = self.model.layer_inputs(image.to(self.layers[0].value.weight))
-        for layer, x in zip(self.layers, inputs, strict=True):
-            seen = x if self.content else None
-            maps = heads.query_maps(layer, query, *self.config.grid, seen)
-            found.append(torch.from_numpy(maps).flatten(0, -3))
-        return padded(found).numpy()
+        seen = None
+        if self.content:
+            seen = self.model.layer_inputs(image.to(self.layers[0].value.weight))
+        return heads.network_maps([*self.layers], query, self.config.grid, seen)
 
 
 def sigmas_of(layer: QuadraticAttention) -> Tensor:
@@ -140,14 +139,6 @@ def _scores_by_shift(layer: LearnedAttention, length: int, axis: int) -> Tensor:
     """Learned scores of every shift along an axis, read from its two outer queries."""
     scores = layer.axis_logits(length, axis)  # (h, query, key)
     return torch.cat([scores[:, -1, :-1], scores[:, 0]], dim=-1)
-
-
-def _gram(layer: Any, most: int) -> Tensor:
-    """<W^h, W^g> of a layer's heads. With them norms of kernels need no weights."""
-    weight = layer.value.weight.detach().double().cpu()
-    by_head = weight.T.reshape(layer.heads, weight.numel() // max(1, layer.heads))
-    missing = most - layer.heads
-    return F.pad(by_head @ by_head.T, (0, missing) * 2)
 
 
 def subject_of(given: Any) -> Subject:

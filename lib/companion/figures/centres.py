@@ -11,11 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from companion.figures import style
-from companion.figures.style import DOUBLE, SINGLE, Look, array, head_colours, styled
+from companion.figures.style import DOUBLE, SINGLE, array, head_colours, styled
 
 COVERED = "#CFE3F5"
 """The tint of a pixel that has a sharp head."""
@@ -65,9 +64,15 @@ def gaussian_heads(
         if precision is not None:
             rows_of, columns_of = _outlines(heads, np.asarray(precision)[panel])
             ax.plot(columns_of, rows_of, linewidth=0.9, label="half of its Gaussian")
-        look: Look = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
         ax.plot(
-            heads[None, :, 1], heads[None, :, 0], "o", zorder=3, label="centre of a head", **look
+            heads[None, :, 1],
+            heads[None, :, 0],
+            "o",
+            markersize=4.5,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            zorder=3,
+            label="centre of a head",
         )
         if dropped is not None:
             row, column = np.transpose(np.asarray(dropped)[panel])
@@ -104,12 +109,10 @@ def _draw_shifts(ax: Axes, half_width: float, grid: tuple[int, int]) -> None:
     (top, bottom), (left, right) = limits
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     ax.spines[:].set_visible(True)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(6, integer=True))
-    between = np.arange(-max(grid), max(grid)) + 0.5  # pixels
-    look: Look = {"color": "0.9", "linewidth": 0.4, "zorder": 0.5}  # ticks take far longer to draw
-    ax.vlines(between, top, bottom, **look)
-    ax.hlines(between, left, right, **look)
+    ax.locator_params(nbins=6, integer=True, steps=[1, 2, 3, 4, 5, 10])
+    between = np.arange(-max(grid), max(grid)) + 0.5  # pixels; ticks there take longer to draw
+    ax.vlines(between, top, bottom, "0.9", linewidth=0.4, zorder=0.5)
+    ax.hlines(between, left, right, "0.9", linewidth=0.4, zorder=0.5)
     ax.add_patch(Rectangle((-0.5, -0.5), 1, 1, fill=False, linewidth=1.3, label="query pixel"))
 
 
@@ -117,8 +120,9 @@ def _draw_covered(ax: Axes, covered: NDArray) -> None:
     """Tint the covered pixels of the k x k kernel, (k, k), and outline the kernel."""
     first = -(len(covered) // 2) - 0.5
     for row, column in np.argwhere(covered) + first:
-        look: Look = {"facecolor": COVERED, "zorder": 0.4}
-        ax.add_patch(Rectangle((column, row), 1, 1, label="pixel with a sharp head", **look))
+        pixel = Rectangle((column, row), 1, 1, facecolor=COVERED, zorder=0.4)
+        pixel.set_label("pixel with a sharp head")
+        ax.add_patch(pixel)
     ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, color="0.5", label="kernel"))
 
 

@@ -35,8 +35,9 @@ def error_before_and_after(errors: Mapping[str, ArrayLike]) -> Figure:
             ax.quiver(places, start, 0 * places, end - start, color=colour, **arrow)
             ax.scatter(places, start, facecolors="white", edgecolors=colour, **dot)
             ax.scatter(places, end, color=colour, label=f"after: {name}", **dot)
-        look: Look = {"color": "0.5", "linewidth": 0.8, "linestyle": DOTTED, "zorder": 1}
-        ax.axhline(1, label="the bias alone", **look)
+        ax.axhline(
+            1, color="0.5", linewidth=0.8, linestyle=DOTTED, zorder=1, label="the bias alone"
+        )
         ax.set(xticks=layers, xlim=(0.5, len(layers) + 0.5))
         if seeds > 1:
             ax.set_title(f"{ax.get_title()}, {seeds} seeds")

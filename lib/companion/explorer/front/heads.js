@@ -67,11 +67,11 @@ export class Model {
     [this.height, this.width] = side.grid;
     this.pixels = this.height * this.width;
     this.most = Math.max(...side.heads); // arrays are padded to this many heads a layer
-    for (const name of ["centres", "precisions", "sigmas", "rows", "columns", "gram"])
+    for (const name of ["centres", "precisions", "sigmas", "rows", "columns", "products"])
       if (side[name]) this[name] = typed(side[name]);
     if (side.path) {
       this.path = { epochs: side.path.epochs, accuracy: side.path.accuracy };
-      for (const name of ["measured", "covariances", "centres", "precisions"])
+      for (const name of ["measured", "covariances", "centres", "precisions", "products"])
         if (side.path[name]) this.path[name] = typed(side.path[name]);
     }
     this.content = side.encoding === "content";
@@ -215,6 +215,14 @@ export class Model {
   between(of) {
     const first = Math.floor(this.epoch), part = this.epoch - first, here = of(first);
     return part ? mixed(here, of(first + 1), part) : here;
+  }
+
+  /** The products <W^h, W^g> of a layer's heads, (most, most), at the epoch that is shown or the one nearest to it;
+   * nothing where they or the maps are not known. */
+  productsOf(layer) {
+    const { epoch, most, heads, path, film } = this, trained = epoch === null, from = trained ? this : path;
+    const at = (trained ? 0 : Math.round(epoch) * heads.length) + layer;
+    return film ? undefined : from.products?.subarray(at * most ** 2, (at + 1) * most ** 2);
   }
 
   /** Where the recorded path of a head went: [[row, column], ...] by epoch. */
@@ -367,9 +375,8 @@ export const kernelSizes = (grid) => SIZES.filter((size) => fitting(grid, size))
 export function kernelOf(model, layer, maps, size) {
   const count = maps.length, [middleRow, middleColumn] = middleOf(model), reach = size >> 1;
   const on = maps.map((_, head) => !model.isOff(layer, head));
-  const gram = maps.map((_, h) =>
-    maps.map((_, g) => (on[h] && on[g] ? model.gram[(layer * model.most + h) * model.most + g] : 0)),
-  );
+  const products = model.productsOf(layer);
+  const gram = maps.map((_, h) => maps.map((_, g) => (on[h] && on[g] ? products[h * model.most + g] : 0)));
   const norms = [], parts = maps.map(() => []), outside = maps.map(() => 0);
   let lost = 0, all = 0;
   for (let r = 0, at = 0; r < model.height; r++)

@@ -242,7 +242,7 @@ export class LayerCard {
     if (model.encoding === "quadratic" && this.drawn && drawn.every((value, i) => value === this.drawn[i])) return;
     this.drawn = drawn;
     const read = panel.read(layer);
-    const kernel = model.gram !== undefined && model.epoch === null; // the matrices are the trained model's
+    const kernel = model.productsOf(layer) !== undefined;
     const wide = this.wide || SIDE, pair = Math.floor((wide - 17) / 2);
     const side = pair >= LEAST_SIDE ? Math.min(SIDE, pair) : Math.min(explorer.narrow ? SMALLER : SIDE, wide);
     const swapped = model.kernelAt(layer);
@@ -266,7 +266,7 @@ export class LayerCard {
       `Layer ${layer + 1}${model.film ? "" : `: ${kinds.join(", ")}`}.` +
         (this.canDrag() ? " Arrow keys move the chosen head, with Shift by whole shifts." : ""),
     );
-    const past = model.epoch !== null && model.gram !== undefined; // the kernel's place stays, without the kernel
+    const past = model.epoch !== null && model.products !== undefined; // the kernel's place stays, without the kernel
     this.noKernel.hidden = kernel || model.epoch === null; // then the switch says it
     this.noKernel.textContent = EARLIER;
     this.kernel.hidden = this.kernelText.hidden = this.reading.hidden = this.tap.hidden = !kernel && !past;
