@@ -79,9 +79,9 @@ class Subject:
             found["columns"] = self._each(_scores_by_shift, grid[1], 1)
         if not self.content:
             most = max(found["heads"])
-            products = [heads.products(layer) for layer in self.layers]
-            wide = [F.pad(one, (0, most - len(one))) for one in products]
-            found["products"] = array(padded(wide))
+            found["products"] = self._each(
+                lambda layer: F.pad(heads.products(layer), (0, most - layer.heads))
+            )
         return found
 
     def _each(self, of: Callable[..., Tensor], *details: int) -> Tree:

@@ -93,7 +93,7 @@ def save_animation(frames: Sequence[Figure], path: str | Path, frames_per_second
         settle(figure, frames[0])
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=110)
-        pictures.append(Image.open(content).convert("RGB").quantize(128, COVERAGE))
+        pictures.append(Image.open(content).convert("RGB").quantize(128, COVERAGE, kmeans=1))
     look: Look = {"duration": round(1000 / frames_per_second), "loop": 0}  # in milliseconds
     pictures[0].save(path, "GIF", save_all=True, append_images=pictures[1:], **look)
 
