@@ -14,7 +14,6 @@ import pytest
 
 from attnconv.equivalence import missed_mass
 from companion.profile import load_profile
-from companion.reproduce import reproduce
 from forked import command
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
@@ -98,13 +97,19 @@ def test_the_cells_after_a_blank_solve_it_and_refuse_what_is_wrong(number):
         exec(both, names)
 
 
+def smoke(output):
+    """What a batch run of the smoke profile says."""
+    words = ["reproduce", "--profile", "smoke", "--output", str(output)]
+    done = command(*words, library=NOTEBOOKS[0].parents[1] / "lib")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory):
     """The output folder of the smoke profile."""
     output = tmp_path_factory.mktemp("smoke")
-    words = ["reproduce", "--profile", "smoke", "--output", str(output)]
-    done = command(*words, library=NOTEBOOKS[0].parents[1] / "lib")
-    assert done.returncode == 0, done.stdout + done.stderr
+    smoke(output)
     return output
 
 
@@ -153,7 +158,7 @@ def test_the_executed_explorer_is_a_picture(reproduced):
     assert "image/png" in shown and not any("widget" in kind for kind in shown)
 
 
-def test_a_second_run_does_nothing(reproduced, capsys):
+def test_a_second_run_does_nothing(reproduced):
     before = {file: file.stat().st_mtime_ns for file in reproduced.glob("figures/*")}
-    assert reproduce("smoke", output=reproduced) == 0 and "up to date" in capsys.readouterr().out
+    assert "up to date" in smoke(reproduced)
     assert {file: file.stat().st_mtime_ns for file in reproduced.glob("figures/*")} == before
