@@ -341,8 +341,10 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
         assert seen.root.locator(".ax-kernel").first.is_visible() == replayed
     assert changed(drawn[0], drawn[1]) and changed(drawn[1], drawn[2])
     if replayed:  # the kernel is that of the epoch: before training, here
-        maps = np.array(seen.get("x.panel.read(0).maps.map((map) => [...map])"))
-        norms = np.sqrt(np.einsum("hn,hg,gn->n", maps, runs[kind].heads["products"][0, 0], maps))
+        layer = seen.get("x.state.layer")
+        products = runs[kind].heads["products"][0, layer]
+        maps = np.array(seen.get(f"x.panel.read({layer}).maps.map((map) => [...map])"))
+        norms = np.sqrt(np.einsum("hn,hg,gn->n", maps, products, maps))
         shown = seen.get("x.panel.card.inside.norms")
         reach = round(len(shown) ** 0.5) // 2
         height, width = seen.get("x.model.grid")
