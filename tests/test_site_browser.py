@@ -124,6 +124,7 @@ def fits(page: playwright.Page) -> bool:
     """Whether the page as a whole need not be moved sideways; wide tables and formulas move
     within it.
     """
+    page.wait_for_load_state()  # a click that leads on does not wait for the styles
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnconv.attention.mixing import mix_dense, mix_separable
+from attnconv.attention.mixing import NOTHING, mix_dense, mix_separable
 
 
 class PositionalAttention(nn.Module):
@@ -52,8 +52,8 @@ class PositionalAttention(nn.Module):
             rows = self.axis_probabilities(height, 0)
             columns = self.axis_probabilities(width, 1)
             return self.value(mix_separable(x, rows, columns))
-        p = F.dropout(self.probabilities(height, width), self.dropout, self.training)
-        return self.value(mix_dense(x, p))
+        p = F.threshold(self.probabilities(height, width), NOTHING, 0)
+        return self.value(mix_dense(x, F.dropout(p, self.dropout, self.training)))
 
     def probabilities(
         self, height: int, width: int, query: tuple[int, int] | None = None
@@ -164,9 +164,9 @@ class QuadraticAttention(PositionalAttention):
         """Sigma^{-1} = S^T S of every head: (h, 2, 2), per squared pixel, rows then columns."""
         s = self.spreads
         if self.separable:
-            return s.square()[:, None, None] * torch.eye(2, dtype=s.dtype, device=s.device)
+            return s.square()[:, None, None] * torch.eye(2).to(s)
         # Not by a matrix product, which autocast would round.
-        return (s[:, :, :, None] * s[:, :, None, :]).sum(1)
+        return (s[..., None] * s[..., None, :]).sum(1)
 
 
 class LearnedAttention(PositionalAttention):

@@ -40,7 +40,7 @@ def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
 
 
 def _mix_small(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """The same by P itself, heads behind their query, so that nothing is copied afterwards."""
+    """The same by P itself, heads behind their query: nothing is copied."""
     by_row = row.transpose(0, 1)[:, None, :, :, None]  # (Q, 1, h, H, 1)
     by_column = column.transpose(0, 1)[:, :, None, :]  # (R, h, 1, W)
     p = (by_row * by_column).flatten(3)  # (Q, R, h, H W)

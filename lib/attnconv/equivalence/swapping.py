@@ -140,7 +140,7 @@ def relative_errors(convs: Sequence[nn.Module], layer: Attention, x: Tensor) -> 
     """|layer - conv| / |layer - bias| of each convolution on what the layer sees, x (B, H, W,
     C); root mean squares.
     """
-    totals = torch.zeros(1 + len(convs), dtype=torch.float64, device=x.device)
+    totals = torch.zeros(1 + len(convs)).double().to(x.device)
     for part in x.split(AT_ONCE):
         out = layer(part)
         differences = [out - layer.value.bias, *(conv(part) - out for conv in convs)]

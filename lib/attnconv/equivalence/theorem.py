@@ -111,7 +111,7 @@ def missed_mass(alpha: float | Tensor) -> float | Tensor:
     if not (a > 0).all():
         raise ValueError(f"alpha = {alpha} must be positive: a flat head has no centre.")
     terms = math.ceil(math.sqrt(40 / a.min().item())) + 1  # exp(-40) is below float64's rounding
-    n = torch.arange(1, terms + 1, dtype=torch.float64, device=a.device)
+    n = torch.arange(1, terms + 1).to(a)
     beside = 2 * torch.exp(-a[..., None] * n.square()).sum(-1)  # S - 1, without cancellation
     missed = -torch.expm1(-2 * torch.log1p(beside))
     return missed if isinstance(alpha, Tensor) else missed.item()

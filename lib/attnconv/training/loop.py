@@ -88,7 +88,8 @@ def evaluate(model: nn.Module, data: Dataset) -> Evaluation:
     settle_products()
     device = next(model.parameters()).device
     labels = data.test_labels.to(device)
-    feed = batches(data.test_images.to(device), labels, None, 100, data.mean, data.std)
+    few = 20 if device.type == "cpu" else 100  # fill caches
+    feed = batches(data.test_images.to(device), labels, None, few, data.mean, data.std)
     logits = torch.cat([predict(model, x) for x, _ in feed])
     loss = F.cross_entropy(logits.double(), labels)
     predicted = logits.argmax(1)
@@ -133,13 +134,13 @@ def train_epoch(
     device = data.train_images.device
     torch.manual_seed(config.seed * 1_000_003 + epoch + 500_009 * rank)  # of dropout
     plan = epoch_plan(images, seed=config.seed, epoch=epoch, augment=config.augment, device=device)
-    split = data.train_images, data.train_labels[:images]
-    feed = batches(*split, plan, config.batch_size, data.mean, data.std)
+    labels = data.train_labels[:images]
+    feed = batches(data.train_images, labels, plan, config.batch_size, data.mean, data.std)
     products = products_of(config, device)
     clipped = [p for name, p in forward.named_parameters() if own_rate(name, config) is None]
     steps = math.ceil(images / config.batch_size)
     bar = tqdm(feed, f"epoch {epoch + 1}", steps, leave=False)
-    sums = torch.zeros(2, dtype=torch.float64, device=device)  # of losses and right answers
+    sums = torch.zeros(2).double().to(device)  # of losses and right answers
     started = time.monotonic()
 
     forward.train()

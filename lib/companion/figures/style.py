@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from seaborn import color_palette
 
-from companion.pictures import COVERAGE, of_256_colours
+from companion.pictures import COVERAGE, SETTLED, of_256_colours
 
 SINGLE, DOUBLE = 3.5, 7.0  # widths of one and of two columns of a journal, in inches
 Look = dict[str, Any]  # how something is drawn, in Matplotlib's words
@@ -93,7 +93,7 @@ def save_animation(frames: Sequence[Figure], path: str | Path, frames_per_second
         settle(figure, frames[0])
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=110)
-        pictures.append(Image.open(content).convert("RGB").quantize(128, COVERAGE, kmeans=1))
+        pictures.append(Image.open(content).convert("RGB").quantize(128, COVERAGE, SETTLED))
     look: Look = {"duration": round(1000 / frames_per_second), "loop": 0}  # in milliseconds
     pictures[0].save(path, "GIF", save_all=True, append_images=pictures[1:], **look)
 
@@ -113,9 +113,8 @@ def settle(figure: Figure, like: Figure | None = None) -> None:
     if engine is None:
         return
     if like in (None, figure):
-        for _ in range(3):  # panels of a fixed shape move a little each time
-            engine.execute(figure)
-    figure.set_layout_engine("none")
+        engine.execute(figure)
+    figure.set_layout_engine(None)
     for ax, other in zip(figure.axes, (like or figure).axes, strict=True):
         ax.set_position(other.get_position(original=True))
 
