@@ -19,7 +19,7 @@ os.environ.setdefault(
 LONG = """
     test_notebooks test_explorer_browser test_reproduce test_record test_training test_swapping
     test_precision test_compare test_figures test_others test_equivalence test_knobs
-    test_playground_browser test_site_browser test_lab_browser test_explorer test_data
+    test_playground_browser test_site_browser test_explorer test_data
     test_workspace test_benchmarks test_setup
 """.split()
 """Files that take longest. The first and the fourth keep two cores busy, whatever the other worker

@@ -20,7 +20,7 @@ from attnconv.models import build_model, predict
 from attnconv.training import load_run
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
-from browser import PHONE, Shown, as_widget, finger, needs_browser, run_all
+from browser import PHONE, Shown, as_widget, finger, needs_browser, notebook_of, playwright, run_all
 from companion.explorer import Explorer, explore
 from companion.explorer.counts import FILE, count_swaps
 from companion.workspace import REPOSITORY, open_workspace
@@ -249,6 +249,59 @@ def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
     hover_and_click(seen)
     assert seen.state()["whole"] == whole
     assert seen.root.locator(".ax-caption").text_content() == caption
+
+
+WIDGETS = """from attnconv.config import ModelConfig
+from companion.explorer import Playground, explore
+from attnconv.models import build_model
+sizes = dict(hidden=8, mlp=8, layers=1, heads=4, downsampling=4)
+sizes |= dict(image_size=(28, 28), image_channels=1)
+explore(build_model(ModelConfig(**sizes)))"""
+
+
+def menu(page: playwright.Page, name: str, item: str) -> None:
+    page.locator(".lm-MenuBar-itemLabel", has_text=name).first.click()
+    page.locator(".lm-Menu-itemLabel", has_text=item).first.click()
+
+
+def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_named_at_once(
+    browser, lab
+) -> None:
+    address = lab("saved", notebook_of(WIDGETS, "Playground()"))
+    page = browser.new_page(viewport=dict(width=1400, height=1200))
+    page.goto(address)
+    run_all(page)
+    for name in ("explorer", "playground"):
+        page.locator(f".attnconv-{name}").first.wait_for(timeout=180_000)
+    assert not any(
+        picture.is_visible() for picture in page.locator(".attnconv-last").all()
+    )  # they live
+    menu(page, "Kernel", "Restart Kernel…")
+    page.locator(".jp-Dialog button", has_text="Restart").click()
+    notice = page.locator(".ax-notice", has_text="Run this cell again")
+    notice.wait_for(timeout=30_000)
+    caption = page.locator(".ax-caption")  # what needs no kernel works on
+    before = caption.inner_text()
+    page.locator(".attnconv-explorer").get_by_role("button", name="Random image").click()
+    assert caption.inner_text() != before
+    menu(page, "File", "Save Notebook")
+    for _ in range(20):  # a busy machine may take as long as it needs
+        page.wait_for_timeout(1500)
+        pictures = (lab.folder / "saved.ipynb").read_text().count("<div class='attnconv-last'>")
+        if pictures == 2:
+            break
+    assert pictures == 2
+    page.goto(address + "&reset")
+    page.get_by_text("| Idle").wait_for(timeout=60_000)
+    for place in (0, 1):
+        picture = page.locator(".attnconv-last img").nth(place)
+        picture.wait_for(timeout=30_000)
+        picture.scroll_into_view_if_needed()
+        assert picture.bounding_box()["width"] > 300
+    page.wait_for_timeout(3000)  # by then JupyterLab has given up on the models
+    assert not any(one.is_visible() for one in page.get_by_text("Error displaying widget").all())
+    assert not any(one.is_visible() for one in page.get_by_text("Loading widget").all())
+    page.close()
 
 
 def test_an_exported_content_model(pages, show):

@@ -50,6 +50,7 @@ LIBRARY = Path(__file__).parents[1]  # the folder of both packages
 # Processes that begin with all that notebooks are executed by, and without torch or its threads.
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["companion.reproduce", "papermill"])
+UNCUT = "--InlineBackend.print_figure_kwargs={'bbox_inches': None}"  # else all are drawn twice
 
 
 @dataclass
@@ -261,7 +262,7 @@ def execute(batch: Batch, job: Job, environment: dict[str, str]) -> None:
         "kernel_name": "python3",
         "language": "python",
         "progress_bar": False,
-        "extra_arguments": ["--log-level=CRITICAL"],
+        "extra_arguments": ["--log-level=CRITICAL", UNCUT],
     }
     planned = stage / copy.name
     nbformat.write(job.notebook, planned)
