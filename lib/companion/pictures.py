@@ -5,7 +5,7 @@ import io
 from PIL import Image
 
 COVERAGE = Image.Quantize.MAXCOVERAGE
-SETTLED = 10_000  # pixels that k-means may still move; for few it takes five times as long
+SETTLED = 1_000  # pixels that k-means may still move; for few it takes four times as long
 
 
 def of_256_colours(png: bytes) -> bytes:
