@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import reference
-from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention
+from attnconv.attention import ContentAttention, LearnedAttention, QuadraticAttention, layers
+from attnconv.attention.mixing import mix_dense
 
 KINDS = ["isotropic", "full", "learned", "content"]
 
@@ -88,6 +89,15 @@ def test_precision_is_the_square_of_spreads():
     torch.testing.assert_close(layer.precision(), layer.spreads.transpose(1, 2) @ layer.spreads)
     layer = make("isotropic")
     torch.testing.assert_close(layer.precision()[0], layer.spreads[0] ** 2 * torch.eye(2))
+
+
+def test_no_product_takes_weights_that_change_no_sum(monkeypatch):
+    """Those below 1e-38 would take a CPU a hundred times as long."""
+    seen = []
+    monkeypatch.setattr(layers, "mix_dense", lambda x, p: seen.append(p) or mix_dense(x, p))
+    make("full")(torch.rand(1, 16, 16, 3))
+    [p] = seen
+    assert ((p == 0) | (p > 1e-20)).all() and (p == 0).any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
