@@ -435,7 +435,8 @@ def test_a_copy_shows_its_parameters_and_nothing_of_this_machine(tmp_path, monke
     write(tmp_path / "profile_default" / "startup" / "mine.py", "mine = 1")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     cell = "assert 'mine' not in globals()"
-    path = toys.add("03_train", cell, "3", parameters=PER_RUN, per_run=True)
+    bar = "from tqdm.auto import tqdm\nfor _ in tqdm([1]): print('seen')"
+    path = toys.add("03_train", cell, "3", bar, parameters=PER_RUN, per_run=True)
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.append(nbformat.v4.new_markdown_cell("[a](03_train.ipynb) [b](05_no.ipynb)"))
     nbformat.write(notebook, path)
@@ -447,6 +448,7 @@ def test_a_copy_shows_its_parameters_and_nothing_of_this_machine(tmp_path, monke
     given = 'profile = "toy"\ndata = ""\noutput = "../outputs"\npreset = "quadratic"\nseed = 0'
     assert executed.cells[0].source == given
     assert executed.cells[3].outputs[0].data["text/plain"] == "3"
+    assert [output.name for output in executed.cells[4].outputs] == ["stdout"]  # and no bar
     assert executed.cells[-1].source == f"[a]({name}.ipynb) [b](05_no.ipynb)"
     assert all(str(tmp_path) not in file.read_text() for file in (copy, page))
     assert run(toys, force=True) == 0

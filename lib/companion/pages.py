@@ -48,7 +48,8 @@ def title_of(path: Path) -> str:
 
 def clean(copy: Path, pages: Mapping[str, str]) -> None:
     """Make of an executed notebook what is kept: one cell shows the parameters that were given,
-    links lead to other copies, pictures have 256 colours, and nothing tells the time of day."""
+    links lead to other copies, pictures have 256 colours, no progress bars are left, and nothing
+    tells the time of day."""
     executed = nbformat.read(copy, as_version=4)
     given = executed.metadata["papermill"]["parameters"]
     for cell in [*executed.cells]:
@@ -67,8 +68,10 @@ def clean(copy: Path, pages: Mapping[str, str]) -> None:
                 lambda link: pages.get(link[1], link[0]).removesuffix(".html"),
                 cell.source,
             )
-        for output in cell.get("outputs", ()):
+        for output in [*cell.get("outputs", ())]:
             data = output.get("data", {})
+            if "application/vnd.jupyter.widget-view+json" in data:  # a progress bar
+                cell.outputs.remove(output)
             if "image/png" in data:
                 png = of_256_colours(b64decode(data["image/png"]))
                 data["image/png"] = b64encode(png).decode()

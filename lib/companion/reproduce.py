@@ -50,7 +50,6 @@ LIBRARY = Path(__file__).parents[1]  # the folder of both packages
 # Processes that begin with all that notebooks are executed by, and without torch or its threads.
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["companion.reproduce", "papermill"])
-UNCUT = "--InlineBackend.print_figure_kwargs={'bbox_inches': None}"  # else all are drawn twice
 
 
 @dataclass
@@ -257,19 +256,24 @@ def execute(batch: Batch, job: Job, environment: dict[str, str]) -> None:
     import papermill
 
     parameters = batch.parameters | dict(zip(("preset", "seed"), job.run, strict=False))
-    options = {
-        "cwd": str(job.folder),
-        "kernel_name": "python3",
-        "language": "python",
-        "progress_bar": False,
-        "extra_arguments": ["--log-level=CRITICAL", UNCUT],
-    }
     planned = stage / copy.name
     nbformat.write(job.notebook, planned)
     kept = batch.output / "failed" / copy.name
     kept.unlink(missing_ok=True)
     try:
-        papermill.execute_notebook(planned, copy, parameters, **options)
+        papermill.execute_notebook(
+            planned,
+            copy,
+            parameters,
+            cwd=str(job.folder),
+            kernel_name="python3",
+            language="python",
+            progress_bar=False,
+            extra_arguments=[
+                "--log-level=CRITICAL",
+                "--InlineBackend.print_figure_kwargs={'bbox_inches': None}",  # else drawn twice
+            ],
+        )
     except (papermill.PapermillExecutionError, DeadKernelError) as error:
         kept.parent.mkdir(exist_ok=True)
         copy.replace(kept)

@@ -77,7 +77,7 @@ def save(figure: Figure, path: str | Path) -> None:
     """Write a figure as <path>.pdf and <path>.png, fonts embedded. Without date and version, they
     are the same each time."""
     settle(figure)
-    without_date = {"CreationDate": None, "Producer": None, "Creator": None}
+    without_date = dict.fromkeys(("CreationDate", "Producer", "Creator"))
     figure.savefig(f"{path}.pdf", metadata=without_date)
     content = io.BytesIO()
     figure.savefig(content, metadata={"Software": None})
@@ -94,8 +94,15 @@ def save_animation(frames: Sequence[Figure], path: str | Path, frames_per_second
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=110)
         pictures.append(Image.open(content).convert("RGB").quantize(128, COVERAGE, SETTLED))
-    look: Look = {"duration": round(1000 / frames_per_second), "loop": 0}  # in milliseconds
-    pictures[0].save(path, "GIF", save_all=True, append_images=pictures[1:], **look)
+    first, *others = pictures
+    first.save(
+        path,
+        "GIF",
+        save_all=True,
+        append_images=others,
+        duration=round(1000 / frames_per_second),  # milliseconds
+        loop=0,
+    )
 
 
 def new_figure(width: float, height: float, layout: str | None = "constrained") -> Figure:
