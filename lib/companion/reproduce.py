@@ -372,9 +372,10 @@ def reproduce(
         if job.run and not work.find(work.name(*job.run)):
             work.check(*job.run)
 
-    pages: dict[str, str] = {}  # of a notebook with several runs, that of the first
+    pages: dict[str, str] = {}  # of a notebook with several runs, that of the quadratic model
     for name in sorted(planned):
-        pages.setdefault(name[:2], f"{name}.html")
+        if name[:2] not in pages or name.endswith("-quadratic-seed0"):
+            pages[name[:2]] = f"{name}.html"
     place = os.path.relpath(folder, notebooks.resolve())
     batch = Batch(
         wanted,

@@ -109,7 +109,7 @@ def ahead(runs: Sequence[Run], others: Sequence[Run], of: str = "test_accuracy")
     order: a row a pair.
 
     Accuracies are in percent, and their difference in points. Its standard error is that of the
-    test images alone, paired; of a loss it is 0."""
+    test images alone, paired; of a loss it is NaN."""
     of_seed = {other.train.seed: other for other in others}
     accuracy = of == "test_accuracy"
     unit = 100 if accuracy else 1
@@ -118,7 +118,7 @@ def ahead(runs: Sequence[Run], others: Sequence[Run], of: str = "test_accuracy")
         other = of_seed.get(run.train.seed)
         if other is not None:
             mine, its = unit * run.metrics[-1][of], unit * other.metrics[-1][of]
-            error = lead(run.right, other.right)[1] if accuracy else 0.0
+            error = lead(run.right, other.right)[1] if accuracy else math.nan
             rows.append([named(run), mine, named(other), its, mine - its, error])
     columns = ["network", of.replace("_", " "), "against", "its", "difference", "standard error"]
     return pd.DataFrame(rows, columns=columns)

@@ -26,8 +26,8 @@ GRID, PART_OF_GRID = 8, 5
 ENCODINGS = {"quadratic": "Gaussian heads", "learned": "learned", "learned_content": "content"}
 Measures = dict[str, stats.Measure]
 SWAPPED: Measures = {
-    "smallest side that can replace it": stats.smallest,
-    "relative error as this": stats.error,
+    "side as a small convolution (0: none)": stats.smallest,
+    "relative error as this, or as 7 × 7": stats.error,
 }
 
 
@@ -56,6 +56,11 @@ def in_seeds(gaps: pd.Series, unit: str) -> str:
     if len(gaps) == 1:
         return words
     return f"{words}, in {'each' if alike == len(gaps) else alike} of {len(gaps)} seeds"
+
+
+def averaged(words: str, runs: Runs) -> str:
+    """A number in words that is a mean where there are several runs."""
+    return words if len(runs) == 1 else f"{words}, on average"
 
 
 # --- theory
@@ -174,7 +179,7 @@ def learns_convolution(runs: Runs, others: Runs = ()) -> Verdict:
     measures: Measures = {}
     for size in stats.sizes(runs[0]):
         measures[f"points lost by a {size} × {size}"] = partial(stats.lost, size=size)
-    table = by_layer([*others, *runs], measures | SWAPPED | {"learned": stats.learned})
+    table = by_layer([*runs, *others], measures | SWAPPED | {"learned": stats.learned})
     number = ", ".join(words).replace(" (", " layers (", 1)
     return graded(learned.mean(), 1 / 2, 1 / 10), number, table
 
@@ -187,7 +192,8 @@ def single_pixels(runs: Runs) -> Verdict:
     found = each(stats.taps, runs).sum(1)
     heads = sum(runs[0].model.heads_per_layer)
     table = by_layer(runs, {"pixels that have a head of their own": stats.taps})
-    return graded(int(found.min()), heads / 10), f"{found.mean():.2g} of {heads} heads", table
+    number = averaged(f"{found.mean():.2g} of {heads} heads", runs)
+    return graded(int(found.min()), heads / 10), number, table
 
 
 def symmetric(runs: Runs) -> Verdict:
@@ -207,7 +213,7 @@ def constant_shift(runs: Runs) -> Verdict:
     """Do heads of layers 2 and 3 look at pixels at a fixed shift, and follow the query?"""
     found = each(stats.follow, runs)[:, 1:3]  # (runs, 2)
     heads = sum(runs[0].model.heads_per_layer[1:3])
-    number = f"{found.sum(1).mean():.2g} of {heads} heads of layers 2 and 3"
+    number = averaged(f"{found.sum(1).mean():.2g} of {heads} heads of layers 2 and 3", runs)
     table = by_layer(runs, {"heads that follow the query": stats.follow})
     return graded(int(found.all()) + int(found.any()), 2), number, table
 
@@ -237,7 +243,7 @@ def compared(
     table = results.ahead(runs, others, of)
     if table.empty:
         return NOTHING
-    sign = directed(way * table["difference"] + margin, 2 * table["standard error"])
+    sign = directed(way * table["difference"] + margin, 2 * table["standard error"].fillna(0))
     as_long = runs[0].train.epochs == others[0].train.epochs
     unit = "points" if of == "test_accuracy" else "nats of training loss"
     number = in_seeds(table["difference"], unit)

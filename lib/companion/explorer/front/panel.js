@@ -85,7 +85,7 @@ export class Panel {
     const spread = (value) => explorer.edit((edit) => { edit.sigma = clamp(Math.exp(value), ...sigmas); });
     const near = { min: -8, max: 8, step: 0.05 };
     const [row, column] = ["row", "column"].map((axis, i) => this.row(`centre ${axis}`, near, part(i), signed));
-    const sigma = this.row("spread σ", { min, max, step: 0.01 }, spread, (v) => `${Math.exp(v).toFixed(2)} px`);
+    const sigma = this.row("width σ", { min, max, step: 0.01 }, spread, (v) => `${Math.exp(v).toFixed(2)} px`);
     const off = element("input", { type: "checkbox" });
     off.onchange = () => explorer.edit((edit) => { edit.off = !off.checked; });
     const reset = button("Reset head", () => explorer.reset(false));
@@ -411,7 +411,7 @@ export class Panel {
     const { model } = this;
     if (model.film) return [["measured centre", shiftText(this.shape(layer, head).centre)]]; // all that is known
     const rows = [
-      ["measured centre", shiftText(told.centre)], ["measured spread", `${told.spread.toFixed(2)} px`],
+      ["measured centre", shiftText(told.centre)], ["measured width", `${told.spread.toFixed(2)} px`],
       ["best shift", `${shiftText(told.peak, 0)}: ${percent(told.mass)}`],
       ["reach", `${told.reach.toFixed(2)} px`], ["entropy", `${told.entropy.toFixed(2)} nats`],
     ];

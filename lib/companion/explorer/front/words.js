@@ -88,7 +88,7 @@ export const GLOSSARY = {
     "One cell of a convolution kernel: one shift and its weights. A head with more than half of its attention on " +
     "one shift is one tap.",
   "measured centre": "The mean shift of the head's attention at this query: sum of P(k) (k − q).",
-  "measured spread":
+  "measured width":
     "How far its attention is scattered around that centre: root mean square along an axis, in pixels of the grid.",
   "best shift": "The whole shift with the most attention, and how much it has.",
   reach: "The mean distance of what the head looks at from the query.",
@@ -96,10 +96,10 @@ export const GLOSSARY = {
   "learned centre": "The parameter Δ of a Gaussian head. It differs from the measured centre where the picture ends.",
   "learned σ":
     "The parameter of a Gaussian head: its standard deviation on an endless plane. The pixels are whole, so a head " +
-    "with σ = 0.2 has no measured spread at all.",
+    "with σ = 0.2 has no measured width at all.",
   rings:
     "A solid ring holds half of a Gaussian head's attention, a dotted one 90%. Of other heads the rings show the " +
-    "measured spread, as if they were Gaussian.",
+    "measured width, as if they were Gaussian.",
   kernel:
     "W(Δ), the sum over heads of P(Δ) times the head's matrix W. Its cells show the norm of W(Δ), " +
     "from the middle of the picture.",
