@@ -52,13 +52,15 @@ def watch(network: nn.Module, images: Tensor) -> list[Seen]:
 
     `ValueError` where there are none, or one does more than `attend`, or not on all tokens.
     """
+    if images.shape[2] != images.shape[3]:
+        raise ValueError(f"Images must be square, not {images.shape[2]} x {images.shape[3]}.")
     network = deepcopy(network).eval()
     seen: list[Seen] = []
 
-    def note(name, module, inputs, output):
-        x = tokens(module, inputs)
+    def note(name, module, inputs, named, output):
+        x = tokens(module, inputs or tuple(named.values()))
         y = tokens(module, output)
-        p = probabilities(module, inputs)
+        p = probabilities(module, inputs, named)
         count = x.shape[1]
         if p[:, 0].shape != (len(images), count, count):
             raise ValueError(
@@ -80,7 +82,7 @@ def watch(network: nn.Module, images: Tensor) -> list[Seen]:
 
     for name, module in network.named_modules():
         if isinstance(module, nn.MultiheadAttention) or hasattr(module, "attn_drop"):
-            module.register_forward_hook(partial(note, name))
+            module.register_forward_hook(partial(note, name), with_kwargs=True)
     network(images)
     if not seen:
         raise ValueError("No attention is found: timm's and nn.MultiheadAttention's are known.")
@@ -93,14 +95,17 @@ def tokens(module: Any, given: Any) -> Tensor:
     return first if getattr(module, "batch_first", True) else first.transpose(0, 1)
 
 
-def probabilities(module: Any, inputs: tuple) -> Tensor:
+def probabilities(module: Any, inputs: tuple, named: dict[str, Any]) -> Tensor:
     """How an attention layer attends: (B, h, N, N), query x key."""
     if isinstance(module, nn.MultiheadAttention):
-        return module.forward(*inputs, average_attn_weights=False)[1]  # type: ignore
+        named = named | {"need_weights": True, "average_attn_weights": False}
+        return module.forward(*inputs, **named)[1]  # type: ignore
     kept: list[Tensor] = []
     module.attn_drop.register_forward_pre_hook(lambda _, given: kept.extend(given))
     module.fused_attn = False  # the fused kernel never makes P
-    module.forward(*inputs)
+    module.forward(*inputs, **named)
+    if not kept:
+        raise ValueError(f"A {type(module).__name__} never shows its attention to attn_drop.")
     return kept[0]
 
 
@@ -149,10 +154,10 @@ def describe_heads(layer: Seen) -> tuple[pd.DataFrame, Tensor]:
     return pd.DataFrame(found), maps
 
 
-def convolve(attention, inputs, output):
+def convolve(attention, inputs, named, output):
     """A hook on an attention layer: patches attend `always` alike, other tokens as before."""
     first = -attention.always.shape[2]  # of the patches
-    x = tokens(attention, inputs)
+    x = tokens(attention, inputs or tuple(named.values()))
     y = tokens(attention, output)
     y[:, first:] = attend(attention, attention.always, x[:, first:]) + attention.constant
 
@@ -162,7 +167,7 @@ def put(network: nn.Module, layer: Seen, always: Tensor) -> Any:
     attention = network.get_submodule(layer.name)
     attention.register_buffer("always", always)
     attention.register_buffer("constant", layer.bias)
-    return attention.register_forward_hook(convolve)
+    return attention.register_forward_hook(convolve, with_kwargs=True)
 
 
 def fit(layer: Seen, size: int, *, mean: bool = False) -> Tensor:

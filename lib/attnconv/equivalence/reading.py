@@ -4,14 +4,13 @@ The way back from `attnconv.equivalence.surgery`: each shift Delta of a head is 
 P_h(q, q + Delta) W^h. So a positional layer is a convolution with one tap for each pixel; a small
 kernel is the part of it that is near."""
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnconv.attention import LearnedAttention, PositionalAttention, tap_shifts
-from attnconv.equivalence.surgery import TapAttention
+from attnconv.equivalence.surgery import PLAIN, TapAttention
 
 # side of the grid at whose centre a quadratic layer is read: all shifts of the paper's 16x16 grid
 INTERIOR = 33
@@ -72,12 +71,14 @@ def attention_to_conv(
 
 def _empty_conv(layer: Any, kernel_size: int) -> Any:
     """The convolution to read, weights not set."""
-    if isinstance(layer, TapAttention):
-        conv: Any = copy.deepcopy(layer)
-        conv.__class__ = nn.Conv1d if layer.dimensions == 1 else nn.Conv2d
-        del conv.centres, conv.spreads
-        return conv
     weight = layer.value.weight
-    options = {"padding_mode": "replicate", "device": weight.device, "dtype": weight.dtype}
+    options: Any = {"padding": "same", "padding_mode": "replicate"}
+    kind: Any = nn.Conv2d
+    if isinstance(layer, TapAttention):
+        kind, kernel_size = PLAIN[layer.dimensions - 1], layer.kernel_size
+        names = ("stride", "padding", "dilation", "groups", "padding_mode")
+        options = {name: getattr(layer, name) for name in names}
+        options["bias"] = layer.bias is not None
     sizes = (layer.channels, layer.out_channels, kernel_size)
-    return nn.utils.skip_init(nn.Conv2d, *sizes, padding="same", **options)
+    place = {"device": weight.device, "dtype": weight.dtype}
+    return nn.utils.skip_init(kind, *sizes, **options, **place)

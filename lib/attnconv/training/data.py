@@ -74,11 +74,28 @@ class Dataset:
     mean: Floats  # pixels in [0, 1]
     std: Floats
 
+    def check(self) -> None:
+        """Raise a `DataError` if this is nothing to train on: see the fields above."""
+        for split in SPLITS:
+            images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
+            if images.dtype != torch.uint8 or images.dim() != 4 or not len(images):
+                found = f"{images.dtype} {tuple(images.shape)}"
+                raise DataError(f"{split}_images must be uint8 (N, H, W, C), not {found}.")
+            fits = labels.dtype == torch.int64 and labels.shape == images.shape[:1]
+            if not fits or labels.min() < 0 or labels.max() >= len(self.classes):
+                needed = f"int64 ({len(images)},), from 0 to {len(self.classes) - 1}"
+                raise DataError(f"{split}_labels must be {needed}.")
+
     def about(self) -> dict[str, Any]:
-        """What a run's config.json says of its data."""
+        """What a run's config.json says of its data; of a reader's own data a digest, too."""
         about = {name: getattr(self, name) for name in ("name", "form", "classes", "mean", "std")}
-        counts = {"train_images": len(self.train_labels), "test_images": len(self.test_labels)}
-        return about | counts
+        about |= {"train_images": len(self.train_labels), "test_images": len(self.test_labels)}
+        if self.name not in STATISTICS:
+            digest = hashlib.sha256()
+            for name in ARRAYS:
+                digest.update(getattr(self, name).cpu().numpy())
+            about["digest"] = digest.hexdigest()[:8]
+        return about
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on that device."""

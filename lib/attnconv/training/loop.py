@@ -262,12 +262,14 @@ def train(
             The model's configuration is then that network's.
 
     Raises:
+        DataError: images or labels are of another type or shape than a `Dataset`'s.
         RunError: the folder belongs to another run, or cannot be read.
         TrainingError: the loss is not finite.
         KeyboardInterrupt: after Ctrl-C; it says from which epoch the same call goes on.
     """
     if (start is None) != (config.start_from is None):
         raise RunError(f"start_from = {config.start_from!r} must name the run of start, if any.")
+    data.check()
     run = Run(Path(folder))
     settle_products()
     rank, _ = team()

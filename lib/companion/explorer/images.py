@@ -113,15 +113,16 @@ def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uin
 
 def _several(images: NDArray | Tensor) -> NDArray[np.uint8]:
     """Arrays as (N, height, width, channels) in 8 bits; one image may come alone."""
-    values = np.asarray(images.cpu() if isinstance(images, Tensor) else images)
+    kind = str(images.dtype).removeprefix("torch.")
+    if kind != "uint8":
+        raise ExplorerError(f"images are {kind}; they must be uint8, from 0 to 255.")
+    values = np.ascontiguousarray(images.cpu() if isinstance(images, Tensor) else images)
     values = values[None] if values.ndim == 3 else values
     if values.ndim != 4 or values.shape[-1] not in (1, 3) or not values.size:
         raise ExplorerError(
             f"images of shape {values.shape} are empty, or not (N, height, width, channels) with "
             "1 or 3 channels."
         )
-    if values.dtype != np.uint8:
-        raise ExplorerError(f"images are {values.dtype}; they must be uint8, from 0 to 255.")
     return values
 
 
