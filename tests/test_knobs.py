@@ -55,28 +55,6 @@ def test_a_knob_changes_the_picture_to_what_the_figure_function_draws() -> None:
     assert shown.image.value == before
 
 
-def test_pictures_drawn_ahead_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-
-    def counted(place):
-        drawn.append(place)
-        return draw(place)
-
-    def make():
-        drawn.clear()
-        return Knobs(
-            counted, ahead=True, place=ipywidgets.SelectionSlider(options=range(3), value=2)
-        )
-
-    shown = make()
-    assert sorted(drawn) == [0, 1, 2]
-    shown.knobs["place"].value = 0
-    assert len(drawn) == 3
-    monkeypatch.setenv("ATTNCONV_STATIC", "1")
-    make()
-    assert drawn == [2]
-
-
 def test_agreement_of_one_query_is_a_part_of_that_of_all() -> None:
     p, others = (
         np.random.default_rng(0).dirichlet(np.ones(20), (2, 1, 20)).reshape(2, 1, *[4, 5] * 2)

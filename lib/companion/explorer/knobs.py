@@ -3,30 +3,25 @@
 """
 
 import io
-import itertools
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import ipywidgets
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from companion.explorer.widgets import Pictured, static
+from companion.explorer.widgets import Pictured
 from companion.figures.style import settle
 
 
 class Knobs(Pictured, ipywidgets.VBox):
     """A function that draws a figure, and a control of ipywidgets for each of its arguments, by
     name.
+    """
 
-    ``ahead``: all its pictures are drawn at once, for a figure that takes longer than a reader
-    waits."""
-
-    def __init__(self, draw: Callable[..., Figure], *, ahead: bool = False, **knobs: Any):
+    def __init__(self, draw: Callable[..., Figure], **knobs: Any):
         self._draw, self.knobs = draw, knobs
         self._first: Figure | None = None
-        self.picture = cache(self._picture)
         self.image = ipywidgets.Image(
             format="png", layout=ipywidgets.Layout(align_self="flex-start")
         )  # not stretched
@@ -36,22 +31,16 @@ class Knobs(Pictured, ipywidgets.VBox):
         row = ipywidgets.Box([*knobs.values()], layout=ipywidgets.Layout(flex_flow="row wrap"))
         super().__init__([row, self.image], _dom_classes=["attnconv-knobs"])
         self._show()
-        if ahead and not static():
-            for values in itertools.product(*(knob.options for knob in knobs.values())):
-                self.picture(*values)
-
-    def _show(self) -> None:
-        self.image.value = self.picture(*(knob.value for knob in self.knobs.values()))
 
     def figure(self) -> Figure:
         """What the knobs say, as a figure."""
         return self._draw(**{name: knob.value for name, knob in self.knobs.items()})
 
-    def _picture(self, *values: Any) -> bytes:
-        """A PNG. Panels stay where the first one has them, which saves most of the time."""
-        figure, file = self._draw(**dict(zip(self.knobs, values, strict=True))), io.BytesIO()
+    def _show(self) -> None:
+        """Draw it. Panels stay where the first figure has them, which saves most of the time."""
+        figure, file = self.figure(), io.BytesIO()
         settle(figure, self._first)
         self._first = self._first or figure
         figure.set_dpi(96)
         FigureCanvasAgg(figure).print_png(file, pil_kwargs={"compress_level": 1})
-        return file.getvalue()
+        self.image.value = file.getvalue()
