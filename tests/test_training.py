@@ -24,8 +24,7 @@ import torch.nn.functional as F
 from filelock import FileLock
 
 from attnconv import heads
-from attnconv.__main__ import main
-from attnconv.config import ModelConfig, Preset, TrainConfig, for_images, replace
+from attnconv.config import ModelConfig, TrainConfig, for_images, replace
 from attnconv.equivalence import swap, unswap
 from attnconv.models import build_model
 from attnconv.training import evaluate, load_run, loop, lr_factor, train
@@ -631,40 +630,23 @@ def test_several_processes_follow_the_loss_curve_of_one(data, tmp_path):
 # The command
 
 
-def test_the_command_trains_a_preset(data, tmp_path, monkeypatch, capsys):
-    small = {"preset": Preset("Small", MODEL, replace(RECIPE, {"images": 30}))}
-    monkeypatch.setattr("attnconv.__main__.PRESETS", small)
-    words = ["train", "preset", "--output", str(tmp_path), "--epochs", "1", "--seed", "3"]
-    main(words)
-    [run] = find_runs(tmp_path / "runs")
-    assert str(run.path) in capsys.readouterr().out and run.path.name.startswith("preset-seed3-")
-    assert (run.model.layers, run.train.images, run.train.epochs) == (2, 30, 1)
-    monkeypatch.setattr(loop, "fit", lambda *_: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(SystemExit, match="The same command goes on from epoch 1 of 2"):
-        main([*words, "--epochs", "2"])
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("quadratic --epochs 0", "epochs = 0: Input should be greater than 0"),
-        ("quadratic --data /no/where", "/no/where"),
-        ("hybrid", "2"),
-    ],
-)
-def test_the_command_refuses_in_one_line(words, said, tmp_path):
-    with pytest.raises(SystemExit, match=said) as refused:
-        main(["train", *words.split(), "--output", str(tmp_path)])
-    assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
-
-
-def test_the_command_keeps_large_buffers_and_knows_nothing_of_the_companion():
+def test_the_command_keeps_large_buffers():
     """It starts itself once more, with settings that count from the start."""
-    code = "import os, sys; from attnconv.__main__ import keep_buffers; keep_buffers()\n"
-    code += "import attnconv.training.loop; "
-    code += "assert not any(name.startswith('companion') for name in sys.modules)\n"
+    code = "import os, sys; from companion.cli import keep_buffers; keep_buffers()\n"
     code += "print(os.environ['MALLOC_MMAP_MAX_'], *sys.argv)"
     bare = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC")}
     words = [sys.executable, "-c", code, "a b"]
     said = subprocess.run(words, env=bare, check=True, stdout=subprocess.PIPE, text=True).stdout
     assert said == "0 -c a b\n"
+
+
+def test_training_knows_nothing_of_the_companion():
+    code = "import sys, attnconv.training.loop\n"
+    code += "sys.exit(any(name.startswith('companion') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_module_is_the_command():
+    words = [sys.executable, "-m", "attnconv", "train", "quadratic", "--profile=nowhere"]
+    said = subprocess.run(words, stderr=subprocess.PIPE, text=True)
+    assert said.returncode == 2 and said.stderr.startswith("attnconv: There is no profile")
