@@ -350,24 +350,21 @@ def _over_keys(part: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def measure_attention(
-    model: AttentionNet, images: Tensor, pixels: NDArray, labels: NDArray
-) -> dict[str, NDArray]:
+def measure_attention(model: AttentionNet, images: Tensor, pixels: NDArray) -> dict[str, NDArray]:
     """What every head attends to. It is all that the figures need: weights and images are not read
     again.
 
     Args:
         images: normalised, (N, channels, H', W'); with content the first `AVERAGED` count.
-        pixels and labels: of the same images, uint8 (N, H', W', channels) and (N,).
+        pixels: of the same images, uint8 (N, H', W', channels).
 
     Returns:
         ``queries`` (Q, 2) and ``mean`` (Q, L, h, H, W) float16: P at these queries, NaN for heads
         that a layer does not have. With content, it is over the images, and there are also:
         ``halves`` (2, L, h), what two halves of these images agree on (`translation_consistency`),
         with the query moved and with the same query, which is the most that the first can be;
-        ``shares`` (3, L, h) of `score_shares`; ``images`` (n,), the numbers of `SINGLE_IMAGES`,
-        their ``pixels`` (n, H', W', channels) and ``labels`` (n,), and ``single`` (n, Q, L, h, H,
-        W) float16.
+        ``shares`` (3, L, h) of `score_shares`; the ``pixels`` (n, H', W', channels) of
+        `SINGLE_IMAGES`, and ``single`` (n, Q, L, h, H, W) float16.
     """
     layers = model.attention_layers
     height, width = model.config.grid
@@ -402,10 +399,8 @@ def measure_attention(
         "mean": mean,
         "halves": numbers[:2],
         "shares": numbers[2:],
-        "images": np.array(chosen),
         "single": np.stack(single),
         "pixels": pixels[chosen],
-        "labels": labels[chosen],
     }
 
 

@@ -178,8 +178,8 @@ class Workspace:
         if self._is_here(run) and not run.attention:
             data = self.data
             images = normalize(data.test_images[:AVERAGED], data.mean, data.std)
-            pixels, labels = data.test_images.numpy(), data.test_labels.numpy()
-            measured = measure_attention(load_run(run.path)[0], images, pixels, labels)
+            pixels = data.test_images.numpy()
+            measured = measure_attention(load_run(run.path)[0], images, pixels)
             write(run.path / "attention.npz", measured)
             del vars(run)["attention"]  # it is read again
         return run.attention
