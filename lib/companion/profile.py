@@ -5,16 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, PositiveInt, model_validator
 from ruamel.yaml import YAML
 
-from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig, replace
+from attnconv.config import PRESETS, Config, ConfigError, ModelConfig, TrainConfig, replace
 
 SETTLED = ("image_size", "image_channels", "classes", "kind", "start_from", "seed")
 """Values that the images, the preset, or the list of seeds settle."""
@@ -22,10 +16,8 @@ Changes = dict[str, Any]
 """Names of `ModelConfig`, or of `TrainConfig`, and their values."""
 
 
-class Profile(BaseModel):
+class Profile(Config):
     """How large a reproduction is: a YAML file of ``notebooks/profiles``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
     description: str = ""
