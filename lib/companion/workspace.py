@@ -224,9 +224,7 @@ class Workspace:
 
     def save_table(self, frame: pd.DataFrame, name: str) -> None:
         """Write tables/<name>.csv, without the frame's index."""
-        file = self.results / "tables" / f"{name}.csv"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        frame.to_csv(file, index=False)
+        write(self.results / "tables" / f"{name}.csv", frame.to_csv(index=False))
 
     def claims(self, name: str) -> Claims:
         """A list to check claims in, and to save as tables/<name>.json."""
