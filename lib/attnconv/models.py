@@ -36,8 +36,6 @@ class Convolution(nn.Module):
 
     def __init__(self, channels: int, out_channels: int, kernel_size: int):
         super().__init__()
-        self.channels = channels
-        self.out_channels = out_channels
         self.conv = nn.Conv2d(
             channels, out_channels, kernel_size, padding="same", padding_mode="replicate"
         )
