@@ -195,8 +195,7 @@ def _beside(run: Run) -> dict[str, Run]:
     found = {}
     for one in find_runs(run.path.parent):
         attention = one.model.kind != "resnet" and not any(one.model.kernel_per_layer)
-        weights = (one.path / "model.safetensors").exists()
-        if attention and weights and takes(one.model) == takes(run.model):
+        if attention and not one.without_weights and takes(one.model) == takes(run.model):
             found[one.path.name] = one
     return found | {run.path.name: run}
 
