@@ -33,7 +33,7 @@ class Profile(Config):
     model: Changes = {}  # to every preset
     train: Changes = {}
     presets: dict[str, dict[Literal["model", "train"], Changes]] = {}  # to one; they come last
-    study: dict[str, Any] = {}  # of short runs, as notebooks 05, 10 and 11 read it
+    study: dict[str, Any] = {}  # of short runs, as notebooks 04, 10 and 11 read it
 
     @model_validator(mode="after")
     def _every_run(self) -> Profile:
