@@ -536,6 +536,11 @@ def test_images_are_taken_as_a_convolution_takes_them(conv):
             layer(other)
 
 
+def test_code_of_its_own_may_convolve_one_image_alone():
+    network, x = Standardised(3, 4, 3), torch.randn(3, 8, 8)
+    torch.testing.assert_close(convert(network)(x), network(x))
+
+
 def test_an_example_is_held_against_the_largest_answer_by_its_type():
     network = nn.Sequential(*[nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]).bfloat16()
     convert(network, check=torch.randn(2, 8, 8, 8).bfloat16())

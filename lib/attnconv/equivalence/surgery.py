@@ -92,12 +92,12 @@ class TapAttention(QuadraticAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, D, Q, R), or for a Conv1d (B, C, L) -> (B, D, R)."""
-        if x.dim() < self.weight.dim():  # one image alone
-            return self.forward(x[None])[0]
         return self._conv_forward(x, self.weight, self.bias)
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """`forward` with another kernel, under the name that code around a `Conv2d` may call."""
+        if x.dim() < weight.dim():  # one image alone
+            return self._conv_forward(x[None], weight, bias)[0]
         height, width = (1, *x.shape[2:])[-2:]
         queries = len(self.queries(height, 0)), len(self.queries(width, 1))
         x = self.pad(x)
