@@ -392,8 +392,8 @@ def pixels(image: str | Path | io.BytesIO | Image.Image) -> np.ndarray:
     (H, W, 3) of all others.
 
     It is turned as its EXIF orientation says, and laid on white where it is transparent; of several
-    frames it is the first. Raises ValueError where it is none of `FORMATS`, and where a channel has
-    more than 8 bits that would have to be cut off."""
+    frames it is the first, of colours with 16 bits the upper 8. Raises ValueError where it is none
+    of `FORMATS`, and where grey ones have more than 8 bits."""
     if not isinstance(image, Image.Image):
         try:
             image = Image.open(image, formats=FORMATS)
