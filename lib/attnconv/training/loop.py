@@ -227,12 +227,13 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
         line |= {"test_loss": test.loss, "test_accuracy": test.accuracy}
         metrics.append({"epoch": epoch + 1, **line})
         if rank == 0:
-            lines = "".join(json.dumps(one) + "\n" for one in metrics)
-            write(run.path / "metrics.jsonl", lines)
             keep_geometry(run, epoch + 1, model, shown)
             states = [optimizer.state_dict() for optimizer in optimizers]
             content = io.BytesIO()
             torch.save((metrics, model.state_dict(), states), content)
+            # These two together: Ctrl-C says by the metrics where the checkpoint goes on.
+            lines = "".join(json.dumps(one) + "\n" for one in metrics)
+            write(run.path / "metrics.jsonl", lines)
             write(checkpoint, content.getvalue())  # last: the epoch is finished
 
     answers["predicted"] = evaluate(model, given).predicted
