@@ -288,32 +288,28 @@ def translation_consistency(probabilities: NDArray, others: NDArray | None = Non
             here = probabilities[..., *query, :, :]
             common, weight = in_common(here, query, at_middle, middle)
             weights += weight
-            agreement += weight * common
+            agreement += common
     return agreement / np.where(weights > 0, weights, np.nan)
 
 
 def in_common(
     maps: ArrayLike, query: Query, others: ArrayLike, other: Query
 ) -> tuple[NDArray, NDArray]:
-    """What maps (..., H, W) at one query share with others at another one, shift by shift; and its
-    weight: (...) each.
+    """What maps (..., H, W) at one query share with others at another one, shift by shift, times
+    its weight; and the weight: (...) each.
 
     Near a border some shifts leave the image, so both are cut to the shifts that both queries have,
     and renormalized. The weight is the product of what the two cuts keep: a cut that keeps nothing
     counts for nothing.
     """
-    before = np.minimum(query, other)  # the shifts that both have are -before .. after - 1
-    after = np.shape(maps)[-2:] - np.maximum(query, other)
-    a, kept_of_a = _cut(maps, query - before, query + after)
-    b, kept_of_b = _cut(others, other - before, other + after)
-    return np.minimum(a, b).sum((-2, -1)), kept_of_a * kept_of_b
-
-
-def _cut(maps: ArrayLike, start: NDArray, stop: NDArray) -> tuple[NDArray, NDArray]:
-    """A window of maps (..., H, W), renormalized where it holds anything; and what it held."""
-    window = np.asarray(maps, dtype=float)[..., start[0] : stop[0], start[1] : stop[1]]
-    mass = window.sum((-2, -1))
-    return window / np.where(mass > 0, mass, 1)[..., None, None], mass
+    radius = max(np.shape(maps)[-2:]) - 1
+    a, b = shift_maps(maps, query, radius), shift_maps(others, other, radius)
+    both = np.isfinite(a + b)  # the shifts that both queries have
+    a, b = np.where(both, a, 0), np.where(both, b, 0)
+    kept_of_a, kept_of_b = a.sum((-2, -1), keepdims=True), b.sum((-2, -1), keepdims=True)
+    # a / kept_of_a and b / kept_of_b, times the weight
+    common = np.minimum(a * kept_of_b, b * kept_of_a).sum((-2, -1))
+    return common, (kept_of_a * kept_of_b)[..., 0, 0]
 
 
 @torch.no_grad()
