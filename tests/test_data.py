@@ -26,9 +26,10 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, FashionMNIST
 from torchvision.transforms.v2 import functional as tv
 
-from attnconv.config import TrainConfig
-from attnconv.training import data
+from attnconv.config import ModelConfig, TrainConfig, identity
+from attnconv.training import data, train
 from attnconv.training.data import (
+    ARRAYS,
     CIFAR10_CLASSES,
     SPLITS,
     DataError,
@@ -481,6 +482,37 @@ def test_few_images_are_balanced_nested_and_repeated_to_as_many_as_there_are(sam
     few = [whole.for_training(TrainConfig(images=20, seed=seed)) for seed in (3, 4)]
     assert whole.train_labels[few[0].train_images.unique()].bincount().tolist() == [2] * 10
     assert not torch.equal(few[0].train_images, few[1].train_images)
+
+
+def test_data_of_ones_own_are_told_apart_by_every_image_and_label(sample):
+    assert "digest" not in sample.about(), "nor of CIFAR-10: its runs keep their names"
+    own = replace(sample.first(30, 20), name="own")
+    known = set()
+    for name in (None, *ARRAYS):
+        changed = {name: getattr(own, name).flip(0)} if name else {}
+        about = replace(own, **changed).about()
+        known.add(identity(ModelConfig(), TrainConfig(), about))
+    assert len(known) == 5
+
+
+def test_only_images_and_labels_of_a_data_set_are_trained_on(sample, tmp_path):
+    own = sample.first(30, 20)
+    wrong = {
+        "train_images": own.train_images / 255,
+        "test_images": own.test_images[..., 0],
+        "train_labels": own.train_labels[:10],
+        "test_labels": own.test_labels + 1,
+    }
+    for name, values in wrong.items():
+        split = name.partition("_")[0]
+        with pytest.raises(DataError, match=rf"{split} images and labels must be uint8 \(N, "):
+            train(
+                ModelConfig(),
+                TrainConfig(epochs=1),
+                replace(own, **{name: values}),
+                tmp_path / "run",
+            )
+    assert not (tmp_path / "run").exists()
 
 
 def digest(*tensors: torch.Tensor) -> str:

@@ -4,6 +4,7 @@ every family, and code that convolves in its own way.
 
 import copy
 import math
+import weakref
 from collections import deque
 from types import SimpleNamespace
 
@@ -497,6 +498,11 @@ def holding_itself(hold):
     return parent
 
 
+def with_weak_reference(conv):
+    conv.parent = weakref.ref(conv)
+    return conv
+
+
 def with_forward(network):
     network.forward = holding(network[0])
     return network
@@ -514,6 +520,7 @@ REFUSED = {
     "share it with the network": lambda: holding_itself(holding),
     "the copy would share it": lambda: holding_itself(by_default),
     "would share it": lambda: Itself(conv()),
+    "copy would share it": lambda: with_weak_reference(conv()),
 }
 
 
@@ -534,6 +541,29 @@ def test_images_are_taken_as_a_convolution_takes_them(conv):
     for other in (x[:, :1], torch.cat([x, x], dim=1)):
         with pytest.raises(RuntimeError):
             layer(other)
+
+
+@pytest.mark.filterwarnings("ignore")  # the old norm is deprecated
+def test_where_heads_look_is_read_whatever_works_out_the_weights():
+    layer = convert(nn.utils.weight_norm(nn.Conv2d(3, 4, 3)))
+    layer.centres.data = layer.centres.flip(0)
+    x = torch.randn(1, 3, 8, 8)
+    expected = layer(x)
+    torch.testing.assert_close(attention_to_conv(layer)[0](x), expected)
+
+
+@pytest.mark.parametrize("numbers", [{"stride": (2,)}, {"padding": (1,)}, {"dilation": [2]}])
+def test_one_number_in_a_tuple_is_for_both_axes(numbers):
+    conv, x = nn.Conv2d(3, 4, 3, **numbers), torch.randn(2, 3, 9, 10)
+    torch.testing.assert_close(conv_to_attention(conv)(x), conv(x))
+
+
+def test_a_gpu_has_all_that_a_pass_needs(monkeypatch):
+    """Of tensors that only know where they are; so whether heads are one-hot is not looked up."""
+    monkeypatch.setattr(TapAttention, "_picks", lambda layer: True)
+    layer = conv_to_attention(nn.Conv2d(3, 4, 3))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert layer.to("cuda")(torch.randn(2, 3, 8, 8, device="cuda")).device.type == "cuda"
 
 
 def test_code_of_its_own_may_convolve_one_image_alone():
@@ -564,6 +594,9 @@ def test_an_example_finds_what_cannot_be_seen():
         convert(transposed)(x)
     with pytest.raises(AssertionError, match=r"not close: they differ by 1.0e\+00 of"):
         convert(Asks(), check=(x,))
+    convert(Around(call=lambda x: x.masked_fill(x > 0, -torch.inf)), check=x)
+    with pytest.raises(ValueError, match="a list_iterator has no tensors"):
+        convert(Around(call=lambda x: iter([x])), check=x)
     with pytest.raises(TypeError, match="takes a torch.nn.Module, not 'resnet18'"):
         convert("resnet18")
     with pytest.raises(TypeError, match="takes a Conv1d or Conv2d, not a Linear"):

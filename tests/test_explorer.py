@@ -387,6 +387,9 @@ def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
     array = data.test_images[:5]
     for images in (array, array.numpy(), array[0], [array[:2], array[2:]]):
         assert (fitting(images, (28, 28), 1)[0] == array[0].numpy()).all()
+    mirrored = fitting(array.numpy()[:, :, ::-1], (28, 28), 1)
+    assert (mirrored == array.flip(2).numpy()).all()
+    torch.from_numpy(mirrored)  # no negative strides
     shapes = (2, 32, 32, 3), (30, 50, 1)
     grey = [np.full(shape, 77, np.uint8) for shape in shapes]
     grey += [tmp_path / "a.png", str(tmp_path / "a.png"), Image.new("RGB", (9, 9), (77, 77, 77))]
@@ -400,6 +403,7 @@ def test_images_that_cannot_be_shown_are_refused_in_a_sentence(tmp_path) -> None
         (tmp_path / "half.jpg", "half.jpg"),
         (np.zeros((2, 3, 28, 28), np.uint8), "or not"),
         (np.zeros((1, 28, 28, 1), int), "must be uint8"),
+        (torch.zeros(28, 28, 1, dtype=torch.bfloat16), "are bfloat16; they must be uint8"),
         (np.zeros((0, 28, 28, 1), np.uint8), "empty"),
         ([], "empty"),
         (7, "type int"),

@@ -1,5 +1,6 @@
 """Other vision transformers: what `examine` says of their layers, and what `swap` puts there."""
 
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -260,6 +261,18 @@ def test_the_network_stays_as_it_was():
         assert torch.equal(part, before[name])
 
 
+def test_attention_may_be_called_by_keyword(monkeypatch):
+    network = NETWORKS["PyTorch's encoder"]()
+    found = examine(network, IMAGES, sizes=(3,)).layers
+
+    def call(attention, query, key, value, **named):
+        named |= {"query": query, "key": key, "value": value}
+        return nn.Module.__call__(attention, **named)
+
+    monkeypatch.setattr(nn.MultiheadAttention, "__call__", call)
+    pd.testing.assert_frame_equal(examine(network, IMAGES, sizes=(3,)).layers, found)
+
+
 def test_what_cannot_be_examined_is_refused_by_name():
     swin = timm.models.SwinTransformer(
         32, 4, embed_dim=24, depths=(2,), num_heads=(3,), window_size=4
@@ -272,6 +285,12 @@ def test_what_cannot_be_examined_is_refused_by_name():
     gated.blocks[0].attn.gate = nn.Linear(24, 24).double()
     with pytest.raises(ValueError, match=r"blocks\.0\.attn does more than average"):
         examine(gated, IMAGES)
+    with pytest.raises(ValueError, match=r"must be square, not of shape \(6, 3, 32, 16\)"):
+        examine(vit(img_size=(32, 16)), IMAGES[..., :16])
+    silent = vit()
+    silent.blocks[0].attn.forward = lambda x, **_: x
+    with pytest.raises(ValueError, match="attn_drop is never called"):
+        examine(silent, IMAGES)
     with pytest.raises(ValueError, match="no layer 3"):
         swap(vit(), {3: 1}, images=IMAGES)
     with pytest.raises(ValueError, match="must be odd, not 2"):

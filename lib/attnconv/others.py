@@ -53,12 +53,12 @@ def watch(network: nn.Module, images: Tensor) -> list[Seen]:
     `ValueError` where there are none, or one does more than `attend`, or not on all tokens.
     """
     if images.shape[2] != images.shape[3]:
-        raise ValueError(f"Images must be square, not {images.shape[2]} x {images.shape[3]}.")
+        raise ValueError(f"Images must be square, not of shape {tuple(images.shape)}.")
     network = deepcopy(network).eval()
     seen: list[Seen] = []
 
     def note(name, module, inputs, named, output):
-        x = tokens(module, inputs or tuple(named.values()))
+        x = tokens(module, inputs or (named["query"],))
         y = tokens(module, output)
         p = probabilities(module, inputs, named)
         count = x.shape[1]
@@ -105,7 +105,7 @@ def probabilities(module: Any, inputs: tuple, named: dict[str, Any]) -> Tensor:
     module.fused_attn = False  # the fused kernel never makes P
     module.forward(*inputs, **named)
     if not kept:
-        raise ValueError(f"A {type(module).__name__} never shows its attention to attn_drop.")
+        raise ValueError("An attn_drop is never called: such a network cannot be examined.")
     return kept[0]
 
 
@@ -157,7 +157,7 @@ def describe_heads(layer: Seen) -> tuple[pd.DataFrame, Tensor]:
 def convolve(attention, inputs, named, output):
     """A hook on an attention layer: patches attend `always` alike, other tokens as before."""
     first = -attention.always.shape[2]  # of the patches
-    x = tokens(attention, inputs or tuple(named.values()))
+    x = tokens(attention, inputs or (named["query"],))
     y = tokens(attention, output)
     y[:, first:] = attend(attention, attention.always, x[:, first:]) + attention.constant
 

@@ -27,11 +27,13 @@ Measure = Callable[[Run], NDArray]
 def named(run: Run) -> str:
     """A run in a table: its model, seed, length and width.
 
-    *Eager* are runs in bfloat16 that were not compiled: on a CPU, gradients of their LayerNorms
-    were wrong."""
-    width = "" if run.model.kind == "resnet" else f", hidden {run.model.hidden}"
+    *Eager* are old runs in bfloat16 that were not compiled: on a CPU, gradients of their
+    LayerNorms were wrong. Newer ones say that norms are in float32."""
+    if run.model.kind == "resnet":  # has none
+        return run.label
     computation = run.config.get("environment", {}).get("computation")
-    return f"{run.label}{width}{', eager' if computation == 'bfloat16' else ''}"
+    eager = ", eager" if computation == "bfloat16" else ""
+    return f"{run.label}, hidden {run.model.hidden}{eager}"
 
 
 def by_layer(runs: Sequence[Run], measures: Mapping[str, Measure]) -> pd.DataFrame:

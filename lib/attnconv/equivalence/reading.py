@@ -69,11 +69,11 @@ def attention_to_conv(
     return conv, p.sum((1, 2))
 
 
-def _empty_conv(layer: Any, kernel_size: int) -> Any:
+def _empty_conv(layer: Any, kernel_size: Any) -> Any:
     """The convolution to read, weights not set."""
     weight = layer.value.weight
-    options: Any = {"padding": "same", "padding_mode": "replicate"}
     kind: Any = nn.Conv2d
+    options: Any = {"padding": "same", "padding_mode": "replicate"}
     if isinstance(layer, TapAttention):
         kind, kernel_size = PLAIN[layer.dimensions - 1], layer.kernel_size
         names = ("stride", "padding", "dilation", "groups", "padding_mode")

@@ -152,8 +152,8 @@ def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
     conv.dimensions = len(conv.kernel_size)
     for name in ("stride", "padding", "dilation"):
         numbers = getattr(conv, name)
-        if len(numbers) == 1:  # one number is for all axes
-            setattr(conv, name, (*numbers, *numbers)[-conv.dimensions :])
+        if len(numbers) < conv.dimensions:  # one number is for both axes
+            setattr(conv, name, 2 * tuple(numbers))
     # A Conv1d has one row.
     conv.by_axis = [(1, *each)[-2:] for each in (weight.shape[2:], conv.stride, conv.dilation)]
     # Only with zeros does a convolution look at its padding again in each pass.
@@ -244,7 +244,7 @@ def _compare(converted: nn.Module, network: nn.Module, inputs: tuple[Any, ...]) 
     """Raise an error if the converted network answers otherwise, or a convolution runs in it."""
     with evaluating(converted), FlopCounterMode(display=False) as flops:
         found = converted(*inputs)
-    if "conv" in str(flops.get_flop_counts()["Global"]):
+    if "conv" in str(flops.get_flop_counts().get("Global")):
         raise ValueError(
             "Convolutions still run in the copy. Call F.conv2d in a module's forward, and the "
             "module itself rather than its forward."
@@ -256,8 +256,7 @@ def _compare(converted: nn.Module, network: nn.Module, inputs: tuple[Any, ...]) 
     pairs = zip(tree_leaves(found), tree_leaves(expected), strict=True)
     tensors = [pair for pair in pairs if isinstance(pair[1], Tensor)]
     if not tensors:
-        answer = type(expected).__name__
-        raise ValueError(f"check: an answer of type {answer} has no tensors that can be compared.")
+        raise ValueError(f"check: a {type(expected).__name__} has no tensors to compare.")
     for one, other in tensors:
         differ = one != other  # not where both are infinite
         if differ.any():

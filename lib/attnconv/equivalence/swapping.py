@@ -7,7 +7,6 @@ the answer."""
 
 import copy
 from collections.abc import Mapping, Sequence
-from operator import index
 from typing import Any
 
 import torch
@@ -66,7 +65,7 @@ def swap(
     shown = images if fit is None else fit
     seen: Any = [None] * len(kernels) if shown is None else network.layer_inputs(shown)
     for number, size in kernel_sizes.items():
-        number, size = index(number), index(size)  # NumPy's, too
+        number, size = int(number), int(size)  # NumPy's, too
         _check(network, number, size)
         layer: Any = copy.deepcopy(network.attention_layers[number - 1]).eval()  # no dropout
         x = seen[number - 1]

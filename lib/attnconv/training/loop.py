@@ -172,11 +172,15 @@ def train_epoch(
 
 def environment(config: TrainConfig, device: torch.device) -> dict[str, str]:
     """By what, and how, a model is trained here."""
-    products = str(products_of(config, device)).removeprefix("torch.")
+    computation = str(products_of(config, device)).removeprefix("torch.")
+    if config.compile:
+        computation += ", compiled"
+    elif computation == "bfloat16":
+        computation += ", norms in float32"
     return {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
-        "computation": f"{products}, compiled" if config.compile else products,
+        "computation": computation,
     }
 
 
