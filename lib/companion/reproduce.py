@@ -361,16 +361,18 @@ def reproduce(
     work = workspace.open_workspace(str(file), data=data, output=output)
     folder = work.folder
     recorded = work.profile.recorded
-    is_record = recorded and folder == workspace.RECORD
-    in_record = folder.is_relative_to(workspace.RECORD) and not is_record
-    if in_record or folder / "notebooks" == notebooks.resolve():
+    if notebooks.resolve() in (folder, folder / "notebooks"):
         raise ConfigError(f"Results are not written over {folder}; choose another folder.")
     if dry and not find_data(work.source):
         remedy = "It is downloaded when first used, or bring it: --data PATH (make: DATA=PATH)."
         raise MissingData(f"{work.source} is not on this machine. {remedy}")
     for job in wanted.values():
         if job.run and not work.find(work.name(*job.run)):
-            work.check(*job.run)
+            model, _ = work.check(*job.run)
+            if min(model.grid) < 3:  # no room for a small kernel
+                raise ConfigError(
+                    f"Images of {model.image_size} pixels are too small: take larger."
+                )
 
     pages: dict[str, str] = {}  # of a notebook with several runs, that of the quadratic model
     for name in sorted(planned):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from attnconv.config import (
     PRESETS,
     REPOSITORY,
+    ConfigError,
     ModelConfig,
     TrainConfig,
     for_images,
@@ -255,6 +256,9 @@ def open_workspace(profile: str = "quick", *, data: str = "", output: str | Path
     chosen = load_profile(file)
     source = data or chosen.data
     folder = Path(output).expanduser().resolve() if output else output_folder(chosen, source)
+    is_record = chosen.recorded and folder == RECORD
+    if folder.is_relative_to(RECORD) and not is_record:
+        raise ConfigError(f"Results are not written over {folder}; choose another folder.")
     record = None if os.environ.get("ATTNCONV_RETRAIN") else RECORD
     if record and chosen.recorded and (folder == RECORD or not find_data(source)):
         source = str(STRIP)
