@@ -43,7 +43,7 @@ def seeds(folders: Mapping[str, Path]) -> str:
         if "difference" in pairs:
             differences = [f"{one:+.2f}".replace("-", "−") for one in pairs["difference"]]
             chance = 2 * pairs["standard error"].max()
-            row = [", ".join(differences), f"± {chance:.2f}" if chance else "—"]
+            row = [", ".join(differences), f"± {chance:.2f}" if chance > 0 else "—"]
             rows.append([SENTENCES[key].text, *row, SENTENCES[key].decides])
     return _markdown(rows, ["Claim", "Difference, by seed", "Chance", "The claim"])
 
