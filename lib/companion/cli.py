@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnconv import __version__
-from attnconv.config import PRESETS, ModelConfig
+from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig
 from companion.profile import read_yaml
 
 
@@ -62,6 +62,9 @@ def _train(preset: str, seed: int | None, **options: Any) -> int:
     recipe: dict[str, Any] = {}
     for word in options.pop("set"):
         name, _, value = word.partition("=")
+        known = ModelConfig.model_fields | TrainConfig.model_fields
+        if name not in known:
+            raise ConfigError(f"{name} = {value}: there are only {', '.join(known)}.")
         changes = model if name in ModelConfig.model_fields else recipe
         changes[name] = read_yaml(value)
     work = replace(open_workspace(**options), record=None)  # what is recorded is trained, too
