@@ -31,9 +31,9 @@ def named(run: Run) -> str:
     LayerNorms were wrong. Newer ones say that norms are in float32."""
     if run.model.kind == "resnet":  # has none
         return run.label
+    name = f"{run.label}, hidden {run.model.hidden}"
     computation = run.config.get("environment", {}).get("computation")
-    eager = ", eager" if computation == "bfloat16" else ""
-    return f"{run.label}, hidden {run.model.hidden}{eager}"
+    return f"{name}, eager" if computation == "bfloat16" else name
 
 
 def by_layer(runs: Sequence[Run], measures: Mapping[str, Measure]) -> pd.DataFrame:
