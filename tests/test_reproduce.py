@@ -151,7 +151,7 @@ def test_mistakes_are_refused_before_anything_runs(light: Toys, notes, options, 
         (f"train quadratic --profile smoke --output {workspace.RECORD}", "not written over"),
         ("train quadratc", "no preset 'quadratc'. There are resnet18, quadratic,"),
         ("train quadratic --epochs 0", "epochs"),
-        ("train quadratic --set head=3", "head = 3"),
+        ("train quadratic --set head=3", "head = 3: there are only kind, covariance,"),
         ("train quadratic --set seed=3", "seed cannot be changed"),
         ("train quadratic --set heads=[", "not valid YAML"),
         ("train quadratic_pruned --profile smoke --set batch_size=0 --output out", "batch_size"),
@@ -189,6 +189,12 @@ def images(folder: Path, size: int = 28, classes: tuple[str, ...] = ("cat", "dog
                 pixels = random.integers(0, 255, (size, size, 3), np.uint8)
                 Image.fromarray(pixels).save(folder / split / kind / f"{i}.png")
     return folder
+
+
+def test_images_with_too_few_positions_are_refused_before_anything_is_trained(tmp_path):
+    tiny = images(tmp_path / "tiny", 8)
+    with pytest.raises(ConfigError, match=r"Images of \(8, 8\) pixels are too small"):
+        reproduce("quick", data=str(tiny), output=tmp_path / "out", dry=True)
 
 
 @pytest.mark.parametrize("dry", [True, False])
