@@ -1,5 +1,7 @@
 """Other vision transformers: what `examine` says of their layers, and what `swap` puts there."""
 
+from inspect import signature
+
 import pandas as pd
 import pytest
 import timm
@@ -261,15 +263,17 @@ def test_the_network_stays_as_it_was():
         assert torch.equal(part, before[name])
 
 
-def test_attention_may_be_called_by_keyword(monkeypatch):
-    network = NETWORKS["PyTorch's encoder"]()
+@pytest.mark.parametrize("name", ["timm, mean", "PyTorch's encoder"])
+def test_attention_may_be_called_by_keyword(name, monkeypatch):
+    network = NETWORKS[name]()
     found = examine(network, IMAGES, sizes=(3,)).layers
+    attention = watch(network, IMAGES)[0].module
 
-    def call(attention, query, key, value, **named):
-        named |= {"query": query, "key": key, "value": value}
-        return nn.Module.__call__(attention, **named)
+    def call(module, *inputs, **named):
+        given = dict(zip(signature(module.forward).parameters, inputs, strict=False))
+        return nn.Module.__call__(module, **given, **named)
 
-    monkeypatch.setattr(nn.MultiheadAttention, "__call__", call)
+    monkeypatch.setattr(type(attention), "__call__", call)
     pd.testing.assert_frame_equal(examine(network, IMAGES, sizes=(3,)).layers, found)
 
 

@@ -58,7 +58,7 @@ def watch(network: nn.Module, images: Tensor) -> list[Seen]:
     seen: list[Seen] = []
 
     def note(name, module, inputs, named, output):
-        x = tokens(module, inputs or (named["query"],))
+        x = tokens(module, (*inputs, *named.values()))
         y = tokens(module, output)
         p = probabilities(module, inputs, named)
         count = x.shape[1]
@@ -128,12 +128,12 @@ def attend(module: Any, p: Tensor, x: Tensor) -> Tensor:
 
 def mean_by_shift(p: Tensor) -> Tensor:
     """Mean of P among patches (h, side^2, side^2) over the queries from which a shift leads to a
-    patch: float64 (h, 2 side - 1, 2 side - 1), no shift in the middle.
+    patch: (h, 2 side - 1, 2 side - 1), no shift in the middle.
     """
     side = math.isqrt(p.shape[1])
     shifts = 2 * side - 1  # along each axis
     # The keys of a query are a window among all shifts; the last query's is the first.
-    windows = p.double().flip(1)
+    windows = p.flip(1)
     total = fold(windows, shifts, side)
     return (total / fold(torch.ones_like(windows), shifts, side)).squeeze(1)
 
@@ -157,7 +157,7 @@ def describe_heads(layer: Seen) -> tuple[pd.DataFrame, Tensor]:
 def convolve(attention, inputs, named, output):
     """A hook on an attention layer: patches attend `always` alike, other tokens as before."""
     first = -attention.always.shape[2]  # of the patches
-    x = tokens(attention, inputs or (named["query"],))
+    x = tokens(attention, (*inputs, *named.values()))
     y = tokens(attention, output)
     y[:, first:] = attend(attention, attention.always, x[:, first:]) + attention.constant
 

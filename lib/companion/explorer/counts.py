@@ -1,13 +1,9 @@
 """Right answers with convolutions in the place of any of a network's layers: for all 2^L choices
 of layers, so that the page's accuracy bar moves at once.
 
-    python -m companion.explorer.counts RUN DATA [IMAGES]
+`keep_counts` takes a while, and keeps them with the run, in ``subsets.npz``. Without that file the
+page has what `measure_swaps` counted: of single layers and of the first layers up to each."""
 
-counts them on a data set's test images, which takes a while, and keeps them with the run, in
-``subsets.npz``. Without that file the page has what `measure_swaps` counted: of single layers and
-of the first layers up to each."""
-
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,8 +78,3 @@ def keep_counts(folder: str | Path, data: str, many: int | None = None) -> Path:
     file = run.path / FILE
     np.savez_compressed(file, images=len(images), sizes=SIZES, right=right)
     return file
-
-
-if __name__ == "__main__":
-    folder, data, *many = sys.argv[1:]
-    print(keep_counts(folder, data, int(many[0]) if many else None))
