@@ -144,7 +144,7 @@ def _gaussians(run: Run) -> NDArray:
 
 
 def farthest(run: Run) -> NDArray:
-    """How far from the query the farthest narrow head is centred, in pixels.
+    """How far from the query the farthest head of Gaussians is centred, in pixels.
 
     Heads wider than the image look nowhere, so their centres do not count."""
     precision = np.nan_to_num(run.heads["precision"][[0, -1]])
