@@ -411,6 +411,9 @@ def test_a_class_is_the_same_in_either_form_of_its_name(tmp_path):
 def test_what_is_no_image_in_a_folder_is_refused_by_name(tmp_path):
     refused(spoiled(folders(tmp_path, SMALL), "train/bird/x.txt", b"0"), "bird/x.txt", "GIF")
     (tmp_path / "train" / "bird" / "x.txt").unlink()
+    (tmp_path / "train" / "empty").mkdir()
+    refused(tmp_path, "train/empty has no images")
+    (tmp_path / "train" / "empty").rmdir()
     refused(spoiled(tmp_path, "test/d/x.png", encoded(IMAGE)), "not in both splits", "['d']")
 
 
@@ -497,13 +500,14 @@ def test_data_of_ones_own_are_told_apart_by_every_image_and_label(sample):
 
 def test_only_images_and_labels_of_a_data_set_are_trained_on(sample, tmp_path):
     own = sample.first(30, 20)
-    wrong = {
-        "train_images": own.train_images / 255,
-        "test_images": own.test_images[..., 0],
-        "train_labels": own.train_labels[:10],
-        "test_labels": own.test_labels + 1,
-    }
-    for name, values in wrong.items():
+    wrong = [
+        ("train_images", own.train_images / 255),
+        ("test_images", own.test_images[..., 0]),
+        ("test_images", own.test_images[:, 1:]),
+        ("train_labels", own.train_labels[:10]),
+        ("test_labels", own.test_labels + 1),
+    ]
+    for name, values in wrong:
         split = name.partition("_")[0]
         with pytest.raises(DataError, match=rf"{split} images and labels must be uint8 \(N, "):
             train(

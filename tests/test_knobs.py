@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnconv import heads
 from companion import figures
 from companion.explorer import Knobs
 from companion.workspace import REPOSITORY
@@ -53,18 +52,6 @@ def test_a_knob_changes_the_picture_to_what_the_figure_function_draws() -> None:
     np.testing.assert_array_equal(pixels(shown.image.value), pixels(file.getvalue()))
     shown.knobs["shift"].value = 1
     assert shown.image.value == before
-
-
-def test_agreement_of_one_query_is_a_part_of_that_of_all() -> None:
-    p, others = (
-        np.random.default_rng(0).dirichlet(np.ones(20), (2, 1, 20)).reshape(2, 1, *[4, 5] * 2)
-    )
-    middle = others[:, 2, 2], (2, 2)
-    queries = [query for query in np.ndindex(4, 5) if query != (2, 2)]
-    found = [heads.in_common(p[:, *query], query, *middle) for query in queries]
-    common, weight = np.array(found)[..., 0].T
-    expected = common.sum() / weight.sum()
-    np.testing.assert_allclose(heads.translation_consistency(p, others), expected)
 
 
 # --- in the notebooks

@@ -51,7 +51,7 @@ class Encoder(nn.Module):
         self.batch_first = batch_first
 
     def forward(self, x):
-        tokens = self.patches(x).flatten(2).mT
+        tokens = self.kept = self.patches(x).flatten(2).mT
         if not self.batch_first:
             return self.classes(self.encoder(tokens.transpose(0, 1)).mean(0))
         return self.classes(self.encoder(tokens).mean(1))
@@ -266,6 +266,7 @@ def test_the_network_stays_as_it_was():
 @pytest.mark.parametrize("name", ["timm, mean", "PyTorch's encoder"])
 def test_attention_may_be_called_by_keyword(name, monkeypatch):
     network = NETWORKS[name]()
+    network(IMAGES)  # some keep what they computed
     found = examine(network, IMAGES, sizes=(3,)).layers
     attention = watch(network, IMAGES)[0].module
 
@@ -291,6 +292,10 @@ def test_what_cannot_be_examined_is_refused_by_name():
         examine(gated, IMAGES)
     with pytest.raises(ValueError, match=r"must be square, not of shape \(6, 3, 32, 16\)"):
         examine(vit(img_size=(32, 16)), IMAGES[..., :16])
+    shared = vit()
+    shared.blocks[1] = shared.blocks[0]
+    with pytest.raises(ValueError, match=r"blocks\.0\.attn does .* a second call"):
+        examine(shared, IMAGES)
     silent = vit()
     silent.blocks[0].attn.forward = lambda x, **_: x
     with pytest.raises(ValueError, match="attn_drop is never called"):

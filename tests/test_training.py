@@ -324,6 +324,15 @@ def test_speed_settings_do_not_make_another_run(run, data):
     assert other.metrics == run.metrics and other.train == RECIPE
 
 
+def test_a_run_says_in_which_arithmetic_it_began(data, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, 1)
+        train(MODEL, replace(RECIPE, {"precision": "bfloat16"}), data, tmp_path)
+    now = train(MODEL, RECIPE, data, tmp_path).config["environment"]
+    assert now["computation"] == "float32"
+    assert now["before"]["computation"] == "bfloat16, norms in float32"
+
+
 def test_unfinished_runs_are_not_found_and_runs_without_weights_are(run, data, copy):
     half = copytree(copy, copy.with_name("half"))
     (half / "model.safetensors").unlink()

@@ -180,8 +180,9 @@ def replace(config: AnyConfig, changes: dict[str, Any]) -> AnyConfig:
 def for_images(model: ModelConfig, data: Any) -> ModelConfig:
     """The same model for the images and classes of a `training.data.Dataset`."""
     height, width, channels = data.train_images.shape[1:]
-    sizes = {"image_size": (height, width), "image_channels": channels}
-    return replace(model, {**sizes, "classes": len(data.classes)})
+    size = (height, width)
+    fitting = {"image_size": size, "image_channels": channels, "classes": len(data.classes)}
+    return replace(model, fitting)
 
 
 def identity(model: ModelConfig, train: TrainConfig, about: dict[str, Any]) -> str:

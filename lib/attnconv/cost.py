@@ -56,6 +56,6 @@ def attention_flops(config: ModelConfig) -> tuple[int, int, int]:
     if config.kind == "learned_content":
         key_size = config.key_size or config.hidden
         return heads * pixels * (2 * pixels + height + width) * key_size, dense, dense
-    if config.kind == "quadratic" and config.covariance == "full":
+    if config.covariance == "full":
         return 0, dense, dense
     return 0, dense, 2 * heads * pixels * (height + width) * config.hidden

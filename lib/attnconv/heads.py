@@ -134,8 +134,7 @@ def network_maps(
     for index, layer in enumerate(layers):
         if isinstance(layer, Convolution):
             continue
-        x = features[index] if features else None
-        maps = query_maps(layer, query, *grid, x)
+        maps = query_maps(layer, query, *grid, features[index] if features else None)
         found[index, : layer.heads] = maps.mean(0) if maps.ndim == 4 else maps
     return found
 
@@ -386,7 +385,9 @@ def measure_attention(model: AttentionNet, images: Tensor, pixels: NDArray) -> d
     numbers = np.full((5, *mean.shape[1:3]), np.nan)
     for index, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
         if isinstance(layer, ContentAttention):
-            first, second = (_mean_probabilities(layer, half) for half in x.tensor_split(2))
+            first, second = (
+                mean_probabilities(layer, half).cpu().numpy() for half in x.tensor_split(2)
+            )
             moved = translation_consistency(first, second)
             unmoved = np.minimum(first, second).sum((-2, -1)).mean((-2, -1))
             numbers[:, index, : layer.heads] = [moved, unmoved, *score_shares(layer, x)]
@@ -400,7 +401,7 @@ def measure_attention(model: AttentionNet, images: Tensor, pixels: NDArray) -> d
     }
 
 
-def _mean_probabilities(layer: ContentAttention, x: Tensor) -> NDArray:
+def mean_probabilities(layer: ContentAttention, x: Tensor) -> Tensor:
     """P averaged over images x (B, H, W, C): (h, H, W, H, W)."""
     total: Any = sum(layer.probabilities(part).sum(0) for part in x.split(AT_ONCE))
-    return total.cpu().numpy() / len(x)
+    return total / len(x)

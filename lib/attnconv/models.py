@@ -5,8 +5,8 @@ All take images as torchvision's models do, (B, channels, H, W), already normali
 (B, classes)."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -115,11 +115,9 @@ class AttentionNet(nn.Module):
         self.config = config
         _ = config.grid  # refuses a down-sampling that does not divide the image
         self.embed = nn.Linear(config.image_channels * config.downsampling**2, config.hidden)
-        blocks = nn.ModuleList()
+        self.blocks: Any = nn.ModuleList()  # of `Block`
         for heads, kernel in zip(config.heads_per_layer, config.kernel_per_layer, strict=True):
-            blocks.append(Block(config, heads, kernel))
-        # PyTorch's types say that a list holds modules, not which.
-        self.blocks = cast(Sequence[Block], blocks)
+            self.blocks.append(Block(config, heads, kernel))
         self.classifier = nn.Linear(config.hidden, config.classes)
 
     @property

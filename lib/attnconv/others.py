@@ -12,7 +12,6 @@ Nothing is trained.
 """
 
 import math
-from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +19,8 @@ import pandas as pd
 import torch
 from torch import Tensor, einsum, nn, no_grad
 from torch.nn.functional import fold, pad, unfold
+
+from attnconv.equivalence.surgery import copied
 
 FITTED = 16  # images that a convolution is fitted to
 ANSWERED = 32  # images that count for what is lost
@@ -50,11 +51,11 @@ class Examination(NamedTuple):
 def watch(network: nn.Module, images: Tensor) -> list[Seen]:
     """A network's attention layers on some images, in the order of their work.
 
-    `ValueError` where there are none, or one does more than `attend`, or not on all tokens.
+    `ValueError` where there are none, or one does more than `attend`, not on all tokens, or twice.
     """
-    if images.shape[2] != images.shape[3]:
+    if images.dim() != 4 or images.shape[2] != images.shape[3]:
         raise ValueError(f"Images must be square, not of shape {tuple(images.shape)}.")
-    network = deepcopy(network).eval()
+    network = copied(network).eval()
     seen: list[Seen] = []
 
     def note(name, module, inputs, named, output):
@@ -69,10 +70,11 @@ def watch(network: nn.Module, images: Tensor) -> list[Seen]:
             )
         rest = y - attend(module, p, x)
         bias = rest.mean((0, 1))
-        if (rest - bias).norm() > 1e-2 * y.norm():
+        is_near = (rest - bias).norm() <= 1e-2 * y.norm()  # NaN is not
+        if name in [layer.name for layer in seen] or not is_near:
             raise ValueError(
-                f"{name} does more than average values and project them (a gate? a norm?): "
-                "such a network cannot be examined."
+                f"{name} does more than average values and project them once (a gate? a norm? "
+                "a second call?): such a network cannot be examined."
             )
         side = math.isqrt(count)  # the largest square of the tokens is the image
         first = count - side**2
@@ -146,12 +148,14 @@ def describe_heads(layer: Seen) -> tuple[pd.DataFrame, Tensor]:
     always = unfold(maps[:, None], layer.side).flip(1)
     place = torch.ones(layer.side, layer.side).nonzero().double()  # row and column of each patch
     on_patches = mean.sum(2).mean(1)
-    found = {
-        "distance": (mean * torch.cdist(place, place)).sum(2).mean(1) / on_patches,
-        "same": torch.minimum(p, always).sum(3).mean((0, 2)),
-        "elsewhere": 1 - on_patches,
-    }
-    return pd.DataFrame(found), maps
+    frame = pd.DataFrame(
+        {
+            "distance": (mean * torch.cdist(place, place)).sum(2).mean(1) / on_patches,
+            "same": torch.minimum(p, always).sum(3).mean((0, 2)),
+            "elsewhere": 1 - on_patches,
+        }
+    )
+    return frame, maps
 
 
 def convolve(attention, inputs, named, output):
@@ -177,6 +181,8 @@ def fit(layer: Seen, size: int, *, mean: bool = False) -> Tensor:
     Returns:
         It as attention: what each head gives to each patch, (1, h, side^2, side^2), query x key.
     """
+    if size < 1 or size % 2 == 0:
+        raise ValueError(f"{layer.name}: a kernel's side must be odd, not {size}.")
     side = layer.side
     x = layer.x[:FITTED]
     one_key = torch.eye(side**2).to(x).view(-1, 1, side, side)
@@ -205,14 +211,12 @@ def swap(
     Raises:
         ValueError: there is no such layer; an even size; as `examine`.
     """
-    swapped = deepcopy(network)
+    swapped = copied(network)
     seen = watch(network, images[:FITTED])
     for number, size in kernel_sizes.items():
         if not 1 <= number <= len(seen):
             raise ValueError(f"There is no layer {number}: layers are 1 to {len(seen)}.")
         layer = seen[number - 1]
-        if size % 2 == 0:
-            raise ValueError(f"Layer {number}: a kernel's side must be odd, not {size}.")
         put(swapped, layer, fit(layer, size, mean=mean))
     return swapped
 
@@ -239,10 +243,10 @@ def examine(
 
     Raises:
         ValueError: no attention is found; a layer does not attend from every patch to all patches,
-            or does more than average values and project them.
+            does more than average values and project them, or is called twice; an even size.
     """
     seen = watch(network, images)
-    network = deepcopy(network).eval()
+    network = copied(network).eval()
     few = images[:ANSWERED]
     own = network(few).argmax(1)
     wanted = own if labels is None else labels[:ANSWERED]

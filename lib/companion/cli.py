@@ -61,7 +61,9 @@ def _train(preset: str, seed: int | None, **options: Any) -> int:
     model: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
     for word in options.pop("set"):
-        name, _, value = word.partition("=")
+        name, given, value = word.partition("=")
+        if not given:
+            raise ConfigError(f"--set {word}: write NAME=VALUE.")
         known = ModelConfig.model_fields | TrainConfig.model_fields
         if name not in known:
             raise ConfigError(f"{name} = {value}: there are only {', '.join(known)}.")

@@ -208,7 +208,7 @@ class Batch:
         alone = [other.about.get("alone") for other in [job, *beside]]
         crowded = beside and any(alone) or len(beside) == self.at_once
         if self.failed.intersection(job.needs):
-            self.fail(job, "not run")
+            self.fail(job, "to do" if self.dry else "not run")
         elif crowded or not self.left.keys() >= {*job.needs}:
             return False
         elif self.is_done(job):

@@ -36,9 +36,9 @@ def attention_to_conv(
             `LearnedAttention`; for the others 33 x 33, or more if the kernel needs it.
     """
     if not isinstance(layer, PositionalAttention):
-        kind = type(layer).__name__
         raise TypeError(
-            f"A convolution is read where attention depends on positions alone, not from a {kind}."
+            "A convolution is read where attention depends on positions alone, not from a "
+            f"{type(layer).__name__}."
         )
     conv = _empty_conv(layer, kernel_size)
     taps = tap_shifts((1, *conv.kernel_size)[-2:], (1, *conv.dilation)[-2:])  # (K K, 2)
@@ -79,6 +79,12 @@ def _empty_conv(layer: Any, kernel_size: Any) -> Any:
         names = ("stride", "padding", "dilation", "groups", "padding_mode")
         options = {name: getattr(layer, name) for name in names}
         options["bias"] = layer.bias is not None
-    sizes = (layer.channels, layer.out_channels, kernel_size)
-    place = {"device": weight.device, "dtype": weight.dtype}
-    return nn.utils.skip_init(kind, *sizes, **options, **place)
+    return nn.utils.skip_init(
+        kind,
+        layer.channels,
+        layer.out_channels,
+        kernel_size,
+        **options,
+        device=weight.device,
+        dtype=weight.dtype,
+    )

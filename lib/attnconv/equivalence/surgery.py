@@ -212,13 +212,10 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
     if not isinstance(network, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, not {network!r}.")
     places = {id(module): name or "The network" for name, module in network.named_modules()}
-    known: dict[int, Any] = {}  # deepcopy takes what it finds in its memo for the copy
     for thing in _held_by(network):
         if isinstance(thing, nn.Module):
             _refuse(thing, places.setdefault(id(thing), "Out of sight"))
-        elif isinstance(thing, Tensor) and not thing.is_leaf:
-            known[id(thing)] = thing.detach().clone()
-    converted = copy.deepcopy(network, known)
+    converted = copied(network)
     for thing in _held_by(converted):
         if id(thing) in places:
             raise ValueError(
@@ -237,6 +234,15 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
     if check is not None:
         _compare(converted, network, check if isinstance(check, tuple) else (check,))
     return converted
+
+
+def copied(network: nn.Module) -> nn.Module:
+    """A network's copy; activations that it keeps are copied without their graph."""
+    known: dict[int, Any] = {}  # deepcopy takes what it finds in its memo for the copy
+    for thing in _held_by(network):
+        if isinstance(thing, Tensor) and not thing.is_leaf:
+            known[id(thing)] = thing.detach().clone()
+    return copy.deepcopy(network, known)
 
 
 @torch.no_grad()

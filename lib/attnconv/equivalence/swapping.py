@@ -17,6 +17,7 @@ from attnconv.attention import ContentAttention, tap_shifts
 from attnconv.config import replace
 from attnconv.equivalence.reading import attention_to_conv
 from attnconv.equivalence.theorem import theorem_1
+from attnconv.heads import mean_probabilities
 from attnconv.models import Attention, AttentionNet, Convolution
 
 # of a least-squares fit, as a share of the mean square of what taps see: it matters to unseen ones
@@ -24,7 +25,7 @@ from attnconv.models import Attention, AttentionNet, Convolution
 RIDGE = 1e-6
 # training images over which attention with content is averaged, and to which kernels are fitted
 READ_ON = 200
-AT_ONCE = 20  # images whose patches, or probabilities, exist at a time
+AT_ONCE = 20  # images whose patches exist at a time
 
 
 @torch.no_grad()
@@ -156,8 +157,7 @@ def mean_kernel(layer: ContentAttention, x: Tensor, size: int) -> tuple[Tensor, 
 
     The weight of a tap is the mean of P over the images and over all queries from which its shift
     leads to a pixel."""
-    total = sum(layer.probabilities(part).sum(0) for part in x.split(AT_ONCE // 4))
-    p: Any = total / len(x)  # (h, H, W, H, W)
+    p = mean_probabilities(layer, x)  # (h, H, W, H, W)
     taps = []
     for row, column in tap_shifts((size, size)).tolist():
         taps.append(p.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2)))

@@ -14,6 +14,7 @@ import math
 import os
 import unicodedata
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from glob import glob
@@ -26,7 +27,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnconv.config import REPOSITORY, TrainConfig
+from attnconv.config import REPOSITORY, TrainConfig, shown
 from attnconv.training.runs import reading
 
 SAMPLE = REPOSITORY / "data" / "fashion-mnist-sample" / "fashion-mnist-sample.npz"
@@ -79,12 +80,15 @@ class Dataset:
         """Raise a `DataError` if this is nothing to train on: see the fields above."""
         for split in SPLITS:
             images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
-            kinds = images.dtype, images.dim(), labels.dtype
-            fits = kinds == (torch.uint8, 4, torch.int64) and len(labels) == len(images) > 0
+            found = images.dtype, labels.dtype, images.dim(), images.shape[1:], len(labels)
+            wanted = torch.uint8, torch.int64, 4, self.train_images.shape[1:], len(images)
+            fits = found == wanted and len(labels) > 0
             if not fits or labels.min() < 0 or labels.max() >= len(self.classes):
-                needed = f"uint8 (N, H, W, C) and int64 (N,), from 0 to {len(self.classes) - 1}"
-                found = f"{images.dtype} {tuple(images.shape)} and {tuple(labels.shape)}"
-                raise DataError(f"{split} images and labels must be {needed}, not {found}.")
+                raise DataError(
+                    f"{split} images and labels must be uint8 (N, H, W, C), of one size, and int64 "
+                    f"(N,), from 0 to {len(self.classes) - 1}, not {images.dtype} "
+                    f"{tuple(images.shape)} and {labels.dtype} {shown(labels.tolist())}."
+                )
 
     def about(self) -> dict[str, Any]:
         """What a run's config.json says of its data; of a reader's own data a digest, too."""
@@ -99,8 +103,7 @@ class Dataset:
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on that device."""
-        tensors = {name: getattr(self, name).to(device) for name in ARRAYS}
-        return replace(self, **tensors)  # type: ignore[arg-type]
+        return replace(self, **{name: getattr(self, name).to(device) for name in ARRAYS})
 
     def first(self, train: int | None, test: int | None) -> Dataset:
         """This many images of each split, in their order: the first of each class, as many of each
@@ -307,8 +310,8 @@ def _decoded(path: Path) -> tuple[Any, ...]:
     """
     parquet = any(path.glob("train*.parquet"))
     form = "Parquet" if parquet else "image folders"
-    images: dict[str, list] = {split: [] for split in SPLITS}
-    labels: dict[str, list] = {split: [] for split in SPLITS}
+    images = defaultdict(list)
+    labels = defaultdict(list)
     for split in SPLITS:
         rows = _parquet_rows(path, split) if parquet else _folder_rows(path / split)
         for place, content, label in rows:
@@ -343,6 +346,8 @@ def _folder_rows(folder: Path) -> Iterator[Row]:
         if not file.is_dir():
             label = unicodedata.normalize("NFC", Path(name).parts[0])  # macOS decomposes names
             yield str(file), file.read_bytes(), (label,)
+        elif not glob("*", root_dir=file):
+            raise DataError(f"{file} has no images. {DataError.remedy}")
 
 
 def _parquet_rows(path: Path, split: str) -> Iterator[Row]:
@@ -382,8 +387,10 @@ def _columns(file: Path, schema: Any) -> tuple[str, str]:
     words = [name for name, kind in kinds.items() if kind.startswith(LABELS)]
     labels = [name for name in words if name in ("label", "labels")] or words
     if len(images) != 1 or len(labels) != 1:
-        needed = "one of images (binary), one of labels (whole numbers or words), or called label"
-        raise DataError(f"{file} has the columns {kinds}. Needed are {needed}.")
+        raise DataError(
+            f"{file} has the columns {kinds}. Needed are one of images (binary), one of labels "
+            "(whole numbers or words), or called label."
+        )
     return images[0], labels[0]
 
 

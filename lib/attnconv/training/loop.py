@@ -22,7 +22,7 @@ import os
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -165,12 +165,15 @@ def train_epoch(
     if size > 1:
         dist.all_reduce(sums)
     loss, accuracy = (sums / images).tolist()
-    seconds = round(time.monotonic() - started, 3)
-    rate = optimizers[-1].param_groups[0]["lr"]
-    return {"train_loss": loss, "train_accuracy": accuracy, "lr": rate, "seconds": seconds}
+    return {
+        "train_loss": loss,
+        "train_accuracy": accuracy,
+        "lr": optimizers[-1].param_groups[0]["lr"],
+        "seconds": round(time.monotonic() - started, 3),
+    }
 
 
-def environment(config: TrainConfig, device: torch.device) -> dict[str, str]:
+def environment(config: TrainConfig, device: torch.device) -> dict[str, Any]:
     """By what, and how, a model is trained here."""
     computation = str(products_of(config, device)).removeprefix("torch.")
     if config.compile:
@@ -204,7 +207,7 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
     answers = {"label": given.test_labels.cpu()}
     if config.start_from:
         answers["start"] = evaluate(model, given).predicted
-    metrics: list[dict[str, float]] = []
+    metrics = []
     checkpoint = run.path / "checkpoint.pt"
     if checkpoint.exists():
         with reading(checkpoint):
@@ -226,8 +229,9 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
         line = train_epoch(forward, optimizers, config, given, epoch)
         test = evaluate(model, given)
         if not math.isfinite(line["train_loss"] + test.loss):
-            said = f"The loss of epoch {epoch + 1} is not finite. Lower learning rates, or clip."
-            raise TrainingError(said)
+            raise TrainingError(
+                f"The loss of epoch {epoch + 1} is not finite. Lower learning rates, or clip."
+            )
         line |= {"test_loss": test.loss, "test_accuracy": test.accuracy}
         metrics.append({"epoch": epoch + 1, **line})
         if rank == 0:
@@ -236,8 +240,7 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
             content = io.BytesIO()
             torch.save((metrics, model.state_dict(), states), content)
             # These two together: Ctrl-C says by the metrics where the checkpoint goes on.
-            lines = "".join(json.dumps(one) + "\n" for one in metrics)
-            write(run.path / "metrics.jsonl", lines)
+            write(run.path / "metrics.jsonl", "".join(json.dumps(one) + "\n" for one in metrics))
             write(checkpoint, content.getvalue())  # last: the epoch is finished
 
     answers["predicted"] = evaluate(model, given).predicted
@@ -285,28 +288,35 @@ def train(
         model = copy.deepcopy(start) or build_model(for_images(model_config, data))
         if model.config != for_images(model.config, data):
             raise RunError(f"start is a network for other images or classes than {data.name} has.")
-        about = {
-            "preset": preset,
-            "model": dict(model.config),
-            "train": dict(config),
-            "data": data.about(),
-            "environment": environment(config, device),
-        }
+        now = environment(config, device)
         file = run.path / "config.json"
         if file.exists():
+            before = run.config["environment"]
+            if before | now == before:
+                now = before
+            elif run.metrics:  # the first epochs were trained otherwise
+                now["before"] = before
             there = identity(run.model, run.train, run.config["data"])
             if there != identity(model.config, config, data.about()):
                 raise RunError(f"{run.path} holds another run. Give this one a folder of its own.")
         if run.finished:
             return run
+        about = {
+            "preset": preset,
+            "model": dict(model.config),
+            "train": dict(config),
+            "data": data.about(),
+            "environment": now,
+        }
         if rank == 0:
             write(file, json.dumps(about, indent=1) + "\n")
         try:
             fit(run, model.to(device), config, data.to(device))
         except KeyboardInterrupt:
             done = len(Run(run.path).metrics)
-            said = f"The same command goes on from epoch {done + 1} of {config.epochs}."
-            raise KeyboardInterrupt(said) from None
+            raise KeyboardInterrupt(
+                f"The same command goes on from epoch {done + 1} of {config.epochs}."
+            ) from None
         team()
     return Run(run.path)
 

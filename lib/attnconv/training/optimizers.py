@@ -35,8 +35,8 @@ def build_optimizers(
     Each group keeps its ``peak_lr``. But for SGD, biases and norms have no weight decay either.
     """
     sgd = config.optimizer == "sgd"
-    matrices: list[nn.Parameter] = []
-    others: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+    matrices = []
+    others = defaultdict(list)  # by rate and decay
     for name, parameter in model.named_parameters():
         rate = own_rate(name, config)
         is_matrix = parameter.dim() > 1
@@ -54,8 +54,9 @@ def build_optimizers(
     ]
     if sgd:
         return [torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)]
-    betas = (config.momentum, config.beta2)
-    adamw = torch.optim.AdamW(groups, lr=config.rest_lr, betas=betas, fused=True)
+    adamw = torch.optim.AdamW(
+        groups, lr=config.rest_lr, betas=(config.momentum, config.beta2), fused=True
+    )
     return [adamw, Muon(matrices, config, products)] if matrices else [adamw]
 
 
@@ -68,9 +69,13 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, weights: list[nn.Parameter], config: TrainConfig, products: torch.dtype):
-        rates = {"lr": config.lr, "peak_lr": config.lr}
-        decay = config.weight_decay
-        super().__init__(weights, {**rates, "momentum": config.momentum, "weight_decay": decay})
+        settings = {
+            "lr": config.lr,
+            "peak_lr": config.lr,
+            "momentum": config.momentum,
+            "weight_decay": config.weight_decay,
+        }
+        super().__init__(weights, settings)
         self.products = products
 
     @torch.no_grad()
