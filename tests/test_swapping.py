@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from attnconv.config import ConfigError, ModelConfig, replace
 from attnconv.cost import attention_flops, cost
@@ -71,7 +72,7 @@ def test_the_swapped_network_is_a_copy_that_trains_is_rebuilt_and_converts():
     assert made.config.kernels == (3, 0, 5) and made.config.heads_per_layer == (0, 9, 0)
     assert net.config.kernels == ()
     assert not any(module.training for module in made.modules())
-    torch.nn.functional.cross_entropy(made(some()), torch.arange(4)).backward()
+    F.cross_entropy(made(some()), torch.arange(4)).backward()
     torch.optim.SGD(made.parameters(), lr=0.1).step()
     read = swap(net, {1: 3}).attention_layers[0].conv.weight
     assert not torch.equal(made.attention_layers[0].conv.weight, read)
@@ -113,7 +114,7 @@ def test_content_is_read_as_the_mean_over_images_and_queries():
     layer, x = net.attention_layers[1], net.layer_inputs(images)[1]
     with torch.no_grad():
         p = layer.probabilities(x).double()
-        mass = torch.zeros(9, size, size, dtype=torch.float64)
+        mass = torch.zeros(9, size, size).double()
         for a, b in itertools.product(range(size), repeat=2):
             seen = []
             for i, j in itertools.product(range(8), range(6)):
@@ -136,12 +137,12 @@ def test_the_fitted_kernel_is_the_least_squares_one(kind):
     read = swap(net, {2: 3}, images=images).attention_layers[1]
     layer, x = net.attention_layers[1], net.layer_inputs(images)[1].detach()
     with torch.no_grad():
-        padded = torch.nn.functional.pad(x.permute(0, 3, 1, 2), (1, 1, 1, 1), "replicate")
-        patches = torch.nn.functional.unfold(padded, 3).transpose(1, 2).flatten(0, 1).double()
-        patches = torch.nn.functional.pad(patches, (0, 1), value=1.0)
+        padded = F.pad(x.permute(0, 3, 1, 2), (1, 1, 1, 1), "replicate")
+        patches = F.unfold(padded, 3).transpose(1, 2).flatten(0, 1).double()
+        patches = F.pad(patches, (0, 1), value=1.0)
         target, got, before = (one(x).flatten(0, 2).double() for one in (layer, swapped, read))
         gram = patches.T @ patches
-        ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+        ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram)).double()
         change = torch.linalg.solve(gram + ridge, patches.T @ (target - before))
         torch.testing.assert_close(got, before + patches @ change, rtol=0, atol=1e-3)
         best = torch.linalg.lstsq(patches, target, rcond=1e-5, driver="gelsd").solution
@@ -159,8 +160,9 @@ def test_what_cannot_be_swapped_is_refused():
         ({1: 4}, "Layer 1 cannot become a 4x4 convolution: .* odd, here at most 5"),
         ({1: 7}, "at most 5"),
         ({1: -1}, "odd"),
+        ({1: 3.7}, "as an integer"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises((ValueError, TypeError), match=said):
             swap(net, sizes)
     with pytest.raises(ValueError, match="must not be a convolution already"):
         swap(swap(net, {1: 3}), {1: 3})

@@ -7,6 +7,7 @@ the answer."""
 
 import copy
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def swap(
             that attention can have.
 
     Raises:
-        TypeError: the network is no `AttentionNet`.
+        TypeError: no `AttentionNet`; no whole number.
         ValueError: there is no such layer, or it is a convolution already; an even size; no images
             for content.
     """
@@ -66,7 +67,7 @@ def swap(
     shown = images if fit is None else fit
     seen: Any = [None] * len(kernels) if shown is None else network.layer_inputs(shown)
     for number, size in kernel_sizes.items():
-        number, size = int(number), int(size)  # NumPy's, too
+        number, size = index(number), index(size)  # NumPy's, too
         _check(network, number, size)
         layer: Any = copy.deepcopy(network.attention_layers[number - 1]).eval()  # no dropout
         x = seen[number - 1]
@@ -85,7 +86,8 @@ def _check(network: AttentionNet, number: int, size: int) -> None:
     """Raise a ValueError if no convolution of this size can be put in this layer's place."""
     layers = network.attention_layers
     # A larger one has taps that the query in the middle does not see.
-    largest = 2 * ((min(network.config.grid) - 1) // 2) + 1
+    side = min(network.config.grid)
+    largest = side - 1 + side % 2  # odd
     if not 1 <= number <= len(layers):
         raise ValueError(f"There is no layer {number}: the network has layers 1 to {len(layers)}.")
     if isinstance(layers[number - 1], Convolution) or size not in range(1, largest + 1, 2):
@@ -176,7 +178,7 @@ def fit_kernel(place: Convolution, layer: Attention, x: Tensor) -> None:
     stay as they are."""
     conv: Any = place.conv
     size = conv.kernel_size[0]
-    margin = (size // 2,) * 4
+    margin = [size // 2] * 4
     gram: Any = 0
     moment: Any = 0
     for part in x.split(AT_ONCE):

@@ -291,14 +291,14 @@ def train(
         now = environment(config, device)
         file = run.path / "config.json"
         if file.exists():
+            there = identity(run.model, run.train, run.config["data"])
+            if there != identity(model.config, config, data.about()):
+                raise RunError(f"{run.path} holds another run. Give this one a folder of its own.")
             before = run.config["environment"]
             if before | now == before:
                 now = before
             elif run.metrics:  # the first epochs were trained otherwise
                 now["before"] = before
-            there = identity(run.model, run.train, run.config["data"])
-            if there != identity(model.config, config, data.about()):
-                raise RunError(f"{run.path} holds another run. Give this one a folder of its own.")
         if run.finished:
             return run
         about = {
