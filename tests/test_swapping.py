@@ -2,6 +2,7 @@
 the network loses.
 """
 
+import copy
 import itertools
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_a_layer_of_one_hot_heads_is_its_convolution_everywhere(covariance):
 
 def test_the_swapped_network_is_a_copy_that_trains_is_rebuilt_and_converts():
     net = network()
-    before = {name: value.clone() for name, value in net.state_dict().items()}
+    before = copy.deepcopy(net.state_dict())
     made = swap(net, {np.int64(1): np.int64(3), 3: 5})
     assert [type(layer) is Convolution for layer in made.attention_layers] == [True, False, True]
     assert made.config.kernels == (3, 0, 5) and made.config.heads_per_layer == (0, 9, 0)
@@ -160,14 +161,15 @@ def test_what_cannot_be_swapped_is_refused():
         ({1: 4}, "Layer 1 cannot become a 4x4 convolution: .* odd, here at most 5"),
         ({1: 7}, "at most 5"),
         ({1: -1}, "odd"),
-        ({1: 3.7}, "as an integer"),
     ):
-        with pytest.raises((ValueError, TypeError), match=said):
+        with pytest.raises(ValueError, match=said):
             swap(net, sizes)
     with pytest.raises(ValueError, match="must not be a convolution already"):
         swap(swap(net, {1: 3}), {1: 3})
     with pytest.raises(ValueError, match="content is read as a mean .* pass images="):
         swap(network(kind="learned_content"), {2: 3})
+    with pytest.raises(TypeError, match="as an integer"):
+        swap(net, {1: 3.7})
     with pytest.raises(TypeError, match="a ResNet18 has no attention"):
         swap(build_model(replace(MODEL, {"kind": "resnet", "resnet_width": 8})), {1: 3})
 
