@@ -6,6 +6,7 @@ counts answers. It also measures how well each layer's output is met, before tra
 which layers *became* convolutions."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +16,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from attnconv.config import ConfigError
-from attnconv.equivalence.swapping import READ_ON, relative_errors, swap
+from attnconv.equivalence.swapping import AT_ONCE, READ_ON, relative_errors, swap
 from attnconv.models import AttentionNet
 from attnconv.training import evaluate
-from attnconv.training.data import Dataset, normalize
+from attnconv.training.data import Dataset, batches, normalize
 from attnconv.training.runs import Run
 
 SIZES = (1, 3, 5, 7, 9)
@@ -46,59 +47,61 @@ def measure_swaps(
         is. ``error`` (2, L, S): relative error of each layer as a convolution, before training, NaN
         where the ``untrained`` network is not known, and after it.
     """
-    height, width = trained.config.grid
-    sizes = [size for size in SIZES if size <= min(height, width)]
+    grid = trained.config.grid
+    sizes = [size for size in SIZES if size <= min(grid)]
     fits = [size for size in FITTED if size in sizes]
     if SHUFFLED not in sizes:
         raise ConfigError(
-            f"On {height} x {width} pixels no layer is a 3 x 3 convolution: "
+            f"On {grid[0]} x {grid[1]} pixels no layer is a 3 x 3 convolution: "
             "take a smaller downsampling."
         )
     device = next(trained.parameters()).device
-    shown = normalize(data.train_images[:READ_ON].to(device), data.mean, data.std)
-    tests = normalize(data.test_images[:COMPARED].to(device), data.mean, data.std)
-    layers = range(1, len(trained.blocks) + 1)
-    read = _read(trained, sizes, shown)
-    fitted = [swap(trained, dict.fromkeys(layers, size), fit=shown) for size in fits]
+    data = data.to(device)
+    shown = normalize(data.train_images[:READ_ON], data.mean, data.std)
+    tests = normalize(data.test_images[:COMPARED], data.mean, data.std)
+    read = _swapped(trained, sizes, images=shown)
+    fitted = _swapped(trained, fits, fit=shown)
     shuffled = [_shuffled(read[sizes.index(SHUFFLED)])]
 
     after = _errors(trained, read, tests)
     before = np.full_like(after, np.nan)
     if untrained is not None:
         untrained.to(device)
-        before = _errors(untrained, _read(untrained, sizes, shown), tests)
+        before = _errors(untrained, _swapped(untrained, sizes, images=shown), tests)
+    right = evaluate(trained, data).predicted == data.test_labels.cpu()
     found = {
-        "images": np.array(len(data.test_labels)),
+        "images": np.array(len(right)),
         "sizes": np.array(sizes),
         "fitted_sizes": np.array(fits),
         "shuffled_sizes": np.array([SHUFFLED]),
         "error": np.array([before, after]),
-        "whole": _right(trained, data),
+        "whole": np.packbits(right),
     }
     tried = {"alone": read, "up_to": read, "fitted": fitted, "shuffled": shuffled}
-    for name, networks in tried.items():
-        answers = []
-        # up to an hour with content, on two cores
-        for layer in tqdm(layers, f"Convolutions, {name}"):
-            first = layer if name == "alone" else 1
-            mixed = [_mixed(trained, network, first, layer) for network in networks]
-            answers.append([_right(network, data) for network in mixed])
-        found[name] = np.array(answers)
+    answers: Any = defaultdict(list)
+    feed = batches(data.test_images, data.test_labels, None, AT_ONCE, data.mean, data.std)
+    # half an hour with content, on two cores
+    for images, labels in tqdm(feed, "Convolutions", len(right) // AT_ONCE):
+        seen = trained.layer_inputs(images)
+        for name, networks in tried.items():
+            given = [_classes(trained, one, seen, name == "alone") for one in networks]
+            answers[name].append(torch.stack(given, 1) == labels)
+    for name, parts in answers.items():
+        found[name] = np.packbits(torch.cat(parts, 2).cpu(), axis=2)
     return found
 
 
-def _read(network: AttentionNet, sizes: Sequence[int], shown: Tensor) -> list[AttentionNet]:
-    """The network with convolutions of each size, read out of all its layers."""
-    images = shown if network.config.kind == "learned_content" else None
+def _swapped(network: AttentionNet, sizes: Sequence[int], **shown: Tensor) -> list[AttentionNet]:
+    """The network with convolutions of each size in all its layers, read or fitted."""
     layers = range(1, len(network.blocks) + 1)
-    return [swap(network, dict.fromkeys(layers, size), images=images) for size in sizes]
+    return [swap(network, dict.fromkeys(layers, size), **shown) for size in sizes]
 
 
 def _errors(network: AttentionNet, swapped: Sequence[AttentionNet], images: Tensor) -> np.ndarray:
     """Relative error of each layer, on what it sees, as each of the convolutions: (L, S)."""
     found = []
     for number, seen in enumerate(network.eval().layer_inputs(images)):
-        layer: Any = network.attention_layers[number]
+        layer = network.blocks[number].attention
         convolutions = [one.attention_layers[number] for one in swapped]
         found.append(relative_errors(convolutions, layer, seen))
     return np.array(found)
@@ -108,27 +111,26 @@ def _errors(network: AttentionNet, swapped: Sequence[AttentionNet], images: Tens
 def _shuffled(network: AttentionNet) -> AttentionNet:
     """A copy of a swapped network, its kernels' taps in another order."""
     network = copy.deepcopy(network)
-    for layer in network.attention_layers:
-        conv: Any = layer.conv
-        weight = conv.weight
+    for block in network.blocks:
+        weight = block.attention.conv.weight
         taps = weight.flatten(2)
         order = torch.randperm(taps.shape[2], generator=torch.Generator().manual_seed(0))
         weight.copy_(taps[:, :, order].view_as(weight))
     return network
 
 
-def _mixed(trained: AttentionNet, swapped: AttentionNet, first: int, last: int) -> AttentionNet:
-    """The trained network with the layers from first to last swapped; the first layer is 1."""
-    mixed = copy.deepcopy(trained)
-    for place in range(first - 1, last):
-        mixed.blocks[place].attention = swapped.blocks[place].attention
-    return mixed
-
-
-def _right(network: AttentionNet, data: Dataset) -> np.ndarray:
-    """Whether the network answers each test image right: bits, packed."""
-    right = evaluate(network, data).predicted == data.test_labels.cpu()
-    return np.packbits(right.numpy())
+def _classes(
+    trained: AttentionNet, swapped: AttentionNet, seen: Sequence[Tensor], alone: bool
+) -> Tensor:
+    """The class given to each image with one layer swapped, or all up to it, from what the trained
+    network's layers see: (L, B)."""
+    x = seen[0]
+    logits = []
+    for number, block in enumerate(swapped.blocks):
+        x = block(seen[number] if alone else x)
+        rest = torch.nn.Sequential(*trained.blocks[number + 1 :])
+        logits.append(trained.classifier(rest(x).mean((1, 2))))
+    return torch.stack(logits).argmax(2)
 
 
 def untrained(run: Run) -> AttentionNet:

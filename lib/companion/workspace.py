@@ -179,8 +179,7 @@ class Workspace:
         if self._is_here(run) and not run.attention:
             data = self.data
             images = normalize(data.test_images[:AVERAGED], data.mean, data.std)
-            pixels = data.test_images.numpy()
-            measured = measure_attention(load_run(run.path)[0], images, pixels)
+            measured = measure_attention(load_run(run.path)[0], images, data.test_images.numpy())
             write(run.path / "attention.npz", measured)
             del vars(run)["attention"]  # it is read again
         return run.attention

@@ -21,6 +21,9 @@ from attnconv.training.runs import Run
 SIZES = (3, 7)  # sides of the kernels
 BATCH = 25  # images, in as many copies as there are choices
 FILE = "subsets.npz"
+Counts = dict[int, dict[int, tuple[int, int, int]]]
+"""By size and choice of layers: right answers, those with attention everywhere, and of how many
+images."""
 
 
 @torch.no_grad()
@@ -47,11 +50,10 @@ def count_swaps(
     return right
 
 
-def counted_swaps(run: Run | None) -> dict[int, dict[int, tuple[int, int, int]]]:
-    """What is known of a run, by size and choice of layers: right answers, those with attention
-    everywhere, and of how many images. Of single layers and of the first ones `measure_swaps` has
-    counted more images."""
-    known: dict[int, dict[int, tuple[int, int, int]]] = {}
+def counted_swaps(run: Run | None) -> Counts:
+    """What is known of a run. Of single layers and of the first ones `measure_swaps` has counted
+    more images."""
+    known: Counts = {}
     if run is None or run.model.kind == "learned_content":
         return known
     kept, swaps = run.arrays(FILE), run.swaps

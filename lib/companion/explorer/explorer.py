@@ -162,8 +162,9 @@ class Explorer(Widget):
         trained beside it: of several runs the longest. Very large models are left out."""
         folder, first = Path(folder), self._subject.run
         if not first:
-            remedy = "use export_html for a model alone"
-            raise ExplorerError(f"Only runs have others beside them: {remedy}.")
+            raise ExplorerError(
+                "Only runs have others beside them: use export_html for a model alone."
+            )
         site = {"explorer.html": first}
         for run in sorted(self._runs.values(), key=lambda run: -run.train.epochs):
             small = (run.path / "model.safetensors").stat().st_size <= SITE_LIMIT

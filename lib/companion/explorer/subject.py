@@ -44,10 +44,6 @@ class Subject:
         return "content" if self.config.kind == "learned_content" else self.config.kind
 
     @property
-    def content(self) -> bool:
-        return self.encoding == "content"
-
-    @property
     def title(self) -> str:
         return f"{self.run.title}, seed {self.run.train.seed}" if self.run else "model"
 
@@ -77,7 +73,7 @@ class Subject:
         if self.encoding == "learned":
             found["rows"] = self._each(_scores_by_shift, grid[0], 0)
             found["columns"] = self._each(_scores_by_shift, grid[1], 1)
-        if not self.content:
+        if self.encoding != "content":
             most = max(found["heads"])
             found["products"] = self._each(
                 lambda layer: F.pad(heads.products(layer), (0, most - layer.heads))
@@ -108,8 +104,8 @@ class Subject:
         """The parameters with which the page predicts, `rounded`, but for those of positions."""
         found = {}
         for name, values in self.model.named_parameters():
-            of_positions = ".attention." in name and ".value." not in name and not self.content
-            if not of_positions:
+            of_positions = ".attention." in name and ".value." not in name
+            if self.encoding == "content" or not of_positions:
                 found[name] = rounded(values)
         return found
 
@@ -123,7 +119,7 @@ class Subject:
         heads.
         """
         seen = None
-        if self.content:
+        if self.encoding == "content":
             seen = self.model.layer_inputs(image.to(self.layers[0].value.weight))
         return heads.network_maps([*self.layers], query, self.config.grid, seen)
 
@@ -147,10 +143,13 @@ def subject_of(given: Any) -> Subject:
     if isinstance(given, Run | str | Path):
         given, run = load_run(given.path if isinstance(given, Run) else given)
     if not isinstance(given, AttentionNet) or not any(given.config.heads_per_layer):
-        kind = type(given).__name__
-        takes = "a run of another preset, or an AttentionNet"
-        raise ExplorerError(f"A {kind} has no attention heads to explore here. Take {takes}.")
+        raise ExplorerError(
+            f"A {type(given).__name__} has no attention heads to explore here. Take a run of "
+            "another preset, or an AttentionNet."
+        )
     if any(given.config.kernel_per_layer):
-        instead = "explore the network that it was swapped in"
-        raise ExplorerError(f"A layer of this network is a convolution, without heads: {instead}.")
+        raise ExplorerError(
+            "A layer of this network is a convolution, without heads: explore the network that it "
+            "was swapped in."
+        )
     return Subject(given, run)
