@@ -92,15 +92,16 @@ def measure_swaps(
 
 
 def _swapped(network: AttentionNet, sizes: Sequence[int], **shown: Tensor) -> list[AttentionNet]:
-    """The network with convolutions of each size in all its layers, read or fitted."""
+    """The network, in evaluation mode from here on, with convolutions of each size in all its
+    layers, read or fitted."""
     layers = range(1, len(network.blocks) + 1)
-    return [swap(network, dict.fromkeys(layers, size), **shown) for size in sizes]
+    return [swap(network.eval(), dict.fromkeys(layers, size), **shown) for size in sizes]
 
 
 def _errors(network: AttentionNet, swapped: Sequence[AttentionNet], images: Tensor) -> np.ndarray:
     """Relative error of each layer, on what it sees, as each of the convolutions: (L, S)."""
     found = []
-    for number, seen in enumerate(network.eval().layer_inputs(images)):
+    for number, seen in enumerate(network.layer_inputs(images)):
         layer = network.blocks[number].attention
         convolutions = [one.attention_layers[number] for one in swapped]
         found.append(relative_errors(convolutions, layer, seen))
