@@ -37,6 +37,13 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_runtest_setup() -> None:
+    """Each test draws the same numbers, whatever ran before it in its process."""
+    import torch  # not before its threads are set, above
+
+    torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files come first, so that no core waits for one of them at the end."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
@@ -45,9 +52,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 PARAMETERS = "profile = 'toy'\ndata = 'embedded'\noutput = '.'\n"
 PER_RUN = PARAMETERS + "preset = 'quadratic'\nseed = 0\n"
 RESULT = """import os, pathlib
-file = pathlib.Path(os.environ['ATTNCONV_RESULTS'], NAME)
+file = pathlib.Path(os.environ['ATTNCONV_RESULTS'], {!r})
 file.parent.mkdir(parents=True, exist_ok=True)
-file.write_text(TEXT)"""
+file.write_text({!r})"""
 """A cell that leaves a result, as `Workspace.save_figure` does."""
 
 
@@ -69,11 +76,8 @@ class Toys:
         first = nbformat.v4.new_code_cell(
             parameters, id="parameters", metadata={"tags": ["parameters"]}
         )
-        log = (
-            "open('LOG', 'a').write("
-            + repr(name[:2])
-            + " + (f':{preset}' if 'preset' in globals() else '') + '\\n');"
-        )
+        preset = "(f':{preset}' if 'preset' in globals() else '')"
+        log = f"open('LOG', 'a').write({name[:2]!r} + {preset} + '\\n');"
         cells = [
             nbformat.v4.new_code_cell(source, id=f"cell-{i}")
             for i, source in enumerate([log, *cells])
@@ -94,7 +98,7 @@ class Toys:
 
 
 def result(name: str, text: str = "x") -> str:
-    return RESULT.replace("NAME", repr(name)).replace("TEXT", repr(text))
+    return RESULT.format(name, text)
 
 
 def write(file: Path, content: str | bytes) -> None:
