@@ -115,9 +115,8 @@ class AttentionNet(nn.Module):
         self.config = config
         _ = config.grid  # refuses a down-sampling that does not divide the image
         self.embed = nn.Linear(config.image_channels * config.downsampling**2, config.hidden)
-        self.blocks: Any = nn.ModuleList()  # of `Block`
-        for heads, kernel in zip(config.heads_per_layer, config.kernel_per_layer, strict=True):
-            self.blocks.append(Block(config, heads, kernel))
+        layers = zip(config.heads_per_layer, config.kernel_per_layer, strict=True)
+        self.blocks: Any = nn.ModuleList(Block(config, *layer) for layer in layers)
         self.classifier = nn.Linear(config.hidden, config.classes)
 
     @property

@@ -291,9 +291,10 @@ def tap_shifts(kernel_size: Sequence[int], dilation: Sequence[int] = (1, 1)) -> 
 
     Tap t of K looks dilation (t - (K-1)/2) pixels away from the query; an even kernel has one tap
     more to the right, like PyTorch's padding='same'."""
-    axes = []
-    for taps, step in zip(kernel_size, dilation, strict=True):
-        axes.append(torch.arange(taps) * step - step * (taps - 1) // 2)
+    axes = (
+        torch.arange(taps) * step - step * (taps - 1) // 2
+        for taps, step in zip(kernel_size, dilation, strict=True)
+    )
     return torch.cartesian_prod(*axes)
 
 

@@ -160,9 +160,10 @@ def mean_kernel(layer: ContentAttention, x: Tensor, size: int) -> tuple[Tensor, 
     The weight of a tap is the mean of P over the images and over all queries from which its shift
     leads to a pixel."""
     p = mean_probabilities(layer, x)  # (h, H, W, H, W)
-    taps = []
-    for row, column in tap_shifts((size, size)).tolist():
-        taps.append(p.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2)))
+    taps = [
+        p.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2))
+        for row, column in tap_shifts((size, size)).tolist()
+    ]
     mass = torch.stack(taps, dim=1)  # (h, K K)
     weight = layer.value.weight.unflatten(1, (layer.heads, layer.channels))
     kernel = torch.einsum("ht,dhc->dct", mass, weight).unflatten(2, (size, size))
