@@ -2,7 +2,8 @@
 
 `examine` looks at the attention of networks from timm and torchvision, and at any
 ``nn.MultiheadAttention``, on a square of patches. Class tokens and registers may come before the
-patches. `swap` puts convolutions in the place of some layers.
+patches, twice as many as a side of the square has patches at most: the largest square of the tokens
+is taken for the image. `swap` puts convolutions in the place of some layers.
 
 Every convolution here is made of the layer's own heads: head h gives the tap at shift s the matrix
 a[h, s] W_out[h] W_value[h]. Attention that always looked alike would be that convolution exactly,
