@@ -226,7 +226,7 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
         torch._dynamo.reset()
         # Content's two scores are added up before their softmax: inside it, a CPU's compiler
         # vectorizes neither.
-        options = None if shown.is_cuda else {"realize_reads_threshold": 2}
+        options: Any = None if shown.is_cuda else {"realize_reads_threshold": 2}
         forward = torch.compile(forward, dynamic=False, options=options)  # type: ignore[assignment]
     for epoch in range(len(metrics), config.epochs):
         line = train_epoch(forward, optimizers, config, given, epoch)
