@@ -9,6 +9,7 @@ import gc
 import math
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -73,8 +74,7 @@ class TapAttention(QuadraticAttention):
         last = self._padded(length, axis) - reach
         if last < 1:
             raise ValueError(f"{length} pixels, padded, are less than the kernel's {reach + 1}.")
-        first = reach // 2
-        return torch.arange(first, first + last, stride, device=self.centres.device)
+        return reach // 2 + torch.arange(0, last, stride, device=self.centres.device)
 
     def shifts(self, length: int, axis: int) -> Tensor:
         """Shift of each pixel of the padded image from each query: (Q, H') or (R, W')."""
@@ -88,7 +88,7 @@ class TapAttention(QuadraticAttention):
     def pad(self, x: Tensor) -> Tensor:
         """(..., H, W) -> (..., H', W'), as the convolution pads."""
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        return nn.functional.pad(x, self.added, mode) if any(self.added) else x
+        return nn.functional.pad(x, self.added, mode)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, D, Q, R), or for a Conv1d (B, C, L) -> (B, D, R)."""
@@ -123,12 +123,10 @@ class TapAttention(QuadraticAttention):
             rows = self.queries(height, 0)[:, None] + taps[:, 0]
             columns = self.queries(width, 1)[:, None] + taps[:, 1]
             pixels = rows[:, None] * x.shape[2] + columns  # (Q, R, h)
-            picked = x.flatten(1, 2).index_select(1, pixels.flatten())
-            return picked.unflatten(1, (-1, self.heads))
+            return x.flatten(1, 2).index_select(1, pixels.flatten()).unflatten(1, (-1, self.heads))
         rows = self.axis_probabilities(height, 0).to(x.dtype)
         columns = self.axis_probabilities(width, 1).to(x.dtype)
-        mixed = mix_separable(x, rows, columns)
-        return mixed.flatten(1, 2).unflatten(2, (self.heads, -1))
+        return mix_separable(x, rows, columns).flatten(1, 2).unflatten(2, (self.heads, -1))
 
     def _picks(self) -> bool:
         """Whether every head picks its tap's pixel, to rounding. False where nobody can look: while
@@ -192,10 +190,10 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
     """A copy of the network in which every convolution is self-attention; its outputs are the same.
 
     Each `Conv2d` and `Conv1d` becomes a `TapAttention`. A module whose own code convolves, as with
-    `F.conv2d` and weights or paddings that it works out itself, gets a hook: its code runs, and
-    attention takes the products. Everything else is copied as it is. The copy shares nothing
-    with the network; activations that it keeps are copied without their graph. Code that asks
-    ``isinstance(layer, nn.Conv2d)`` finds no convolution any more: with ``check`` one sees it.
+    `F.conv2d` and weights or paddings that it works out itself, gets another ``forward``: its own
+    code runs, and attention takes the products. Everything else is copied as it is. The copy shares
+    nothing with the network; activations that it keeps are copied without their graph. Code that
+    asks ``isinstance(layer, nn.Conv2d)`` finds no convolution any more: with ``check`` one sees it.
 
     Args:
         alpha: that of `conv_to_attention`.
@@ -225,10 +223,7 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
         if type(thing) in PLAIN:
             _take_over(thing, thing.weight, alpha)
         elif isinstance(thing, nn.Module) and not thing.__module__.startswith(KNOWN):
-            attending = _Attending(alpha)
-            thing.register_forward_pre_hook(attending.enter, prepend=True)
-            # A hook is given three arguments, as ``__exit__`` is.
-            thing.register_forward_hook(attending.__exit__, always_call=True)
+            thing.forward = partial(_attend, thing, alpha)
     for name, module in converted.named_modules():  # a copied torch.fx graph is in training mode
         module.training = network.get_submodule(name).training
     if check is not None:
@@ -296,9 +291,9 @@ def _refuse(module: nn.Module, place: str) -> None:
     """Raise a TypeError if attention cannot stand for what a module computes."""
     if (
         isinstance(module, torch.jit.ScriptModule)
-        or any(_is_other(base) for base in type(module).__mro__)
-        or (isinstance(module, torch.fx.GraphModule) and "aten.conv" in module.code)
-        or "forward" in vars(module)
+        or any(map(_is_other, type(module).__mro__))
+        or "aten.conv" in str(getattr(module, "code", ""))  # an exported graph
+        or ("forward" in vars(module) and getattr(module.forward, "func", None) is not _attend)
     ):
         raise TypeError(
             f"{place}: attention cannot stand for this {type(module).__name__}. It takes Conv1d, "
@@ -315,21 +310,25 @@ def _is_other(kind: type) -> bool:
     return called and theirs and kind not in PLAIN
 
 
+def _attend(module: nn.Module, alpha: float, *args: Any, **kwargs: Any) -> Any:
+    """A module's own ``forward``, with attention for the convolutions that it calls."""
+    with _Attending(alpha):
+        return type(module).forward(module, *args, **kwargs)
+
+
 @dataclass
 class _Attending(TorchFunctionMode):
     """While a module's own code runs, attention takes the convolutions that it calls."""
 
     alpha: float
 
-    def enter(self, *_: Any) -> None:
-        self.__enter__()
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name.startswith(("conv_transpose", "conv3d")):
             raise TypeError(f"Attention cannot stand for {name}, which a module's own code calls.")
-        taken = name in ("conv1d", "conv2d")
-        return (self.convolve if taken else func)(*args, **(kwargs or {}))
+        if name in ("conv1d", "conv2d"):
+            func = self.convolve
+        return func(*args, **(kwargs or {}))
 
     def convolve(
         self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *numbers: Any, **named: Any

@@ -83,9 +83,7 @@ def theorem_1(kernel: Tensor, bias: Tensor | None, alpha: float = ALPHA) -> Quad
         layer.centres.copy_(tap_shifts((height, width)))  # Lemma 2: head h looks at tap h ...
         layer.spreads.fill_(math.sqrt(2 * alpha))  # ... and nowhere else
         layer.value.weight.copy_(value_matrices(kernel))  # Lemma 1
-        layer.value.bias.zero_()
-        if bias is not None:
-            layer.value.bias.copy_(bias)
+        layer.value.bias.copy_(torch.zeros(1) if bias is None else bias)
     return layer
 
 
