@@ -177,7 +177,7 @@ def test_attention_of_content_layers_with_different_heads():
 def test_degenerate_by_the_rule():
     isotropic = quadratic([1.0, 3.1e-3, -3.2e-3, 0.0])  # spread^2: 1, 9.6e-6, 1.02e-5, 0
     assert heads.degenerate(isotropic).tolist() == [False, True, False, True]
-    axes = [(1, 1), (990**0.5, 1), (1010**0.5, 1), (3e-3, 3e-3), (NAN, 1)]
+    axes = [(4e-3, 3e-3), (990**0.5, 1), (1010**0.5, 1), (3e-3, 3e-3), (NAN, 1)]
     full = quadratic([*map(np.diag, axes), np.ones((2, 2))])  # the last is singular
     assert heads.degenerate(full).tolist() == [False, False, True, True, True, True]
     assert heads.degenerate(quadratic([1.0, 1.0], [[0, NAN], [0, 0]])).tolist() == [True, False]
