@@ -2,6 +2,7 @@
 every family, and code that convolves in its own way.
 """
 
+import copy
 import math
 import sys
 import weakref
@@ -436,6 +437,7 @@ OWN = {
     "changing": Changing,
     "activation": Keeping,
     "old spectral norm": lambda: nn.utils.spectral_norm(conv()),
+    "old weight norm": lambda: nn.utils.weight_norm(conv()),
     "weight norm": lambda: parametrizations.weight_norm(conv()),
     "spectral norm": lambda: parametrizations.spectral_norm(conv()),
     "pruned": lambda: prune.l1_unstructured(conv(), "weight", 0.5),
@@ -455,7 +457,7 @@ def test_code_of_its_own_runs_and_attention_takes_the_product(kind):
     network = nn.Sequential(OWN[kind]()).double().eval()
     x = torch.randn(2, 3, 20, *([] if kind == "causal" else [23]), dtype=torch.float64)
     network(x)  # may leave an activation behind
-    before = {name: value.clone() for name, value in network.state_dict().items()}
+    before = copy.deepcopy(network.state_dict())
     converted = convert(network, check=x)
     assert before.keys() <= converted.state_dict().keys()
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
@@ -472,11 +474,10 @@ def test_the_gradient_goes_through_code_of_its_own():
     torch.manual_seed(0)
     network = nn.Sequential(Same(3, 4, 3, 2), Standardised(4, 4, 3, groups=2)).double()
     x = torch.randn(2, 3, 9, 10, dtype=torch.float64)
-    for net in (network, convert(network)):
+    for net in (network, copy.deepcopy(convert(network))):
         net(x).square().sum().backward()
-        grads = [p.grad for p in net.parameters()]
-        for one, other in zip(grads, [p.grad for p in network.parameters()], strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        for one, other in zip(net.parameters(), network.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-9)
     soft = convert(network, alpha=2.0)
     assert (soft(x) - network(x)).abs().max() > 0.01  # its heads are as soft as the others'
 
