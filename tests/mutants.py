@@ -105,17 +105,9 @@ def copy_of(root: Path, place: Path) -> Path:
     """What git knows or would add, in another place; data and outputs, which no mutant changes,
     are links.
     """
-    command = [
-        "git",
-        "-C",
-        str(root),
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]
-    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    command = "git ls-files -z --cached --others --exclude-standard".split()
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    names = listed.stdout.split("\0")
     for name in filter(None, names):
         if not name.startswith(("data/", "outputs/")) and (root / name).is_file():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
@@ -149,9 +141,8 @@ def run_tests(tests: tuple[str, ...], tree: Path, log: str) -> NoReturn:
     for stream in (1, 2):
         os.dup2(output, stream)
     os.environ |= {"PYTHONPATH": str(tree / "lib"), "PYTHONDONTWRITEBYTECODE": "1"}
-    sys.dont_write_bytecode = (
-        True  # a file that is changed twice in a second would be taken for what it was
-    )
+    # A file that is changed twice in a second would be taken for what it was.
+    sys.dont_write_bytecode = True
     sys.path[:0] = [str(tree / "lib"), str(tree / "tests")]
     os.chdir(tree / "tests")
     import pytest
@@ -195,16 +186,10 @@ def main() -> int:
     options.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="so many at a time (default: 1)"
     )
-    options.add_argument("--list", type=Path, default=LIST, help="another list")
     given = options.parse_args()
-    try:
-        mutants = read(given.list.read_text("utf-8"))
-    except ValueError as error:
-        print(f"{given.list}: {error}", file=sys.stderr)
-        return 2
     mutants = [
         one
-        for one in mutants
+        for one in read(LIST.read_text("utf-8"))
         if not given.only or any(w in f"{one.file}: {one.what}" for w in given.only)
     ]
     seen = 0

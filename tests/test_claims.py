@@ -13,7 +13,7 @@ import pytest
 
 from attnconv import heads
 from attnconv.attention import QuadraticAttention
-from attnconv.config import ModelConfig, TrainConfig
+from attnconv.config import ModelConfig, TrainConfig, replace
 from attnconv.training.runs import Run
 from companion import statistics, verdicts
 from companion.claims import SENTENCES, SIGNS, Claim, Claims, board, recorded
@@ -70,10 +70,10 @@ def swaps(lost, before=0.9, after=0.3, sizes=(1, 3, 5, 7)):
 @pytest.mark.parametrize(
     ("gaps", "doubts", "sign", "words"),
     [
-        ([2.0, 2.0, 2.8], 0.4, HOLDS, "+2.3 points, in each of 3 seeds"),
-        ([-2.0, -2.0], 0.4, DOES_NOT, "−2 points, in each of 2 seeds"),
-        ([2.0, -0.5, 2.0], 0.4, OPEN, "+1.2 points, in 2 of 3 seeds"),
-        ([-2.0, -0.3], 0.4, OPEN, "−1.1 points, in each of 2 seeds"),
+        ([2.0, 2.0, 2.8], 0.4, HOLDS, "+2.3 points on average, the same sign in 3 of 3 seeds"),
+        ([-2.0, -2.0], 0.4, DOES_NOT, "−2 points on average, the same sign in 2 of 2 seeds"),
+        ([2.0, -0.5, 2.0], 0.4, OPEN, "+1.2 points on average, the same sign in 2 of 3 seeds"),
+        ([-2.0, -0.3], 0.4, OPEN, "−1.1 points on average, the same sign in 2 of 2 seeds"),
         ([-0.15], 0.0, DOES_NOT, "−0.15 points"),
     ],
 )
@@ -134,12 +134,19 @@ def test_of_several_networks_each_decides_and_others_only_stand_in_the_table():
     assert sign == HOLDS and table["network"].nunique() == 2
 
 
-def test_networks_of_another_arithmetic_are_named():
-    eager = run_of()
-    eager.config["environment"] = {"computation": "bfloat16"}
-    assert statistics.named(eager).endswith("eager")
-    eager.config["environment"] = {"computation": "bfloat16, compiled"}
-    assert not statistics.named(eager).endswith("eager")
+@pytest.mark.parametrize(
+    ("words", "computation", "change"),
+    [
+        ("hidden 400, eager", "bfloat16", {}),
+        ("hidden 400, from taps", "bfloat16, compiled", {"centre_start": "taps"}),
+        ("hidden 400, a CNN", "float32", {"kernels": [3] * 6}),
+    ],
+)
+def test_networks_are_named(words, computation, change):
+    run = run_of()
+    run.config["environment"] = {"computation": computation}
+    vars(run)["model"] = replace(run.model, change)
+    assert statistics.named(run).endswith(words)
 
 
 @pytest.mark.parametrize("covariance", ["isotropic", "full"])
@@ -344,7 +351,8 @@ def seeds(*accuracies, **more):
 
 def test_accuracies_are_compared_seed_by_seed():
     low, high = seeds(0.80, 0.84), seeds(0.82, 0.87)
-    assert verdicts.content_lower(low, high)[:2] == (HOLDS, "−2.5 points, in each of 2 seeds")
+    words = "−2.5 points on average, the same sign in 2 of 2 seeds"
+    assert verdicts.content_lower(low, high)[:2] == (HOLDS, words)
     assert verdicts.quadratic_ahead(high, low)[0] == DOES_NOT
     assert verdicts.content_lower(low, high[::-1])[0] == HOLDS  # pairs by seed, whatever the order
     assert verdicts.content_lower(seeds(0.8, 0.9), seeds(0.82, 0.87))[0] == OPEN

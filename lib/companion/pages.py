@@ -139,6 +139,8 @@ def write_page(output: Path, runs: Sequence[Run]) -> Path:
     """Write ``index.html``, the first page, into an output folder, and ``found.html``: notebook 00
     as it was executed there, then all files by notebook, and the trained runs. With them comes the
     style sheet of all pages."""
+    from companion.explorer.story import networks, story
+
     sections: dict[str, dict[str, list[Path]]] = {}
     for suffix in ("ipynb", "csv", "png", "gif"):
         for file in sorted(output.glob(f"*/[0-9][0-9][-_]*.{suffix}")):
@@ -156,19 +158,13 @@ def write_page(output: Path, runs: Sequence[Run]) -> Path:
         title_of=title_of,
     )
     (output / "found.html").write_text(found, encoding="utf-8")
-    page = output / "index.html"
-    page.write_text(_first(output, runs, links), encoding="utf-8")
-    shutil.copy(_HERE / "page.css", output / "style.css")
-    return page
-
-
-def _first(output: Path, runs: Sequence[Run], links: Mapping[str, str]) -> str:
-    """The first page: its steps, on the networks that there are."""
-    from companion.explorer.story import networks, story
-
     shown = networks(runs)
     stills = [file.stem for file in output.glob("figures/*.png")]
-    return story(shown, _STEPS.render(kinds=shown, links=links, stills=stills))
+    steps = _STEPS.render(kinds=shown, links=links, stills=stills)
+    page = output / "index.html"
+    page.write_text(story(shown, steps), encoding="utf-8")
+    shutil.copy(_HERE / "page.css", output / "style.css")
+    return page
 
 
 def _note_of(picture: Path) -> dict[str, Any]:

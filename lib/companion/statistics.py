@@ -25,13 +25,17 @@ Measure = Callable[[Run], NDArray]
 
 
 def named(run: Run) -> str:
-    """A run in a table: its model, seed, length and width.
+    """A run in a table: its model, seed, length, width, and a start that is not the paper's.
 
     *Eager* are old runs in bfloat16 that were not compiled: on a CPU, gradients of their
     LayerNorms were wrong. Newer ones say that norms are in float32."""
     if run.model.kind == "resnet":  # has none
         return run.label
     name = f"{run.label}, hidden {run.model.hidden}"
+    if all(run.model.kernel_per_layer):
+        name += ", a CNN"
+    elif run.model.centre_start != "gaussian":
+        name += f", from {run.model.centre_start}"
     computation = run.config.get("environment", {}).get("computation")
     return f"{name}, eager" if computation == "bfloat16" else name
 

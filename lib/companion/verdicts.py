@@ -55,7 +55,7 @@ def in_seeds(gaps: pd.Series, unit: str) -> str:
     alike = int((gaps * gaps.mean() > 0).sum())
     if len(gaps) == 1:
         return words
-    return f"{words}, in {'each' if alike == len(gaps) else alike} of {len(gaps)} seeds"
+    return f"{words} on average, the same sign in {alike} of {len(gaps)} seeds"
 
 
 def averaged(words: str, runs: Runs) -> str:

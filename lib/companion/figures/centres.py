@@ -68,15 +68,14 @@ def gaussian_heads(
             heads[None, :, 1],
             heads[None, :, 0],
             "o",
-            markersize=4.5,
+            markersize=4.5 if half_width < math.inf else 2.5,
             markeredgecolor="white",
             markeredgewidth=0.5,
-            zorder=3,
             label="centre of a head",
         )
         if dropped is not None:
             row, column = np.transpose(np.asarray(dropped)[panel])
-            ax.plot(column, row, "x", color="black", markersize=7, zorder=4, label="dropped")
+            ax.plot(column, row, "x", color="black", markersize=7, label="dropped")
     _add_legend(figure)
     return figure
 
