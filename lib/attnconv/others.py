@@ -60,16 +60,19 @@ def watch(network: nn.Module, images: Tensor) -> list[Seen]:
     seen: list[Seen] = []
 
     def note(name, module, inputs, named, output):
-        x = tokens(module, (*inputs, *named.values()))
-        y = tokens(module, output)
-        p = probabilities(module, inputs, named)
+        try:
+            x = tokens(module, (*inputs, *named.values()))
+            y = tokens(module, output)
+            p = probabilities(module, inputs, named)
+            rest = y - attend(module, p, x)
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"{name} is attention of an unknown form ({error}).") from error
         count = x.shape[1]
         if p[:, 0].shape != (len(images), count, count):
             raise ValueError(
                 f"{name} does not attend from each token to all tokens (windows, perhaps): "
                 "such a network cannot be examined."
             )
-        rest = y - attend(module, p, x)
         bias = rest.mean((0, 1))
         is_near = (rest - bias).norm() <= 1e-2 * y.norm()  # NaN is not
         if name in [layer.name for layer in seen] or not is_near:
@@ -86,7 +89,8 @@ def watch(network: nn.Module, images: Tensor) -> list[Seen]:
     for name, module in network.named_modules():
         if isinstance(module, nn.MultiheadAttention) or hasattr(module, "attn_drop"):
             module.register_forward_hook(partial(note, name), with_kwargs=True)
-    network(images)
+    if not isinstance(network(images), Tensor):
+        raise ValueError("A network that gives more than logits cannot be examined.")
     if not seen:
         raise ValueError("No attention is found: timm's and nn.MultiheadAttention's are known.")
     return seen
@@ -102,7 +106,7 @@ def probabilities(module: Any, inputs: tuple, named: dict[str, Any]) -> Tensor:
     """How an attention layer attends: (B, h, N, N), query x key."""
     if isinstance(module, nn.MultiheadAttention):
         named = named | {"need_weights": True, "average_attn_weights": False}
-        return module.forward(*inputs, **named)[1]  # type: ignore
+        return module.forward(*inputs[:4], **named)[1]  # type: ignore
     kept: list[Tensor] = []
     module.attn_drop.register_forward_pre_hook(lambda _, given: kept.extend(given))
     module.fused_attn = False  # the fused kernel never makes P
@@ -117,7 +121,7 @@ def values(module: Any) -> tuple[Tensor, Tensor]:
     if isinstance(module, nn.MultiheadAttention):
         weight, out = module.in_proj_weight, module.out_proj.weight
     else:
-        linear = getattr(module, "v", None) or module.qkv
+        linear = getattr(module, "v", None) or getattr(module, "v_proj", None) or module.qkv
         weight, out = linear.weight, module.proj.weight
     value = weight[-out.shape[1] :].unflatten(0, (module.num_heads, -1))
     return value, out.unflatten(1, (module.num_heads, -1))

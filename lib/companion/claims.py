@@ -102,8 +102,7 @@ def recorded(folder: Path) -> dict[str, Claim]:
     found = {}
     for file in sorted((folder / "tables").glob("??-claims.json")):
         for entry in json.loads(file.read_text("utf-8")):
-            claim = Claim(**entry)
-            found[claim.key] = claim
+            found[entry["key"]] = Claim(**entry)
     return {key: found[key] for key in SENTENCES if key in found}
 
 

@@ -349,7 +349,9 @@ def reproduce(
 ) -> int:
     """Run a folder's notebooks in one of its ``profiles``; the exit status. See ``attnconv
     reproduce -h``. Raises `ConfigError` or `DataError` where nothing can begin."""
-    file = notebooks / "profiles" / f"{profile}.yaml"
+    if profile.endswith(".yaml"):
+        profile = os.path.abspath(profile)  # notebooks run in another folder
+    file = notebooks / "profiles" / f"{profile.removesuffix('.yaml')}.yaml"
     planned = plan(notebooks, load_profile(file))
     asked, wanted = select(planned, only)
 

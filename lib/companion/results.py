@@ -65,18 +65,18 @@ def _recipe(run: Run) -> tuple[str, ...]:
     """What runs of one recipe share: model, training and data."""
     pruned = {"heads"} if run.train.start_from else set()  # each seed has its own left
     model = run.model.model_dump_json(exclude=pruned)
-    data = run.config["data"]
     training = run.train.model_dump_json(exclude={*SPEED, "start_from"})  # it names a seed's run
-    return model, training, data["name"], str(data["train_images"])
+    names = "name", "train_images", "test_images", "digest"
+    return model, training, *(str(run.config["data"].get(name)) for name in names)
 
 
 def of_the_paper(run: Run) -> bool:
     """Whether a preset's run is the paper's own network by the paper's recipe, for however many
     epochs."""
-    model, recipe = PRESETS[run.preset].model, PRESETS[run.preset].train
+    preset = PRESETS[run.preset]
     free = {"epochs", *SPEED}
     own = run.train.model_dump(exclude=free)
-    return run.model == model and own == recipe.model_dump(exclude=free)
+    return run.model == preset.model and own == preset.train.model_dump(exclude=free)
 
 
 def results_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:

@@ -58,11 +58,6 @@ def in_seeds(gaps: pd.Series, unit: str) -> str:
     return f"{words} on average, the same sign in {alike} of {len(gaps)} seeds"
 
 
-def averaged(words: str, runs: Runs) -> str:
-    """A number in words that is a mean where there are several runs."""
-    return words if len(runs) == 1 else f"{words}, on average"
-
-
 # --- theory
 
 
@@ -192,7 +187,7 @@ def single_pixels(runs: Runs) -> Verdict:
     found = each(stats.taps, runs).sum(1)
     heads = sum(runs[0].model.heads_per_layer)
     table = by_layer(runs, {"pixels that have a head of their own": stats.taps})
-    number = averaged(f"{found.mean():.2g} of {heads} heads", runs)
+    number = f"{found.mean():.2g} of {heads} heads" + ", on average" * (len(runs) > 1)
     return graded(int(found.min()), heads / 10), number, table
 
 
@@ -213,7 +208,8 @@ def constant_shift(runs: Runs) -> Verdict:
     """Do heads of layers 2 and 3 look at pixels at a fixed shift, and follow the query?"""
     found = each(stats.follow, runs)[:, 1:3]  # (runs, 2)
     heads = sum(runs[0].model.heads_per_layer[1:3])
-    number = averaged(f"{found.sum(1).mean():.2g} of {heads} heads of layers 2 and 3", runs)
+    number = f"{found.sum(1).mean():.2g} of {heads} heads of layers 2 and 3"
+    number += ", on average" * (len(runs) > 1)
     table = by_layer(runs, {"heads that follow the query": stats.follow})
     return graded(int(found.all()) + int(found.any()), 2), number, table
 

@@ -270,7 +270,7 @@ def output_folder(profile: Profile, source: str) -> Path:
     Any copy of CIFAR-10 is CIFAR-10."""
     is_own = source == profile.data or profile.data == "cifar10" == load_data(source).name
     if not is_own:
-        return OUTPUTS / f"{profile.name}-{Path(source).name}"
+        return OUTPUTS / f"{profile.name}-{Path(os.path.abspath(source)).name}"
     if os.environ.get("ATTNCONV_RETRAIN"):
         return OUTPUTS / f"{profile.name}-retrained"
     return OUTPUTS / ("reproduced" if profile.recorded else "") / profile.name

@@ -32,19 +32,8 @@ def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     row = F.threshold(row, NOTHING, 0)
     column = F.threshold(column, NOTHING, 0)
     if x.shape[1] * x.shape[2] <= SMALL:
-        return _mix_small(x, row, column)
+        return mix_dense(x, row[:, :, None, :, None] * column[:, None, :, None, :])
     # Pixels before images in memory, (H, W, B, C): then one product averages all images.
     rows = torch.einsum("hik,bklc->hilbc", row, x)
     mixed = torch.einsum("hjl,hilbc->bijhc", column, rows)
     return mixed.flatten(-2)
-
-
-def _mix_small(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """The same by P itself, heads behind their query: nothing is copied."""
-    by_row = row.transpose(0, 1)[:, None, :, :, None]  # (Q, 1, h, H, 1)
-    by_column = column.transpose(0, 1)[:, :, None, :]  # (R, h, 1, W)
-    p = (by_row * by_column).flatten(3)  # (Q, R, h, H W)
-    pixels = x.flatten(1, 2)  # (B, H W, C)
-    every_image = p.flatten(0, 2).expand(x.shape[0], -1, -1)
-    mixed = torch.bmm(every_image, pixels)  # (B, Q R h, C)
-    return mixed.unflatten(1, p.shape[:3]).flatten(-2)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.utils import _reverse_repeat_tuple
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -136,7 +135,7 @@ class TapAttention(QuadraticAttention):
         if unseen or torch.compiler.is_exporting():
             return False
         sharp = all(spread**2 >= 2 * ONE_HOT for spread in self.spreads.tolist())
-        return sharp and self.centres.tolist() == self.taps.tolist()
+        return sharp and self.centres.tolist() == self.taps.to(self.centres.dtype).tolist()
 
 
 def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
@@ -150,14 +149,19 @@ def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
     conv.dimensions = len(conv.kernel_size)
     for name in ("stride", "padding", "dilation"):
         numbers = getattr(conv, name)
+        if isinstance(numbers, int):  # set later
+            numbers = (numbers,)
         if len(numbers) < conv.dimensions:  # one number is for both axes
-            setattr(conv, name, 2 * tuple(numbers))
+            numbers = 2 * tuple(numbers)
+        setattr(conv, name, numbers)
     # A Conv1d has one row.
     conv.by_axis = [(1, *each)[-2:] for each in (weight.shape[2:], conv.stride, conv.dilation)]
     # Only with zeros does a convolution look at its padding again in each pass.
     conv.added = conv._reversed_padding_repeated_twice
-    if conv.padding_mode == "zeros" and not isinstance(conv.padding, str):
-        conv.added = _reverse_repeat_tuple(conv.padding, 2)
+    if conv.padding_mode == "zeros":
+        kind: Any = PLAIN[conv.dimensions - 1]
+        now = kind(1, 1, weight.shape[2:], 1, conv.padding, conv.dilation, device="meta")
+        conv.added = now._reversed_padding_repeated_twice
 
     kernel, _, dilation = conv.by_axis
     conv.taps = tap_shifts(kernel, dilation)
@@ -324,7 +328,7 @@ class _Attending(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name.startswith(("conv_transpose", "conv3d")):
+        if name.startswith(("conv_transpose", "conv3d", "conv_tbc")):
             raise TypeError(f"Attention cannot stand for {name}, which a module's own code calls.")
         if name in ("conv1d", "conv2d"):
             func = self.convolve
