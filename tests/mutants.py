@@ -20,12 +20,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NoReturn
 
 TESTS = Path(__file__).resolve().parent
@@ -50,70 +47,45 @@ class Mutant:
     after: str
     tests: tuple[str, ...]
 
-    def fault(self, root: Path) -> str:
-        """Why it cannot be made in a tree; empty if it can."""
+    def fault(self) -> str:
+        """Why it cannot be made; empty if it can."""
         for test in self.tests:
             place, _, name = test.partition("::")
-            file = root / "tests" / place
-            if not file.is_file() or f"def {name.partition('[')[0]}(" not in file.read_text(
-                "utf-8"
-            ):
+            if f"def {name.partition('[')[0]}(" not in (TESTS / place).read_text("utf-8"):
                 return f"there is no test {test}"
-        if not (root / self.file).is_file():
-            return "there is no such file"
-        found = (root / self.file).read_text("utf-8").count(self.before)
+        found = (ROOT / self.file).read_text("utf-8").count(self.before)
         return "" if found == 1 else f"its text stands there {found} times"
 
 
 def read(text: str) -> list[Mutant]:
-    """The entries of a list. `ValueError` names the line of one that is none."""
-    mutants, lines = [], enumerate(text.splitlines(), 1)
-    blocks = (
-        list(block)
-        for full, block in groupby(lines, key=lambda line: bool(line[1].strip()))
-        if full
-    )
-    for block in blocks:
-        entry = [(number, line) for number, line in block if not line.startswith("#")]
-        if not entry:
-            continue
+    """The entries of a list."""
+    mutants = []
+    for block in text.split("\n\n"):
         parts: dict[str, list[str]] = {mark: [] for mark in "@-+>"}
-        for number, line in entry:
-            mark, space, rest = line[:1], line[1:2], line[2:]
-            if mark not in parts or space not in ("", " "):
-                raise ValueError(
-                    f"line {number}: {line!r} begins with none of '@ ', '- ', '+ ', '> ', '#'."
-                )
-            parts[mark].append(rest)
-        file, colon, what = "".join(parts["@"]).partition(": ")
-        if (
-            len(parts["@"]) != 1
-            or not (colon and what and all(parts.values()))
-            or parts["-"] == parts["+"]
-        ):
-            raise ValueError(
-                f"line {entry[0][0]}: an entry has one line '@ file: what is wrong', then '- ', '+ "
-                "', which differ, and '> '."
-            )
-        mutants.append(
-            Mutant(file, what, "\n".join(parts["-"]), "\n".join(parts["+"]), tuple(parts[">"]))
-        )
+        for line in block.splitlines():
+            if line and not line.startswith("#"):
+                parts[line[0]].append(line[2:])
+        if any(parts.values()):
+            [place] = parts["@"]
+            file, _, what = place.partition(": ")
+            before, after = ("\n".join(parts[mark]) for mark in "-+")
+            assert before != after and parts[">"], place
+            mutants.append(Mutant(file, what, before, after, tuple(parts[">"])))
     return mutants
 
 
-def copy_of(root: Path, place: Path) -> Path:
+def copied_to(place: Path) -> Path:
     """What git knows or would add, in another place; data and outputs, which no mutant changes,
     are links.
     """
     command = "git ls-files -z --cached --others --exclude-standard".split()
-    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    names = listed.stdout.split("\0")
-    for name in filter(None, names):
-        if not name.startswith(("data/", "outputs/")) and (root / name).is_file():
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if not name.startswith(("data/", "outputs/")) and (ROOT / name).is_file():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, place / name)
+            shutil.copy2(ROOT / name, place / name)
     for name in ("data", "outputs"):
-        (place / name).symlink_to(root / name)
+        (place / name).symlink_to(ROOT / name)
     return place
 
 
@@ -150,42 +122,23 @@ def run_tests(tests: tuple[str, ...], tree: Path, log: str) -> NoReturn:
     sys.exit(int(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests])))
 
 
-def tried(mutants: list[Mutant], root: Path, at_once: int) -> Iterator[tuple[Mutant, str]]:
-    """What became of each: ``seen``, ``NOT SEEN`` or ``does not apply any more``."""
-    with (
-        tempfile.TemporaryDirectory(prefix="mutants-") as folder,
-        ThreadPoolExecutor(at_once) as pool,
-    ):
-        trees: SimpleQueue[Path] = SimpleQueue()
-        for number in range(at_once):
-            trees.put(copy_of(root, Path(folder, str(number))))
-
-        def outcome(mutant: Mutant) -> str:
-            if fault := mutant.fault(root):
-                return f"does not apply any more: {fault}"
-            tree = trees.get()
-            file = tree / mutant.file
-            sound = file.read_text("utf-8")
-            try:
-                file.write_text(sound.replace(mutant.before, mutant.after), "utf-8")
-                return "seen" if all(fails((test,), tree) for test in mutant.tests) else "NOT SEEN"
-            finally:
-                file.write_text(sound, "utf-8")
-                trees.put(tree)
-
-        yield from zip(mutants, pool.map(outcome, mutants), strict=True)
+def outcome(mutant: Mutant) -> str:
+    """What becomes of it: ``seen``, ``NOT SEEN`` or ``does not apply any more``."""
+    if fault := mutant.fault():
+        return f"does not apply any more: {fault}"
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = copied_to(Path(folder))
+        file = tree / mutant.file
+        file.write_text(file.read_text("utf-8").replace(mutant.before, mutant.after), "utf-8")
+        return "seen" if all(fails((test,), tree) for test in mutant.tests) else "NOT SEEN"
 
 
 def main() -> int:
     options = argparse.ArgumentParser(
         description="Make each mistake of mutants.txt in a copy; its tests must see it."
     )
-    options.add_argument(
-        "--only", nargs="+", default=[], metavar="WORD", help="entries with one of these words"
-    )
-    options.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="so many at a time (default: 1)"
-    )
+    options.add_argument("--only", nargs="+", default=[], help="entries with one of these words")
+    options.add_argument("--jobs", type=int, default=1, help="so many at a time (default: 1)")
     given = options.parse_args()
     mutants = [
         one
@@ -193,9 +146,10 @@ def main() -> int:
         if not given.only or any(w in f"{one.file}: {one.what}" for w in given.only)
     ]
     seen = 0
-    for mutant, outcome in tried(mutants, ROOT, max(1, given.jobs)):
-        seen += outcome == "seen"
-        print(f"{outcome:<9} {mutant.file}: {mutant.what}", flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for mutant, found in zip(mutants, pool.map(outcome, mutants), strict=True):
+            seen += found == "seen"
+            print(f"{found:<9} {mutant.file}: {mutant.what}", flush=True)
     print(f"{seen} of {len(mutants)} seen")
     return 0 if seen == len(mutants) else 1
 

@@ -230,6 +230,7 @@ def test_ten_numbers_are_airplane_and_so_on_only_in_a_folder_called_cifar10(tmp_
     assert_holds(load_data("cifar10"), some())
     parquet(root / "cifar10", some(), names=digits)
     refused(root / "cifar10", "not CIFAR-10", "Rename it")
+    refused(folders(tmp_path / "fashion-mnist-sample", GRAY, PETS), "Rename it")
 
 
 def test_image_folders(tmp_path):

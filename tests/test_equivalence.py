@@ -324,8 +324,14 @@ def test_the_stand_in_has_what_a_convolution_has():
     torch.testing.assert_close(twice, conv._conv_forward(x, 2 * conv.weight, None))
     with pytest.raises(ValueError, match="2 pixels, padded, are less than the kernel's 5"):
         layer(torch.zeros(1, 3, 9, 2))
-    conv.stride, conv.dilation, conv.padding = (2, 2), (2, 2), (2, 2)  # later
-    torch.testing.assert_close(conv_to_attention(conv)(x), conv(x))
+    for conv.stride, conv.dilation, conv.padding in ((2, 2), (2, 2), (2, 2)), (1, 2, "same"):
+        torch.testing.assert_close(conv_to_attention(conv)(x), conv(x))  # set later
+
+
+def test_shifts_that_bfloat16_does_not_have_are_kept_in_it():
+    conv = nn.Conv1d(1, 1, 3, dilation=257)
+    layer, x = conv_to_attention(conv).bfloat16(), torch.randn(1, 1, 600).bfloat16()
+    torch.testing.assert_close(layer(x), conv.bfloat16()(x))
 
 
 # Code of their own: each network is held against its copy, in which nothing convolves.
@@ -589,8 +595,10 @@ def test_an_example_finds_what_cannot_be_seen():
     with pytest.raises(ValueError, match="Convolutions still run"):
         convert(Calls(), check=x)
     transposed = Around(call=lambda x: F.conv_transpose2d(x, torch.ones(3, 1, 2, 2)))
-    with pytest.raises(TypeError, match="cannot stand for conv_transpose2d"):
-        convert(transposed)(x)
+    by_time = Around(call=lambda x: torch.conv_tbc(x[0], torch.ones(1, 8, 2), torch.ones(2)))
+    for other, name in (transposed, "conv_transpose2d"), (by_time, "conv_tbc"):
+        with pytest.raises(TypeError, match=f"cannot stand for {name}"):
+            convert(other)(x)
     with pytest.raises(AssertionError, match=r"not close: they differ by 1.0e\+00 of"):
         convert(Asks(), check=(x,))
     with pytest.raises(SystemExit):  # as Ctrl-C, no Exception

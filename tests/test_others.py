@@ -296,6 +296,13 @@ def test_what_cannot_be_examined_is_refused_by_name():
     shared.blocks[1] = shared.blocks[0]
     with pytest.raises(ValueError, match=r"blocks\.0\.attn does .* a second call"):
         examine(shared, IMAGES)
+    unknown = vit()
+    unknown.blocks[0].attn.qkv = nn.Sequential(unknown.blocks[0].attn.qkv)
+    with pytest.raises(ValueError, match=r"blocks\.0\.attn is attention of an unknown form"):
+        examine(unknown, IMAGES)
+    with pytest.raises(ValueError, match="more than logits"):
+        unknown.forward = lambda x: [x]
+        examine(unknown, IMAGES)
     silent = vit()
     silent.blocks[0].attn.forward = lambda x, **_: x
     with pytest.raises(ValueError, match="attn_drop is never called"):

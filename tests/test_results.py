@@ -62,6 +62,9 @@ def test_seeds_share_a_row_and_recipes_do_not():
     elsewhere = run("quadratic", 0.8, "another", "c", epochs=6)
     wider = run("quadratic", 0.7, folder="d", epochs=6, hidden=800)
     assert len(results.group([own, elsewhere, wider])) == 3
+    mended = run("quadratic", 0.9, folder="e", epochs=6)
+    mended.config["data"]["digest"] = 1
+    assert len(results.group([own, mended])) == 2
 
 
 def test_the_papers_own_network_is_known_whatever_its_length():

@@ -39,6 +39,7 @@ def run(work):
         (Profile(name="quick"), "embedded", "quick"),
         (Profile(name="quick"), "cifar10", "quick-cifar10"),
         (Profile(name="quick"), "/somewhere/CIFAR 10", "quick-CIFAR 10"),
+        (Profile(name="quick"), "/somewhere/else/..", "quick-somewhere"),
         (Profile(name="paper", data="cifar10"), "embedded", "paper-embedded"),
         (Profile(name="evening", recorded=True), "embedded", "reproduced/evening"),
         (Profile(name="evening", recorded=True), "cifar10", "evening-cifar10"),
