@@ -328,12 +328,6 @@ def test_the_stand_in_has_what_a_convolution_has():
         torch.testing.assert_close(conv_to_attention(conv)(x), conv(x))  # set later
 
 
-def test_shifts_that_bfloat16_does_not_have_are_kept_in_it():
-    conv = nn.Conv1d(1, 1, 3, dilation=257)
-    layer, x = conv_to_attention(conv).bfloat16(), torch.randn(1, 1, 600).bfloat16()
-    torch.testing.assert_close(layer(x), conv.bfloat16()(x))
-
-
 # Code of their own: each network is held against its copy, in which nothing convolves.
 
 

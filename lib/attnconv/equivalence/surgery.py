@@ -135,7 +135,7 @@ class TapAttention(QuadraticAttention):
         if unseen or torch.compiler.is_exporting():
             return False
         sharp = all(spread**2 >= 2 * ONE_HOT for spread in self.spreads.tolist())
-        return sharp and self.centres.tolist() == self.taps.to(self.centres.dtype).tolist()
+        return sharp and self.centres.tolist() == self.taps.tolist()
 
 
 def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
