@@ -190,7 +190,7 @@ def identity(model: ModelConfig, train: TrainConfig, about: dict[str, Any]) -> s
 
     These are the values of model and recipe that are not the defaults, and what says which images
     they are of ``about`` (`Dataset.about`). What only changes the speed does not count, nor does
-    the form of the data: any copy of CIFAR-10 gives the same digits.
+    the form of the data: any whole copy of CIFAR-10 gives the same digits.
     """
     parts = [
         model.model_dump(mode="json", exclude_defaults=True),

@@ -37,7 +37,7 @@ class Profile(Config):
 
     @model_validator(mode="after")
     def _every_run(self) -> Profile:
-        for preset in {*self.runs, *self.presets}:
+        for preset in {*PRESETS, *self.runs, *self.presets}:
             for seed in self.seeds:
                 self.configs(preset, seed)
         return self
@@ -70,7 +70,10 @@ class Profile(Config):
                 remedy = "choose other data, another preset, or --seed (in a profile: seeds)"
                 raise ConfigError(f"{name} cannot be changed: {remedy}.")
         chosen = self.seeds[0] if seed is None else seed
-        return replace(base.model, model), replace(base.train, train | {"seed": chosen})
+        try:
+            return replace(base.model, model), replace(base.train, train | {"seed": chosen})
+        except ConfigError as error:
+            raise ConfigError(f"{preset}: {error}") from None
 
 
 def read_yaml(text: str) -> Any:
@@ -92,6 +95,9 @@ def load_profile(path: str | Path) -> Profile:
             " come with a clone of the repository."
         )
     try:
-        return Profile(**{**read_yaml(path.read_text(encoding="utf-8")), "name": path.stem})
+        said = {**read_yaml(path.read_text(encoding="utf-8")), "name": path.stem}
+        if said.get("data", "embedded") not in ("embedded", "cifar10"):  # a path beside the profile
+            said["data"] = str(path.absolute().parent / Path(said["data"]).expanduser())
+        return Profile(**said)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path}: {error}") from None

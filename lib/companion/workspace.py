@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from attnconv.config import (
@@ -179,8 +180,11 @@ class Workspace:
         if self._is_here(run) and not run.attention:
             data = self.data
             images = normalize(data.test_images[:AVERAGED], data.mean, data.std)
-            measured = measure_attention(load_run(run.path)[0], images, data.test_images.numpy())
-            write(run.path / "attention.npz", measured)
+            with FileLock(run.path / ".lock"):  # notebooks run side by side: the first one measures
+                if not Run(run.path).attention:
+                    network, _ = load_run(run.path)
+                    measured = measure_attention(network, images, data.test_images.numpy())
+                    write(run.path / "attention.npz", measured)
             del vars(run)["attention"]  # it is read again
         return run.attention
 
@@ -189,11 +193,13 @@ class Workspace:
         or measured now, on the profile's ``swap_images`` at most, and ``images``. Of a recorded run
         it is what the record keeps: empty of some."""
         some = self.data.first(None, self.profile.swap_images).first(None, images)
-        enough = run.swaps and run.swaps["images"] >= len(some.test_labels)
-        if self._is_here(run) and not self.strip and not enough:
-            first = None if run.train.start_from else untrained(run)
-            measured = measure_swaps(load_run(run.path)[0], first, some)
-            write(run.path / "swaps.npz", measured)
+        wanted = len(some.test_labels)
+        if self._is_here(run) and not self.strip and run.swaps.get("images", 0) < wanted:
+            with FileLock(run.path / ".lock"):
+                if Run(run.path).swaps.get("images", 0) < wanted:
+                    first = None if run.train.start_from else untrained(run)
+                    measured = measure_swaps(load_run(run.path)[0], first, some)
+                    write(run.path / "swaps.npz", measured)
             del vars(run)["swaps"]  # it is read again
         return run.swaps
 

@@ -216,8 +216,8 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
             for optimizer, state in zip(optimizers, states, strict=True):
                 optimizer.load_state_dict(state)
     elif rank == 0:
-        for stale in run.path.glob("*.npz"):  # of weights that are gone
-            stale.unlink()
+        for measured in ("attention.npz", "swaps.npz"):  # of weights that are gone
+            (run.path / measured).unlink(missing_ok=True)
         keep_geometry(run, 0, model, shown)
 
     forward = DistributedDataParallel(model) if dist.is_initialized() else model
@@ -317,8 +317,9 @@ def train(
             fit(run, model.to(device), config, data.to(device))
         except KeyboardInterrupt:
             done = len(Run(run.path).metrics)
+            now = min(done + 1, config.epochs)  # after the last, the answers are not there yet
             raise KeyboardInterrupt(
-                f"The same command goes on from epoch {done + 1} of {config.epochs}."
+                f"The same command goes on from epoch {now} of {config.epochs}."
             ) from None
         team()
     return Run(run.path)
@@ -332,6 +333,8 @@ def load_run(folder: str | Path) -> tuple[Network, Run]:
     weights = run.path / "model.safetensors"
     if run.without_weights:
         raise RunError(f"{run.path} is kept without its weights; train it in a folder of its own.")
+    if not run.finished:
+        raise RunError(f"{run.path} is not finished. Train it to its end.")
     model = build_model(run.model)
     with reading(weights):
         safetensors.torch.load_model(model, weights)

@@ -82,6 +82,8 @@ class Muon(torch.optim.Optimizer):
     def step(self) -> None:  # type: ignore[override]  # torch's take a closure, too
         (group,) = self.param_groups
         for weight in group["params"]:
+            if weight.grad is None:  # frozen
+                continue
             gradient = weight.grad.flatten(1)
             zeros = torch.zeros_like(gradient)
             average = self.state[weight].setdefault("momentum_buffer", zeros)
