@@ -343,6 +343,7 @@ def test_every_mode_becomes_grey_or_rgb(mode, form, channels):
 
 IMAGE = SMALL["train_images"][0]
 SIXTEEN = np.zeros((8, 7), np.uint16)
+FLAGS = some(6, 6) | {f"{split}_labels": [True] * 6 for split in SPLITS}
 
 
 @pytest.mark.parametrize(
@@ -354,6 +355,7 @@ SIXTEEN = np.zeros((8, 7), np.uint16)
         (lambda p: parquet(p, SMALL, kind=pa.list_(pa.uint8())), "Needed are one of images"),
         (lambda p: parquet(p, labelled(float)), "Needed are|'label': 'double'"),
         (lambda p: parquet(p, labelled(lambda k: [k, 1])), "Needed are|'label': 'list"),
+        (lambda p: parquet(p, FLAGS, camera=["a"] * 6), "Needed are|'label': 'bool'"),
     ],
 )
 def test_data_that_cannot_be_used(tmp_path, write, words):
@@ -392,10 +394,10 @@ def test_labels_are_refused_by_their_row(tmp_path, arrays, names, words):
 def test_shards_that_lack_one_or_differ_in_their_classes_are_refused(tmp_path):
     folder = parquet(tmp_path / "of", SMALL, shards=2)
     for file in sorted(folder.iterdir()):
-        file.rename(folder / f"{file.stem}-of-00002.parquet")
+        file.rename(folder / f"{file.stem}-of-00002-b42ccd.parquet")  # older ones have a hash
     assert_holds(load_data(folder), SMALL)
-    (folder / "train-00001-of-00002.parquet").unlink()
-    refused(folder, "train-00000-of-00002.parquet", "there are 1 such files")
+    (folder / "train-00001-of-00002-b42ccd.parquet").unlink()
+    refused(folder, "train-00000-of-00002-b42ccd.parquet", "there are 1 such files")
     folder = parquet(tmp_path / "named", SMALL, names=PETS)
     again = parquet(tmp_path / "again", SMALL, names=PETS[::-1])
     (again / "train-00000.parquet").rename(folder / "train-1.parquet")
@@ -489,13 +491,14 @@ def test_few_images_are_balanced_nested_and_repeated_to_as_many_as_there_are(sam
 
 def test_data_of_ones_own_are_told_apart_by_every_image_and_label(sample):
     assert "digest" not in sample.about(), "nor of CIFAR-10: its runs keep their names"
-    own = replace(sample.first(30, 20), name="own")
-    known = set()
-    for name in (None, *ARRAYS):
-        changed = {name: getattr(own, name).flip(0)} if name else {}
-        about = replace(own, **changed).about()
-        known.add(identity(ModelConfig(), TrainConfig(), about))
-    assert len(known) == 5
+    for called in ("own", "cifar10"):  # part of it
+        own = replace(sample.first(30, 20), name=called)
+        known = set()
+        for name in (None, *ARRAYS):
+            changed = {name: getattr(own, name).flip(0)} if name else {}
+            about = replace(own, **changed).about()
+            known.add(identity(ModelConfig(), TrainConfig(), about))
+        assert len(known) == 5
 
 
 def test_only_images_and_labels_of_a_data_set_are_trained_on(sample, tmp_path):
@@ -505,6 +508,7 @@ def test_only_images_and_labels_of_a_data_set_are_trained_on(sample, tmp_path):
         ("test_images", own.test_images[..., 0]),
         ("test_images", own.test_images[:, 1:]),
         ("train_labels", own.train_labels[:10]),
+        ("train_labels", own.train_labels[:, None]),
         ("test_labels", own.test_labels + 1),
     ]
     for name, values in wrong:

@@ -114,6 +114,15 @@ def test_a_per_run_notebook_is_planned_once_per_preset_and_seed(toys):
     assert all(order.index(need) < order.index(name) for name in jobs for need in jobs[name])
 
 
+def test_a_profile_fits_all_presets_and_its_data_lie_beside_it(toys):
+    file = toys.notebooks / "profiles" / "toy.yaml"
+    toys.profile("data: images\n")
+    assert runner.load_profile(file).data == f"{file.parent}/images"
+    toys.profile("runs: [quadratic]\nmodel: {centre_start: taps}\n")
+    with pytest.raises(ConfigError, match="toy.yaml.*quadratic_16: .*heads = 16"):
+        runner.load_profile(file)
+
+
 def test_what_the_notebooks_need_is_there() -> None:
     jobs = plan(NOTEBOOKS, Profile(name="all", runs=[*PRESETS]))
     assert {name[:2] for name in jobs} == {f"{n:02}" for n in range(13)}

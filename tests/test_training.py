@@ -338,6 +338,9 @@ def test_unfinished_runs_are_not_found_and_runs_without_weights_are(run, data, c
     (half / "model.safetensors").unlink()
     with pytest.raises(RunError, match="model.safetensors cannot be read"):
         load_run(half)
+    (half / "checkpoint.pt").touch()
+    with pytest.raises(RunError, match="half is not finished"):
+        load_run(half)
     script = Path(__file__).parents[1] / "docs" / "lighten.py"
     subprocess.run([sys.executable, script, copy], check=True)
     [light] = find_runs(copy.parent)
@@ -491,7 +494,7 @@ def test_optimizers_step_as_the_recipe_says(optimizer, reference):
     for _ in range(3):
         own.grad = torch.randn_like(own)
         for p in model.parameters():
-            p.grad = own.grad.clone() if p is weight else torch.zeros_like(p)
+            p.grad = own.grad.clone() if p is weight else None  # frozen
         for one in (*built, beside):
             one.step()
         torch.testing.assert_close(weight, own)
@@ -591,6 +594,7 @@ def test_a_run_goes_on_from_a_network_which_stays_as_it_was(
 
 def test_attention_goes_on_from_the_kernels_of_a_cnn(data, tmp_path):
     as_cnn = replace(MODEL, {"kernels": [3, 3], "heads": 9})
+    write(tmp_path / "cnn" / "mine.npz", {"no": "run's"})
     cnn = train(as_cnn, replace(RECIPE, {"epochs": 1, "compile": True}), data, tmp_path / "cnn")
     recipe = replace(RECIPE, {"epochs": 1, "start_from": "cnn"})
     run = train(MODEL, recipe, data, tmp_path / "on", start=unswap(load_run(cnn.path)[0], 6.0))
@@ -598,6 +602,7 @@ def test_attention_goes_on_from_the_kernels_of_a_cnn(data, tmp_path):
     answers = [one.arrays("predictions.npz") for one in (run, cnn)]
     assert (answers[0]["start"] == answers[1]["predicted"]).all()
     assert run.model.centre_start == "taps"
+    assert (tmp_path / "cnn" / "mine.npz").exists()
     assert run.heads["parameter_centre"][0, 0].tolist() == [
         [r, c] for r in (-1, 0, 1) for c in (-1, 0, 1)
     ]

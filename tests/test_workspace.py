@@ -4,6 +4,7 @@ what each goes on from."""
 import dataclasses
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from filelock import FileLock
 
 from attnconv.config import replace
 from attnconv.heads import SINGLE_IMAGES, measure_attention, translation_consistency
@@ -153,6 +155,14 @@ def test_swaps_are_measured_again_where_more_images_are_asked_for(work, run, tmp
         return int(some.swaps(some.run("quadratic"))["images"])
 
     assert [counted(20), counted(40), counted(30)] == [20, 40, 40]
+    measured = tmp_path / "runs" / run.path.name / "swaps.npz"
+    kept = measured.rename(tmp_path / "kept")
+    with ThreadPoolExecutor() as pool, FileLock(measured.with_name(".lock")):
+        second = pool.submit(counted, 10)
+        with pytest.raises(TimeoutError):
+            second.result(timeout=1)
+        kept.rename(measured)  # the first one has measured
+    assert second.result() == 40
 
 
 # A record

@@ -209,15 +209,13 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
         answers["start"] = evaluate(model, given).predicted
     metrics = []
     checkpoint = run.path / "checkpoint.pt"
-    if checkpoint.exists():
+    if run.begun:
         with reading(checkpoint):
             metrics, weights, states = torch.load(checkpoint, "cpu", weights_only=True)
             model.load_state_dict(weights)
             for optimizer, state in zip(optimizers, states, strict=True):
                 optimizer.load_state_dict(state)
     elif rank == 0:
-        for measured in ("attention.npz", "swaps.npz"):  # of weights that are gone
-            (run.path / measured).unlink(missing_ok=True)
         keep_geometry(run, 0, model, shown)
 
     forward = DistributedDataParallel(model) if dist.is_initialized() else model
@@ -302,6 +300,9 @@ def train(
                 now = before
             elif run.metrics:  # the first epochs were trained otherwise
                 now["before"] = before
+            if not run.finished and not run.begun and rank == 0:
+                for stale in run.path.glob("*.npz"):  # of weights that are gone
+                    stale.unlink()
         if run.finished:
             return run
         about = {
@@ -333,7 +334,7 @@ def load_run(folder: str | Path) -> tuple[Network, Run]:
     weights = run.path / "model.safetensors"
     if run.without_weights:
         raise RunError(f"{run.path} is kept without its weights; train it in a folder of its own.")
-    if not run.finished:
+    if run.begun and not run.finished:
         raise RunError(f"{run.path} is not finished. Train it to its end.")
     model = build_model(run.model)
     with reading(weights):

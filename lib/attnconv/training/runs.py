@@ -100,6 +100,11 @@ class Run:
         return (self.path / "no-weights").is_file()
 
     @property
+    def begun(self) -> bool:
+        """Whether it has finished epochs to go on from."""
+        return (self.path / "checkpoint.pt").is_file()
+
+    @property
     def finished(self) -> bool:
         """Whether its weights, which are written last, are there or were left out."""
         return (self.path / "model.safetensors").is_file() or self.without_weights
