@@ -57,16 +57,22 @@ def attention_to_conv(
             f"A kernel of {conv.kernel_size} needs shifts that the central query of a {size[0]}x"
             f"{size[1]} grid does not have: take a larger size, or max_size, or a smaller kernel."
         )
-    each = (layer.heads, layer.channels // conv.groups)
-    weight = layer.value.weight.unflatten(1, each)  # (D, h, C/groups)
-    kernel = torch.einsum("ht,dhc->dct", p[:, i, j], weight)
-    conv.weight.copy_(kernel.view_as(conv.weight))
-    if conv.bias is not None:
-        conv.bias.copy_(layer.value.bias)
-
+    set_kernel(conv, layer, p[:, i, j])
     # Outside is summed as it is: 1 - sum inside would lose small masses.
     p[:, i, j] = 0
     return conv, p.sum((1, 2))
+
+
+def set_kernel(conv: Any, layer: Any, mass: Tensor) -> None:
+    """Give a convolution the layer's bias, and the kernel W_Delta = sum_h mass_h(Delta) W^h: the
+    mass of each head on each tap is (h, taps).
+    """
+    each = (layer.heads, layer.channels // conv.groups)
+    weight = layer.value.weight.unflatten(1, each)  # (D, h, C/groups)
+    kernel = torch.einsum("ht,dhc->dct", mass, weight)
+    conv.weight.copy_(kernel.view_as(conv.weight))
+    if conv.bias is not None:
+        conv.bias.copy_(layer.value.bias)
 
 
 def _empty_conv(layer: Any, kernel_size: Any) -> Any:

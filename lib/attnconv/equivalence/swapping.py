@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attnconv.attention import ContentAttention, tap_shifts
 from attnconv.config import replace
-from attnconv.equivalence.reading import attention_to_conv
+from attnconv.equivalence.reading import attention_to_conv, set_kernel
 from attnconv.equivalence.theorem import theorem_1
 from attnconv.heads import mean_probabilities
 from attnconv.models import Attention, AttentionNet, Convolution
@@ -105,10 +105,9 @@ def _in_place_of(layer: Any, size: int, grid: tuple[int, int], x: Any) -> Convol
         return place
     if x is None:
         raise ValueError("Attention by content is read as a mean over images: pass images=.")
-    place.to(layer.value.weight)
-    weight, place.outside = mean_kernel(layer, x, size)
-    place.conv.weight.copy_(weight)
-    place.conv.bias.copy_(layer.value.bias)
+    mass = mean_mass(layer, x, size)
+    set_kernel(place.to(layer.value.weight).conv, layer, mass)
+    place.outside = (1 - mass.sum(1)).clamp_min(0)
     return place
 
 
@@ -153,21 +152,17 @@ def relative_errors(convs: Sequence[nn.Module], layer: Attention, x: Tensor) -> 
 
 
 @torch.no_grad()
-def mean_kernel(layer: ContentAttention, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The convolution inside the mean attention over images x (B, H, W, C): kernel (D, C, K, K),
-    mass outside (h,).
+def mean_mass(layer: ContentAttention, x: Tensor, size: int) -> Tensor:
+    """Mass of each head on each tap of a K x K kernel, over images x (B, H, W, C): (h, K K).
 
-    The weight of a tap is the mean of P over the images and over all queries from which its shift
-    leads to a pixel."""
+    It is the mean of P over the images and over all queries from which the tap's shift leads to a
+    pixel."""
     p = mean_probabilities(layer, x)  # (h, H, W, H, W)
     taps = [
         p.diagonal(row, 1, 3).diagonal(column, 1, 2).mean((1, 2))
         for row, column in tap_shifts((size, size)).tolist()
     ]
-    mass = torch.stack(taps, dim=1)  # (h, K K)
-    weight = layer.value.weight.unflatten(1, (layer.heads, layer.channels))
-    kernel = torch.einsum("ht,dhc->dct", mass, weight).unflatten(2, (size, size))
-    return kernel, (1 - mass.sum(1)).clamp_min(0)
+    return torch.stack(taps, dim=1)
 
 
 @torch.no_grad()
