@@ -151,7 +151,6 @@ def relative_errors(convs: Sequence[nn.Module], layer: Attention, x: Tensor) -> 
     return [one / max(whole, 1e-150) for one in lost]
 
 
-@torch.no_grad()
 def mean_mass(layer: ContentAttention, x: Tensor, size: int) -> Tensor:
     """Mass of each head on each tap of a K x K kernel, over images x (B, H, W, C): (h, K K).
 
@@ -165,7 +164,6 @@ def mean_mass(layer: ContentAttention, x: Tensor, size: int) -> Tensor:
     return torch.stack(taps, dim=1)
 
 
-@torch.no_grad()
 def fit_kernel(place: Convolution, layer: Attention, x: Tensor) -> None:
     """Set the convolution to the one that is nearest to the layer on x (B, H, W, C), by least
     squares, bias and all.
