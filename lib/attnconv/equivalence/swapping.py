@@ -69,7 +69,7 @@ def swap(
     for number, size in kernel_sizes.items():
         number, size = index(number), index(size)  # NumPy's, too
         _check(network, number, size)
-        layer: Any = copy.deepcopy(network.attention_layers[number - 1]).eval()  # no dropout
+        layer: Any = swapped.attention_layers[number - 1].eval()  # no dropout
         x = seen[number - 1]
         place = _in_place_of(layer, size, network.config.grid, x)
         if fit is not None:
