@@ -86,14 +86,13 @@ def _check(network: AttentionNet, number: int, size: int) -> None:
     """Raise a ValueError if no convolution of this size can be put in this layer's place."""
     layers = network.attention_layers
     # A larger one has taps that the query in the middle does not see.
-    side = min(network.config.grid)
-    largest = side - 1 + side % 2  # odd
+    sizes = range(1, min(network.config.grid) + 1, 2)
     if not 1 <= number <= len(layers):
         raise ValueError(f"There is no layer {number}: the network has layers 1 to {len(layers)}.")
-    if isinstance(layers[number - 1], Convolution) or size not in range(1, largest + 1, 2):
+    if isinstance(layers[number - 1], Convolution) or size not in sizes:
         raise ValueError(
             f"Layer {number} cannot become a {size}x{size} convolution: a kernel's side is odd, "
-            f"here at most {largest}, and the layer must not be a convolution already."
+            f"here at most {sizes[-1]}, and the layer must not be a convolution already."
         )
 
 
