@@ -76,7 +76,7 @@ def set_kernel(conv: Any, layer: Any, mass: Tensor) -> None:
 
 
 def _empty_conv(layer: Any, kernel_size: Any) -> Any:
-    """The convolution to read, weights not set."""
+    """The convolution to read, its weights still to be set."""
     weight = layer.value.weight
     kind: Any = nn.Conv2d
     options: Any = {"padding": "same", "padding_mode": "replicate"}
@@ -85,8 +85,7 @@ def _empty_conv(layer: Any, kernel_size: Any) -> Any:
         names = ("stride", "padding", "dilation", "groups", "padding_mode")
         options = {name: getattr(layer, name) for name in names}
         options["bias"] = layer.bias is not None
-    return nn.utils.skip_init(
-        kind,
+    return kind(
         layer.channels,
         layer.out_channels,
         kernel_size,
