@@ -98,21 +98,22 @@ class TapAttention(QuadraticAttention):
         if x.dim() < weight.dim():  # one image alone
             return self._conv_forward(x[None], weight, bias)[0]
         height, width = (1, *x.shape[2:])[-2:]
-        queries = len(self.queries(height, 0)), len(self.queries(width, 1))
         x = self.pad(x)
         if self.dimensions == 1:
             x = x.unsqueeze(2)
         x = x.permute(0, 2, 3, 1).contiguous()  # (B, H', W', C)
         matrices = weight.flatten(2).unflatten(0, (self.groups, -1))  # (g, D/g, C/g, h)
         # Another number of channels is refused.
-        averages = self._averages(x, height, width).unflatten(3, (self.groups, weight.shape[1]))
-        y = torch.einsum("bnhgc,gdch->bngd", averages, matrices).flatten(2)  # (B, Q R, D)
+        averages = self._averages(x, height, width).unflatten(4, (self.groups, weight.shape[1]))
+        y = torch.einsum("bqrhgc,gdch->bgdqr", averages, matrices).flatten(1, 2)  # (B, D, Q, R)
         if bias is not None:
-            y = y + bias.to(y.dtype)  # the type that autocast chose
-        return y.mT.contiguous().unflatten(2, queries[-self.dimensions :])
+            y = y + bias.to(y.dtype)[:, None, None]  # the type that autocast chose
+        if self.dimensions == 1:
+            y = y.squeeze(2)
+        return y.contiguous()
 
     def _averages(self, x: Tensor, height: int, width: int) -> Tensor:
-        """What each head averages at each query: x (B, H', W', C) -> (B, Q R, h, C).
+        """What each head averages at each query: x (B, H', W', C) -> (B, Q, R, h, C).
 
         P = P_row (x) P_col is never built. Where every head is one-hot and on its own tap, its
         pixel is picked, unless positions want gradients."""
@@ -122,10 +123,10 @@ class TapAttention(QuadraticAttention):
             rows = self.queries(height, 0)[:, None] + taps[:, 0]
             columns = self.queries(width, 1)[:, None] + taps[:, 1]
             pixels = rows[:, None] * x.shape[2] + columns  # (Q, R, h)
-            return x.flatten(1, 2).index_select(1, pixels.flatten()).unflatten(1, (-1, self.heads))
+            return x.flatten(1, 2).index_select(1, pixels.flatten()).unflatten(1, pixels.shape)
         rows = self.axis_probabilities(height, 0).to(x.dtype)
         columns = self.axis_probabilities(width, 1).to(x.dtype)
-        return mix_separable(x, rows, columns).flatten(1, 2).unflatten(2, (self.heads, -1))
+        return mix_separable(x, rows, columns).unflatten(3, (self.heads, -1))
 
     def _picks(self) -> bool:
         """Whether every head picks its tap's pixel, to rounding. False where nobody can look: while
