@@ -119,7 +119,7 @@ class TapAttention(QuadraticAttention):
         pixel is picked, unless positions want gradients."""
         trained = self.centres.requires_grad or self.spreads.requires_grad
         if self._picks() and not (trained and torch.is_grad_enabled()):
-            taps = self.taps.to(self.centres.device, torch.long)
+            taps = self.taps.to(self.centres.device)
             rows = self.queries(height, 0)[:, None] + taps[:, 0]
             columns = self.queries(width, 1)[:, None] + taps[:, 1]
             pixels = rows[:, None] * x.shape[2] + columns  # (Q, R, h)
