@@ -193,7 +193,7 @@ class LearnedAttention(PositionalAttention):
         embedding = (self.row_embedding, self.column_embedding)[axis]
         # Not by a matrix product, which autocast would round.
         by_shift = (vectors[:, None] * embedding).sum(-1)  # (h, 2 max_size - 1)
-        return by_shift[:, _known_shifts(length, self.max_size, vectors.device)]
+        return _of_shifts(by_shift.T, length).movedim(2, 0)
 
 
 class ContentAttention(nn.Module):
@@ -251,8 +251,8 @@ class ContentAttention(nn.Module):
         q = q / math.sqrt(self.key_size)
         content = torch.einsum("bhijd,bhkld->bhijkl", q, k)
         height, width = x.shape[1:3]
-        rows = self.row_embedding[_known_shifts(height, self.max_size, x.device)]  # (H, H, K/2)
-        columns = self.column_embedding[_known_shifts(width, self.max_size, x.device)]
+        rows = _of_shifts(self.row_embedding, height)  # (H, H, K/2)
+        columns = _of_shifts(self.column_embedding, width)
         q_row, q_column = q.chunk(2, dim=-1)
         by_row = torch.einsum("bhijd,ikd->bhijk", q_row, rows)
         by_column = torch.einsum("bhijd,jld->bhijl", q_column, columns)
@@ -338,16 +338,17 @@ def _shifts(length: int, device: torch.device) -> Tensor:
     return position - position[:, None]
 
 
-def _known_shifts(length: int, max_size: int, device: torch.device) -> Tensor:
-    """Where the embedding of each shift is, among those of -(max_size - 1) .. max_size - 1:
-    (length, length).
+def _of_shifts(encoding: Tensor, length: int) -> Tensor:
+    """What an encoding (2 max_size - 1, ...) of the shifts -(max_size - 1) .. max_size - 1 has for
+    every query and key: (length, length, ...).
     """
+    max_size = len(encoding) // 2 + 1
     if length > max_size:
         raise ValueError(
             f"An image side of {length} needs an encoding with max_size >= {length}, not"
             f" {max_size}."
         )
-    return _shifts(length, device) + max_size - 1
+    return encoding[_shifts(length, encoding.device) + max_size - 1]
 
 
 def _check_input(x: Tensor, layer: PositionalAttention | ContentAttention) -> None:
