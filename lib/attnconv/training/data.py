@@ -301,7 +301,8 @@ def _read(path: Path) -> tuple[Any, ...]:
     from torchvision.datasets import CIFAR10
 
     # Unpickled if all checksums are right.
-    train, test = (CIFAR10(path.parent, train=split == "train") for split in SPLITS)
+    train = CIFAR10(path.parent)
+    test = CIFAR10(path.parent, train=False)
     return BATCHES, CIFAR10_CLASSES, train.data, train.targets, test.data, test.targets
 
 
