@@ -416,7 +416,7 @@ def pixels(image: str | Path | io.BytesIO | Image.Image) -> np.ndarray:
     image = ImageOps.exif_transpose(image)
     if image.mode[0] in "IF":
         raise ValueError(f"its pixels are of mode {image.mode}: save it with 8 bits a channel")
-    channels = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
+    channels = "L" if image.mode in ("1", "L", "LA") else "RGB"
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
