@@ -179,8 +179,7 @@ def replace(config: AnyConfig, changes: dict[str, Any]) -> AnyConfig:
 
 def for_images(model: ModelConfig, data: Any) -> ModelConfig:
     """The same model for the images and classes of a `training.data.Dataset`."""
-    height, width, channels = data.train_images.shape[1:]
-    size = (height, width)
+    *size, channels = data.train_images.shape[1:]
     fitting = {"image_size": size, "image_channels": channels, "classes": len(data.classes)}
     return replace(model, fitting)
 
