@@ -84,7 +84,7 @@ class Block(nn.Module):
 
     attention: Attention | Convolution
 
-    def __init__(self, config: ModelConfig, heads: int, kernel: int = 0):
+    def __init__(self, config: ModelConfig, heads: int, kernel: int):
         super().__init__()
         hidden = config.hidden
         if kernel:
