@@ -127,10 +127,10 @@ class QuadraticAttention(PositionalAttention):
         self.separable = covariance == "isotropic"
         self.centres = nn.Parameter(first_centres(centre_start, heads, centre_std))
         if self.separable:
-            self.spreads = nn.Parameter(spread_start + 0.01 * torch.randn(heads))
+            spreads = spread_start + 0.01 * torch.randn(heads)
         else:
-            noise = 0.01 * torch.randn(heads, 2, 2)
-            self.spreads = nn.Parameter(spread_start * torch.eye(2) + noise)
+            spreads = spread_start * torch.eye(2) + 0.01 * torch.randn(heads, 2, 2)
+        self.spreads = nn.Parameter(spreads)
 
     def axis_logits(self, length: int, axis: int) -> Tensor:
         if not self.separable:
