@@ -246,16 +246,16 @@ class ContentAttention(nn.Module):
         """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W)."""
         _check_input(x, self)
         split = (self.heads, self.key_size)
-        q = self.query(x).unflatten(-1, split).permute(0, 3, 1, 2, 4)  # (B, h, H, W, K)
-        k = self.key(x).unflatten(-1, split).permute(0, 3, 1, 2, 4)
+        q = self.query(x).unflatten(-1, split)  # (B, H, W, h, K)
+        k = self.key(x).unflatten(-1, split)
         q = q / math.sqrt(self.key_size)
-        content = torch.einsum("bhijd,bhkld->bhijkl", q, k)
+        content = torch.einsum("bijhd,bklhd->bhijkl", q, k)
         height, width = x.shape[1:3]
         rows = _of_shifts(self.row_embedding, height)  # (H, H, K/2)
         columns = _of_shifts(self.column_embedding, width)
         q_row, q_column = q.chunk(2, dim=-1)
-        by_row = torch.einsum("bhijd,ikd->bhijk", q_row, rows)
-        by_column = torch.einsum("bhijd,jld->bhijl", q_column, columns)
+        by_row = torch.einsum("bijhd,ikd->bhijk", q_row, rows)
+        by_column = torch.einsum("bijhd,jld->bhijl", q_column, columns)
         return content, by_row[..., :, None] + by_column[..., None, :]
 
     @torch.no_grad()
