@@ -49,14 +49,12 @@ def build_optimizers(
             decay = config.weight_decay if is_matrix or sgd else 0.0
             others[config.rest_lr, decay].append(parameter)
     groups = [
-        {"params": parameters, "peak_lr": rate, "weight_decay": decay}
+        {"params": parameters, "lr": rate, "peak_lr": rate, "weight_decay": decay}
         for (rate, decay), parameters in others.items()
     ]
     if sgd:
-        return [torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)]
-    adamw = torch.optim.AdamW(
-        groups, lr=config.rest_lr, betas=(config.momentum, config.beta2), fused=True
-    )
+        return [torch.optim.SGD(groups, momentum=config.momentum, fused=True)]
+    adamw = torch.optim.AdamW(groups, betas=(config.momentum, config.beta2), fused=True)
     return [adamw, Muon(matrices, config, products)] if matrices else [adamw]
 
 
