@@ -304,8 +304,8 @@ def in_common(
     radius = max(np.shape(maps)[-2:]) - 1
     a, b = shift_maps(maps, query, radius), shift_maps(others, other, radius)
     both = np.isfinite(a + b)  # the shifts that both queries have
-    a, b = np.where(both, a, 0), np.where(both, b, 0)
-    kept_of_a, kept_of_b = a.sum((-2, -1), keepdims=True), b.sum((-2, -1), keepdims=True)
+    a, b = np.where(both, [a, b], 0)
+    kept_of_a, kept_of_b = np.sum([a, b], (-2, -1), keepdims=True)
     # a / kept_of_a and b / kept_of_b, times the weight
     common = np.minimum(a * kept_of_b, b * kept_of_a).sum((-2, -1))
     return common, (kept_of_a * kept_of_b)[..., 0, 0]
