@@ -116,7 +116,7 @@ class AttentionNet(nn.Module):
         _ = config.grid  # refuses a down-sampling that does not divide the image
         self.embed = nn.Linear(config.image_channels * config.downsampling**2, config.hidden)
         layers = zip(config.heads_per_layer, config.kernel_per_layer, strict=True)
-        self.blocks: Any = nn.ModuleList(Block(config, *layer) for layer in layers)
+        self.blocks: Any = nn.Sequential(*(Block(config, *layer) for layer in layers))
         self.classifier = nn.Linear(config.hidden, config.classes)
 
     @property
@@ -143,9 +143,7 @@ class AttentionNet(nn.Module):
         return inputs
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.pixels(images)
-        for block in self.blocks:
-            x = block(x)
+        x = self.blocks(self.pixels(images))
         return self.classifier(x.mean(dim=(1, 2)))
 
 
