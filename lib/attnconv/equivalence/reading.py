@@ -77,7 +77,6 @@ def set_kernel(conv: Any, layer: Any, mass: Tensor) -> None:
 
 def _empty_conv(layer: Any, kernel_size: Any) -> Any:
     """The convolution to read, its weights still to be set."""
-    weight = layer.value.weight
     kind: Any = nn.Conv2d
     options: Any = {"padding": "same", "padding_mode": "replicate"}
     if isinstance(layer, TapAttention):
@@ -85,11 +84,5 @@ def _empty_conv(layer: Any, kernel_size: Any) -> Any:
         names = ("stride", "padding", "dilation", "groups", "padding_mode")
         options = {name: getattr(layer, name) for name in names}
         options["bias"] = layer.bias is not None
-    return kind(
-        layer.channels,
-        layer.out_channels,
-        kernel_size,
-        **options,
-        device=weight.device,
-        dtype=weight.dtype,
-    )
+    conv = kind(layer.channels, layer.out_channels, kernel_size, **options)
+    return conv.to(layer.value.weight)
