@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 import os
 import unicodedata
 import zlib
@@ -125,8 +124,8 @@ class Dataset:
         order = torch.randperm(len(labels), generator=_generator("few", config.seed))
         order = order.to(labels.device)
         few = order[balanced(labels[order], config.images)]
-        times = math.ceil(len(labels) / len(few))
-        return self._only("train", few.repeat(times)[: len(labels)])
+        again = torch.arange(len(labels)) % len(few)
+        return self._only("train", few[again])
 
     def _only(self, split: str, which: Tensor) -> Dataset:
         """The data with those images of a split, by index."""
