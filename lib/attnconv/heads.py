@@ -11,7 +11,6 @@ and NaN out. First come heads at one query, then layers, the heads of a layer to
 changes, and all that is kept of a trained network.
 """
 
-import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -323,10 +322,8 @@ def score_shares(layer: ContentAttention, x: Tensor) -> NDArray:
     part's share is its covariance with the score over the score's variance, both averaged over
     queries and images; it leaves [0, 1] where parts cancel. NaN for a head whose score is constant.
     """
-    alike = copy.deepcopy(layer)  # every query is the mean one
-    alike.query.weight.zero_()
-    alike.query.bias.copy_(layer.query(x).mean((0, 1, 2)))
-    fixed = _over_keys(alike.score_parts(x[:1])[1])
+    mean = x.mean((0, 1, 2)).expand_as(x[:1])  # queries are linear: here all are the mean one
+    fixed = _over_keys(layer.score_parts(mean)[1])
     shared = np.zeros((3, layer.heads))
     for image in x.split(1):
         content, position = (_over_keys(part) for part in layer.score_parts(image))
