@@ -315,7 +315,7 @@ def first_centres(start: str, heads: int, std: float, layers: tuple[int, ...] = 
     if start == "disc":
         return std * evenly_on_a_disc(heads, layers)
     if start == "taps":
-        taps = first_taps(heads).to(torch.get_default_dtype())
+        taps = 1.0 * first_taps(heads)  # in the default type
         return taps.repeat(*layers, 1, 1)
     raise ValueError(f"centre_start = {start!r} is not one of 'gaussian', 'disc', 'taps'.")
 
