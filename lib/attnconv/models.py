@@ -25,7 +25,7 @@ Attention = PositionalAttention | ContentAttention
 
 class Convolution(nn.Module):
     """A convolution in the place of an attention layer: channels last, (B, H, W, C) -> (B, H, W,
-    D).
+    C).
 
     Beyond the border it sees the nearest pixel of the image, as a sharp head does.
     `attnconv.equivalence.swap` makes such layers; ``outside`` is then the mass of each
@@ -34,10 +34,10 @@ class Convolution(nn.Module):
     heads = 0
     outside: Tensor | None = None
 
-    def __init__(self, channels: int, out_channels: int, kernel_size: int):
+    def __init__(self, channels: int, kernel_size: int):
         super().__init__()
         self.conv = nn.Conv2d(
-            channels, out_channels, kernel_size, padding="same", padding_mode="replicate"
+            channels, channels, kernel_size, padding="same", padding_mode="replicate"
         )
 
     @torch._disable_dynamo  # torch 2.15's compiler fails on the gradient of the padding
@@ -88,7 +88,7 @@ class Block(nn.Module):
         super().__init__()
         hidden = config.hidden
         if kernel:
-            self.attention = Convolution(hidden, hidden, kernel)
+            self.attention = Convolution(hidden, kernel)
         else:
             self.attention = build_attention(config, heads)
         self.output = nn.Linear(hidden, hidden)

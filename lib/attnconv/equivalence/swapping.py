@@ -98,7 +98,7 @@ def _check(network: AttentionNet, number: int, size: int) -> None:
 
 def _in_place_of(layer: Any, size: int, grid: tuple[int, int], x: Any) -> Convolution:
     """The convolution that is read out of a layer, for content on what it sees, x (B, H, W, C)."""
-    place: Any = Convolution(layer.channels, layer.out_channels, size)
+    place: Any = Convolution(layer.channels, size)
     if not isinstance(layer, ContentAttention):
         place.conv, place.outside = attention_to_conv(layer, size, grid)
         return place
