@@ -165,9 +165,9 @@ def geometry(
     found["products"] = np.full((*mass.shape, mass.shape[1]), np.nan)
     for index, layer in enumerate(layers):
         if isinstance(layer, QuadraticAttention):
-            found["parameter_centre"][index, : layer.heads] = layer.centres.cpu().numpy()
-            found["precision"][index, : layer.heads] = layer.precision().cpu().numpy()
-            found["products"][index, : layer.heads, : layer.heads] = products(layer).numpy()
+            found["parameter_centre"][index, : layer.heads] = layer.centres.cpu()
+            found["precision"][index, : layer.heads] = layer.precision().cpu()
+            found["products"][index, : layer.heads, : layer.heads] = products(layer)
     return {name: values.astype(np.float32) for name, values in found.items()}
 
 
