@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.attention import QuadraticAttention, tap_shifts
 from attnconv.attention.mixing import mix_separable
-from attnconv.equivalence.theorem import ALPHA, check_alpha, value_matrices
+from attnconv.equivalence.theorem import ALPHA, checked_alpha, value_matrices
 from attnconv.models import evaluating
 
 # Lemma 2's sharpness from which a softmax over pixels, heads on taps, is one-hot in float64, too.
@@ -143,7 +143,7 @@ def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
     """Make a convolution with this kernel attention: the same object, parameters and attributes,
     with heads.
     """
-    check_alpha(alpha)
+    alpha = checked_alpha(alpha)
     conv.__class__ = TapAttention
     conv.channels = conv.in_channels
     conv.heads = math.prod(weight.shape[2:])

@@ -63,10 +63,11 @@ def quadratic_scores(shifts: Tensor, centres: Tensor, alpha: float) -> Tensor:
     return v @ r.T.to(v.dtype)  # shifts may be whole numbers
 
 
-def check_alpha(alpha: float) -> None:
-    """Refuse what is no sharpness of Lemma 2."""
+def checked_alpha(alpha: float) -> float:
+    """Lemma 2's sharpness, if it is one."""
     if not 0 < alpha < math.inf:
         raise ValueError(f"alpha = {alpha} must be a positive number.")
+    return float(alpha)
 
 
 def theorem_1(kernel: Tensor, bias: Tensor | None, alpha: float = ALPHA) -> QuadraticAttention:
@@ -75,7 +76,7 @@ def theorem_1(kernel: Tensor, bias: Tensor | None, alpha: float = ALPHA) -> Quad
 
     It equals the convolution at every query whose taps all lie in the image: `padded_attention`
     makes that all of them."""
-    check_alpha(alpha)
+    alpha = checked_alpha(alpha)
     out_channels, channels, height, width = kernel.shape
     layer = QuadraticAttention(channels, out_channels, heads=height * width).to(kernel)
     with torch.no_grad():
