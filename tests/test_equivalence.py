@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -172,7 +173,8 @@ def test_missed_mass_has_its_closed_form(alpha):
     """Measured at a query at least 13 pixels from each border, so that what the borders cut off
     is below 1e-10.
     """
-    layer = conv_to_attention(nn.Conv2d(1, 1, 1, dtype=torch.float64), alpha)
+    conv = nn.Conv2d(1, 1, 1, dtype=torch.float64)
+    layer = conv_to_attention(conv, np.float64(alpha))
     p = layer.probabilities(27, 27)[0, 13, 13]
     assert abs((p.sum() - p[13, 13]).item() - missed_mass(alpha)) < 1e-10
     s = sum(math.exp(-alpha * n * n) for n in range(-40, 41))

@@ -318,9 +318,9 @@ def train(
             fit(run, model.to(device), config, data.to(device))
         except KeyboardInterrupt:
             done = len(Run(run.path).metrics)
-            now = min(done + 1, config.epochs)  # after the last, the answers are not there yet
+            following = min(done + 1, config.epochs)  # the answers may be missing
             raise KeyboardInterrupt(
-                f"The same command goes on from epoch {now} of {config.epochs}."
+                f"The same command goes on from epoch {following} of {config.epochs}."
             ) from None
         team()
     return Run(run.path)
