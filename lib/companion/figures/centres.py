@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -138,12 +137,8 @@ def _outlines(centres: NDArray, precision: NDArray) -> NDArray:
 
 
 def _add_legend(figure: Figure) -> None:
-    """Below the panels, what is drawn in any of them. A colour is a head's, so here all is grey."""
-    found: dict[str, Artist] = {}
-    for ax in figure.axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    style.legend_below(figure, list(found.values()))
+    """What is drawn in any panel, in grey: a colour is a head's."""
+    style.legend_below(figure)
     for shown in figure.legends[0].legend_handles:
         if isinstance(shown, Line2D):
             shown.set_color("0.4")

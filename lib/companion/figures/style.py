@@ -152,11 +152,14 @@ def panels(
     return figure, list(axes[: len(titles)])
 
 
-def legend_below(figure: Figure, handles: Sequence[Artist] = ()) -> None:
-    """A legend of what the first panel names, or of ``handles``."""
-    handles = handles or figure.axes[0].get_legend_handles_labels()[0]
+def legend_below(figure: Figure) -> None:
+    """A legend of what is named in any panel, each name once."""
+    found: dict[str, Artist] = {}
+    for ax in figure.axes:
+        handles, names = ax.get_legend_handles_labels()
+        found |= zip(names, handles, strict=True)
     columns = int(figure.get_figwidth() / 1.4)  # names of up to 23 letters
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+    figure.legend(handles=[*found.values()], loc="outside lower center", ncols=columns)
 
 
 def array(values: ArrayLike, shape: str) -> NDArray:
