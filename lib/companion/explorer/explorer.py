@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnconv.training.data import normalize
-from attnconv.training.runs import Run, find_runs
+from attnconv.training.runs import Run, find_runs, write
 from companion import figures
 from companion.explorer import assets
 from companion.explorer.counts import counted_swaps
@@ -170,10 +170,9 @@ class Explorer(Widget):
             small = (run.path / "model.safetensors").stat().st_size <= SITE_LIMIT
             if run.preset != first.preset and not run.train.start_from and small:
                 site.setdefault(f"explorer-{run.preset}.html", run)
-        folder.mkdir(parents=True, exist_ok=True)
         for file, run in site.items():
             explorer = self if run is first else Explorer(run, self._pool)
-            (folder / file).write_text(explorer.page(site), "utf-8")
+            write(folder / file, explorer.page(site))
             if explorer is not self:  # else the kernel and the browser would keep it
                 explorer.close()
         return [folder / file for file in site]

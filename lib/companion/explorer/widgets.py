@@ -12,6 +12,8 @@ import traitlets
 from IPython.display import display
 from matplotlib.figure import Figure
 
+from attnconv.training.runs import write
+
 # In JupyterLab a widget that lives hides the picture after it; one that does not is hidden itself.
 _CELL = ".jp-OutputArea-child"
 _LIVES = ":has(.attnconv-explorer, .attnconv-playground, .attnconv-knobs)"
@@ -24,11 +26,6 @@ _STYLE = (
 def synced(default: Any) -> traitlets.Any:
     """A trait that the browser has too."""
     return traitlets.Any(default).tag(sync=True)
-
-
-def static() -> bool:
-    """Whether widgets are pictures only, as in batch runs: ``ATTNCONV_STATIC=1``."""
-    return os.environ.get("ATTNCONV_STATIC") == "1"
 
 
 class Pictured(ipywidgets.DOMWidget):
@@ -51,7 +48,7 @@ class Pictured(ipywidgets.DOMWidget):
         it has no model."""
         text = f"{type(self).__name__}: run this cell to use it."
         picture = base64.b64encode(self.png()).decode()
-        if static():
+        if os.environ.get("ATTNCONV_STATIC") == "1":  # as in batch runs
             display({"image/png": picture, "text/plain": text}, raw=True)
             return
         live = self._repr_mimebundle_()
@@ -71,6 +68,5 @@ class Widget(Pictured, anywidget.AnyWidget):
     def export_html(self, path: str | Path) -> Path:
         """Write `page` to a file and return its path."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.page(), "utf-8")
+        write(path, self.page())
         return path
