@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from attnconv.config import for_images
 from attnconv.training.data import (
     STATISTICS,
     DataError,
@@ -54,7 +55,7 @@ def pool_of(images: Any, side: Subject, mean: Any = None, std: Any = None) -> Po
     """
     if isinstance(images, Pool):
         return images
-    about = dict(side.run.config.get("data", {})) if side.run else {}
+    about = side.run.config["data"] if side.run else {}
     if images is None:
         images = _own_data(side, about.get("name"))
     name = "image"
@@ -149,8 +150,6 @@ def _own_data(side: Subject, name: str | None) -> Dataset | Tensor:
             if path:
                 return load_data(path)
     sample = load_data("embedded")
-    form = *sample.train_images.shape[1:], len(sample.classes)
-    config = side.config
-    alike = form == (*config.image_size, config.image_channels, config.classes)
+    alike = for_images(side.config, sample) == side.config
     fits = name == sample.name if name else alike
     return sample if fits else sample.test_images
