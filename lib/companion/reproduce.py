@@ -359,7 +359,7 @@ def reproduce(
     from companion import workspace  # imports torch, with which the data are read
 
     if data not in ("", "embedded", "cifar10"):
-        data = os.path.abspath(os.path.expanduser(data))  # notebooks run in another folder
+        data = str(find_data(data))  # absolute: notebooks run in another folder
     work = workspace.open_workspace(str(file), data=data, output=output)
     folder = work.folder
     recorded = work.profile.recorded
@@ -411,7 +411,6 @@ def run_alone(batch: Batch) -> bool:
     """Run all, as the only process in its folder; whether all went well. SIGTERM ends it as Ctrl-C
     does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    batch.output.mkdir(parents=True, exist_ok=True)
     unfinished = batch.output / ".running"
     try:
         with FileLock(batch.output / ".lock", timeout=0):
