@@ -64,6 +64,9 @@ class Job:
     needs: list[str] = field(default_factory=list)  # names of other jobs
 
 
+Jobs = dict[str, Job]  # by name
+
+
 def digest(*parts: Any) -> str:
     """A hash of anything that JSON can hold."""
     text = json.dumps(parts, sort_keys=True, default=str)
@@ -92,10 +95,10 @@ def digest_work(work: Workspace) -> str:
     return digest(profile, work.about, images, hashes, versions, sys.version, shown)
 
 
-def plan(notebooks: Path, profile: Profile) -> dict[str, Job]:
+def plan(notebooks: Path, profile: Profile) -> Jobs:
     """Every job by name, each after those that it needs. graphlib's `CycleError` where notebooks
     need each other."""
-    jobs: dict[str, Job] = {}
+    jobs: Jobs = {}
     for path in sorted(notebooks.glob("[0-9][0-9]_*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         about = notebook.metadata.get("attnconv", {})
@@ -110,7 +113,7 @@ def plan(notebooks: Path, profile: Profile) -> dict[str, Job]:
     return {name: jobs[name] for name in order.static_order()}
 
 
-def named(jobs: dict[str, Job], word: str) -> list[str]:
+def named(jobs: Jobs, word: str) -> list[str]:
     """The jobs that a word names: with ``03`` all of notebook 03, with ``03:learned`` those of one
     preset. `ConfigError` if there is no such notebook."""
     number, _, preset = word.partition(":")
@@ -121,7 +124,7 @@ def named(jobs: dict[str, Job], word: str) -> list[str]:
     return [name for name in found if not preset or preset in jobs[name].run]
 
 
-def select(jobs: dict[str, Job], only: Iterable[str]) -> tuple[list[str], dict[str, Job]]:
+def select(jobs: Jobs, only: Iterable[str]) -> tuple[list[str], Jobs]:
     """The jobs that words name, all without a word; and these with all that they need, in order."""
     asked: list[str] = []
     for word in only:
@@ -141,7 +144,7 @@ def select(jobs: dict[str, Job], only: Iterable[str]) -> tuple[list[str], dict[s
 class Batch:
     """A batch run under way."""
 
-    jobs: dict[str, Job]  # each after those that it needs
+    jobs: Jobs  # each after those that it needs
     common: str  # hash of what all are made from
     output: Path
     folders: list[Path]  # where runs lie: the output folder, the record
