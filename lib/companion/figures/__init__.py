@@ -10,9 +10,5 @@ arrays give the same bytes (`save`)."""
 
 from companion.figures.centres import gaussian_heads
 from companion.figures.curves import error_before_and_after
-from companion.figures.maps import (
-    attention_grid,
-    attention_on_image,
-    signed_images,
-)
+from companion.figures.maps import attention_grid, attention_on_image, signed_images
 from companion.figures.style import head_colours, save, save_animation

@@ -134,10 +134,7 @@ def attention_grid(
 
 @styled
 def attention_on_image(
-    image: NDArray,
-    query: tuple[int, int],
-    maps: ArrayLike,
-    caption: str = "",
+    image: NDArray, query: tuple[int, int], maps: ArrayLike, caption: str = ""
 ) -> Figure:
     """One image with its query pixel, and beside it where every head of every layer looks (figures
     8 to 10).
