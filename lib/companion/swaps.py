@@ -20,7 +20,7 @@ from attnconv.equivalence.swapping import AT_ONCE, READ_ON, relative_errors, swa
 from attnconv.models import AttentionNet
 from attnconv.training import evaluate
 from attnconv.training.data import Dataset, batches, normalize
-from attnconv.training.runs import Run
+from attnconv.training.runs import Arrays, Run
 
 SIZES = (1, 3, 5, 7, 9)
 """Sides of the kernels that are read out of layers."""
@@ -33,9 +33,7 @@ COMPARED = 100
 
 
 @torch.no_grad()
-def measure_swaps(
-    trained: AttentionNet, untrained: AttentionNet | None, data: Dataset
-) -> dict[str, np.ndarray]:
+def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: Dataset) -> Arrays:
     """What a network loses by convolutions in the place of its layers, on all test images.
 
     Returns:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
-from numpy.typing import NDArray
 
 from attnconv.config import (
     PRESETS,
@@ -33,7 +32,7 @@ from attnconv.heads import AVERAGED, measure_attention, pruned
 from attnconv.models import Network, build_model
 from attnconv.training import load_run, train
 from attnconv.training.data import Dataset, MissingData, find_data, load_data, normalize
-from attnconv.training.runs import Run, find_runs, write
+from attnconv.training.runs import Arrays, Run, find_runs, write
 from companion.profile import Profile, load_profile
 from companion.swaps import measure_swaps, untrained
 
@@ -174,7 +173,7 @@ class Workspace:
         data = self.about["name"]
         return [run for run in found.values() if run.config["data"]["name"] == data]
 
-    def attention(self, run: Run) -> dict[str, NDArray]:
+    def attention(self, run: Run) -> Arrays:
         """What a run's heads attend to, kept or measured now: see `heads.measure_attention`. Of a
         recorded run it is what the record keeps: empty of some."""
         if self._is_here(run) and not run.attention:
@@ -188,7 +187,7 @@ class Workspace:
             del vars(run)["attention"]  # it is read again
         return run.attention
 
-    def swaps(self, run: Run, images: int | None = None) -> dict[str, NDArray]:
+    def swaps(self, run: Run, images: int | None = None) -> Arrays:
         """What a run loses by convolutions in its layers' place (see `swaps.measure_swaps`), kept
         or measured now, on the profile's ``swap_images`` at most, and ``images``. Of a recorded run
         it is what the record keeps: empty of some."""

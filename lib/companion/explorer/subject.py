@@ -16,7 +16,7 @@ from attnconv.attention import LearnedAttention, QuadraticAttention
 from attnconv.config import ModelConfig
 from attnconv.models import AttentionNet, predict
 from attnconv.training import load_run
-from attnconv.training.runs import Run
+from attnconv.training.runs import Arrays, Run
 from companion.explorer.packing import Tree, array, in_halves, padded, rounded
 
 SIGMAS = (0.05, 50.0)
@@ -100,7 +100,7 @@ class Subject:
         return path
 
     @cached_property
-    def weights(self) -> dict[str, NDArray]:
+    def weights(self) -> Arrays:
         """The parameters with which the page predicts, `rounded`, but for those of positions."""
         found = {}
         for name, values in self.model.named_parameters():
