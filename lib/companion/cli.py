@@ -8,7 +8,7 @@ from typing import Any
 
 from attnconv import __version__
 from attnconv.config import PRESETS, ConfigError, ModelConfig, TrainConfig
-from companion.profile import read_yaml
+from companion.profile import Changes, read_yaml
 
 
 def keep_buffers() -> None:
@@ -58,8 +58,8 @@ def _reproduce(only: list[str], **options: Any) -> int:
 def _train(preset: str, seed: int | None, **options: Any) -> int:
     from companion.workspace import open_workspace  # imports torch
 
-    model: dict[str, Any] = {}
-    recipe: dict[str, Any] = {}
+    model: Changes = {}
+    recipe: Changes = {}
     for word in options.pop("set"):
         name, given, value = word.partition("=")
         if not given:

@@ -1,9 +1,7 @@
 """Profiles: how large a reproduction is. No torch is imported."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 from ruamel.yaml import YAML
@@ -14,6 +12,7 @@ SETTLED = ("image_size", "image_channels", "classes", "kind", "start_from", "see
 """Values that the images, the preset, or the list of seeds settle."""
 Changes = dict[str, Any]
 """Names of `ModelConfig`, or of `TrainConfig`, and their values."""
+Configs = tuple[ModelConfig, TrainConfig]
 
 
 class Profile(Config):
@@ -36,7 +35,7 @@ class Profile(Config):
     study: dict[str, Any] = {}  # of short runs, as notebooks 04, 10 and 11 read it
 
     @model_validator(mode="after")
-    def _every_run(self) -> Profile:
+    def _every_run(self) -> Self:
         for preset in {*PRESETS, *self.runs, *self.presets}:
             for seed in self.seeds:
                 self.configs(preset, seed)
@@ -48,7 +47,7 @@ class Profile(Config):
         seed: int | None = None,
         model_changes: Changes | None = None,
         train_changes: Changes | None = None,
-    ) -> tuple[ModelConfig, TrainConfig]:
+    ) -> Configs:
         """A preset's two configurations, for CIFAR-10's images. Changes given here come last.
         Raises `ConfigError`."""
         if preset not in PRESETS:

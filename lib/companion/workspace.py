@@ -22,7 +22,6 @@ from attnconv.config import (
     REPOSITORY,
     ConfigError,
     ModelConfig,
-    TrainConfig,
     for_images,
     replace,
     run_name,
@@ -33,7 +32,7 @@ from attnconv.models import Network, build_model
 from attnconv.training import load_run, train
 from attnconv.training.data import Dataset, MissingData, find_data, load_data, normalize
 from attnconv.training.runs import Arrays, Run, find_runs, write
-from companion.profile import Profile, load_profile
+from companion.profile import Configs, Profile, load_profile
 from companion.swaps import measure_swaps, untrained
 
 if TYPE_CHECKING:
@@ -102,9 +101,7 @@ class Workspace:
         print(f"Shown: short runs from the record ({RECORD.name}).")
         return self.recorded
 
-    def configs(
-        self, name: str, seed: int | None = None, **changes: Any
-    ) -> tuple[ModelConfig, TrainConfig]:
+    def configs(self, name: str, seed: int | None = None, **changes: Any) -> Configs:
         """A preset's configurations for this profile and data; ``changes`` as in
         `Profile.configs`."""
         model, recipe = self.profile.configs(name, seed, **changes)
@@ -117,9 +114,7 @@ class Workspace:
         """The name of a preset's run folder."""
         return run_name(name, *self.configs(name, seed, **changes), self.about)
 
-    def check(
-        self, name: str, seed: int | None = None, **changes: Any
-    ) -> tuple[ModelConfig, TrainConfig]:
+    def check(self, name: str, seed: int | None = None, **changes: Any) -> Configs:
         """As `configs`. Raises, in a second, what would keep this preset from being trained: a
         `ConfigError` or `DataError`; `MissingData` where the data set is not on this machine."""
         model, recipe = self.configs(name, seed, **changes)
