@@ -34,7 +34,7 @@ def read(file: Path) -> Any:
     """A table's content as JSON has it, a row after another."""
     if file.suffix == ".csv":
         return pd.read_csv(file).to_dict("records")
-    return json.loads(file.read_text(encoding="utf-8"))
+    return json.loads(file.read_text("utf-8"))
 
 
 def compare(record: Path, folder: Path, numbers: set[str]) -> int:

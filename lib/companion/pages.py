@@ -113,7 +113,7 @@ def export_html(notebook: Path, pages: Mapping[str, str]) -> None:
         pages={one: "../found.html" if one == FRONT else page for one, page in pages.items()},
         links=LINKS,
     )
-    notebook.with_suffix(".html").write_text(page, encoding="utf-8")
+    notebook.with_suffix(".html").write_text(page, "utf-8")
 
 
 def _body(notebook: Path, *, in_found: bool = False) -> Markup:
@@ -157,12 +157,12 @@ def write_page(output: Path, runs: Sequence[Run]) -> Path:
         note_of=_note_of,
         title_of=title_of,
     )
-    (output / "found.html").write_text(found, encoding="utf-8")
+    (output / "found.html").write_text(found, "utf-8")
     shown = networks(runs)
     stills = [file.stem for file in output.glob("figures/*.png")]
     steps = _STEPS.render(kinds=shown, links=links, stills=stills)
     page = output / "index.html"
-    page.write_text(story(shown, steps), encoding="utf-8")
+    page.write_text(story(shown, steps), "utf-8")
     shutil.copy(_HERE / "page.css", output / "style.css")
     return page
 

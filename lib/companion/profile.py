@@ -94,7 +94,7 @@ def load_profile(path: str | Path) -> Profile:
             " come with a clone of the repository."
         )
     try:
-        said = {**read_yaml(path.read_text(encoding="utf-8")), "name": path.stem}
+        said = {**read_yaml(path.read_text("utf-8")), "name": path.stem}
         if said.get("data", "embedded") not in ("embedded", "cifar10"):  # a path beside the profile
             said["data"] = str(path.absolute().parent / Path(said["data"]).expanduser())
         return Profile(**said)
