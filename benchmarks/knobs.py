@@ -1,10 +1,8 @@
-"""The figures with knobs of notebooks 02, 04, 05 and 10, in JupyterLab: from a key on a knob to the
-new picture.
+"""The figure with knobs of notebook 02, in JupyterLab: from a key on a knob to the new picture.
 
     python benchmarks/knobs.py [--profile evening] [--data PATH] [--keys 10]
 
-Needs Debian's chromium and Playwright's Python package, and the recorded runs of the profile. Of
-notebooks 02 and 05 every picture is new; those of 04 and 10 are drawn ahead, when their cell runs.
+Needs Debian's chromium and Playwright's Python package.
 """
 
 import argparse
@@ -15,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import chromium, jupyterlab, notebook_of, playwright, run_all  # noqa: E402
-from test_knobs import CELLS, FEWER, code_of  # noqa: E402
+from test_knobs import CELLS, code_of  # noqa: E402
 
 LISTEN = """root => {
     root.times = [];
@@ -64,7 +62,7 @@ def main() -> None:
         for number in CELLS:
             code = code_of(number, arguments.profile, arguments.data)
             page = browser.new_page(viewport=dict(width=1400, height=1400))
-            page.goto(lab(number, notebook_of(*(cell for cell in code if cell != FEWER))))
+            page.goto(lab(number, notebook_of(*code)))
             run_all(page)
             root = page.locator(".attnconv-knobs")
             root.wait_for(timeout=180_000)

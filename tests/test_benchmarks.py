@@ -1,12 +1,14 @@
 """Counts and limits of the benchmark, not its seconds."""
 
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
 from measure import FORMS, Case, in_turns, peak_memory  # noqa: E402
 
 
@@ -17,6 +19,11 @@ def test_flops_are_those_that_pytorch_counts(form):
     with FlopCounterMode(display=False) as counter:
         call()
     assert counter.get_total_flops() == case.flops
+
+
+@pytest.mark.parametrize("file", sorted(BENCHMARKS.glob("*.py")), ids=lambda file: file.stem)
+def test_each_benchmark_finds_what_it_imports(file):
+    runpy.run_path(str(file))
 
 
 def test_all_take_their_turn():
