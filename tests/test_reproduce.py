@@ -118,6 +118,9 @@ def test_a_profile_fits_all_presets_and_its_data_lie_beside_it(toys):
     file = toys.notebooks / "profiles" / "toy.yaml"
     toys.profile("data: images\n")
     assert runner.load_profile(file).data == f"{file.parent}/images"
+    toys.profile("data: 5\n")
+    with pytest.raises(ConfigError, match="data = 5"):
+        runner.load_profile(file)
     toys.profile("runs: [quadratic]\nmodel: {centre_start: taps}\n")
     with pytest.raises(ConfigError, match="toy.yaml.*quadratic_16: .*heads = 16"):
         runner.load_profile(file)

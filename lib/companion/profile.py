@@ -95,8 +95,9 @@ def load_profile(path: str | Path) -> Profile:
         )
     try:
         said = {**read_yaml(path.read_text("utf-8")), "name": path.stem}
-        if said.get("data", "embedded") not in ("embedded", "cifar10"):  # a path beside the profile
-            said["data"] = str(path.absolute().parent / Path(said["data"]).expanduser())
+        data = said.get("data", "embedded")
+        if isinstance(data, str) and data not in ("embedded", "cifar10"):  # a path beside it
+            said["data"] = str(path.absolute().parent / Path(data).expanduser())
         return Profile(**said)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path}: {error}") from None
