@@ -140,6 +140,7 @@ def test_of_several_networks_each_decides_and_others_only_stand_in_the_table():
         ("hidden 400, eager", "bfloat16", {}),
         ("hidden 400, from taps", "bfloat16, compiled", {"centre_start": "taps"}),
         ("hidden 400, a CNN", "float32", {"kernels": [3] * 6}),
+        ("hidden 400", "float32", {"kind": "learned", "centre_start": "disc"}),  # has no centres
     ],
 )
 def test_networks_are_named(words, computation, change):

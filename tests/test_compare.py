@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
         (None, 0, [": None in the record, 0 here"]),
     ],
 )
-def test_values_differ_but_for_rounding(one, other, named) -> None:
+def test_values_differ_but_for_rounding(one, other, named):
     assert list(differences(one, other)) == named
 
 
@@ -82,7 +82,7 @@ def draw(folder: Path, **changes: str) -> Path:
 )
 def test_tables_must_be_the_same_and_pictures_may_differ(
     tmp_path, changes, pictures, named, capsys
-) -> None:
+):
     record, folder = draw(tmp_path / "record"), draw(tmp_path / "drawn", **changes)
     (folder / "figures" / "03-a.png").unlink()  # of a notebook that was not asked for
     assert compare(record, folder, {"02"}) == (1 if named else 0)
@@ -107,7 +107,7 @@ for line in sys.stdin:
 """One process for several commands: most of a command's time is that of imports."""
 
 
-def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(tmp_path) -> None:
+def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(tmp_path):
     def git(*command: str) -> str:
         options = dict(cwd=tmp_path, capture_output=True, text=True, check=True)
         return subprocess.run(["git", *command], **options).stdout
@@ -157,7 +157,7 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(t
         toys.executed()
         assert not git("status", "--porcelain", "--untracked-files=all")
         toys.add("02_a", TABLE.replace("8.25", "8.5"))
-        done = attnconv()
+        done = attnconv("--profile", str(profile))
         assert done.returncode == 1 and "8.25 in the record, 8.5 here" in done.stdout
         write(profile.with_name("other.yaml"), "runs: [quadratic]\n")
         done = attnconv("--profile", "other", "--output", "outputs/evening")

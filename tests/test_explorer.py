@@ -31,6 +31,7 @@ from attnconv.training.runs import Run
 from companion.explorer import Explorer, ExplorerError, explore, explorer
 from companion.explorer.counts import FILE, count_swaps, counted_swaps, keep_counts
 from companion.explorer.images import fitting, pool_of
+from companion.explorer.story import networks
 from companion.explorer.subject import Subject, subject_of
 from edits import edited
 from node import in_node, needs_node, run_tests
@@ -113,7 +114,7 @@ def tree_of(page: str) -> dict:
 
 
 @needs_node
-def test_the_front_end_with_node() -> None:
+def test_the_front_end_with_node():
     run_tests("explorer.test.mjs")
 
 
@@ -136,7 +137,7 @@ def as_sent(model):
 
 @needs_node
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_browser_computes_what_the_model_does(kind: str, data) -> None:
+def test_the_browser_computes_what_the_model_does(kind: str, data):
     """Maps and numbers of heads.js, at a corner and inside, all layers and heads. Where content
     matters, the scores come from network.js.
     """
@@ -176,7 +177,7 @@ def test_the_browser_computes_what_the_model_does(kind: str, data) -> None:
 
 @needs_node
 @pytest.mark.parametrize("kind", POSITIONAL)
-def test_the_browser_reads_the_kernel_that_python_reads(kind: str) -> None:
+def test_the_browser_reads_the_kernel_that_python_reads(kind: str):
     model, sizes = model_of(kind), (1, 3, 5)
     code = f"""const out = {list(sizes)}.flatMap((size) =>
         [0, 1].map((l) => heads.kernelOf(model, l, heads.readLayer(model, l).maps, size)));"""
@@ -204,7 +205,7 @@ def test_the_browser_reads_the_kernel_that_python_reads(kind: str) -> None:
 
 @needs_node
 @pytest.mark.parametrize("count, size", [(9, 3), (16, 4)])
-def test_the_browser_counts_taps_as_python_does(count: int, size: int) -> None:
+def test_the_browser_counts_taps_as_python_does(count: int, size: int):
     model = model_of("quadratic", heads=count, layers=6)
     with torch.no_grad():
         for layer in model.attention_layers:
@@ -229,7 +230,7 @@ def test_the_browser_counts_taps_as_python_does(count: int, size: int) -> None:
 
 
 @needs_node
-def test_a_nearly_singular_head_is_the_same_in_the_browser() -> None:
+def test_a_nearly_singular_head_is_the_same_in_the_browser():
     """Its scale is one that Sigma^{-1} in 32 bits does not tell: it comes from Python."""
     sides, expected = [], []
     for away, sigma in itertools.product((1e-1, 1e-3, 1e-4, 0.0), (0.7, 2.0)):
@@ -283,7 +284,7 @@ def off(layer: int, *heads: int) -> list[dict]:
 @needs_node
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [3, (3, 3, 0)])
-def test_the_browser_predicts_what_python_does(kind: str, count, data) -> None:
+def test_the_browser_predicts_what_python_does(kind: str, count, data):
     """Predictions with and without changed heads, in both orders, and what a layer and a head do,
     against the definitions. A layer without heads adds its bias alone.
     """
@@ -343,7 +344,7 @@ def test_the_browser_predicts_what_python_does(kind: str, count, data) -> None:
 
 @needs_node
 @pytest.mark.parametrize("kind", POSITIONAL)
-def test_a_layer_is_swapped_in_the_browser_as_in_python(kind: str, data) -> None:
+def test_a_layer_is_swapped_in_the_browser_as_in_python(kind: str, data):
     """Logits with one layer, and two, as convolutions, read from the layers with their heads as
     they are changed.
     """
@@ -371,7 +372,7 @@ def test_a_layer_is_swapped_in_the_browser_as_in_python(kind: str, data) -> None
 # --- images
 
 
-def test_the_middle_is_kept_upright_and_on_white(tmp_path) -> None:
+def test_the_middle_is_kept_upright_and_on_white(tmp_path):
     image = Image.new("RGBA", (300, 100), (255, 0, 0, 0))
     image.paste((0, 0, 255, 255), (100, 0, 200, 100))
     image.paste((0, 0, 0, 0), (100, 50, 200, 100))
@@ -382,7 +383,7 @@ def test_the_middle_is_kept_upright_and_on_white(tmp_path) -> None:
     assert (left[:, :4] > 230).all() and (abs(right[:, 1:] - [0, 0, 255]) < 25).all()
 
 
-def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
+def test_images_can_be_given_in_many_forms(data, tmp_path):
     Image.new("L", (50, 80), 77).save(tmp_path / "a.png")
     array = data.test_images[:5]
     for images in (array, array.numpy(), array[0], [array[:2], array[2:]]):
@@ -397,7 +398,7 @@ def test_images_can_be_given_in_many_forms(data, tmp_path) -> None:
         assert (fitting(images, (28, 28), 1) == 77).all()
 
 
-def test_images_that_cannot_be_shown_are_refused_in_a_sentence(tmp_path) -> None:
+def test_images_that_cannot_be_shown_are_refused_in_a_sentence(tmp_path):
     (tmp_path / "half.jpg").write_bytes(b"no image")
     for images, words in (
         (tmp_path / "half.jpg", "half.jpg"),
@@ -413,7 +414,7 @@ def test_images_that_cannot_be_shown_are_refused_in_a_sentence(tmp_path) -> None
         assert "\n" not in str(refused.value)
 
 
-def test_labels_are_of_the_classes_that_the_model_knows(data) -> None:
+def test_labels_are_of_the_classes_that_the_model_knows(data):
     """As many classes are not yet the same: a shirt is not a truck. Of images that are not at hand,
     those of the sample are shown, without its classes.
     """
@@ -430,7 +431,7 @@ def test_labels_are_of_the_classes_that_the_model_knows(data) -> None:
         assert pool.labels.any() == known and pool.classes == tuple(classes)
 
 
-def test_what_goes_with_the_images_can_be_given(data) -> None:
+def test_what_goes_with_the_images_can_be_given(data):
     """By a data set, and the statistics of arrays by themselves."""
     model, own = model_of("quadratic"), dict(mean=(0.5,), std=(0.25,))
     images = data.test_images[:1]
@@ -455,12 +456,12 @@ def test_what_goes_with_the_images_can_be_given(data) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_take_the_type_of_the_network(kind: str, dtype: torch.dtype, data) -> None:
+def test_images_take_the_type_of_the_network(kind: str, dtype: torch.dtype, data):
     view = explore(model_of(kind).to(dtype), images=data)
     assert view.figure().axes and view.page()
 
 
-def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
+def test_what_cannot_be_explored_is_refused_in_a_sentence(runs):
     for subject, words in (
         (runs["resnet"], "ResNet18 has no attention heads"),
         (convert(torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3))), "no attention heads to explore"),
@@ -472,7 +473,7 @@ def test_what_cannot_be_explored_is_refused_in_a_sentence(runs) -> None:
         assert "\n" not in str(refused.value)
 
 
-def test_a_run_brings_its_path_its_counts_and_its_neighbours(runs, data, tmp_path) -> None:
+def test_a_run_brings_its_path_its_counts_and_its_neighbours(runs, data, tmp_path):
     told = explore(runs["quadratic"], images=data)._content()
     side = told["side"]
     assert [run["name"] for run in told["choices"]["runs"]] == ["quadratic", "content"]
@@ -489,7 +490,13 @@ def test_a_run_brings_its_path_its_counts_and_its_neighbours(runs, data, tmp_pat
     assert [run["name"] for run in other._content()["choices"]["runs"]] == ["one"]
 
 
-def test_every_choice_of_layers_is_counted(runs, data, tmp_path) -> None:
+def test_the_first_page_shows_the_longest_run_of_a_preset(runs):
+    longer = Run(runs["quadratic"].path)
+    vars(longer)["train"] = TrainConfig(epochs=9)
+    assert networks([runs["quadratic"], longer])["quadratic"] is longer
+
+
+def test_every_choice_of_layers_is_counted(runs, data, tmp_path):
     """As `swap` and `predict` answer; kept with the run, and told where nothing better is."""
     folder = shutil.copytree(runs["quadratic"].path, tmp_path / "run")
     model = load_run(folder)[0]
@@ -526,7 +533,7 @@ def test_every_choice_of_layers_is_counted(runs, data, tmp_path) -> None:
 # --- what Python answers
 
 
-def test_it_opens_on_a_clear_image_that_the_model_is_sure_of(data) -> None:
+def test_it_opens_on_a_clear_image_that_the_model_is_sure_of(data):
     model, images = model_of("quadratic"), data.test_images[:20]
     with torch.no_grad():
         model.classifier.weight *= 1000
@@ -541,7 +548,7 @@ def test_it_opens_on_a_clear_image_that_the_model_is_sure_of(data) -> None:
     assert explore(model, images=labelled)._clear_image() == second
 
 
-def test_runs_are_chosen(runs, data) -> None:
+def test_runs_are_chosen(runs, data):
     view = explore(runs["quadratic"], images=data)
     view.state = dict(edits={"0.1": dict(off=True)}, layer=1)
     assert unzipped(view.data)["side"]["encoding"] == "quadratic"
@@ -555,7 +562,7 @@ def test_runs_are_chosen(runs, data) -> None:
 # --- pages and pictures
 
 
-def test_the_page_is_one_file_without_the_network_and_of_the_view(runs, data, tmp_path) -> None:
+def test_the_page_is_one_file_without_the_network_and_of_the_view(runs, data, tmp_path):
     view = explore(runs["content"], images=data)
     page = view.export_html(tmp_path / "deep" / "page.html").read_text()
     visible = re.sub(r"<script id='data'.*?</script>|base64,[^']*", "", page)
@@ -579,7 +586,7 @@ def test_the_page_is_one_file_without_the_network_and_of_the_view(runs, data, tm
     assert still[0] != still[1]
 
 
-def test_a_site_has_a_page_for_each_model(runs, data, tmp_path, monkeypatch) -> None:
+def test_a_site_has_a_page_for_each_model(runs, data, tmp_path, monkeypatch):
     view = explore(runs["quadratic"], images=data)
 
     def alive() -> set:
@@ -604,6 +611,6 @@ def test_a_site_has_a_page_for_each_model(runs, data, tmp_path, monkeypatch) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_layer_that_has_lost_all_its_heads_can_be_explored(kind: str, data) -> None:
+def test_a_layer_that_has_lost_all_its_heads_can_be_explored(kind: str, data):
     view = explore(model_of(kind, heads=(0, 2)), images=data)
     assert view.figure().axes and view.page()

@@ -266,7 +266,7 @@ def menu(page: playwright.Page, name: str, item: str) -> None:
 
 def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_named_at_once(
     browser, lab
-) -> None:
+):
     address = lab("saved", notebook_of(WIDGETS, "Playground()"))
     page = browser.new_page(viewport=dict(width=1400, height=1200))
     page.goto(address)

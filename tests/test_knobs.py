@@ -41,7 +41,7 @@ def pixels(png: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
 
 
-def test_a_knob_changes_the_picture_to_what_the_figure_function_draws() -> None:
+def test_a_knob_changes_the_picture_to_what_the_figure_function_draws():
     shown = knobs()
     before = shown.image.value
     shown.knobs["shift"].value = 2
@@ -81,7 +81,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Knobs]:
 
 
 @pytest.mark.parametrize("number", CELLS)
-def test_every_knob_of_the_notebooks_changes_the_picture(shown, number: str) -> None:
+def test_every_knob_of_the_notebooks_changes_the_picture(shown, number: str):
     one = shown[number]
     for name, knob in one.knobs.items():
         before, start = one.image.value, knob.value

@@ -278,36 +278,50 @@ def test_attention_may_be_called_by_keyword(name, monkeypatch):
     pd.testing.assert_frame_equal(examine(network, IMAGES, sizes=(3,)).layers, found)
 
 
+def test_a_network_may_go_on_in_place():
+    tables = []
+    for add in (torch.add, torch.Tensor.add_):
+        network = vit()
+        network.blocks[0].ls1.register_forward_hook(lambda *given, add=add: add(given[2], 1))
+        tables.append(examine(network, IMAGES, sizes=(3,)).layers)
+    pd.testing.assert_frame_equal(*tables)
+
+
+def refused(words, network, images=IMAGES):
+    with pytest.raises(ValueError, match=words):
+        examine(network, images)
+
+
 def test_what_cannot_be_examined_is_refused_by_name():
     swin = timm.models.SwinTransformer(
         32, 4, embed_dim=24, depths=(2,), num_heads=(3,), window_size=4
     )
-    with pytest.raises(ValueError, match=r"layers\.0\.blocks\.0\.attn does not attend"):
-        examine(swin.double(), IMAGES)
-    with pytest.raises(ValueError, match="No attention is found"):
-        examine(torchvision.models.resnet18(), torch.randn(2, 3, 32, 32))
+    refused(r"layers\.0\.blocks\.0\.attn does not attend", swin.double())
+    refused("No attention is found", torchvision.models.resnet18().double())
     gated = vit()
     gated.blocks[0].attn.gate = nn.Linear(24, 24).double()
-    with pytest.raises(ValueError, match=r"blocks\.0\.attn does more than average"):
-        examine(gated, IMAGES)
-    with pytest.raises(ValueError, match=r"must be square, not of shape \(6, 3, 32, 16\)"):
-        examine(vit(img_size=(32, 16)), IMAGES[..., :16])
+    refused(r"blocks\.0\.attn does more than average", gated)
+    images = IMAGES[..., :16]
+    refused(r"must be square, not of shape \(6, 3, 32, 16\)", vit(img_size=(32, 16)), images)
     shared = vit()
     shared.blocks[1] = shared.blocks[0]
-    with pytest.raises(ValueError, match=r"blocks\.0\.attn does .* a second call"):
-        examine(shared, IMAGES)
+    refused(r"blocks\.0\.attn does .* a second call", shared)
+    refused(r"blocks\.0\.attn .* is in float16", vit().half(), IMAGES.half())
     unknown = vit()
-    unknown.blocks[0].attn.qkv = nn.Sequential(unknown.blocks[0].attn.qkv)
-    with pytest.raises(ValueError, match=r"blocks\.0\.attn is attention of an unknown form"):
-        examine(unknown, IMAGES)
-    with pytest.raises(ValueError, match="more than logits"):
-        unknown.forward = lambda x: [x]
-        examine(unknown, IMAGES)
+    attention = unknown.blocks[0].attn
+    attention.qkv = nn.Sequential(attention.qkv)
+    refused(r"blocks\.0\.attn is attention of an unknown form", unknown)
+    one_more_key = nn.MultiheadAttention(24, 3, add_bias_kv=True, batch_first=True)
+    encoder = Encoder(True)
+    encoder.encoder.layers[0].self_attn = one_more_key
+    refused(r"self_attn is attention of an unknown form", encoder.double())
+    unknown.forward = lambda x: [x]
+    refused("more than logits", unknown)
     silent = vit()
     silent.blocks[0].attn.forward = lambda x, **_: x
-    with pytest.raises(ValueError, match="attn_drop is never called"):
-        examine(silent, IMAGES)
-    with pytest.raises(ValueError, match="no layer 3"):
-        swap(vit(), {3: 1}, images=IMAGES)
-    with pytest.raises(ValueError, match="must be odd, not 2"):
-        swap(vit(), {1: 2}, images=IMAGES)
+    refused("attn_drop is never called", silent)
+    for sizes, words in ({3: 1}, "no layer 3"), ({1: 2}, "must be odd, not 2"):
+        with pytest.raises(ValueError, match=words):
+            swap(vit(), sizes, images=IMAGES)
+    with pytest.raises(RuntimeError, match="size 64"):  # other patches than it was fitted to
+        swap(vit(dynamic_img_size=True), {1: 1}, images=IMAGES)(IMAGES.repeat(1, 1, 2, 2))

@@ -20,7 +20,7 @@ from node import in_node, needs_node, run_tests
 
 
 @needs_node
-def test_the_front_end_with_node() -> None:
+def test_the_front_end_with_node():
     run_tests("playground.test.mjs")
 
 
@@ -36,7 +36,7 @@ def test_the_front_end_with_node() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-def test_the_browser_computes_what_the_layers_do(size, alpha, padding, moved) -> None:
+def test_the_browser_computes_what_the_layers_do(size, alpha, padding, moved):
     """Conv2d, its heads with zeros around the image and without, at any sharpness, on and off
     their taps.
     """
@@ -65,7 +65,7 @@ def test_the_browser_computes_what_the_layers_do(size, alpha, padding, moved) ->
     assert torch.allclose(torch.tensor(got, dtype=torch.float64), expected, atol=1e-12)
 
 
-def test_the_page_is_whole_and_needs_nothing(tmp_path: Path) -> None:
+def test_the_page_is_whole_and_needs_nothing(tmp_path: Path):
     page = Playground().export_html(tmp_path / "playground.html").read_text()
     assert len(page.encode()) < 300_000 and page.count("<noscript><img") == 1
     assert "import {" not in page and "import(" not in page
@@ -84,7 +84,7 @@ def knobs():
 
 
 @pytest.mark.parametrize("make", [Playground, knobs])
-def test_it_is_a_picture_where_it_cannot_run(make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_a_picture_where_it_cannot_run(make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ATTNCONV_STATIC", "1")
     shown: list[dict] = []
     monkeypatch.setattr(widgets, "display", lambda bundle, **_: shown.append(bundle))
@@ -99,7 +99,7 @@ def test_it_is_a_picture_where_it_cannot_run(make, monkeypatch: pytest.MonkeyPat
     assert "attnconv-last" in picture["text/html"] and "data:image/png" in picture["text/html"]
 
 
-def test_the_still_picture_shows_the_sharpness() -> None:
+def test_the_still_picture_shows_the_sharpness():
     axes = Playground(0.7).figure().axes[:4]
     titles = [ax.get_title() for ax in axes]
     assert titles[:3] == ["Picture", "Conv2d", "Nine heads, α = 0.7"]
@@ -109,6 +109,6 @@ def test_the_still_picture_shows_the_sharpness() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, 51.0, float("nan")])
-def test_a_sharpness_out_of_range_is_refused(alpha: float) -> None:
+def test_a_sharpness_out_of_range_is_refused(alpha: float):
     with pytest.raises(ValueError, match="from 0.02"):
         Playground(alpha)

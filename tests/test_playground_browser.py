@@ -75,7 +75,7 @@ def seen(show: Callable[..., Seen], file: Path) -> Seen:
     return show(file)
 
 
-def test_the_heads_are_the_convolution_until_one_is_dragged_off(seen: Seen) -> None:
+def test_the_heads_are_the_convolution_until_one_is_dragged_off(seen: Seen):
     assert seen.told() == "largest: 0" and "Theorem 1" in seen.words()
     assert (seen.image("convolved") == seen.image("total")).all() and np.ptp(
         seen.image("difference")
@@ -100,7 +100,7 @@ def test_the_heads_are_the_convolution_until_one_is_dragged_off(seen: Seen) -> N
     assert seen.apart() > 0.1
 
 
-def test_heads_are_taken_away_brought_back_and_share_a_place(seen: Seen) -> None:
+def test_heads_are_taken_away_brought_back_and_share_a_place(seen: Seen):
     seen.dot(3).click()
     assert not seen.state()["heads"][3]["on"]
     assert seen.dot(3).get_attribute("aria-pressed") == "false"
@@ -119,7 +119,7 @@ def test_heads_are_taken_away_brought_back_and_share_a_place(seen: Seen) -> None
     assert seen.told() == "largest: 0" and not seen.state()["heads"][4]["on"]
 
 
-def test_a_blur_and_a_border_are_no_convolution(seen: Seen) -> None:
+def test_a_blur_and_a_border_are_no_convolution(seen: Seen):
     curve = seen.pixels(".pg-curve")
     slider = seen.root.locator("input[type=range]")
     slider.fill(str(round(np.log(0.05), 2)))
@@ -138,7 +138,7 @@ def test_a_blur_and_a_border_are_no_convolution(seen: Seen) -> None:
     seen.page.wait_for_function("location.hash.includes('kernel=sobel-x')")
 
 
-def test_kernels_chosen_and_typed(seen: Seen) -> None:
+def test_kernels_chosen_and_typed(seen: Seen):
     before = seen.image("convolved")
     seen.choose("Kernel", "emboss")
     assert (before != seen.image("convolved")).any() and seen.told() == "largest: 0"
@@ -160,7 +160,7 @@ def test_kernels_chosen_and_typed(seen: Seen) -> None:
         assert len(seen.state()["heads"]) == size**2 and seen.told() == "largest: 0"
 
 
-def test_the_pictures_are_the_arrays(seen: Seen) -> None:
+def test_the_pictures_are_the_arrays(seen: Seen):
     """With a kernel of both signs, and a head off its tap: red above zero, blue below, each in
     its own picture.
     """
@@ -177,9 +177,7 @@ def test_the_pictures_are_the_arrays(seen: Seen) -> None:
         assert redder[values > 0.1 * wide].min() > 0 > redder[values < -0.1 * wide].max()
 
 
-def test_pictures_and_ones_own(
-    seen: Seen, show: Callable[..., Seen], file: Path, tmp_path: Path
-) -> None:
+def test_pictures_and_ones_own(seen: Seen, show: Callable[..., Seen], file: Path, tmp_path: Path):
     looks = [seen.image("picture")]
     for name in ("boot", "shapes", "pixel"):
         seen.choose("Picture", name)
@@ -217,7 +215,7 @@ def test_pictures_and_ones_own(
         )
 
 
-def test_keys_alone(seen: Seen) -> None:
+def test_keys_alone(seen: Seen):
     seen.dot(4).focus()
     seen.idle()
     assert "Head 5" in seen.root.locator(".pg-about").text_content()
@@ -247,7 +245,7 @@ def test_keys_alone(seen: Seen) -> None:
     assert not seen.page.evaluate(MISNAMED)
 
 
-def test_a_link_holds_the_state(show: Callable[..., Seen], seen: Seen, file: Path) -> None:
+def test_a_link_holds_the_state(show: Callable[..., Seen], seen: Seen, file: Path):
     seen.choose("Kernel", "sharpen")
     seen.drag_head(1, 0, -0.6)
     seen.root.get_by_label("zeros around the picture").uncheck()
@@ -270,7 +268,7 @@ def test_a_link_holds_the_state(show: Callable[..., Seen], seen: Seen, file: Pat
 
 
 @pytest.mark.parametrize("size", [3, 5])
-def test_on_a_phone(show: Callable[..., Seen], file: Path, size: int) -> None:
+def test_on_a_phone(show: Callable[..., Seen], file: Path, size: int):
     seen = show(
         file, f"size={size}", viewport=dict(width=375, height=812), has_touch=True, is_mobile=True
     )
@@ -293,7 +291,7 @@ def test_on_a_phone(show: Callable[..., Seen], file: Path, size: int) -> None:
     assert max(seen.state()["query"]) < 8
 
 
-def test_dark(seen: Seen) -> None:
+def test_dark(seen: Seen):
     background = "n => getComputedStyle(n).backgroundColor"
     light = seen.root.evaluate(background)
     assert seen.image("difference").mean() > 230
@@ -301,7 +299,7 @@ def test_dark(seen: Seen) -> None:
     assert seen.image("difference").mean() < 40 and seen.root.evaluate(background) != light
 
 
-def test_the_pages_lead_back_to_the_index(browser: playwright.Browser, tmp_path: Path) -> None:
+def test_the_pages_lead_back_to_the_index(browser: playwright.Browser, tmp_path: Path):
     """Where the index led to them; alone they have no such link."""
     Playground().export_html(tmp_path / "playground.html")
     torch.manual_seed(0)
@@ -327,7 +325,7 @@ def test_the_pages_lead_back_to_the_index(browser: playwright.Browser, tmp_path:
     page.close()
 
 
-def test_the_widget_s_front_end(browser: playwright.Browser) -> None:
+def test_the_widget_s_front_end(browser: playwright.Browser):
     """What anywidget does with it: a model with traits, two views, a state that comes from
     Python, removal.
     """

@@ -118,15 +118,15 @@ def test_a_profile_fits_all_presets_and_its_data_lie_beside_it(toys):
     file = toys.notebooks / "profiles" / "toy.yaml"
     toys.profile("data: images\n")
     assert runner.load_profile(file).data == f"{file.parent}/images"
-    toys.profile("data: 5\n")
-    with pytest.raises(ConfigError, match="data = 5"):
-        runner.load_profile(file)
-    toys.profile("runs: [quadratic]\nmodel: {centre_start: taps}\n")
-    with pytest.raises(ConfigError, match="toy.yaml.*quadratic_16: .*heads = 16"):
-        runner.load_profile(file)
+    on_taps = "runs: [quadratic]\nmodel: {centre_start: taps}\n"
+    wrong = "toy.yaml.*quadratic_16: .*heads = 16"
+    for text, words in ("data: 5\n", "data = 5"), (on_taps, wrong):
+        toys.profile(text)
+        with pytest.raises(ConfigError, match=words):
+            runner.load_profile(file)
 
 
-def test_what_the_notebooks_need_is_there() -> None:
+def test_what_the_notebooks_need_is_there():
     jobs = plan(NOTEBOOKS, Profile(name="all", runs=[*PRESETS]))
     assert {name[:2] for name in jobs} == {f"{n:02}" for n in range(13)}
     assert {name[:2] for name in jobs["00_what_was_found"].needs} == {
@@ -146,7 +146,7 @@ def test_what_the_notebooks_need_is_there() -> None:
         ({}, {"only": ["02:typo"]}, "'02:typo' is no job of this profile"),
     ],
 )
-def test_mistakes_are_refused_before_anything_runs(light: Toys, notes, options, message) -> None:
+def test_mistakes_are_refused_before_anything_runs(light: Toys, notes, options, message):
     light.add("02_a", **notes)
     with pytest.raises(ValueError, match=message):
         run(light, **options)
@@ -218,7 +218,7 @@ def test_images_with_too_few_positions_are_refused_before_anything_is_trained(tm
         ({"classes": ("cat",)}, "has one class, cat"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_starts(light: Toys, shape, message, dry) -> None:
+def test_what_cannot_work_is_said_before_anything_starts(light: Toys, shape, message, dry):
     light.add("03_train", parameters=PER_RUN, per_run=True)
     light.add("04_heads", needs=["03"])
     data = str(images(light.output.parent / "data", **shape))
@@ -227,7 +227,7 @@ def test_what_cannot_work_is_said_before_anything_starts(light: Toys, shape, mes
     assert not light.executed()
 
 
-def test_a_dry_run_without_the_data_set_says_so_and_downloads_nothing(light, monkeypatch) -> None:
+def test_a_dry_run_without_the_data_set_says_so_and_downloads_nothing(light, monkeypatch):
     monkeypatch.setenv("ATTNCONV_DATA", str(light.output / "nothing"))
     light.add("02_a")
     with pytest.raises(ValueError, match="cifar10 is not on this machine.*--data PATH"):
@@ -337,7 +337,7 @@ CHANGES = {
 @pytest.mark.parametrize(("change", "again"), CHANGES.values(), ids=CHANGES)
 def test_a_change_repeats_what_depends_on_it_and_nothing_else(
     drawn: Toys, tmp_path, monkeypatch, change, again
-) -> None:
+):
     folder = tmp_path / "changed"
     shutil.copytree(drawn.notebooks.parent, folder)
     toys = Toys(tmp_path / "unused")
@@ -351,7 +351,7 @@ def test_a_change_repeats_what_depends_on_it_and_nothing_else(
     assert not toys.executed()
 
 
-def test_a_dry_run_says_what_would_be_done_and_writes_nothing(light: Toys, capsys) -> None:
+def test_a_dry_run_says_what_would_be_done_and_writes_nothing(light: Toys, capsys):
     light.add("02_a", result("tables/02-a.csv"))
     light.add("03_b", needs=["02"])
     light.add("04_c")
@@ -365,7 +365,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(light: Toys, capsy
     assert {file: file.stat().st_mtime_ns for file in light.output.rglob("*")} == before
 
 
-def test_an_installed_version_counts(light: Toys, monkeypatch) -> None:
+def test_an_installed_version_counts(light: Toys, monkeypatch):
     light.add("02_a")
     assert run(light) == 0 and run(light) == 0 and light.executed() == ["02"]
     other = [SimpleNamespace(name="torch", version="0")]
@@ -373,7 +373,7 @@ def test_an_installed_version_counts(light: Toys, monkeypatch) -> None:
     assert run(light) == 0 and light.executed() == ["02"]
 
 
-def test_only_what_is_named_and_what_it_needs_and_force_only_what_is_named(light: Toys) -> None:
+def test_only_what_is_named_and_what_it_needs_and_force_only_what_is_named(light: Toys):
     light.add("02_theory")
     light.add("03_train", parameters=PER_RUN, per_run=True)
     light.add("04_heads", needs=["03:quadratic"])
@@ -383,7 +383,7 @@ def test_only_what_is_named_and_what_it_needs_and_force_only_what_is_named(light
     assert run(light) == 0 and light.executed() == ["02"]
 
 
-def test_what_is_changed_meanwhile_is_for_the_next_run(toys: Toys) -> None:
+def test_what_is_changed_meanwhile_is_for_the_next_run(toys: Toys):
     later = toys.notebooks / "03_b.ipynb"
     change = f"import pathlib; file = pathlib.Path({str(later)!r})"
     toys.add("02_a", f"{change}; file.write_text(file.read_text().replace('old', 'new'))")
@@ -393,13 +393,13 @@ def test_what_is_changed_meanwhile_is_for_the_next_run(toys: Toys) -> None:
         assert (toys.output / "figures" / "03-b.png").read_text() == content
 
 
-def test_results_are_not_written_over_the_notebooks(light: Toys) -> None:
+def test_results_are_not_written_over_the_notebooks(light: Toys):
     light.add("02_a")
     with pytest.raises(ConfigError, match="not written over"):
         reproduce("toy", notebooks=light.notebooks, output=light.notebooks.parent)
 
 
-def test_a_failure_stops_only_what_needs_it(light: Toys, capsys) -> None:
+def test_a_failure_stops_only_what_needs_it(light: Toys, capsys):
     light.add("02_wrong", result("figures/02-a.png"), result("figures/02-b.png"))
     assert run(light) == 0
     light.add("02_wrong", result("figures/02-a.png", "new"), "1 / 0")
@@ -421,7 +421,7 @@ def test_a_failure_stops_only_what_needs_it(light: Toys, capsys) -> None:
     assert not (light.output / ".running").exists()
 
 
-def test_nothing_runs_beside_a_notebook_that_measures_time(toys: Toys) -> None:
+def test_nothing_runs_beside_a_notebook_that_measures_time(toys: Toys):
     for name, alone in (("02_a", False), ("03_b", True), ("04_c", False), ("05_d", False)):
         toys.add(name, alone=alone)
     jobs = plan(toys.notebooks, Profile(name="toy"))
@@ -433,7 +433,7 @@ def test_nothing_runs_beside_a_notebook_that_measures_time(toys: Toys) -> None:
     assert [batch.begin(jobs[name]) for name in ("03_b", "05_d")] == [True, False]
 
 
-def test_two_runs_into_one_folder_are_refused(light: Toys) -> None:
+def test_two_runs_into_one_folder_are_refused(light: Toys):
     light.add("02_theory")
     light.output.mkdir()
     with FileLock(light.output / ".lock"):
@@ -444,7 +444,7 @@ def test_two_runs_into_one_folder_are_refused(light: Toys) -> None:
 # With kernels
 
 
-def test_a_copy_shows_its_parameters_and_nothing_of_this_machine(tmp_path, monkeypatch) -> None:
+def test_a_copy_shows_its_parameters_and_nothing_of_this_machine(tmp_path, monkeypatch):
     toys = Toys(tmp_path / "a name with spaces")
     toys.profile("runs: [quadratic]\n")
     # Neither a kernel that the user has registered nor what the user runs at each start is used.
@@ -475,9 +475,7 @@ def test_a_copy_shows_its_parameters_and_nothing_of_this_machine(tmp_path, monke
     assert copy.read_bytes() == before  # no time of day, no random id
 
 
-def test_the_error_of_a_notebook_is_said_and_its_copy_shows_where(
-    toys: Toys, capfd, monkeypatch
-) -> None:
+def test_the_error_of_a_notebook_is_said_and_its_copy_shows_where(toys: Toys, capfd, monkeypatch):
     # The server of the other tests began with another stderr than this test's.
     monkeypatch.setattr(runner, "FORKED", multiprocessing.get_context("fork"))
     kept = toys.output / "failed" / "02_wrong.ipynb"
@@ -501,7 +499,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])  # Ctrl-C, SIGHUP: as SIGTERM
-def test_an_interrupt_leaves_no_kernel_and_no_half_result(toys: Toys, number) -> None:
+def test_an_interrupt_leaves_no_kernel_and_no_half_result(toys: Toys, number):
     write(toys.output / "figures" / "02-a.png", "an earlier success")
     pids = "open('PIDS', 'w').write(f'{os.getpid()} {os.getppid()} ')"
     toys.add("02_long", result("figures/02-a.png", "new"), f"{pids}; sum(range(10**12))  # deaf")

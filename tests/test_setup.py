@@ -29,13 +29,13 @@ NEEDED = [
 ]
 
 
-def test_the_lock_satisfies_pyproject() -> None:
+def test_the_lock_satisfies_pyproject():
     for line in NEEDED:
         wanted = Requirement(line)
         assert wanted.specifier.contains(LOCKED[wanted.name]), f"{line}: run `make lock`"
 
 
-def test_the_lock_is_exact_versions_and_nothing_else() -> None:
+def test_the_lock_is_exact_versions_and_nothing_else():
     assert len(LOCKED) > 50 and list(LOCKED) == sorted(LOCKED)
     for name, version in LOCKED.items():
         assert re.fullmatch(r"[a-z0-9-]+", name) and re.fullmatch(r"\d[0-9A-Za-z.]*", version), name
@@ -43,19 +43,19 @@ def test_the_lock_is_exact_versions_and_nothing_else() -> None:
     assert "://" not in LOCK and "index" not in LOCK
 
 
-def test_the_environment_file_gives_conda_users_the_same() -> None:
+def test_the_environment_file_gives_conda_users_the_same():
     text = (ROOT / "environment.yml").read_text()
     assert yaml.safe_load(text)["dependencies"] == [f"python{PROJECT['requires-python']}", "uv"]
     assert "uv pip install --constraint requirements.lock --editable '.[notebooks]'" in text
     assert "://" not in text
 
 
-def test_the_library_alone_needs_no_jupyter() -> None:
+def test_the_library_alone_needs_no_jupyter():
     alone = {Requirement(line).name for line in PROJECT["dependencies"]}
     assert not alone & {"jupyterlab", "ipykernel", "papermill", "matplotlib", "pandas", "nbconvert"}
 
 
-def test_every_file_of_the_library_is_in_the_wheel() -> None:
+def test_every_file_of_the_library_is_in_the_wheel():
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     packed = set()
     for package in setup["packages"]:
@@ -66,14 +66,14 @@ def test_every_file_of_the_library_is_in_the_wheel() -> None:
     assert len(files) > 40 and files - packed == set()
 
 
-def test_what_others_are_told_of_the_project_is_so() -> None:
+def test_what_others_are_told_of_the_project_is_so():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == __version__
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert citation["preferred-citation"]["url"] in (ROOT / "README.md").read_text()
 
 
-def test_no_line_of_the_front_end_is_too_long() -> None:
+def test_no_line_of_the_front_end_is_too_long():
     files = [file for kind in ("js", "css", "html") for file in (ROOT / "lib").rglob(f"*.{kind}")]
     longest = {file.name: max(map(len, file.read_text().split("\n"))) for file in files}
     assert len(files) > 10 and max(longest.values()) <= 120, longest
@@ -96,20 +96,20 @@ def arguments(*words: str, **environment: str) -> list[str]:
 @pytest.mark.parametrize(
     "target", ["reproduce", "paper", "test", "lint", "lab", "explore", "bench", "lock"]
 )
-def test_every_target_sets_up_first(target: str, tmp_path) -> None:
+def test_every_target_sets_up_first(target: str, tmp_path):
     said = make("--dry-run", f"VENV={tmp_path / 'venv'}", target)
     assert "-m venv" in said and "--editable '.[test]'" in said
 
 
 @pytest.mark.parametrize(("flags", "own"), [("", False), ("--system-site-packages", True)])
-def test_a_machine_keeps_its_own_torch_when_asked(flags: str, own: bool, tmp_path) -> None:
+def test_a_machine_keeps_its_own_torch_when_asked(flags: str, own: bool, tmp_path):
     said = make("--dry-run", f"VENV={tmp_path / 'venv'}", f"VENV_FLAGS={flags}", "lint")
     [command] = re.findall(r"^grep .*requirements.lock", said, re.MULTILINE)
     kept = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True).stdout
     assert ("torch==" in kept, "pillow==" in kept) == (not own, True)
 
 
-def test_make_passes_what_the_user_asks_for() -> None:
+def test_make_passes_what_the_user_asks_for():
     assert arguments("reproduce") == ["reproduce", "--profile", "quick"]
     asked = arguments("reproduce", "DATA=fol der/o'brien;\"x", "JOBS=2", "FORCE=1", "DRY=1")
     assert asked[3:] == ["--jobs", "2", "--data", "fol der/o'brien;\"x", "--force", "--dry"]
@@ -119,7 +119,7 @@ def test_make_passes_what_the_user_asks_for() -> None:
         assert make(show, "reproduce", f"RETRAIN={given}") == told
 
 
-def test_packages_are_compiled_once_though_the_environment_forbids_it() -> None:
+def test_packages_are_compiled_once_though_the_environment_forbids_it():
     show = "ATTNCONV=printenv PYTHONDONTWRITEBYTECODE; true"
     assert make(show, "reproduce", PYTHONDONTWRITEBYTECODE="1") == ""
 
@@ -127,7 +127,7 @@ def test_packages_are_compiled_once_though_the_environment_forbids_it() -> None:
 @pytest.mark.parametrize("words", ["03 04", "*", "01 --force", "--force", "$HOME `id` 'a"])
 def test_only_is_words_to_which_neither_the_shell_nor_the_command_gives_a_meaning(
     words: str, monkeypatch
-) -> None:
+):
     only = arguments("reproduce", ONLY=words)[-1]
     assert only == f"--only={words}"
     asked = {}
@@ -137,22 +137,22 @@ def test_only_is_words_to_which_neither_the_shell_nor_the_command_gives_a_meanin
 
 
 @pytest.mark.parametrize("target", ["paper", "reproduce"])
-def test_the_profile_can_come_from_the_target_or_the_environment(target: str) -> None:
+def test_the_profile_can_come_from_the_target_or_the_environment(target: str):
     assert arguments(target, PROFILE="paper")[:3] == ["reproduce", "--profile", "paper"]
     assert arguments("paper", "OUTPUT=a b")[1:] == ["--profile", "paper", "--output", "a b"]
 
 
-def test_only_make_record_writes_the_record() -> None:
+def test_only_make_record_writes_the_record():
     where = ["--profile", "evening", "--output", "outputs/evening"]
     assert arguments("record", "ONLY=01")[1:] == [*where, "--only=01"]
 
 
-def test_the_command_says_its_version() -> None:
+def test_the_command_says_its_version():
     words = [sys.executable, "-m", "companion", "--version"]
     assert __version__ in subprocess.run(words, capture_output=True, text=True).stdout
 
 
-def test_every_benchmark_is_part_of_make_bench() -> None:
+def test_every_benchmark_is_part_of_make_bench():
     """But for what is shared, and what wants a GPU."""
     said = make("-n", "bench")
     others = {"measure.py", "gpu.py", "pieces.py"}
@@ -161,19 +161,19 @@ def test_every_benchmark_is_part_of_make_bench() -> None:
 
 
 @pytest.mark.parametrize("user", [0, 1000])
-def test_jupyterlab_starts_for_root_too(user: int, tmp_path) -> None:
+def test_jupyterlab_starts_for_root_too(user: int, tmp_path):
     (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")
     (tmp_path / "id").chmod(0o755)
     said = make("-n", "lab", path=f"{tmp_path}:/usr/bin:/bin")
     assert ("--allow-root" in said) == (user == 0)
 
 
-def test_a_missing_python_is_said_with_a_remedy(tmp_path) -> None:
+def test_a_missing_python_is_said_with_a_remedy(tmp_path):
     said = make(f"VENV={tmp_path / 'venv'}", "PYTHON=python-that-is-not-there", "lint", fails=True)
     assert "Install Python 3.11 or newer" in said
 
 
-def test_a_missing_package_is_said_with_a_remedy(monkeypatch, capsys) -> None:
+def test_a_missing_package_is_said_with_a_remedy(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "nbformat", None)
     monkeypatch.delitem(sys.modules, "companion.reproduce", raising=False)
     assert cli.main(["reproduce"]) == 2
@@ -181,7 +181,7 @@ def test_a_missing_package_is_said_with_a_remedy(monkeypatch, capsys) -> None:
     assert "nbformat" in error and "[notebooks]" in error and error.count("\n") == 1
 
 
-def test_a_training_needs_nothing_that_only_notebooks_need() -> None:
+def test_a_training_needs_nothing_that_only_notebooks_need():
     """`attnconv train` imports the workspace where pandas, Matplotlib and Jupyter may not be
     installed.
     """

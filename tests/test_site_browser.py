@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copytree
 
 import nbformat
 import numpy as np
@@ -187,7 +188,7 @@ def record(preset: str) -> Run:
     return next(run for run in find_runs(RECORD / "runs") if run.preset == preset)
 
 
-def test_every_step_fits_and_can_be_read(page: playwright.Page, site: Path) -> None:
+def test_every_step_fits_and_can_be_read(page: playwright.Page, site: Path):
     page.goto(site.as_uri())
     for step in NAMES:
         scroll(page, step)
@@ -201,7 +202,7 @@ def test_every_step_fits_and_can_be_read(page: playwright.Page, site: Path) -> N
 
 
 @LIGHT
-def test_nine_heads_add_up_until_the_difference_is_blank(page, site: Path) -> None:
+def test_nine_heads_add_up_until_the_difference_is_blank(page, site: Path):
     page.goto(site.as_uri())
     apart = page.locator(".pg-apart")
     scroll(page, "slide", 0.6)
@@ -225,7 +226,7 @@ def test_nine_heads_add_up_until_the_difference_is_blank(page, site: Path) -> No
 
 
 @LIGHT
-def test_a_guess_stands_beside_the_recorded_film(page, site: Path) -> None:
+def test_a_guess_stands_beside_the_recorded_film(page, site: Path):
     run = record("quadratic")
     page.goto(site.as_uri())
     scroll(page, "film", 0.2)
@@ -250,7 +251,7 @@ def test_a_guess_stands_beside_the_recorded_film(page, site: Path) -> None:
 
 
 @LIGHT
-def test_the_bar_moves_at_once_to_what_was_counted(page, site: Path) -> None:
+def test_the_bar_moves_at_once_to_what_was_counted(page, site: Path):
     page.goto(site.as_uri())
     scroll(page, "swap")
     counts = counted_swaps(record("quadratic"))
@@ -272,7 +273,20 @@ def test_the_bar_moves_at_once_to_what_was_counted(page, site: Path) -> None:
 
 
 @LIGHT
-def test_with_the_image_only_heads_that_see_content_move(page, site: Path, tmp_path: Path) -> None:
+def test_of_sets_that_nobody_counted_the_page_says_nothing(page, tmp_path):
+    run = copytree(record("quadratic").path, tmp_path / "run")
+    for name, words in ("subsets", "0.7 points fewer"), ("swaps", "not counted"):
+        (run / f"{name}.npz").unlink()
+        page.goto(write_page(tmp_path, [Run(run)]).as_uri())
+        scroll(page, "swap")
+        page.get_by_role("button", name="7 × 7").click()
+        for layer in "12":
+            page.get_by_role("switch", name=f"Layer {layer} as").click()
+        assert words in said(page) and "No larger set" not in said(page)
+
+
+@LIGHT
+def test_with_the_image_only_heads_that_see_content_move(page, site: Path, tmp_path: Path):
     page.goto(site.as_uri())
     scroll(page, "swap")
     plot = page.locator(".st-plot canvas").first
@@ -307,7 +321,7 @@ def test_with_the_image_only_heads_that_see_content_move(page, site: Path, tmp_p
     assert [a == b for a, b in zip(before, drawn(), strict=True)] == [True, True, False]
 
 
-def test_the_steps_by_keyboard_and_without_motion(browser: playwright.Browser, site: Path) -> None:
+def test_the_steps_by_keyboard_and_without_motion(browser: playwright.Browser, site: Path):
     context = browser.new_context(reduced_motion="reduce", offline=True)
     page = context.new_page()
     page.goto(site.as_uri())
@@ -331,7 +345,7 @@ def test_the_steps_by_keyboard_and_without_motion(browser: playwright.Browser, s
     context.close()
 
 
-def test_without_scripts_every_step_has_a_still(browser: playwright.Browser, site: Path) -> None:
+def test_without_scripts_every_step_has_a_still(browser: playwright.Browser, site: Path):
     context = browser.new_context(java_script_enabled=False, offline=True)
     page = context.new_page()
     page.goto(site.as_uri())
@@ -344,7 +358,7 @@ def test_without_scripts_every_step_has_a_still(browser: playwright.Browser, sit
 @LIGHT
 def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_it(
     page, site: Path
-) -> None:
+):
     page.goto(site.with_name("found.html").as_uri())
     assert page.locator(".claim").count() == len(SENTENCES)
     verdict = page.locator(".claim details").first
@@ -363,7 +377,7 @@ def test_a_verdict_opens_to_its_evidence_and_a_link_to_a_folded_picture_unfolds_
 
 def test_executed_notebooks_are_pages_with_formulas_that_lead_on_and_back(
     page: playwright.Page, site: Path
-) -> None:
+):
     page.goto(site.with_name("found.html").as_uri())
     held = "all => all.every((one) => one.scrollWidth <= one.clientWidth || one.tabIndex === 0)"
     assert page.locator("pre, table").evaluate_all(held) and not page.locator("th:empty").count()

@@ -60,6 +60,8 @@ def test_another_copy_of_the_profiles_data_shares_its_output_folder(tmp_path, mo
     assert output_folder(quick, own).name == "quick-cifar10"
     with pytest.raises(DataError, match="no data set at"):
         output_folder(paper, str(tmp_path / "nowhere"))
+    monkeypatch.setenv("ATTNCONV_RETRAIN", "1")
+    assert output_folder(quick, own).name == "quick-cifar10-retrained"
 
 
 def test_a_run_is_trained_once(work, run):

@@ -65,7 +65,7 @@ def watch(network: nn.Module, images: Tensor) -> list[Seen]:
             y = tokens(module, output)
             p = probabilities(module, inputs, named)
             rest = y - attend(module, p, x)
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, TypeError, RuntimeError) as error:
             raise ValueError(f"{name} is attention of an unknown form ({error}).") from error
         count = x.shape[1]
         if p[:, 0].shape != (len(images), count, count):
@@ -75,16 +75,18 @@ def watch(network: nn.Module, images: Tensor) -> list[Seen]:
             )
         bias = rest.mean((0, 1))
         is_near = (rest - bias).norm() <= 1e-2 * y.norm()  # NaN is not
-        if name in [layer.name for layer in seen] or not is_near:
+        # Sums over images, patches and channels overflow in float16.
+        if name in [layer.name for layer in seen] or not is_near or y.dtype == torch.half:
             raise ValueError(
                 f"{name} does more than average values and project them once (a gate? a norm? "
-                "a second call?): such a network cannot be examined."
+                "a second call? a convolution?), or is in float16: such a network cannot be "
+                "examined."
             )
         side = math.isqrt(count)  # the largest square of the tokens is the image
         first = count - side**2
-        seen.append(
-            Seen(name, module, side, x[:, first:], p[:, :, first:, first:], y[:, first:], bias)
-        )
+        # Copies, as a network may go on with ``y += x``.
+        patches = x[:, first:].clone(), p[:, :, first:, first:], y[:, first:].clone()
+        seen.append(Seen(name, module, side, *patches, bias))
 
     for name, module in network.named_modules():
         if isinstance(module, nn.MultiheadAttention) or hasattr(module, "attn_drop"):
@@ -165,9 +167,9 @@ def describe_heads(layer: Seen) -> tuple[pd.DataFrame, Tensor]:
 
 def convolve(attention, inputs, named, output):
     """A hook on an attention layer: patches attend `always` alike, other tokens as before."""
-    first = -attention.always.shape[2]  # of the patches
     x = tokens(attention, (*inputs, *named.values()))
     y = tokens(attention, output)
+    first = x.shape[1] - math.isqrt(x.shape[1]) ** 2  # of the patches; others than `always` fail
     y[:, first:] = attend(attention, attention.always, x[:, first:]) + attention.constant
 
 
@@ -248,7 +250,8 @@ def examine(
 
     Raises:
         ValueError: no attention is found; a layer does not attend from every patch to all patches,
-            does more than average values and project them, or is called twice; an even size.
+            does more than average values and project them, is called twice, or is in float16; an
+            even size.
     """
     seen = watch(network, images)
     network = copied(network).eval()

@@ -81,6 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command. An error that the library explains is one line and exit status 2."""
     if arguments is None:
         keep_buffers()
+    status = 2
     try:
         options = vars(parser().parse_args(arguments))
         return options.pop("call")(**options)
@@ -89,9 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         status = 130
     except ImportError as error:
         said = f"{error}. In a clone of the repository: pip install '.[notebooks]'."
-        status = 2
     except (ValueError, OSError) as error:
         said = str(error)
-        status = 2
     print(f"attnconv: {said}", file=sys.stderr)
     return status

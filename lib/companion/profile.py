@@ -95,7 +95,7 @@ def load_profile(path: str | Path) -> Profile:
         )
     try:
         said = {**read_yaml(path.read_text("utf-8")), "name": path.stem}
-        data = said.get("data", "embedded")
+        data = said.get("data")
         if isinstance(data, str) and data not in ("embedded", "cifar10"):  # a path beside it
             said["data"] = str(path.absolute().parent / Path(data).expanduser())
         return Profile(**said)

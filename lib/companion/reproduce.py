@@ -365,7 +365,6 @@ def reproduce(
         data = str(find_data(data))  # absolute: notebooks run in another folder
     work = workspace.open_workspace(str(file), data=data, output=output)
     folder = work.folder
-    recorded = work.profile.recorded
     if notebooks.resolve() in (folder, folder / "notebooks"):
         raise ConfigError(f"Results are not written over {folder}; choose another folder.")
     if dry and not find_data(work.source):
@@ -388,7 +387,7 @@ def reproduce(
         wanted,
         digest_work(work),
         folder,
-        [folder, workspace.RECORD] if work.record and recorded else [folder],
+        [folder, workspace.RECORD] if work.record and work.profile.recorded else [folder],
         asked if force else [],
         # Small models train faster side by side, each on one core.
         max(1, jobs or (1 if shutil.which("nvidia-smi") else min(4, cores()))),
@@ -403,7 +402,7 @@ def reproduce(
         return 0
     good = run_alone(batch)
     print(f"What was found, from its first page: {write_page(folder, work.runs())}", flush=True)
-    if good and folder == workspace.OUTPUTS / "reproduced" / profile:
+    if good and folder == workspace.OUTPUTS / "reproduced" / work.profile.name:
         from companion.compare import compare
 
         return compare(workspace.RECORD, folder, {name[:2] for name in wanted})

@@ -34,7 +34,7 @@ def named(run: Run) -> str:
     name = f"{run.label}, hidden {run.model.hidden}"
     if all(run.model.kernel_per_layer):
         name += ", a CNN"
-    elif run.model.centre_start != "gaussian":
+    elif run.model.kind == "quadratic" and run.model.centre_start != "gaussian":
         name += f", from {run.model.centre_start}"
     computation = run.config.get("environment", {}).get("computation")
     return f"{name}, eager" if computation == "bfloat16" else name

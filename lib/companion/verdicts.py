@@ -52,7 +52,7 @@ def in_seeds(gaps: pd.Series, unit: str) -> str:
     if gaps.empty:
         return "not measured"
     words = f"{gaps.mean():+.2g} {unit}".replace("-", "−")
-    alike = int((gaps * gaps.mean() > 0).sum())
+    alike = (gaps * gaps.mean() > 0).sum()
     if len(gaps) == 1:
         return words
     return f"{words} on average, the same sign in {alike} of {len(gaps)} seeds"
@@ -154,7 +154,7 @@ def sixteen(runs: Runs) -> Verdict:
     small = f"{layers:.2g} layers are small convolutions, {learned:.2g} learned to be"
     number = f"{small}; {heads:.2g} heads look far"
     table = by_layer(runs, {"heads that look far": stats.long_range} | SWAPPED)
-    return graded(int(layers >= 1) + int(heads >= 1), 2), number, table
+    return graded(sum([layers >= 1, heads >= 1]), 2), number, table
 
 
 # --- all encodings
@@ -188,20 +188,19 @@ def single_pixels(runs: Runs) -> Verdict:
     heads = sum(runs[0].model.heads_per_layer)
     table = by_layer(runs, {"pixels that have a head of their own": stats.taps})
     number = f"{found.mean():.2g} of {heads} heads" + ", on average" * (len(runs) > 1)
-    return graded(int(found.min()), heads / 10), number, table
+    return graded(found.min(), heads / 10), number, table
 
 
 def symmetric(runs: Runs) -> Verdict:
     """Are heads that are not local symmetric left-right, and do some look far?"""
     across, upright = (partial(stats.mirrored, axis=axis) for axis in (1, 0))
-    measures: Measures = {"heads that look far": stats.far}
-    table = by_layer(runs, measures | {"left-right": across, "up-down": upright})
+    far = "heads that reach farther"
+    table = by_layer(runs, {far: stats.far, "left-right": across, "up-down": upright})
     of_each = table.set_index(["network", "what"]).mean(axis=1).unstack()
     alike = of_each.mean()
     number = f"correlation {alike['left-right']:.2f} left-right, {alike['up-down']:.2f} up-down"
     ahead = (of_each["left-right"] > of_each["up-down"]).all()
-    far = (of_each["heads that look far"] > 0).all()
-    return graded(int(ahead) + int(far), 2), number, table
+    return graded(sum([ahead, (of_each[far] > 0).all()]), 2), number, table
 
 
 def constant_shift(runs: Runs) -> Verdict:
@@ -211,20 +210,20 @@ def constant_shift(runs: Runs) -> Verdict:
     number = f"{found.sum(1).mean():.2g} of {heads} heads of layers 2 and 3"
     number += ", on average" * (len(runs) > 1)
     table = by_layer(runs, {"heads that follow the query": stats.follow})
-    return graded(int(found.all()) + int(found.any()), 2), number, table
+    return graded(sum([found.all(), found.any()]), 2), number, table
 
 
 def content_use(runs: Runs) -> Verdict:
     """Does content decide more in heads that do not follow the query, in their own layer?"""
     theirs, others = (partial(stats.by_content, follows=kind) for kind in (True, False))
     gaps = pd.Series([pd.Series(others(run) - theirs(run)).mean() for run in runs]).dropna()
-    measures = {"heads that follow the query": stats.follow}
-    measures |= {"by content (%), of these": theirs, "by content (%), of others": others}
-    return (
-        directed(gaps),
-        in_seeds(gaps, "percentage points of the scores' variation"),
-        by_layer(runs, measures),
-    )
+    number = in_seeds(gaps, "percentage points of the scores' variance")
+    measures: Measures = {
+        "heads that follow the query": stats.follow,
+        "by content (%), of these": theirs,
+        "by content (%), of others": others,
+    }
+    return directed(gaps), number, by_layer(runs, measures)
 
 
 # --- accuracy

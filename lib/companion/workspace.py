@@ -206,7 +206,6 @@ class Workspace:
         name: str,
         caption: str,
         *runs: Run,
-        frames_per_second: int = 10,
     ) -> None:
         """Write figures/<name>.pdf and .png, or frames as a .gif; the index shows caption and
         runs."""
@@ -215,7 +214,7 @@ class Workspace:
         file = self.results / "figures" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(figure, Sequence):
-            save_animation(figure, f"{file}.gif", frames_per_second)
+            save_animation(figure, f"{file}.gif")
         else:
             save(figure, file)
         names = list(dict.fromkeys(run.path.name for run in runs))  # a run may be drawn twice
@@ -269,8 +268,7 @@ def output_folder(profile: Profile, source: str) -> Path:
     anew outputs/<profile>-retrained; with other data than the profile's, outputs/<profile>-<data>.
     Any copy of CIFAR-10 is CIFAR-10."""
     is_own = source == profile.data or profile.data == "cifar10" == load_data(source).name
-    if not is_own:
-        return OUTPUTS / f"{profile.name}-{Path(os.path.abspath(source)).name}"
+    name = profile.name if is_own else f"{profile.name}-{Path(os.path.abspath(source)).name}"
     if os.environ.get("ATTNCONV_RETRAIN"):
-        return OUTPUTS / f"{profile.name}-retrained"
-    return OUTPUTS / ("reproduced" if profile.recorded else "") / profile.name
+        return OUTPUTS / f"{name}-retrained"
+    return OUTPUTS / ("reproduced" if is_own and profile.recorded else "") / name

@@ -167,7 +167,9 @@ def _take_over(conv: Any, weight: Tensor, alpha: float) -> TapAttention:
     kernel, _, dilation = conv.by_axis
     conv.taps = tap_shifts(kernel, dilation)
     # bfloat16 would have no shift of 257 pixels.
-    centres = conv.taps.to(weight.device, torch.promote_types(weight.dtype, torch.float32))
+    centres = conv.taps.to(
+        weight.device, torch.promote_types(weight.dtype.to_real(), torch.float32)
+    )
     spreads = torch.full_like(centres[:, 0], math.sqrt(2 * alpha))
     # No gradient reaches one-hot positions, and weight decay alone would move them.
     trained = weight.requires_grad and alpha < ONE_HOT

@@ -2,7 +2,6 @@
 
 import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,16 +96,14 @@ def fitting(images: Any, size: tuple[int, int], channels: int) -> NDArray[np.uin
         return np.concatenate([fitting(one, size, channels) for one in images])
     if isinstance(images, np.ndarray | Tensor):
         values = _several(images)
-    elif isinstance(images, str | Path | Image.Image):
+    else:
         try:
             values = pixels(images)[None]
         except Exception as error:  # Pillow's plugins raise what they like on damaged files
-            raise ExplorerError(f"{images} cannot be read as an image: {error}") from error
-    else:
-        kind = type(images).__name__
-        raise ExplorerError(
-            f"One of the images is of type {kind}: give paths, Pillow images, or arrays."
-        )
+            raise ExplorerError(
+                f"{images}, of type {type(images).__name__}, cannot be read as an image: {error}. "
+                "Give paths, Pillow images, or arrays."
+            ) from error
     if values.shape[1:] == (*size, channels):
         return values
     return np.stack([_cropped(one, size, channels) for one in values])

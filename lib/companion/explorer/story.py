@@ -21,9 +21,9 @@ NEEDS = {
 
 
 def networks(runs: Iterable[Run]) -> dict[str, Run]:
-    """Of each preset that the page can show, the first run that has what it needs."""
+    """Of each preset that the page can show, the longest run that has what it needs."""
     found: dict[str, Run] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: -run.train.epochs):
         needed = NEEDS.get(run.preset)
         if needed and all((run.path / file).is_file() for file in needed):
             found.setdefault(run.preset, run)

@@ -88,9 +88,9 @@ class Subject:
         """Where the heads were before training and after every epoch; for Gaussians all that P
         and kernels need. ``accuracy``: on test images, after each epoch.
         """
-        recorded = self.run.heads if self.run else {}
-        if not self.run or "centre" not in recorded:
+        if not self.run or "centre" not in self.run.heads:
             return None
+        recorded = self.run.heads
         names = dict(measured="centre", covariances="covariance")
         if self.encoding == "quadratic":
             names = dict(centres="parameter_centre", precisions="precision", products="products")

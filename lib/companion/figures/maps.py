@@ -167,7 +167,7 @@ def signed_images(
     """Images (H, W) side by side on one scale that is white at zero.
 
     ``photo`` (H, W): the input, in [0, 1], drawn first and in grey; ``query``: its row and column,
-    framed together with the 3 x 3 pixels around it, on the photo or, without one, on every image.
+    framed together with the 3 x 3 pixels around it, on the first image.
     """
     signed = [array(image, "image (H, W)") for image in images]
     height, width = signed[0].shape
@@ -186,9 +186,8 @@ def signed_images(
     for ax, image in zip(axes[photo is not None :], signed, strict=True):
         ax.imshow(image, **scale)
     if query:
-        for ax in axes if photo is None else axes[:1]:
-            frame_pixel(ax, query, side=3, linewidth=1.3, path_effects=HALO)
-            frame_pixel(ax, query, facecolor=QUERY_COLOUR, linewidth=0)
+        frame_pixel(axes[0], query, side=3, linewidth=1.3, path_effects=HALO)
+        frame_pixel(axes[0], query, facecolor=QUERY_COLOUR, linewidth=0)
     look: Look = {"location": "bottom", "format": "{x:.3g}", "label": label}
     figure.colorbar(ScalarMappable(**scale), ax=axes, fraction=0.05, aspect=30, shrink=0.5, **look)
     return figure

@@ -85,9 +85,9 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 @styled
-def save_animation(frames: Sequence[Figure], path: str | Path, frames_per_second: int = 10) -> None:
+def save_animation(frames: Sequence[Figure], path: str | Path) -> None:
     """Write figures with the same panels, which stay in their places, as the frames of a .gif
-    file for screens."""
+    file for screens, five a second."""
     pictures = []
     for figure in frames:
         settle(figure, frames[0])
@@ -100,7 +100,7 @@ def save_animation(frames: Sequence[Figure], path: str | Path, frames_per_second
         "GIF",
         save_all=True,
         append_images=others,
-        duration=round(1000 / frames_per_second),  # milliseconds
+        duration=200,  # milliseconds
         loop=0,
     )
 
@@ -158,7 +158,7 @@ def legend_below(figure: Figure) -> None:
     for ax in figure.axes:
         handles, names = ax.get_legend_handles_labels()
         found |= zip(names, handles, strict=True)
-    columns = int(figure.get_figwidth() / 1.4)  # names of up to 23 letters
+    columns = int(figure.get_figwidth() / 1.17)  # names of up to 18 letters
     figure.legend(handles=[*found.values()], loc="outside lower center", ncols=columns)
 
 

@@ -53,9 +53,11 @@ export class Story extends Live {
     if (quadratic) this.model = new Model(quadratic);
     if (content) {
       this.network = new Network(content, data);
-      this.kinds = Object.fromEntries(Object.entries(data.sides).map(([kind, side]) => [kind, new Model(side)]));
-      this.kinds.learned_content = this.network.heads;
       this.layer = content.heads.length - 1; // its heads are compared
+      const alike = ([, { grid, heads }]) => String(grid) === String(content.grid) && heads.length > this.layer;
+      const sides = Object.entries(data.sides).filter(alike);
+      this.kinds = Object.fromEntries(sides.map(([kind, side]) => [kind, new Model(side)]));
+      this.kinds.learned_content = this.network.heads;
       this.grid = content.grid;
       this.query = this.grid.map((n) => n >> 1);
       this.images = data.images.map((image) => ({ ...image, values: typed(image) }));
@@ -101,7 +103,8 @@ export class Story extends Live {
     this.film = new Film({ at: () => this.at, last: () => epochs - 1, show: (epoch) => this.toEpoch(epoch) });
     this.epoch = slider("Epoch", { min: 0, max: epochs - 1 }, (epoch) => this.scrub(epoch));
     this.curve = element("canvas", { className: "st-curve", role: "img" });
-    this.sizes = SIZES_OF.map((size) => button(`${size} × ${size}`, () => this.resize(size)));
+    const fitting = SIZES_OF.filter((size) => size <= Math.min(model.height, model.width));
+    this.sizes = fitting.map((size) => button(`${size} × ${size}`, () => this.resize(size)));
     this.meter = meter();
     return div(
       "st-layers", div("st-plots", ...this.plots.map(({ box }) => box)),
@@ -237,8 +240,9 @@ export class Story extends Live {
     this.sizes.forEach((one, i) => one.setAttribute("aria-pressed", String(SIZES_OF[i] === size)));
     this.meter.set(found.now, found.whole);
     const ones = (choice) => Number(choice).toString(2).replaceAll("0", "").length;
-    const cheap = Object.entries(model.counted[size]).filter(([, [now, whole, all]]) => whole - now < POINT * all);
-    const solved = layers && found.now !== null && found.whole - found.now < POINT &&
+    const counted = Object.entries(model.counted[size] ?? {}), all = counted.length === 2 ** model.heads.length;
+    const cheap = counted.filter(([, [now, whole, images]]) => whole - now < POINT * images);
+    const solved = all && layers && found.now !== null && found.whole - found.now < POINT &&
       cheap.every(([choice]) => ones(choice) <= layers);
     const sum = solved ? " No larger set costs less than one point." : "";
     this.tell(`${found.text}.${sum}`);
@@ -280,12 +284,15 @@ export class Story extends Live {
 
   drawKinds() {
     const { kinds, query, picture } = this, [height, width] = this.grid, looks = {};
+    const longer = Math.max(height, width);
     const framed = (pen, side, line) => {
+      const cell = side / longer;
       Object.assign(pen, { strokeStyle: QUERY, lineWidth: line });
-      pen.strokeRect((query[1] / width) * side, (query[0] / height) * side, side / width, side / height);
+      pen.strokeRect(query[1] * cell, query[0] * cell, cell, cell);
     };
-    const side = Math.min(220, 0.2 * innerHeight), pen = canvasOf(picture, side, side);
-    pen.drawImage(imageCanvas(this.images[this.image]), 0, 0, side, side);
+    const side = Math.min(220, 0.2 * innerHeight), sides = [width, height].map((n) => (n / longer) * side);
+    const pen = canvasOf(picture, ...sides);
+    pen.drawImage(imageCanvas(this.images[this.image]), 0, 0, ...sides);
     framed(pen, side, 3);
     for (const { kind, box, moved, tiles } of this.rows) {
       const model = kinds[kind], tile = Math.floor(box.clientWidth / tiles.length) - 3;
@@ -301,7 +308,7 @@ export class Story extends Live {
       moved.textContent = ways ? `moved ${(ways.reduce((a, b) => a + b) / ways.length).toFixed(1)} pixels` : "";
     }
     this.looks = looks;
-    this.tell(`Nine heads of layer ${this.layer + 1} of each. Move the framed pixel, or change the image.`);
+    this.tell(`Heads of layer ${this.layer + 1} of each. Move the framed pixel, or change the image.`);
   }
 
   // -- the reader's own picture
