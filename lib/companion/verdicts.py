@@ -210,7 +210,7 @@ def constant_shift(runs: Runs) -> Verdict:
     number = f"{found.sum(1).mean():.2g} of {heads} heads of layers 2 and 3"
     number += ", on average" * (len(runs) > 1)
     table = by_layer(runs, {"heads that follow the query": stats.follow})
-    return graded(sum([found.all(), found.any()]), 2), number, table
+    return graded(int(found.all()) + int(found.any()), 2), number, table
 
 
 def content_use(runs: Runs) -> Verdict:
