@@ -175,7 +175,7 @@ sys.exit('torch' in sys.modules)"""
 
 def test_figures_are_the_frames_of_an_animation(tmp_path):
     frames = [figures.gaussian_heads(CENTRES[:1, :2] + n, grid=(7, 7)) for n in range(3)]
-    figures.save_animation(frames, tmp_path / "centres.gif", frames_per_second=5)
+    figures.save_animation(frames, tmp_path / "centres.gif")
     with Image.open(tmp_path / "centres.gif") as image:
         assert (image.n_frames, image.info["duration"], image.info["loop"]) == (3, 200, 0)
 
