@@ -15,7 +15,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from attnconv.config import replace
+from attnconv.config import ConfigError, replace
 from attnconv.heads import SINGLE_IMAGES, measure_attention, translation_consistency
 from attnconv.training import load_run
 from attnconv.training.data import ARRAYS, DataError, MissingData, normalize
@@ -132,20 +132,21 @@ def test_pruned_runs_train_what_they_start_from_and_of_several_seeds_share_a_row
 def test_heads_are_pruned_and_layers_swapped_before_training(work):
     work = dataclasses.replace(work, record=None)
     start = work.run("quadratic_full")
-    weights = load_run(start.path)[0].state_dict()
+    network, _ = load_run(start.path)
     model, _ = work.configs("hybrid")
     hybrid = workspace.first_network(work.run("quadratic"), model, "swap")
     assert (
         hybrid.config.kernels == model.kernels == work.run("hybrid", kept_in="study").model.kernels
     )
     whole = workspace.first_network(start, model, "")
-    assert all(torch.equal(value, weights[name]) for name, value in whole.state_dict().items())
-    network, _ = load_run(start.path)
+    torch.testing.assert_close(whole.state_dict(), network.state_dict(), rtol=0, atol=0)
     torch.nn.init.constant_(network.attention_layers[0].spreads[0], 0)  # a head that sees all alike
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workspace, "load_run", lambda path: (network, None))
         pruned = workspace.first_network(start, model, "prune")
     assert pruned.config.heads_per_layer[0] < 4
+    with pytest.raises(ConfigError, match="must fit the grid"):
+        work.check("hybrid", model_changes={"kernels": [9]})
 
 
 def test_swaps_are_measured_again_where_more_images_are_asked_for(work, run, tmp_path):

@@ -72,8 +72,10 @@ def _train(preset: str, seed: int | None, **options: Any) -> int:
     work = replace(open_workspace(**options), record=None)  # what is recorded is trained, too
     run = work.run(preset, seed, model_changes=model, train_changes=recipe)
     if os.environ.get("RANK", "0") == "0":  # under torchrun, one process speaks
-        said = f"{run.test_accuracy:.2%} test accuracy after {len(run.metrics)} epochs"
-        print(f"{run.title}: {said}\n{run.path}")
+        print(
+            f"{run.title}: {run.test_accuracy:.2%} test accuracy after {len(run.metrics)} epochs\n"
+            f"{run.path}"
+        )
     return 0
 
 

@@ -86,9 +86,10 @@ def digest_work(work: Workspace) -> str:
 
     tensors = [getattr(work.data, name) for name in ARRAYS]
     images = [hashlib.sha256(tensor.numpy().data).hexdigest() for tensor in tensors]
-    found = sorted(LIBRARY.glob("[ac]*[nv]/**/[!.]*.*[!~]"))  # both packages, no editor's copies
-    library = [file for file in found if "__pycache__" not in file.parts]
-    hashes = {str(file.relative_to(LIBRARY)): digest_file(file) for file in library}
+    hashes = {}
+    for file in LIBRARY.glob("[ac]*[nv]/**/[!.]*.*[!~]"):  # both packages, no editor's copies
+        if "__pycache__" not in file.parts:
+            hashes[str(file.relative_to(LIBRARY))] = digest_file(file)
     versions = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
     profile = work.profile.model_dump(exclude={"description"})
     shown = [] if work.profile.study else sorted(path.name for path in RECORD.glob("*/*-seed*"))
@@ -368,8 +369,10 @@ def reproduce(
     if notebooks.resolve() in (folder, folder / "notebooks"):
         raise ConfigError(f"Results are not written over {folder}; choose another folder.")
     if dry and not find_data(work.source):
-        remedy = "It is downloaded when first used, or bring it: --data PATH (make: DATA=PATH)."
-        raise MissingData(f"{work.source} is not on this machine. {remedy}")
+        raise MissingData(
+            f"{work.source} is not on this machine. It is downloaded when first used, or bring it: "
+            "--data PATH (make: DATA=PATH)."
+        )
     for job in wanted.values():
         if job.run and not work.find(work.name(*job.run)):
             model, _ = work.check(*job.run)
@@ -382,7 +385,6 @@ def reproduce(
     for name in sorted(planned):
         if name[:2] not in pages or name.endswith("-quadratic-seed0"):
             pages[name[:2]] = f"{name}.html"
-    place = os.path.relpath(folder, notebooks.resolve())
     batch = Batch(
         wanted,
         digest_work(work),
@@ -392,7 +394,7 @@ def reproduce(
         # Small models train faster side by side, each on one core.
         max(1, jobs or (1 if shutil.which("nvidia-smi") else min(4, cores()))),
         dry,
-        {"profile": profile, "data": data, "output": place},
+        {"profile": profile, "data": data, "output": os.path.relpath(folder, notebooks.resolve())},
         pages,
     )
     print(f"The {profile} profile: {work.profile.description}")

@@ -66,8 +66,10 @@ class Workspace:
     def banner(self) -> None:
         """Say at the top of a notebook that its text speaks of the record, where this is not."""
         if not self.profile.recorded:
-            name = self.profile.name
-            print(f"Numbers and figures are of the profile {name}. The text speaks of the record.")
+            print(
+                f"Numbers and figures are of the profile {self.profile.name}. "
+                "The text speaks of the record."
+            )
 
     @property
     def strip(self) -> bool:
@@ -123,6 +125,8 @@ class Workspace:
                 f"{name}, seed {recipe.seed}, is not among the recorded runs. To train it, say"
                 f" where {self.profile.data} is: --data PATH (make: DATA=PATH)."
             )
+        if any(side > min(model.grid) for side in model.kernels):
+            raise ConfigError(f"{name}: kernels = {model.kernels} must fit the grid, {model.grid}.")
         build_model(model)
         return model, recipe
 
