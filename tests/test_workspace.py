@@ -129,7 +129,7 @@ def test_pruned_runs_train_what_they_start_from_and_of_several_seeds_share_a_row
     assert table["Parameters (M)"].nunique() == 2
 
 
-def test_heads_are_pruned_and_layers_swapped_before_training(work):
+def test_heads_are_pruned_and_layers_swapped_before_training(work, monkeypatch):
     work = dataclasses.replace(work, record=None)
     start = work.run("quadratic_full")
     network, _ = load_run(start.path)
@@ -138,12 +138,11 @@ def test_heads_are_pruned_and_layers_swapped_before_training(work):
     assert (
         hybrid.config.kernels == model.kernels == work.run("hybrid", kept_in="study").model.kernels
     )
-    whole = workspace.first_network(start, model, "")
-    torch.testing.assert_close(whole.state_dict(), network.state_dict(), rtol=0, atol=0)
+    whole = workspace.first_network(start, model, "").state_dict()
+    torch.testing.assert_close(whole, network.state_dict(), rtol=0, atol=0)
     torch.nn.init.constant_(network.attention_layers[0].spreads[0], 0)  # a head that sees all alike
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workspace, "load_run", lambda path: (network, None))
-        pruned = workspace.first_network(start, model, "prune")
+    monkeypatch.setattr(workspace, "load_run", lambda path: (network, None))
+    pruned = workspace.first_network(start, model, "prune")
     assert pruned.config.heads_per_layer[0] < 4
     with pytest.raises(ConfigError, match="must fit the grid"):
         work.check("hybrid", model_changes={"kernels": [9]})
