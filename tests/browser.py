@@ -86,6 +86,10 @@ class Shown:
     def state(self) -> dict:
         return self.root.evaluate("root => structuredClone(root.attnconv.state)")
 
+    def __getitem__(self, name: str):
+        """Of its state, the value of that name."""
+        return self.state()[name]
+
     def get(self, expression: str):
         """The value of an expression about ``x``."""
         return self.root.evaluate(f"(root) => {{ const x = root.attnconv; return {expression}; }}")

@@ -4,7 +4,6 @@ board.
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import numpy as np
@@ -31,7 +30,7 @@ def run_of(heads=None, attention=None, swaps=None, seed=0, kind="quadratic", cou
     train = TrainConfig(seed=seed, optimizer="muon", epochs=more.pop("epochs", 10))
     kept = {"heads": heads or {}, "attention": attention or {}, "swaps": swaps or {}}
     more["config"] = {"preset": kind}
-    vars(made).update(kept, model=model, train=train, _parsed=SimpleNamespace(preset=kind), **more)
+    vars(made).update(kept, model=model, train=train, **more)
     return made
 
 
@@ -135,17 +134,16 @@ def test_of_several_networks_each_decides_and_others_only_stand_in_the_table():
 
 
 @pytest.mark.parametrize(
-    ("words", "computation", "change"),
+    ("words", "change"),
     [
-        ("hidden 400, eager", "bfloat16", {}),
-        ("hidden 400, from taps", "bfloat16, compiled", {"centre_start": "taps"}),
-        ("hidden 400, a CNN", "float32", {"kernels": [3] * 6}),
-        ("hidden 400", "float32", {"kind": "learned", "centre_start": "disc"}),  # has no centres
+        ("hidden 400", {}),
+        ("hidden 400, from taps", {"centre_start": "taps"}),
+        ("hidden 400, a CNN", {"kernels": [3] * 6}),
+        ("hidden 400", {"kind": "learned", "centre_start": "disc"}),  # has no centres
     ],
 )
-def test_networks_are_named(words, computation, change):
+def test_networks_are_named(words, change):
     run = run_of()
-    run.config["environment"] = {"computation": computation}
     vars(run)["model"] = replace(run.model, change)
     assert statistics.named(run).endswith(words)
 
@@ -171,6 +169,10 @@ def test_local_heads_have_most_of_their_attention_nearby():
     assert found(nine(), nine())[:2] == (HOLDS, words)
     assert found(nine(), some)[0] == IN_PART and found(some, far)[0] == DOES_NOT
     assert found(nine(), nine(), spread=0.3)[0] == DOES_NOT  # they are too wide
+    two = np.stack([nine()] * 6)
+    two[0, 2:] = np.nan  # layer 1 has two heads
+    sign, number, _ = verdicts.local([run_of(gaussian_heads(two), count=[2, *[9] * 5])])
+    assert sign == HOLDS and number.startswith("2 and 9 of 2 and 9 heads in")
 
 
 @pytest.mark.parametrize(
@@ -288,6 +290,9 @@ def test_symmetry_is_left_right_more_than_up_down():
     sides = (maps_at([[[2, -6]] * 9] * 6) + maps_at([[[2, 6]] * 9] * 6)) / 2
     sign, number, _ = verdicts.symmetric([learned_run(sides)])
     assert sign == HOLDS and number == "correlation 1.00 left-right, -0.07 up-down"
+    few = sides.copy()
+    few[:, 3:] = np.nan  # of fewer heads
+    assert verdicts.symmetric([learned_run(few)])[:2] == (sign, number)
     turned = sides.swapaxes(2, 3)
     assert verdicts.symmetric([learned_run(turned)])[0] == IN_PART  # some look far all the same
     assert verdicts.symmetric([learned_run(sides, reach=(7, 5))])[0] == IN_PART
@@ -322,6 +327,13 @@ def test_a_constant_shift_is_a_peak_that_follows_the_query():
     columns = bars["mean"].mean(-2, keepdims=True)  # columns, more than pixels
     assert sign(bars | {"mean": 0.9 * columns + 0.1 * bars["mean"]}) == DOES_NOT
     assert sign(followed(shifts, moved=0.7)) == DOES_NOT  # patterns change with the query
+
+
+def test_of_one_layer_nothing_is_said_of_the_second():
+    one = run_of(attention=followed(np.zeros((3, 1, 9, 2), int)))
+    vars(one)["model"] = replace(one.model, {"layers": 1})
+    for claim in (verdicts.local, verdicts.constant_shift):
+        assert claim([one])[0] == OPEN
 
 
 @pytest.mark.parametrize(("more", "sign"), [(0.2, HOLDS), (-0.2, DOES_NOT)])

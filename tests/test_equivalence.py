@@ -606,6 +606,7 @@ def test_an_example_finds_what_cannot_be_seen():
         convert(Around(call=sys.exit))(x)
     assert torch._C._len_torch_function_stack() == 0
     convert(Around(call=lambda x: x.masked_fill(x > 0, -torch.inf)), check=x)
+    convert(Around(call=lambda x: x.sub_(1) * 2), check=x)  # it changes its input
     with pytest.raises(TypeError, match="takes a Conv1d or Conv2d, not a Linear"):
         conv_to_attention(nn.Linear(2, 2))
 

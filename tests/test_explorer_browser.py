@@ -55,6 +55,13 @@ class Seen(Shown):
 
     name, rests = "explorer", "x.pending.size === 0 && !x.waiting"
 
+    def part(self, name: str) -> playwright.Locator:
+        """What has the class ``ax-<name>``."""
+        return self.root.locator(f".ax-{name}")
+
+    def words(self, name: str) -> str:
+        return self.part(name).inner_text()
+
     def studied(self) -> None:
         """Wait until it is also known what the chosen layer and head do."""
         self.idle()
@@ -62,12 +69,12 @@ class Seen(Shown):
 
     def all_layers(self) -> None:
         """All heads of all layers, with the lists to choose from."""
-        if not self.state()["all"]:
+        if not self["all"]:
             self.press("Show all layers")
 
     def layer(self, number: int) -> None:
         """Choose a layer, counted from 1."""
-        self.root.locator(".ax-tab > button:first-child").nth(number - 1).click()
+        self.part("tab > button:first-child").nth(number - 1).click()
         self.idle()
 
     def choose_head(self, number: int) -> None:
@@ -77,7 +84,7 @@ class Seen(Shown):
 
     def head(self, number: int) -> tuple[float, float]:
         """Where a head's dot is in the plot of its layer, on the page."""
-        canvas = self.root.locator(".ax-centres").first
+        canvas = self.part("centres").first
         canvas.evaluate("node => node.scrollIntoView({ block: 'center' })")
         self.idle()
         box, place = canvas.bounding_box(), self.get(f"x.panel.card.places[{number}]")
@@ -90,17 +97,17 @@ class Seen(Shown):
         self.idle()
 
     def pixels(self, name: str = "grid") -> np.ndarray:
-        return self.canvas(self.root.locator(f".ax-{name}").first)
+        return self.canvas(self.part(name).first)
 
     def point(self, row: int, column: int) -> tuple[float, float]:
         height, width = self.get("x.model.grid")
-        box = self.root.locator(".ax-image").bounding_box()
+        box = self.part("image").bounding_box()
         return box["x"] + (column + 0.5) * box["width"] / width, box["y"] + (row + 0.5) * box[
             "height"
         ] / height
 
     def hover(self, row: int, column: int) -> None:
-        self.root.locator(".ax-image").scroll_into_view_if_needed()
+        self.part("image").scroll_into_view_if_needed()
         self.page.mouse.move(*self.point(row, column))
         self.idle()
 
@@ -131,44 +138,44 @@ def hover_and_click(seen: Seen) -> None:
     """The part that needs no Python: the same in JupyterLab and in the exported file."""
     seen.all_layers()
     seen.hover(1, 1)
-    assert seen.state()["query"] == [1, 1]
+    assert seen["query"] == [1, 1]
     before, zoom = seen.pixels(), seen.pixels("zoom")
     seen.hover(4, 5)
-    assert seen.state()["query"] == [4, 5] and not seen.state()["locked"]
+    assert seen["query"] == [4, 5] and not seen["locked"]
     assert changed(before, seen.pixels()) and changed(zoom, seen.pixels("zoom"))
 
     seen.click(4, 5)
     seen.hover(0, 0)
-    assert seen.state()["query"] == [4, 5] and seen.state()["locked"]
+    assert seen["query"] == [4, 5] and seen["locked"]
     before = seen.pixels()
     for key in ("ArrowUp", "ArrowRight", "ArrowLeft", "ArrowLeft"):
-        seen.root.locator(".ax-image").press(key)
+        seen.part("image").press(key)
     seen.idle()
-    assert seen.state()["query"] == [3, 4]
+    assert seen["query"] == [3, 4]
     assert changed(before, seen.pixels())
-    seen.root.locator(".ax-image").press("Escape")
-    assert not seen.state()["locked"]
+    seen.part("image").press("Escape")
+    assert not seen["locked"]
 
     seen.choose("Layer", "0")
     seen.choose("Head", "0")
-    zoom, title = seen.pixels("zoom"), seen.root.locator(".ax-detail h3").first.text_content()
+    zoom, title = seen.pixels("zoom"), seen.part("detail h3").first.text_content()
     box = seen.get("x.panel.box")
     x, y = (
         box["left"] + 2.5 * (box["wide"] + box["gap"]),
         box["top"] + box["down"] + box["tall"] / 2,
     )
-    seen.root.locator(".ax-grid").first.click(position=dict(x=x, y=y))
+    seen.part("grid").first.click(position=dict(x=x, y=y))
     seen.idle()
-    assert (seen.state()["layer"], seen.state()["head"]) == (1, 2)
+    assert (seen["layer"], seen["head"]) == (1, 2)
     assert title == "Layer 1, head 1"
-    assert seen.root.locator(".ax-detail h3").first.text_content() == "Layer 2, head 3"
+    assert seen.part("detail h3").first.text_content() == "Layer 2, head 3"
     assert changed(zoom, seen.pixels("zoom"))
-    assert "px" in seen.root.locator(".ax-numbers").first.text_content()
+    assert "px" in seen.part("numbers").first.text_content()
 
 
 def keys_stay_here(seen: Seen) -> None:
     """JupyterLab does not take the keys of lists and sliders for commands on its cells."""
-    cells, head = seen.page.locator(".jp-Notebook .jp-Cell"), seen.state()["head"]
+    cells, head = seen.page.locator(".jp-Notebook .jp-Cell"), seen["head"]
     number = cells.count()
     slider = seen.root.get_by_label("centre row", exact=True)
     for control, keys in (
@@ -183,7 +190,7 @@ def keys_stay_here(seen: Seen) -> None:
         seen.idle()
         focused = control.evaluate("node => node === document.activeElement")
         assert control.input_value() != was and focused and cells.count() == number, keys
-    assert seen.state()["head"] == head + 1
+    assert seen["head"] == head + 1
     seen.choose("Class", "")
     seen.field("Head").press("ArrowUp")
     seen.press("Reset all")
@@ -205,22 +212,22 @@ def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
     keys_stay_here(seen)
 
     # A slider: the map at once, then the prediction; and back.
-    before, answer = seen.pixels(), seen.root.locator(".ax-predictions").first.text_content()
+    before, answer = seen.pixels(), seen.part("predictions").first.text_content()
     seen.slide("centre row", 3)
     seen.wait("x.host.edited.heads.length === 1")
-    assert seen.state()["edits"]["1.2"]["centre"][0] == 3
+    assert seen["edits"]["1.2"]["centre"][0] == 3
     assert changed(before, seen.pixels())
-    assert "→" in seen.root.locator(".ax-predictions").first.text_content()
+    assert "→" in seen.part("predictions").first.text_content()
     seen.press("Reset head")
     seen.idle("x.host.edited.heads.length === 0")
-    assert seen.root.locator(".ax-predictions").first.text_content() == answer and not changed(
+    assert seen.part("predictions").first.text_content() == answer and not changed(
         before, seen.pixels()
     )
 
     # The layer as a convolution.
     seen.root.get_by_label("this layer as a convolution").check()
     seen.studied()
-    assert seen.state()["edits"]["1"] == dict(kernel=3) and np.ptp(seen.pixels("response")) > 50
+    assert seen["edits"]["1"] == dict(kernel=3) and np.ptp(seen.pixels("response")) > 50
     seen.press("Undo")
 
     # Another run, and back.
@@ -239,16 +246,16 @@ def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
         seen.root.evaluate(
             "({ attnconv: x }) => { x.set({ whole: !x.state.whole }); x.exportPage(); }"
         )
-    file, whole = tmp_path / "explorer.html", seen.state()["whole"]
-    caption = seen.root.locator(".ax-caption").text_content()
+    file, whole = tmp_path / "explorer.html", seen["whole"]
+    caption = seen.part("caption").text_content()
     download.value.save_as(file)
     page.close()
     assert not errors
 
     seen = show(file, color_scheme="dark")
     hover_and_click(seen)
-    assert seen.state()["whole"] == whole
-    assert seen.root.locator(".ax-caption").text_content() == caption
+    assert seen["whole"] == whole
+    assert seen.part("caption").text_content() == caption
 
 
 WIDGETS = """from attnconv.config import ModelConfig
@@ -312,7 +319,7 @@ def test_an_exported_content_model(pages, show):
         seen.choose(field, value)
         assert changed(before, seen.pixels()), (field, value)
     seen.studied()
-    assert "no convolution" in seen.root.locator(".ax-swap").inner_text()
+    assert "no convolution" in seen.words("swap")
     assert seen.root.get_by_label("this layer as a convolution").is_disabled()
     assert (
         seen.get("(x.panel.headTitle.textContent = '', x.picturePage().width)") > 500
@@ -324,10 +331,8 @@ def test_touch_moves_the_query_and_the_page_is_labelled(pages, show):
     page, before = seen.page, seen.pixels()
     page.touchscreen.tap(*seen.point(5, 1))
     seen.idle()
-    assert seen.state()["query"] == [5, 1] and seen.state()["locked"]
-    image, grid = (
-        seen.root.locator(f".ax-{name}").first.bounding_box() for name in ("image", "grid")
-    )
+    assert seen["query"] == [5, 1] and seen["locked"]
+    image, grid = (seen.part(name).first.bounding_box() for name in ("image", "grid"))
     assert changed(before, seen.pixels())
     assert (
         image["y"] > 0
@@ -335,10 +340,10 @@ def test_touch_moves_the_query_and_the_page_is_labelled(pages, show):
     )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
     page.touchscreen.tap(*seen.point(5, 1))
-    assert not seen.state()["locked"]
+    assert not seen["locked"]
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
     page.wait_for_timeout(400)
-    assert "row 5, column 1" in seen.root.locator(".ax-image").get_attribute("aria-label")
+    assert "row 5, column 1" in seen.part("image").get_attribute("aria-label")
     for control in seen.root.locator(
         "select:visible, input:visible, canvas:visible, button:visible"
     ).all():
@@ -376,7 +381,7 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
     seen.wait("x.model.epoch % 1 > 0")
     seen.root.evaluate("({ attnconv: x }) => x.film.stop()")
     seen.idle()
-    epoch = seen.state()["epoch"]
+    epoch = seen["epoch"]
     assert epoch is None or epoch == int(epoch) == seen.get("x.model.epoch")
     seen = show(pages[kind])
     for epoch in (0, 1):
@@ -391,7 +396,7 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
         slider.fill(epoch)
         seen.idle()
         drawn.append(seen.pixels("centres"))
-        assert seen.root.locator(".ax-kernel").first.is_visible() == replayed
+        assert seen.part("kernel").first.is_visible() == replayed
     assert changed(drawn[0], drawn[1]) and changed(drawn[1], drawn[2])
     if replayed:  # the kernel is that of the epoch: before training, here
         layer = seen.get("x.state.layer")
@@ -408,7 +413,7 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
     assert ("matrices only at the end" in card.inner_text()) == (not replayed)
     centres = [shape["centre"] for shape in seen.get("x.panel.shapes(0)")]
     np.testing.assert_allclose(centres, heads[0, 0], atol=1e-5)
-    assert seen.root.locator(".ax-zoom").first.is_visible() == replayed
+    assert seen.part("zoom").first.is_visible() == replayed
 
 
 def test_a_saved_picture_is_of_all_parts_and_sharp(grid, show):
@@ -484,7 +489,7 @@ def ramp() -> np.ndarray:
 def test_a_layer_is_a_kernel(grid, show):
     file = grid[1]
     seen = show(file)
-    card = seen.root.locator(".ax-layer").first
+    card = seen.part("layer").first
     reading, swapped = card.locator(".ax-reading"), card.locator(".ax-swap")
     assert "8 of 9 taps of a 3 × 3 kernel" in card.inner_text()
     kinds = seen.get("[0, 1].map((l) => x.panel.read(l).heads.map(({kind}) => kind))")
@@ -514,13 +519,13 @@ def test_a_layer_is_a_kernel(grid, show):
     seen.idle()
     assert changed(before, seen.pixels("kernel")) and reading.inner_text() != text
     seen = show(file, **PHONE)
-    kernel = seen.root.locator(".ax-kernel").first
+    kernel = seen.part("kernel").first
     kernel.scroll_into_view_if_needed()
     seen.idle()
     box = kernel.bounding_box()
     kernel.tap(position=dict(x=0.3 * box["width"], y=0.5 * box["height"]))
     seen.idle()
-    assert "Tap (+0, −1)" in seen.root.locator(".ax-layer").first.inner_text()
+    assert "Tap (+0, −1)" in seen.part("layer").first.inner_text()
 
 
 def near(pixels: np.ndarray, colour: tuple[int, int, int]) -> tuple[float, float]:
@@ -574,7 +579,7 @@ def test_maps_show_what_they_say(show, tmp_path):
             shifts[layer, head].tolist()
         ), (layer, head)
 
-    bar, colours = seen.canvas(seen.root.locator(".ax-scale").first)[0], ramp()
+    bar, colours = seen.canvas(seen.part("scale").first)[0], ramp()
     np.testing.assert_array_equal(bar[[0, -1]], colours[[0, -1]])
 
 
@@ -589,7 +594,7 @@ def test_layers_as_convolutions(grid, show):
     seen.drag_head(7, 0.4, 0.6)
     seen.root.get_by_label("head on").uncheck()
     seen.studied()
-    answer, card = seen.root.locator(".ax-predictions").inner_text(), seen.root.locator(".ax-swap")
+    answer, card = seen.words("predictions"), seen.part("swap")
     heads = changed_heads(seen.state())
     switch = card.get_by_role("checkbox", name="this layer as a convolution")
     sizes = card.get_by_role("combobox")
@@ -610,16 +615,16 @@ def test_layers_as_convolutions(grid, show):
     found = np.array([picture[np.ix_(cells, cells)].reshape(-1, 3) for picture in pictures])
     level = np.rint(255 * (outputs - outputs.min()) / np.ptp(outputs)).astype(int)
     assert abs(found - ramp()[level]).max() <= 2
-    assert "now a 3 × 3 convolution" in seen.root.locator(".ax-layer h3").inner_text()
+    assert "now a 3 × 3 convolution" in seen.words("layer h3")
 
     # The other layer too, from its tab; one size for all.
     tab = seen.root.get_by_role("switch", name="Layer 1 as a 3 × 3 convolution")
     tab.click()
     seen.idle()
-    assert tab.get_attribute("aria-checked") == "true" and seen.state()["layer"] == 1
+    assert tab.get_attribute("aria-checked") == "true" and seen["layer"] == 1
     sizes.select_option("5")
     seen.idle()
-    assert [seen.state()["edits"][place] for place in "01"] == 2 * [dict(kernel=5)]
+    assert [seen["edits"][place] for place in "01"] == 2 * [dict(kernel=5)]
     for _ in range(2):
         seen.press("Undo")
 
@@ -627,18 +632,18 @@ def test_layers_as_convolutions(grid, show):
     seen.studied()
     other = show(file, seen.page.evaluate("location.hash.slice(1)"))
     other.studied()
-    assert other.state()["edits"] == seen.state()["edits"]
-    assert other.root.locator(".ax-swap").get_by_role("checkbox").is_checked()
+    assert other["edits"] == seen["edits"]
+    assert other.part("swap").get_by_role("checkbox").is_checked()
     other.press("Random image")
     other.studied()
     assert other.get("x.saysNow()") == pytest.approx(python_says(explorer, other), abs=1e-2)
     other.press("Reset all")
-    assert not other.root.locator(".ax-swap").get_by_role("checkbox").is_checked()
+    assert not other.part("swap").get_by_role("checkbox").is_checked()
     for size in ("5", "3"):
         seen.press("Undo")
         assert sizes.input_value() == size and switch.is_checked()
     seen.press("Undo")
-    assert not switch.is_checked() and seen.root.locator(".ax-predictions").inner_text() == answer
+    assert not switch.is_checked() and seen.words("predictions") == answer
 
 
 SCREENS = dict(
@@ -662,12 +667,12 @@ def test_the_first_screen_asks_and_shows_one_layer(grid, show, name):
             box = seen.root.locator(part).first.bounding_box()
             assert box["y"] >= 0 and box["y"] + box["height"] <= SCREENS[name]["height"], part
         assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
-        assert seen.root.locator(".ax-badges button").count() == 9
+        assert seen.part("badges button").count() == 9
         assert seen.field("Show").is_hidden() and seen.field("Layer").is_hidden()
 
         # The maps are drawn over the image: brightest where a head looks, one pixel above and left
         # of the query.
-        box, (row, column) = seen.get("x.panel.box"), seen.state()["query"]
+        box, (row, column) = seen.get("x.panel.box"), seen["query"]
         picture, cell = seen.pixels() @ [0.299, 0.587, 0.114], box["wide"] / 7
         places = [[round(box[at] + (n + 0.2) * cell) for n in range(7)] for at in ("top", "left")]
         light = picture[np.ix_(places[0][1:], places[1])]
@@ -681,7 +686,7 @@ def test_words_stay_in_sight(pages, show, screen):
     """In the tour; and what a head is, under the pointer or on a tap."""
     seen = show(pages["quadratic"], **screen)
     assert not words_out_of_sight(seen)
-    tip, word = seen.root.locator(".ax-tip:visible"), seen.root.locator(".ax-badges button").nth(1)
+    tip, word = seen.part("tip:visible"), seen.part("badges button").nth(1)
     word.tap() if screen is PHONE else word.hover()
     assert len(tip.inner_text()) > 20
     box = tip.bounding_box()
@@ -702,7 +707,7 @@ def test_right_answers_stay_in_sight_and_follow_the_swaps(runs, show, tmp_path, 
     right = 38 - np.arange(right.size).reshape(right.shape)  # no two alike
     np.savez(folder / FILE, images=40, sizes=(3, 7), right=right)
     seen = show(explore(folder, images=data).export_html(tmp_path / "page.html"), **screen)
-    bar, tabs = seen.root.locator(".ax-accuracy"), seen.root.locator(".ax-tab")
+    bar, tabs = seen.part("accuracy"), seen.part("tab")
 
     def told(choice: int, size: int = 0) -> bool:
         """Whether the bar says and shows what was counted."""
@@ -733,7 +738,7 @@ def test_right_answers_stay_in_sight_and_follow_the_swaps(runs, show, tmp_path, 
     assert "not counted" in bar.inner_text()
     seen.press("Reset all")
     assert told(0)
-    seen.root.locator(".ax-epoch input").first.fill("1")
+    seen.part("epoch input").first.fill("1")
     seen.idle()
     assert f"{runs['quadratic'].metrics[0]['test_accuracy']:.1%} after epoch 1" in bar.inner_text()
 
@@ -749,8 +754,8 @@ def test_it_opens_on_the_best_kernel_near_the_query(show, tmp_path):
             layer.spreads.fill_(5)
         explorer._subject.layers[1].centres[0] = torch.tensor([0.0, 6])
     seen = show(explore(explorer._subject.model).export_html(tmp_path / "page.html"))
-    card = seen.root.locator(".ax-layer").first
-    assert seen.state()["layer"] == 1 and "8 of 9 taps" in card.inner_text()
+    card = seen.part("layer").first
+    assert seen["layer"] == 1 and "8 of 9 taps" in card.inner_text()
     near, half = seen.get("[x.panel.card.range, x.panel.card.plot.side / 2]")
     places = seen.get("x.panel.card.places")
     assert near == 2.5 and [place.get("far") for place in places] == [0] + 8 * [None]
@@ -758,7 +763,7 @@ def test_it_opens_on_the_best_kernel_near_the_query(show, tmp_path):
     picture = seen.pixels("centres")
     seen.press("Show the whole field")
     assert seen.get("x.panel.card.range") > 5 and changed(picture, seen.pixels("centres"))
-    assert seen.state()["whole"]
+    assert seen["whole"]
     seen.press("Zoom to the query")
     assert not changed(picture, seen.pixels("centres"))
     seen.layer(3)
@@ -777,18 +782,18 @@ def test_heads_are_dragged(grid, show):
         mouse.move(x + (2 if button == "left" else 30), y + 1)
         mouse.up(button=button)
         seen.idle()
-        assert seen.state()["head"] == 2 and seen.state()["edits"] == {}, button
+        assert seen["head"] == 2 and seen["edits"] == {}, button
     maps, kernel = seen.pixels(), seen.pixels("kernel")
     seen.drag_head(4, 0.3, 0.9)
-    dragged = seen.state()["edits"]["0.4"]["centre"]
-    assert dragged == pytest.approx([0.3, -0.1], abs=0.1) and seen.state()["head"] == 4
+    dragged = seen["edits"]["0.4"]["centre"]
+    assert dragged == pytest.approx([0.3, -0.1], abs=0.1) and seen["head"] == 4
     assert changed(maps, seen.pixels()) and changed(kernel, seen.pixels("kernel"))
-    assert "9 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
+    assert "9 of 9 taps" in seen.part("layer").first.inner_text()
     seen.drag_head(4, -0.25, 0.05)  # near a whole shift it falls onto it
-    assert seen.state()["edits"]["0.4"]["centre"] == [0, 0]
+    assert seen["edits"]["0.4"]["centre"] == [0, 0]
 
     # The handle on the ring makes it wider.
-    box = seen.root.locator(".ax-centres").first.bounding_box()
+    box = seen.part("centres").first.bounding_box()
     at = seen.get("""(() => {
         const { card } = x.panel, { side } = card.plot;
         for (let a = 0; a < side; a++)
@@ -796,35 +801,35 @@ def test_heads_are_dragged(grid, show):
     })()""")
     seen.drag((box["x"] + at[0] + 1, box["y"] + at[1] + 1), (25, 25))
     seen.idle()
-    assert seen.state()["edits"]["0.4"]["sigma"] > 0.4
+    assert seen["edits"]["0.4"]["sigma"] > 0.4
 
     # One step back for each of them, and forth again.
-    edits = seen.state()["edits"]
+    edits = seen["edits"]
     for _ in range(3):
         seen.press("Undo")
-    assert seen.state()["edits"] == {} and not changed(kernel, seen.pixels("kernel"))
+    assert seen["edits"] == {} and not changed(kernel, seen.pixels("kernel"))
     for _ in range(3):
         seen.press("Redo")
-    assert seen.state()["edits"] == edits
+    assert seen["edits"] == edits
 
     # Arrow keys on the plot; what is done to all heads.
     for key in ("ArrowDown", "Shift+ArrowRight"):
-        seen.root.locator(".ax-centres").first.press(key)
-    assert seen.state()["edits"]["0.4"]["centre"] == [0.25, 0.05]
+        seen.part("centres").first.press(key)
+    assert seen["edits"]["0.4"]["centre"] == [0.25, 0.05]
     seen.layer(2)
     seen.press("Make it a grid")
-    assert "9 of 9 taps" in seen.root.locator(".ax-layer").first.inner_text()
-    centres = [seen.state()["edits"][f"1.{head}"]["centre"] for head in range(9)]
+    assert "9 of 9 taps" in seen.part("layer").first.inner_text()
+    centres = [seen["edits"][f"1.{head}"]["centre"] for head in range(9)]
     assert sorted(centres) == GRID.tolist() and centres[0] == [-1, -1]
     seen.press("Undo")
-    assert not [place for place in seen.state()["edits"] if place.startswith("1.")]
+    assert not [place for place in seen["edits"] if place.startswith("1.")]
     seen.press("Redo")
 
     # The page predicts what Python does, also on another image; the changes stay.
     seen.studied()
     for _ in range(2):
         assert seen.get("x.saysNow()") == pytest.approx(python_says(explorer, seen), abs=1e-2)
-        assert "→" in seen.root.locator(".ax-predictions").inner_text()
+        assert "→" in seen.words("predictions")
         seen.press("Random image")
         seen.studied()
 
@@ -833,7 +838,7 @@ def test_an_image_of_the_reader(grid, show, tmp_path):
     """The page predicts for it; a link cannot hold it, and says so."""
     explorer, file = grid
     seen = show(file)
-    first = seen.root.locator(".ax-caption").inner_text()
+    first = seen.words("caption")
     choose, (good, broken) = seen.root.locator("input[type=file]"), files(tmp_path)
     seen.drag_head(2, 1, 1)
     choose.set_input_files(broken)
@@ -844,15 +849,15 @@ def test_an_image_of_the_reader(grid, show, tmp_path):
     own = seen.pixels("image")
     assert own[0].mean() < 20 and own[-1].mean() > 235  # from dark to light, all of its height
     assert seen.get("x.saysNow()") == pytest.approx(python_says(explorer, seen), abs=1e-2)
-    assert len(seen.state()["edits"]) == 1 and seen.root.locator(".ax-tools .ax-notice").is_hidden()
+    assert len(seen["edits"]) == 1 and seen.part("tools .ax-notice").is_hidden()
     link, told = copied(seen)
     assert "does not hold good.png" in told
     for screen in ({}, PHONE):
         other = show(file, link, **screen)
         other.studied()
-        assert other.root.locator(".ax-caption").inner_text() == first
-        assert other.state()["edits"] == seen.state()["edits"]
-        notice = other.root.locator(".ax-notice:visible")
+        assert other.words("caption") == first
+        assert other["edits"] == seen["edits"]
+        notice = other.part("notice:visible")
         box = notice.bounding_box()
         assert (
             "picture of its author's own" in notice.inner_text() and box["y"] + box["height"] < 700
@@ -881,7 +886,7 @@ def test_a_finger_drags_a_head(grid, show):
         )
         seen.studied()
 
-    says = seen.root.locator(".ax-says")
+    says = seen.part("says")
     before = says.inner_text()
     drag(*[(-20 * step, -20 * step) for step in range(1, 6)])
     best = seen.get("x.host.choices.classes")[int(np.argmax(seen.get("x.saysNow()")))]
@@ -903,9 +908,7 @@ def test_a_finger_drags_a_head(grid, show):
     )
     assert cell > 22  # heads on neighbouring shifts are a finger apart
     drag((20, 10), (40, 40))
-    assert seen.state()["edits"]["0.8"]["centre"] == pytest.approx(
-        [1 + 40 / cell, 1 + 40 / cell], abs=0.2
-    )
+    assert seen["edits"]["0.8"]["centre"] == pytest.approx([1 + 40 / cell, 1 + 40 / cell], abs=0.2)
     assert seen.page.evaluate("scrollY") == start
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
 
@@ -917,27 +920,27 @@ def test_the_tour_and_the_words(grid, show):
     seen.press("Take the tour")
     assert seen.page.evaluate(focused) == "Next"  # the button that was pressed is gone
     for _ in range(5):
-        told.append(seen.root.locator(".ax-tour > :first-child").inner_text())
-        lit.append(seen.root.locator(".ax-lit").get_attribute("class"))
+        told.append(seen.words("tour > :first-child"))
+        lit.append(seen.part("lit").get_attribute("class"))
         seen.press("Done" if len(told) == 5 else "Next")
     assert [text[:2] for text in told] == [f"{n}." for n in range(1, 6)] and len(set(lit)) == 5
-    assert "kernel" in told[2] and seen.root.locator(".ax-lit").count() == 0
+    assert "kernel" in told[2] and seen.part("lit").count() == 0
     assert seen.page.evaluate(focused) == "Take the tour"
     seen.root.get_by_text("What the words mean").click()
-    words = seen.root.locator(".ax-glossary dt").all_inner_texts()
-    names = seen.root.locator(".ax-numbers dt")
+    words = seen.part("glossary dt").all_inner_texts()
+    names = seen.part("numbers dt")
     assert set(names.all_inner_texts()) <= set(words)  # every number is explained
     names.filter(has_text="entropy").click()
-    assert "How undecided" in seen.root.locator(".ax-hint").inner_text()
+    assert "How undecided" in seen.words("hint")
 
     # The words on the tiles: one for each head, with a sentence of its own.
     seen = show(grid[1])
-    tip = seen.root.locator(".ax-tip:visible")
+    tip = seen.part("tip:visible")
     for head, meaning in ((1, "more than half"), (5, "same shift as head 4")):
         seen.root.get_by_role("button", name=f"Head {head}:").focus()
         assert meaning in tip.inner_text()
     seen.press("Show all layers")
-    for control in seen.root.locator(".ax-top label:visible").all():
+    for control in seen.part("top label:visible").all():
         control.locator("select").focus()
         control.hover()
         assert tip.inner_text(), control.inner_text()
@@ -955,7 +958,7 @@ def words_out_of_sight(seen: Seen) -> list[str]:
     }"""
     seen.press("Take the tour")
     for step in range(1, 6):
-        words, lit = (seen.root.locator(f".ax-{name}").first for name in ("tour", "lit"))
+        words, lit = (seen.part(name).first for name in ("tour", "lit"))
         box, place = words.bounding_box(), lit.bounding_box()
         if not (words.evaluate(shown) and box["y"] + box["height"] <= place["y"] <= tall - 40):
             wrong.append(f"step {step}: words {box}, lit {place}")
@@ -972,7 +975,7 @@ def copied(seen: Seen) -> tuple[str, str]:
     """
     button = seen.root.get_by_role("button", name="Copy link")
     button.click()
-    told = seen.root.locator(".ax-tools [role=status]")
+    told = seen.part("tools [role=status]")
     seen.page.wait_for_function("node => node.textContent", arg=told.element_handle())
     box, near = told.bounding_box(), button.bounding_box()
     assert (
@@ -985,7 +988,7 @@ def copied(seen: Seen) -> tuple[str, str]:
 def test_a_link_holds_the_view(pages, show):
     """The image, the query, the changed head, and the epoch; what it changes can be undone."""
     seen = show(file := pages["quadratic"])
-    first = seen.root.locator(".ax-caption").inner_text()
+    first = seen.words("caption")
     seen.press("Random image")
     seen.layer(2)
     seen.choose_head(4)
@@ -1000,12 +1003,12 @@ def test_a_link_holds_the_view(pages, show):
     assert told in ("Copied.", "The address bar has the link.")
     other = show(file, link)
     other.studied()
-    captions = [one.root.locator(".ax-caption").inner_text() for one in (seen, other)]
+    captions = [one.words("caption") for one in (seen, other)]
     assert captions[0] == captions[1] != first
     names = ("query", "locked", "layer", "head", "size", "view")
-    assert [other.state()[name] for name in names] == [[2, 5], True, 1, 3, 5, "centres"]
-    own = other.state()["edits"]
-    assert list(own) == ["1.3"] and own == seen.state()["edits"]
+    assert [other[name] for name in names] == [[2, 5], True, 1, 3, 5, "centres"]
+    own = other["edits"]
+    assert list(own) == ["1.3"] and own == seen["edits"]
     assert other.get("x.saysNow()") == seen.get("x.saysNow()")
     for name in ("image", "grid"):
         assert not changed(seen.pixels(name), other.pixels(name))
@@ -1016,12 +1019,12 @@ def test_a_link_holds_the_view(pages, show):
         "document.querySelector('.attnconv-explorer').attnconv.settle()"
     )
     other.wait("x.state.layer === 0 && x.state.head === 1")
-    assert list(other.state()["edits"]) == ["0.5"]
-    assert "after epoch 1" in other.root.locator(".ax-panel > h2").inner_text()
-    assert "does not hold the image of this link" in other.root.locator(".ax-view").inner_text()
+    assert list(other["edits"]) == ["0.5"]
+    assert "after epoch 1" in other.words("panel > h2")
+    assert "does not hold the image of this link" in other.words("view")
     other.idle()
     other.press("Undo")
-    assert other.state()["edits"] == own
+    assert other["edits"] == own
     assert show(file, "%7B%22layer%22:").state()["query"] == [3, 3]  # damaged
 
 
@@ -1039,7 +1042,7 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
         "model.set('state', { ...model.get('state'), layer: 1, head: 5, all: true, "
         "view: 'centres', query: [0, 6] })"
     )
-    assert [seen.state()[name] for name in ("layer", "head", "view", "query")] == [
+    assert [seen[name] for name in ("layer", "head", "view", "query")] == [
         1,
         5,
         "centres",
@@ -1076,7 +1079,7 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
         "first => first.attnconv.model && !first.attnconv.past.length", arg=first
     )
     seen.wait("x.host.before")
-    assert not seen.state()["edits"]
+    assert not seen["edits"]
     page.evaluate("ends.forEach((end) => end())")
     assert seen.root.locator("*").count() == 0 and not page.errors
     page.close()
@@ -1107,7 +1110,7 @@ def test_the_keyboard_keeps_its_place(grid, show):
         seen.idle()
         assert seen.page.evaluate(active) == then
     # Layers, heads and what is done to them are one stop each; arrow keys go on from there.
-    seen.root.locator(".ax-tab button").first.focus()
+    seen.part("tab button").first.focus()
     for name in ("Layer 1 as a 3 × 3 convolution", "Layer 2"):
         seen.page.keyboard.press("ArrowRight")
         label = "document.activeElement.ariaLabel || document.activeElement.innerText"
@@ -1136,9 +1139,9 @@ def test_layers_without_heads(show, tmp_path):
     seen.choose("Show", "centres")
     box = seen.get("x.panel.box")
     place = dict(x=box["left"] + box["wide"] + box["gap"] + 20, y=box["top"] + 20)
-    seen.root.locator(".ax-grid").click(position=place)
+    seen.part("grid").click(position=place)
     seen.idle()
-    assert [seen.state()[name] for name in ("layer", "head")] == [1, 0]
+    assert [seen[name] for name in ("layer", "head")] == [1, 0]
     assert seen.get("x.panel.doesBox.hidden")  # nothing is left of what was said of another
     seen.choose("Layer", "0")
     assert seen.get("x.head.length") == 2

@@ -203,8 +203,9 @@ def test_prune_keeps_the_other_heads_exactly(covariance):
 
 
 def test_prune_nothing_and_everything():
-    whole, empty = quadratic([1.0, 2.0]), quadratic([0.0, 0.0])
+    whole, empty = quadratic([1.0, 2.0]).requires_grad_(False), quadratic([0.0, 0.0])
     heads.prune(whole)
+    assert not any(kept.requires_grad for kept in whole.parameters())
     heads.prune(empty)
     assert (whole.heads, empty.heads, len(heads.degenerate(empty))) == (2, 0, 0)
     assert heads.geometry([empty], H, W)["centre"].shape == (1, 0, 2)

@@ -244,12 +244,13 @@ def test_points_lost_are_counted_against_labels_or_the_networks_own_answers():
     network = vit()
     labels = torch.arange(6) % 5
     own = network(IMAGES).argmax(1)
-    swapped = swap(network, {2: 1}, images=IMAGES)(IMAGES).argmax(1)
+    swapped = swap(network, {1: 1}, images=IMAGES)(IMAGES).argmax(1)
     table = examine(network, IMAGES, sizes=(1,)).layers
-    assert table["lost 1"][1] == pytest.approx(100 * (own != swapped).double().mean().item())
-    table = examine(network, IMAGES, labels, sizes=(1,)).layers
+    assert table["lost 1"][0] == pytest.approx(100 * (own != swapped).double().mean().item())
     lost = (own == labels).double().mean() - (swapped == labels).double().mean()
-    assert table["lost 1"][1] == pytest.approx(100 * lost.item())
+    for given in (labels, labels[:, None]):
+        table = examine(network, IMAGES, given, sizes=(1,)).layers
+        assert table["lost 1"][0] == pytest.approx(100 * lost.item())
 
 
 def test_the_network_stays_as_it_was():
@@ -279,12 +280,14 @@ def test_attention_may_be_called_by_keyword(name, monkeypatch):
 
 
 def test_a_network_may_go_on_in_place():
-    tables = []
+    tables, before = [], IMAGES.clone()
     for add in (torch.add, torch.Tensor.add_):
         network = vit()
         network.blocks[0].ls1.register_forward_hook(lambda *given, add=add: add(given[2], 1))
+        network.register_forward_pre_hook(lambda _, given, add=add: add(given[0], 1))
         tables.append(examine(network, IMAGES, sizes=(3,)).layers)
     pd.testing.assert_frame_equal(*tables)
+    assert torch.equal(IMAGES, before)
 
 
 def refused(words, network, images=IMAGES):

@@ -82,7 +82,7 @@ def test_the_heads_are_the_convolution_until_one_is_dragged_off(seen: Seen):
     ) == 0
     plane = seen.pixels(".pg-plane")
     seen.drag_head(5, -0.5, 0.4)
-    assert seen.state()["heads"][5]["centre"] == pytest.approx([-0.5, 1.4], abs=0.05)
+    assert seen["heads"][5]["centre"] == pytest.approx([-0.5, 1.4], abs=0.05)
     assert (
         seen.apart() > 0.1 and "≠" in seen.words() and "Head 6 looks at q + (−0.5" in seen.words()
     )
@@ -91,7 +91,7 @@ def test_the_heads_are_the_convolution_until_one_is_dragged_off(seen: Seen):
     ) > 50
     assert (plane != seen.pixels(".pg-plane")).any()
     seen.drag_head(5, 0.45, -0.37)  # nearly back: it falls onto the tap
-    assert seen.state()["heads"][5]["centre"] == [0, 1] and seen.told() == "largest: 0"
+    assert seen["heads"][5]["centre"] == [0, 1] and seen.told() == "largest: 0"
     seen.drag_head(3, 0, 1)  # a whole shift
     assert "a convolution still" in seen.words() and seen.apart() > 0.1
     seen.press("Heads, take your taps")
@@ -102,12 +102,12 @@ def test_the_heads_are_the_convolution_until_one_is_dragged_off(seen: Seen):
 
 def test_heads_are_taken_away_brought_back_and_share_a_place(seen: Seen):
     seen.dot(3).click()
-    assert not seen.state()["heads"][3]["on"]
+    assert not seen["heads"][3]["on"]
     assert seen.dot(3).get_attribute("aria-pressed") == "false"
     largest = seen.get("Math.max(...x.sums.seen[3])")
     assert seen.apart() == pytest.approx(2 * largest) and "Without head 4" in seen.words()
     seen.root.locator(".pg-tile").nth(3).click()
-    assert seen.told() == "largest: 0" and seen.state()["heads"][3]["on"]
+    assert seen.told() == "largest: 0" and seen["heads"][3]["on"]
     seen.dot(1).click()  # its weight is 0
     assert seen.told() == "largest: 0" and "nothing is missing" in seen.words()
 
@@ -116,17 +116,17 @@ def test_heads_are_taken_away_brought_back_and_share_a_place(seen: Seen):
     first, last = (seen.dot(head).bounding_box() for head in (3, 4))
     assert abs(first["x"] - last["x"]) + abs(first["y"] - last["y"]) > 8
     seen.dot(4).click()
-    assert seen.told() == "largest: 0" and not seen.state()["heads"][4]["on"]
+    assert seen.told() == "largest: 0" and not seen["heads"][4]["on"]
 
 
 def test_a_blur_and_a_border_are_no_convolution(seen: Seen):
     curve = seen.pixels(".pg-curve")
     slider = seen.root.locator("input[type=range]")
     slider.fill(str(round(np.log(0.05), 2)))
-    assert seen.apart() > 0.1 and seen.state()["alpha"] == pytest.approx(0.05, rel=0.01)
+    assert seen.apart() > 0.1 and seen["alpha"] == pytest.approx(0.05, rel=0.01)
     assert "softmax" in seen.words() and (curve != seen.pixels(".pg-curve")).any()
     slider.press("End")
-    assert seen.state()["alpha"] == 50 and seen.told() == "largest: 0"
+    assert seen["alpha"] == 50 and seen.told() == "largest: 0"
     zeros = seen.root.get_by_label("zeros around the picture")
     zeros.uncheck()
     assert seen.apart() > 0.1 and "border differs" in seen.words()
@@ -142,22 +142,22 @@ def test_kernels_chosen_and_typed(seen: Seen):
     before = seen.image("convolved")
     seen.choose("Kernel", "emboss")
     assert (before != seen.image("convolved")).any() and seen.told() == "largest: 0"
-    emboss = seen.state()["kernel"]
+    emboss = seen["kernel"]
     cell = seen.root.locator(".pg-cells input").nth(4)
     cell.fill("-2.5")  # "your own" numbers, from now on
     seen.idle()
-    assert seen.state()["preset"] is None and seen.told() == "largest: 0"
-    assert seen.state()["kernel"] == [*emboss[:4], -2.5, *emboss[5:]]
+    assert seen["preset"] is None and seen.told() == "largest: 0"
+    assert seen["kernel"] == [*emboss[:4], -2.5, *emboss[5:]]
     cell.fill("")
     cell.blur()
     assert cell.input_value() == "-2.5"
-    kernel = np.reshape(seen.state()["kernel"], (3, 3))
+    kernel = np.reshape(seen["kernel"], (3, 3))
     for size in (5, 4, 3):  # they stay, around the middle
         seen.choose("Size", str(size))
         first = (size - 1) // 2 - 1
-        now = np.reshape(seen.state()["kernel"], (size, size))
+        now = np.reshape(seen["kernel"], (size, size))
         assert (now[first : first + 3, first : first + 3] == kernel).all()
-        assert len(seen.state()["heads"]) == size**2 and seen.told() == "largest: 0"
+        assert len(seen["heads"]) == size**2 and seen.told() == "largest: 0"
 
 
 def test_the_pictures_are_the_arrays(seen: Seen):
@@ -202,7 +202,7 @@ def test_pictures_and_ones_own(seen: Seen, show: Callable[..., Seen], file: Path
     seen.root.get_by_text("Your own picture is not in it.").wait_for()
     other = show(file, seen.page.evaluate("location.hash.slice(1)"))
     assert "picture of its author's own" in other.root.locator(".ax-notice").inner_text()
-    assert other.state()["image"] == "hopper"
+    assert other["image"] == "hopper"
     assert seen.root.locator(".ax-notice").is_hidden()
     seen.get("void (x.file.click = () => { window.dialogs = (window.dialogs ?? 0) + 1; })")
     for name, dialogs in (
@@ -210,9 +210,7 @@ def test_pictures_and_ones_own(seen: Seen, show: Callable[..., Seen], file: Path
         ("own", 1),
     ):  # another one is asked for, and this one is shown until then
         seen.choose("Picture", name)
-        assert (
-            seen.page.evaluate("window.dialogs ?? 0") == dialogs and seen.state()["image"] == name
-        )
+        assert seen.page.evaluate("window.dialogs ?? 0") == dialogs and seen["image"] == name
 
 
 def test_keys_alone(seen: Seen):
@@ -222,20 +220,17 @@ def test_keys_alone(seen: Seen):
     for key in ("ArrowRight", "ArrowRight", "ArrowUp", "Shift+ArrowUp"):
         seen.page.keyboard.press(key)
     seen.idle()
-    assert seen.state()["heads"][4]["centre"] == pytest.approx([-0.3, 0.5])
+    assert seen["heads"][4]["centre"] == pytest.approx([-0.3, 0.5])
     seen.idle()
     assert "looks at shift (−0.3, +0.5)" in seen.dot(4).get_attribute("aria-label")
     for key in ("Alt+ArrowUp", "Control+Backspace", "Meta+ArrowLeft"):  # the browser's
         seen.dot(4).press(key)
-    assert (
-        seen.state()["heads"][4]["centre"] == pytest.approx([-0.3, 0.5])
-        and seen.state()["heads"][4]["on"]
-    )
+    assert seen["heads"][4]["centre"] == pytest.approx([-0.3, 0.5]) and seen["heads"][4]["on"]
     seen.page.keyboard.press("Enter")
-    assert not seen.state()["heads"][4]["on"]
+    assert not seen["heads"][4]["on"]
     seen.page.keyboard.press("Enter")
     seen.page.keyboard.press("Delete")
-    assert not seen.state()["heads"][4]["on"]
+    assert not seen["heads"][4]["on"]
     for control in seen.root.locator(
         "button, input:not([type=file]), select, canvas[tabindex]"
     ).all():
@@ -284,11 +279,11 @@ def test_on_a_phone(show: Callable[..., Seen], file: Path, size: int):
     for control in seen.root.locator("select, .ax-row button:visible").all():
         assert control.bounding_box()["height"] >= 44
     seen.dot(3).tap()
-    assert not seen.state()["heads"][3]["on"]
+    assert not seen["heads"][3]["on"]
     frame = seen.root.locator(".pg-frame").first
     frame.scroll_into_view_if_needed()
     frame.tap(position=dict(x=10, y=10))
-    assert max(seen.state()["query"]) < 8
+    assert max(seen["query"]) < 8
 
 
 def test_dark(seen: Seen):
@@ -334,12 +329,10 @@ def test_the_widget_s_front_end(browser: playwright.Browser):
     page = as_widget(browser, "playground", traits, views=2)
     page.set_viewport_size(dict(width=900, height=900))
     seen = Seen(page)
-    assert seen.state()["alpha"] == 0.7 and seen.root.evaluate(
-        "r => r.classList.contains('pg-middle')"
-    )
+    assert seen["alpha"] == 0.7 and seen.root.evaluate("r => r.classList.contains('pg-middle')")
     page.evaluate("model.set('state', 'kernel=blur&size=5')")
     seen.idle()
-    assert seen.state()["size"] == 5 and seen.told() == "largest: 0"
+    assert seen["size"] == 5 and seen.told() == "largest: 0"
     seen.dot(0).click()
     page.wait_for_function("model.traits.state.includes('heads=')")
     page.evaluate(

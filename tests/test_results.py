@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ def run(preset: str, accuracy: float, data: str = "cifar10", folder: str = "a", 
     of_model = {name: value for name, value in changes.items() if name in ModelConfig.model_fields}
     of_recipe = {name: value for name, value in changes.items() if name not in of_model}
     vars(made).update(
-        _parsed=SimpleNamespace(preset=preset),
         config={"preset": preset, "data": about},
         model=replace(base.model, of_model),
         train=replace(base.train, of_recipe),

@@ -116,7 +116,7 @@ def test_every_seed_and_configuration_has_a_folder_of_its_own(work, run):
 # Runs that go on from others
 
 
-def test_pruned_runs_train_what_they_start_from_and_of_several_seeds_share_a_row(work):
+def test_pruned_runs_train_what_they_start_from_and_of_several_seeds_share_a_row(work, tmp_path):
     run, second = work.run("quadratic_pruned"), work.run("quadratic_pruned", 1)
     starts = [work.name("quadratic_full", seed) for seed in (0, 1)]
     assert [one.train.start_from for one in (run, second)] == starts
@@ -127,6 +127,13 @@ def test_pruned_runs_train_what_they_start_from_and_of_several_seeds_share_a_row
     table = results.results_table(groups | {"one": [run]})
     assert [len(members) for members in groups.values()] == [2]
     assert table["Parameters (M)"].nunique() == 2
+    # Another start, which the profile does not list: the record has one of that preset.
+    of_start = {"quadratic_full": {"train": {"epochs": 1}}}
+    changes = {"study": {}, "presets": work.profile.presets | of_start}
+    profile = work.profile.model_copy(update=changes)
+    elsewhere = dataclasses.replace(work, profile=profile, folder=tmp_path)
+    other = elsewhere.run("quadratic_pruned", train_changes={"epochs": 1})
+    assert other.model.hidden == run.model.hidden and len(results.group([run, other])) == 2
 
 
 def test_heads_are_pruned_and_layers_swapped_before_training(work, monkeypatch):
@@ -144,8 +151,9 @@ def test_heads_are_pruned_and_layers_swapped_before_training(work, monkeypatch):
     monkeypatch.setattr(workspace, "load_run", lambda path: (network, None))
     pruned = workspace.first_network(start, model, "prune")
     assert pruned.config.heads_per_layer[0] < 4
-    with pytest.raises(ConfigError, match="must fit the grid"):
-        work.check("hybrid", model_changes={"kernels": [9]})
+    for name, words in (("hybrid", "must fit"), ("quadratic_longer", "is that of quadratic")):
+        with pytest.raises(ConfigError, match=f"kernels .*{words}"):
+            work.check(name, model_changes={"kernels": [9]})
 
 
 def test_swaps_are_measured_again_where_more_images_are_asked_for(work, run, tmp_path):

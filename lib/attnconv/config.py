@@ -196,7 +196,7 @@ def identity(model: ModelConfig, train: TrainConfig, about: dict[str, Any]) -> s
         train.model_dump(mode="json", exclude_defaults=True, exclude={"precision", "compile"}),
         [about[name] for name in ("name", "classes", "train_images", "test_images", "mean", "std")],
     ]
-    if "digest" in about:  # of a reader's own data
+    if "digest" in about:  # of all but the whole CIFAR-10
         parts.append(about["digest"])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
 

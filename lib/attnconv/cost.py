@@ -27,11 +27,11 @@ class Cost:
 
 def cost(config: ModelConfig) -> Cost:
     """Count a model without running it: no memory is allocated."""
-    with torch.device("meta"):
+    # In inference mode linear maps may be batched, too.
+    counter = FlopCounterMode(display=False)
+    with torch.inference_mode(False), torch.device("meta"), counter:
         model = build_model(config).eval()
-        image = torch.empty(1, config.image_channels, *config.image_size)
-        with FlopCounterMode(display=False) as counter:
-            model(image)
+        model(torch.empty(1, config.image_channels, *config.image_size))
     # The products of attention are batched, those of linear maps and convolutions are not.
     batched = counter.get_flop_counts()["Global"].get(torch.ops.aten.bmm, 0)
     paper = counter.get_total_flops() - batched

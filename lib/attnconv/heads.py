@@ -220,11 +220,11 @@ def prune(layer: QuadraticAttention) -> None:
     and nothing else. The bias stays.
     """
     keep = torch.from_numpy(~degenerate(layer))
-    weight = layer.value.weight[:, keep.repeat_interleave(layer.channels)]
     layer.heads = int(keep.sum())
-    layer.centres = nn.Parameter(layer.centres[keep])
-    layer.spreads = nn.Parameter(layer.spreads[keep])
-    layer.value.weight = nn.Parameter(weight)
+    # Only their data change: frozen weights stay frozen.
+    layer.centres.data = layer.centres[keep]
+    layer.spreads.data = layer.spreads[keep]
+    layer.value.weight.data = layer.value.weight[:, keep.repeat_interleave(layer.channels)]
     layer.value.in_features = layer.heads * layer.channels
 
 

@@ -91,7 +91,7 @@ def watch(network: nn.Module, images: Tensor) -> list[Seen]:
     for name, module in network.named_modules():
         if isinstance(module, nn.MultiheadAttention) or hasattr(module, "attn_drop"):
             module.register_forward_hook(partial(note, name), with_kwargs=True)
-    if not isinstance(network(images), Tensor):
+    if not isinstance(network(images.clone()), Tensor):  # it may change them
         raise ValueError("A network that gives more than logits cannot be examined.")
     if not seen:
         raise ValueError("No attention is found: timm's and nn.MultiheadAttention's are known.")
@@ -256,8 +256,8 @@ def examine(
     seen = watch(network, images)
     network = copied(network).eval()
     few = images[:ANSWERED]
-    own = network(few).argmax(1)
-    wanted = own if labels is None else labels[:ANSWERED]
+    own = network(few.clone()).argmax(1)
+    wanted = own if labels is None else labels[:ANSWERED].view_as(own)
 
     layers, heads, maps = [], [], []
     for number, layer in enumerate(seen, 1):
@@ -270,7 +270,7 @@ def examine(
             rest = whole - attend(layer.module, p, layer.x)
             row[f"error {kernel}"] = float(rest.norm() / whole.norm())
             hook = put(network, layer, p)
-            swapped = network(few).argmax(1)
+            swapped = network(few.clone()).argmax(1)
             hook.remove()
             lost = (own == wanted).double() - (swapped == wanted).double()
             row[f"lost {kernel}"] = float(100 * lost.mean())

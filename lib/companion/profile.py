@@ -57,7 +57,7 @@ class Profile(Config):
         model = own.get("model", {}) | (model_changes or {})
         train = self.train | own.get("train", {}) | (train_changes or {})
         if base.start:  # the model is that of the run whose weights come first
-            others = model.keys() - {"kernels"}
+            others = model.keys() - ({"kernels"} if base.change == "swap" else {})
             if others:
                 raise ConfigError(
                     f"{preset}: {min(others)} is that of {base.start}. Change it there."
@@ -66,8 +66,10 @@ class Profile(Config):
         model = self.model | model
         for name in SETTLED:
             if name in model | train:
-                remedy = "choose other data, another preset, or --seed (in a profile: seeds)"
-                raise ConfigError(f"{name} cannot be changed: {remedy}.")
+                raise ConfigError(
+                    f"{name} cannot be changed: choose other data, another preset, or --seed (in a "
+                    "profile: seeds)."
+                )
         chosen = self.seeds[0] if seed is None else seed
         try:
             return replace(base.model, model), replace(base.train, train | {"seed": chosen})
@@ -80,8 +82,7 @@ def read_yaml(text: str) -> Any:
     try:
         return YAML(typ="safe", pure=True).load(text)
     except Exception as error:  # a wrong value may raise any kind
-        said = " ".join(str(error).split())
-        raise ConfigError(f"not valid YAML: {said}") from None
+        raise ConfigError(f"not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def load_profile(path: str | Path) -> Profile:

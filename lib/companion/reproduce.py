@@ -84,8 +84,7 @@ def digest_work(work: Workspace) -> str:
     from attnconv.training.data import ARRAYS
     from companion.workspace import RECORD
 
-    tensors = [getattr(work.data, name) for name in ARRAYS]
-    images = [hashlib.sha256(tensor.numpy().data).hexdigest() for tensor in tensors]
+    images = [hashlib.sha256(getattr(work.data, name).numpy().data).hexdigest() for name in ARRAYS]
     hashes = {}
     for file in LIBRARY.glob("[ac]*[nv]/**/[!.]*.*[!~]"):  # both packages, no editor's copies
         if "__pycache__" not in file.parts:

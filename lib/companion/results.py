@@ -66,8 +66,10 @@ def _recipe(run: Run) -> tuple[str, ...]:
     pruned = {"heads"} if run.train.start_from else set()  # each seed has its own left
     model = run.model.model_dump_json(exclude=pruned)
     training = run.train.model_dump_json(exclude={*SPEED, "start_from"})  # it names a seed's run
+    start = Run(run.path.with_name(str(run.train.start_from)))
+    before = _recipe(start) if start.finished else ()
     names = "name", "train_images", "test_images", "digest"
-    return model, training, *(str(run.config["data"].get(name)) for name in names)
+    return model, training, *before, *(str(run.config["data"].get(name)) for name in names)
 
 
 def of_the_paper(run: Run) -> bool:
@@ -140,8 +142,12 @@ def swap_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
     side; ``accuracy`` of the network, that of the ``whole`` one (%), their ``difference`` in points
     and its paired standard ``error``, over so many ``images``. Runs for which nothing was measured
     (`Workspace.swaps`) are left out."""
-    kinds = {"alone": ("alone", "read"), "fitted": ("up to", "fitted")}
-    kinds |= {"shuffled": ("up to", "shuffled"), "up_to": ("up to", "read")}
+    kinds = {
+        "alone": ("alone", "read"),
+        "fitted": ("up to", "fitted"),
+        "shuffled": ("up to", "shuffled"),
+        "up_to": ("up to", "read"),
+    }
     rows = []
     for title, runs in groups.items():
         for run in runs:

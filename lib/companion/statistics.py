@@ -25,19 +25,15 @@ Measure = Callable[[Run], NDArray]
 
 
 def named(run: Run) -> str:
-    """A run in a table: its model, seed, length, width, and a start that is not the paper's.
-
-    *Eager* are old runs in bfloat16 that were not compiled: on a CPU, gradients of their
-    LayerNorms were wrong. Newer ones say that norms are in float32."""
-    if run.model.kind == "resnet":  # has none
+    """A run in a table: its model, seed, length, width, and a start that is not the paper's."""
+    if run.model.kind == "resnet":  # has no hidden width
         return run.label
     name = f"{run.label}, hidden {run.model.hidden}"
     if all(run.model.kernel_per_layer):
         name += ", a CNN"
     elif run.model.kind == "quadratic" and run.model.centre_start != "gaussian":
         name += f", from {run.model.centre_start}"
-    computation = run.config.get("environment", {}).get("computation")
-    return f"{name}, eager" if computation == "bfloat16" else name
+    return name
 
 
 def by_layer(runs: Sequence[Run], measures: Mapping[str, Measure]) -> pd.DataFrame:
@@ -185,29 +181,25 @@ def far(run: Run) -> NDArray:
     return (reach[-1] > np.nanmax(reach[0])).sum(1)
 
 
-def _wide(run: Run) -> NDArray:
-    """Which heads have less than half of their attention in the 5 × 5: (layers, heads)."""
-    maps, query = run.attention["mean"][0], run.attention["queries"][0]
-    return np.nansum(shift_maps(maps, query, 2), (2, 3)) < 0.5
-
-
 def mirrored(run: Run, axis: int) -> NDArray:
     """How alike heads that are not local are to their mirror image: 0 up-down, 1 left-right.
 
     The correlation of the logarithms of their row sums, or column sums, with the query in the
     middle; NaN in a layer without such heads."""
-    maps, place = run.attention["mean"][0], run.attention["queries"][0][axis]
+    maps, query = run.attention["mean"][0], run.attention["queries"][0]
+    is_wide = np.nansum(shift_maps(maps, query, 2), (2, 3)) < 0.5  # of its mass in the 5 × 5
     profile = maps.sum(3 - axis)
+    place = query[axis]
     room = min(place, profile.shape[-1] - 1 - place)
     height = np.log(np.maximum(profile[..., place - room : place + room + 1], 1e-12))
     height -= height.mean(-1, keepdims=True)
     alike = (height * height[..., ::-1]).sum(-1) / (height**2).sum(-1)
-    return _mean_over_heads(alike, _wide(run))
+    return _mean_over_heads(alike, is_wide)
 
 
 def _mean_over_heads(values: NDArray, chosen: NDArray) -> NDArray:
     """Of the chosen heads of each layer (layers, heads); NaN where there is none: (layers,)."""
-    return np.ma.masked_array(values, ~chosen).mean(1).filled(np.nan)
+    return np.ma.masked_array(values, ~chosen | np.isnan(values)).mean(1).filled(np.nan)
 
 
 def follow(run: Run) -> NDArray:
@@ -238,4 +230,4 @@ def by_content(run: Run, follows: bool) -> NDArray:
     A mean over heads; NaN in a layer without such heads."""
     fixed = run.attention["shares"][0]
     chosen = following(run)[0] == follows
-    return _mean_over_heads(100 * (1 - fixed), chosen & np.isfinite(fixed))
+    return _mean_over_heads(100 * (1 - fixed), chosen)

@@ -117,9 +117,12 @@ def grid(runs: Runs, others: Runs = ()) -> Verdict:
 
 def local(runs: Runs, others: Runs = ()) -> Verdict:
     """Do most heads of the first two layers look at the 5 × 5 around the query?"""
+    heads = runs[0].model.heads_per_layer[:2]
+    if len(heads) < 2:
+        return NOTHING
     before, after = each(stats.near, runs)[..., :2].mean(0).round(1)
-    heads = max(runs[0].model.heads_per_layer)
-    words = f"{after[0]:g} and {after[1]:g} of {heads} heads"
+    of = " and ".join(map(str, dict.fromkeys(heads)))
+    words = f"{after[0]:g} and {after[1]:g} of {of} heads"
     number = f"{words} in layers 1 and 2 ({before[0]:g} and {before[1]:g} before training)"
     table = by_layer([*runs, *others], {"heads that look nearby": stats.near})
     return graded((2 * after > heads).sum(), 2), number, table
@@ -171,9 +174,10 @@ def learns_convolution(runs: Runs, others: Runs = ()) -> Verdict:
         of_kind = learned[kinds == kind]
         if of_kind.size:
             words.append(f"{of_kind.sum()} of {of_kind.size} ({encoding})")
-    measures: Measures = {}
-    for size in stats.sizes(runs[0]):
-        measures[f"points lost by a {size} × {size}"] = partial(stats.lost, size=size)
+    measures: Measures = {
+        f"points lost by a {size} × {size}": partial(stats.lost, size=size)
+        for size in stats.sizes(runs[0])
+    }
     table = by_layer([*runs, *others], measures | SWAPPED | {"learned": stats.learned})
     number = ", ".join(words).replace(" (", " layers (", 1)
     return graded(learned.mean(), 1 / 2, 1 / 10), number, table
@@ -207,6 +211,8 @@ def constant_shift(runs: Runs) -> Verdict:
     """Do heads of layers 2 and 3 look at pixels at a fixed shift, and follow the query?"""
     found = each(stats.follow, runs)[:, 1:3]  # (runs, 2)
     heads = sum(runs[0].model.heads_per_layer[1:3])
+    if not heads:
+        return NOTHING
     number = f"{found.sum(1).mean():.2g} of {heads} heads of layers 2 and 3"
     number += ", on average" * (len(runs) > 1)
     table = by_layer(runs, {"heads that follow the query": stats.follow})

@@ -152,7 +152,9 @@ class Workspace:
         model, recipe = self.check(name, seed, **changes)
         preset, start = PRESETS[name], None
         if preset.start:
-            start = first_network(self.run(preset.start, recipe.seed), model, preset.change)
+            here = Workspace(self.profile, self.source, self.folder)  # not another of the record's
+            first = self.find(str(recipe.start_from)) or here.run(preset.start, recipe.seed)
+            start = first_network(first, model, preset.change)
         place = self.folder / kept_in / folder
         return train(model, recipe, self.data, place, preset=name, start=start)
 
@@ -169,13 +171,12 @@ class Workspace:
         if not self.profile.recorded:
             runs = [run for run in runs if run.path.name == self.name(run.preset, run.train.seed)]
         found = {run.path.name: run for run in runs + find_runs(self.folder / kept_in)}
-        data = self.about["name"]
-        return [run for run in found.values() if run.config["data"]["name"] == data]
+        return [one for one in found.values() if one.config["data"]["name"] == self.about["name"]]
 
     def attention(self, run: Run) -> Arrays:
         """What a run's heads attend to, kept or measured now: see `heads.measure_attention`. Of a
         recorded run it is what the record keeps: empty of some."""
-        if self._is_here(run) and not run.attention:
+        if run.path.is_relative_to(self.folder) and not run.attention:
             data = self.data
             images = normalize(data.test_images[:AVERAGED], data.mean, data.std)
             with FileLock(run.path / ".lock"):  # notebooks run side by side: the first one measures
@@ -192,7 +193,8 @@ class Workspace:
         it is what the record keeps: empty of some."""
         some = self.data.first(None, self.profile.swap_images).first(None, images)
         wanted = len(some.test_labels)
-        if self._is_here(run) and not self.strip and run.swaps.get("images", 0) < wanted:
+        can_be_measured = run.path.is_relative_to(self.folder) and not self.strip
+        if can_be_measured and run.swaps.get("images", 0) < wanted:
             with FileLock(run.path / ".lock"):
                 if Run(run.path).swaps.get("images", 0) < wanted:
                     first = None if run.train.start_from else untrained(run)
@@ -200,9 +202,6 @@ class Workspace:
                     write(run.path / "swaps.npz", measured)
             del vars(run)["swaps"]  # it is read again
         return run.swaps
-
-    def _is_here(self, run: Run) -> bool:
-        return run.path.is_relative_to(self.folder)
 
     def save_figure(
         self,
@@ -221,8 +220,8 @@ class Workspace:
             save_animation(figure, f"{file}.gif")
         else:
             save(figure, file)
-        names = list(dict.fromkeys(run.path.name for run in runs))  # a run may be drawn twice
-        note = {"caption": caption, "runs": names}
+        # A run may be drawn twice.
+        note = {"caption": caption, "runs": [*dict.fromkeys(run.path.name for run in runs)]}
         Path(f"{file}.json").write_text(json.dumps(note) + "\n")
 
     def save_table(self, frame: pd.DataFrame, name: str) -> None:
@@ -243,8 +242,7 @@ def first_network(start: Run, model: ModelConfig, change: str) -> Network:
     if change == "prune":
         return pruned(network)
     if change == "swap":
-        sizes = {layer: size for layer, size in enumerate(model.kernels, 1) if size}
-        return swap(network, sizes)
+        return swap(network, {layer: size for layer, size in enumerate(model.kernels, 1) if size})
     return network
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnconv.attention import QuadraticAttention, tap_shifts
@@ -251,7 +251,7 @@ def copied(network: nn.Module) -> nn.Module:
 def _compare(converted: nn.Module, network: nn.Module, inputs: tuple[Any, ...]) -> None:
     """Raise an error if the converted network answers otherwise, or a convolution runs in it."""
     with evaluating(converted), FlopCounterMode(display=False) as flops:
-        found = converted(*inputs)
+        found = converted(*tree_map_only(Tensor, torch.clone, inputs))  # it may change them
     if "conv" in str(flops.get_flop_counts().get("Global")):
         raise ValueError(
             "Convolutions still run in the copy. Call F.conv2d in a module's forward, and the "

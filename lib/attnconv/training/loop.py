@@ -178,8 +178,6 @@ def environment(config: TrainConfig, device: torch.device) -> dict[str, Any]:
     computation = str(products_of(config, device)).removeprefix("torch.")
     if config.compile:
         computation += ", compiled"
-    elif computation == "bfloat16":
-        computation += ", norms in float32"
     return {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",

@@ -83,8 +83,7 @@ class Muon(torch.optim.Optimizer):
             if weight.grad is None:  # frozen
                 continue
             gradient = weight.grad.flatten(1)
-            zeros = torch.zeros_like(gradient)
-            average = self.state[weight].setdefault("momentum_buffer", zeros)
+            average = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(gradient))
             average.lerp_(gradient, 1 - group["momentum"])
             update = orthogonal(gradient.lerp(average, group["momentum"]), self.products)
             rows, columns = gradient.shape

@@ -41,14 +41,13 @@ def page(title: str, name: str, data: str, picture: bytes, head: str = "") -> st
     without scripts.
 
     ``head`` is HTML that stands above all."""
-    png = base64.b64encode(of_256_colours(picture)).decode()
     return string.Template(_text("page.html")).substitute(
         name=name,
         open=f"open{name.title()}",
         title=html.escape(title),
         style=style(f"{name}.css"),
         head=head,
-        picture=png,
+        picture=base64.b64encode(of_256_colours(picture)).decode(),
         data=data,
         code=script(f"{name}.js").replace("</script", "<\\/script"),
     )

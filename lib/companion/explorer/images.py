@@ -147,6 +147,5 @@ def _own_data(side: Subject, name: str | None) -> Dataset | Tensor:
             if path:
                 return load_data(path)
     sample = load_data("embedded")
-    alike = for_images(side.config, sample) == side.config
-    fits = name == sample.name if name else alike
+    fits = name == sample.name if name else for_images(side.config, sample) == side.config
     return sample if fits else sample.test_images
