@@ -273,11 +273,15 @@ def jupyterlab(folder: Path, own: Path) -> Iterator[Callable[[str, nbformat.Note
             server.wait(20)
 
 
+def menu(page: playwright.Page, name: str, item: str) -> None:
+    page.locator(".lm-MenuBar-itemLabel", has_text=name).first.click()
+    page.locator(".lm-Menu-itemLabel", has_text=item).first.click()
+
+
 def run_all(page: playwright.Page) -> None:
     """Run all cells of the notebook that JupyterLab has opened."""
     page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
     page.get_by_text("| Idle").wait_for(
         timeout=60_000
     )  # a kernel that is not there yet would run nothing
-    page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
-    page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
+    menu(page, "Run", "Run All Cells")

@@ -39,8 +39,7 @@ def gaussian_heads(centres, start=None, spread=5.0, mass=1.0):
     centres = np.asarray(centres, dtype=float)
     both = np.stack([centres if start is None else np.asarray(start, dtype=float), centres])
     precision = np.broadcast_to(spread**2 * np.eye(2), (*both.shape, 2))
-    shape = both.shape[:-1]
-    found = {"mass": np.full(shape, mass), "reach": np.linalg.norm(both, axis=-1)}
+    found = {"mass": np.full(both.shape[:-1], mass), "reach": np.linalg.norm(both, axis=-1)}
     return {"parameter_centre": both, "centre": both, "precision": precision} | found
 
 
@@ -54,11 +53,11 @@ def on_pixels(count):
     return nine()[np.minimum(np.arange(9), count - 1)]
 
 
-def swaps(lost, before=0.9, after=0.3, sizes=(1, 3, 5, 7)):
+def swaps(lost, before=0.9, after=0.3, sizes=(1, 3, 5, 7), layers=6):
     """Convolutions of these sizes in one layer's place: points lost (S,), or (L, S)."""
-    lost = np.broadcast_to(lost, (6, len(sizes)))
+    lost = np.broadcast_to(lost, (layers, len(sizes)))
     right = np.arange(IMAGES) < (0.9 - lost[..., None] / 100) * IMAGES
-    error = np.stack([np.broadcast_to(one, (6, len(sizes))) for one in (before, after)])
+    error = np.stack([np.broadcast_to(one, lost.shape) for one in (before, after)])
     whole = np.arange(IMAGES) < 0.9 * IMAGES
     return {"sizes": np.array(sizes), "whole": whole, "alone": right, "error": error}
 
@@ -118,8 +117,7 @@ def test_arithmetic_claims(claim, given, sign):
 )
 def test_a_grid_is_eight_pixels_that_have_a_sharp_head_and_five_are_a_part(count, sign):
     layers = [on_pixels(count), *[on_pixels(1)] * 5]
-    run = run_of(gaussian_heads(layers, start=[nine(3)] * 6))
-    found, number, table = verdicts.grid([run])
+    found, number, table = verdicts.grid([run_of(gaussian_heads(layers, start=[nine(3)] * 6))])
     assert found == sign and f"in {int(count > 4)} of 6 layers (0." in number
     assert table["layer 1"].tolist() == [count, 1]  # and the start's, made sharp
     assert verdicts.grid([run_of(gaussian_heads(layers, mass=0.5))])[0] == DOES_NOT
@@ -193,8 +191,7 @@ def test_deeper_layers_have_heads_that_look_farther(deep, start, sign):
     wide["precision"] = wide["precision"].copy()
     wide["precision"][:, 2:] = 1e-4  # deeper heads are wider than the image: they look nowhere
     assert verdicts.farther([run_of(wide)])[0] == DOES_NOT
-    two = run_of(gaussian_heads(centres[:2]))
-    assert verdicts.farther([two])[0] == OPEN
+    assert verdicts.farther([run_of(gaussian_heads(centres[:2]))])[0] == OPEN
 
 
 def test_heads_that_overlap_leave_less_attention():
@@ -246,6 +243,9 @@ def test_layers_are_counted_by_encoding():
     lost = table[table["what"] == "points lost by a 7 × 7"]["layer 6"]
     assert lost.tolist() == pytest.approx([30, 30], abs=0.1)
     assert verdicts.learns_convolution([])[0] == OPEN
+    few = run_of(swaps=swaps([80, 0, 0], sizes=(1, 3, 5), layers=2), kind="learned_content")
+    vars(few)["model"] = replace(few.model, {"layers": 2})
+    assert verdicts.learns_convolution([*runs, few])[1] == words + ", 2 of 2 (content)"
 
 
 def test_sixteen_heads_are_local_and_long_range():
@@ -299,7 +299,7 @@ def test_symmetry_is_left_right_more_than_up_down():
     assert verdicts.symmetric([learned_run(turned, reach=(7, 5))])[0] == DOES_NOT
     local = learned_run(maps_at([nine()] * 6))
     assert np.isnan(statistics.mirrored(local, 1)).all()  # no head to judge
-    assert verdicts.symmetric([local])[0] == IN_PART
+    assert verdicts.symmetric([local])[:2] == (IN_PART, "correlation — left-right, — up-down")
 
 
 def followed(shifts, queries=((8, 8), (6, 7), (9, 10)), moved=0.8):
@@ -334,6 +334,8 @@ def test_of_one_layer_nothing_is_said_of_the_second():
     vars(one)["model"] = replace(one.model, {"layers": 1})
     for claim in (verdicts.local, verdicts.constant_shift):
         assert claim([one])[0] == OPEN
+    vars(one)["model"] = replace(one.model, {"layers": 2})
+    assert verdicts.constant_shift([one])[0] == OPEN
 
 
 @pytest.mark.parametrize(("more", "sign"), [(0.2, HOLDS), (-0.2, DOES_NOT)])

@@ -113,8 +113,7 @@ def test_after_a_reproduction_git_status_is_clean_and_a_difference_is_an_error(t
         return subprocess.run(["git", *command], **options).stdout
 
     def attnconv(*words: str) -> SimpleNamespace:
-        command = ["reproduce", "--profile", "evening", *words]
-        process.stdin.write(json.dumps(command) + "\n")
+        process.stdin.write(json.dumps(["reproduce", "--profile", "evening", *words]) + "\n")
         process.stdin.flush()
         status, out, error = json.loads(process.stdout.readline())
         return SimpleNamespace(returncode=status, stdout=out, stderr=error)

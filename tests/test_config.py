@@ -73,8 +73,7 @@ def test_refusals(make, values, message):
     ],
 )
 def test_what_is_taken_though_it_is_near_a_limit(values):
-    made = ModelConfig(**values)
-    assert all(getattr(made, name) == value for name, value in values.items())
+    assert all(getattr(ModelConfig(**values), name) == value for name, value in values.items())
 
 
 def test_layers_and_grid():

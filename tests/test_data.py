@@ -467,13 +467,9 @@ def test_the_first_images(sample):
         assert all(torch.equal(getattr(same, n), getattr(sample, n)) for n in data.ARRAYS)
 
 
-def numbered(sample):
-    """600 training images that are their numbers, to see which ones are taken."""
-    return replace(sample.first(600, 100), train_images=torch.arange(600))
-
-
 def test_few_images_are_balanced_nested_and_repeated_to_as_many_as_there_are(sample):
-    whole = numbered(sample)
+    # 600 training images that are their numbers, to see which ones are taken.
+    whole = replace(sample.first(600, 100), train_images=torch.arange(600))
     fewer: set[int] = set()
     for n in (1, 20, 25, 95, 500, 10_000):
         found = whole.for_training(TrainConfig(images=n, seed=3))
@@ -497,8 +493,7 @@ def test_data_of_ones_own_are_told_apart_by_every_image_and_label(sample):
         known = set()
         for name in (None, *ARRAYS):
             changed = {name: getattr(own, name).flip(0)} if name else {}
-            about = replace(own, **changed).about()
-            known.add(identity(ModelConfig(), TrainConfig(), about))
+            known.add(identity(ModelConfig(), TrainConfig(), replace(own, **changed).about()))
         assert len(known) == 5
 
 
@@ -593,5 +588,4 @@ def test_batches_follow_the_plan(sample, augment):
     if augment:
         images = data.augment(images, *plan.crops)
     assert torch.equal(torch.cat([y for _, y in steps]), labels)
-    expected = data.normalize(images, *statistics)
-    assert torch.equal(torch.cat([x for x, _ in steps]), expected)
+    assert torch.equal(torch.cat([x for x, _ in steps]), data.normalize(images, *statistics))

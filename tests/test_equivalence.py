@@ -173,8 +173,7 @@ def test_missed_mass_has_its_closed_form(alpha):
     """Measured at a query at least 13 pixels from each border, so that what the borders cut off
     is below 1e-10.
     """
-    conv = nn.Conv2d(1, 1, 1, dtype=torch.float64)
-    layer = conv_to_attention(conv, np.float64(alpha))
+    layer = conv_to_attention(nn.Conv2d(1, 1, 1, dtype=torch.float64), np.float64(alpha))
     p = layer.probabilities(27, 27)[0, 13, 13]
     assert abs((p.sum() - p[13, 13]).item() - missed_mass(alpha)) < 1e-10
     s = sum(math.exp(-alpha * n * n) for n in range(-40, 41))
@@ -549,8 +548,7 @@ def test_where_heads_look_is_read_whatever_works_out_the_weights():
     layer = convert(nn.utils.weight_norm(nn.Conv2d(3, 4, 3)))
     layer.centres.data = layer.centres.flip(0)
     x = torch.randn(1, 3, 8, 8)
-    expected = layer(x)
-    torch.testing.assert_close(attention_to_conv(layer)[0](x), expected)
+    torch.testing.assert_close(attention_to_conv(layer)[0](x), layer(x))
 
 
 @pytest.mark.parametrize("numbers", [{"stride": (2,)}, {"padding": (1,)}, {"dilation": [2]}])

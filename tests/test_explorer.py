@@ -120,8 +120,7 @@ def test_the_front_end_with_node():
 
 def modelled(side: Subject, source: str):
     """What node answers about a ``model``, as ``out``."""
-    start = "const model = new heads.Model(tree);"
-    return in_node(start + source, dict(side.arrays, counted={}))
+    return in_node("const model = new heads.Model(tree);" + source, dict(side.arrays, counted={}))
 
 
 def as_sent(model):
@@ -443,8 +442,7 @@ def test_what_goes_with_the_images_can_be_given(data):
     ):
         data_of_it = explore(model, **about)._content()
         assert [one["title"] for one in data_of_it["images"]] == [title]
-        told = [data_of_it["choices"][name] for name in ("mean", "std")]
-        assert told == [[0.5], [0.25]]
+        assert [data_of_it["choices"][name] for name in ("mean", "std")] == [[0.5], [0.25]]
     with pytest.raises(ExplorerError, match="are of 1 classes, but the model tells 10 apart"):
         explore(model, images=dataclasses.replace(data, classes=("one",)))
     with pytest.raises(ExplorerError, match="mean = .* a number for each of the 1 channels"):
@@ -462,11 +460,14 @@ def test_images_take_the_type_of_the_network(kind: str, dtype: torch.dtype, data
 
 
 def test_what_cannot_be_explored_is_refused_in_a_sentence(runs):
+    wide = model_of("learned")
+    wide.attention_layers[0].row_scores.data[0] = 1e5
     for subject, words in (
         (runs["resnet"], "ResNet18 has no attention heads"),
         (convert(torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3))), "no attention heads to explore"),
         (swap(model_of("quadratic"), {2: 3}), "is a convolution, without heads"),
         (model_of("quadratic", heads=(0, 0)), "no attention heads"),
+        (wide, "row_scores is not finite, or above"),
     ):
         with pytest.raises(ExplorerError, match=words) as refused:
             explore(subject)
@@ -486,6 +487,8 @@ def test_a_run_brings_its_path_its_counts_and_its_neighbours(runs, data, tmp_pat
     folder = shutil.copytree(runs["quadratic"].path, tmp_path / "one")
     shutil.copytree(runs["content"].path, tmp_path / "gone")
     (tmp_path / "gone" / "model.safetensors").unlink()  # as they are left out of a record
+    about = shutil.copytree(runs["content"].path, tmp_path / "others") / "config.json"
+    about.write_text(about.read_text().replace("Trouser", "Skirt"))  # of other classes
     other = explore(str(folder))  # and its own data
     assert [run["name"] for run in other._content()["choices"]["runs"]] == ["one"]
 
@@ -555,6 +558,7 @@ def test_runs_are_chosen(runs, data):
     assert asked(view, kind="run", name="content") == []
     assert unzipped(view.data)["side"]["encoding"] == "content"
     assert view.state == dict(edits={}, layer=1)  # another model: its heads are not changed
+    assert explore(runs["quadratic"], images=data).state is not Explorer.state.default_value
     for message in (dict(kind="run", name="../x"), dict(kind="export")):
         assert "Error" in notice(view, **message)  # a notice, not a dead kernel
 
@@ -602,6 +606,7 @@ def test_a_site_has_a_page_for_each_model(runs, data, tmp_path, monkeypatch):
         tree, links = tree_of(text), re.findall(r"<a href='([^']+)'( aria-current=page)?>", text)
         names = dict(quadratic="explorer.html", content="explorer-content.html")
         assert (tree["model"], tree["pages"]) == (name, names)
+        assert "'a%23b'" in explorer._links({"a#b": runs[name]}, runs[name])
         assert links == [(file.name, " aria-current=page" * (file == page)) for file in pages]
         assert tree["side"]["name"] == runs[name].path.name and len(tree["images"]) == 40
     monkeypatch.setattr(explorer, "SITE_LIMIT", 100)
@@ -612,5 +617,8 @@ def test_a_site_has_a_page_for_each_model(runs, data, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_that_has_lost_all_its_heads_can_be_explored(kind: str, data):
-    view = explore(model_of(kind, heads=(0, 2)), images=data)
+    model = model_of(kind, heads=(0, 2))
+    model.blocks[1].mlp = model.blocks[0].mlp  # layers may share weights
+    view = explore(model, images=data)
     assert view.figure().axes and view.page()
+    assert "blocks.1.mlp.0.weight" in view._subject.weights

@@ -20,7 +20,17 @@ from attnconv.models import build_model, predict
 from attnconv.training import load_run
 from attnconv.training.data import load_data
 from attnconv.training.runs import Run
-from browser import PHONE, Shown, as_widget, finger, needs_browser, notebook_of, playwright, run_all
+from browser import (
+    PHONE,
+    Shown,
+    as_widget,
+    finger,
+    menu,
+    needs_browser,
+    notebook_of,
+    playwright,
+    run_all,
+)
 from companion.explorer import Explorer, explore
 from companion.explorer.counts import FILE, count_swaps
 from companion.workspace import REPOSITORY, open_workspace
@@ -75,11 +85,6 @@ class Seen(Shown):
     def layer(self, number: int) -> None:
         """Choose a layer, counted from 1."""
         self.part("tab > button:first-child").nth(number - 1).click()
-        self.idle()
-
-    def choose_head(self, number: int) -> None:
-        """Choose a head of the layer that is shown large, counted from 1."""
-        self.root.get_by_role("button", name=f"Head {number}:").click()
         self.idle()
 
     def head(self, number: int) -> tuple[float, float]:
@@ -173,8 +178,21 @@ def hover_and_click(seen: Seen) -> None:
     assert "px" in seen.part("numbers").first.text_content()
 
 
-def keys_stay_here(seen: Seen) -> None:
-    """JupyterLab does not take the keys of lists and sliders for commands on its cells."""
+def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
+    notebook = nbformat.read(REPOSITORY / "notebooks" / "08_explore_the_heads.ipynb", as_version=4)
+    cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    given = {"profile": "smoke", "output": str(runs["quadratic"].path.parents[1])}
+    cell.source += "".join(f"\n{name} = {value!r}" for name, value in given.items())
+    page = browser.new_page(viewport=dict(width=1500, height=1100))
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(lab("explorer", notebook))
+    run_all(page)
+    seen = Seen(page)
+    seen.root.scroll_into_view_if_needed()
+    hover_and_click(seen)
+
+    # JupyterLab does not take the keys of lists and sliders for commands on its cells.
     cells, head = seen.page.locator(".jp-Notebook .jp-Cell"), seen["head"]
     number = cells.count()
     slider = seen.root.get_by_label("centre row", exact=True)
@@ -194,22 +212,6 @@ def keys_stay_here(seen: Seen) -> None:
     seen.choose("Class", "")
     seen.field("Head").press("ArrowUp")
     seen.press("Reset all")
-
-
-def test_the_explorer_in_jupyterlab(runs, lab, browser, show, tmp_path):
-    notebook = nbformat.read(REPOSITORY / "notebooks" / "08_explore_the_heads.ipynb", as_version=4)
-    cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
-    given = {"profile": "smoke", "output": str(runs["quadratic"].path.parents[1])}
-    cell.source += "".join(f"\n{name} = {value!r}" for name, value in given.items())
-    page = browser.new_page(viewport=dict(width=1500, height=1100))
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(lab("explorer", notebook))
-    run_all(page)
-    seen = Seen(page)
-    seen.root.scroll_into_view_if_needed()
-    hover_and_click(seen)
-    keys_stay_here(seen)
 
     # A slider: the map at once, then the prediction; and back.
     before, answer = seen.pixels(), seen.part("predictions").first.text_content()
@@ -266,11 +268,6 @@ sizes |= dict(image_size=(28, 28), image_channels=1)
 explore(build_model(ModelConfig(**sizes)))"""
 
 
-def menu(page: playwright.Page, name: str, item: str) -> None:
-    page.locator(".lm-MenuBar-itemLabel", has_text=name).first.click()
-    page.locator(".lm-Menu-itemLabel", has_text=item).first.click()
-
-
 def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_named_at_once(
     browser, lab
 ):
@@ -285,8 +282,7 @@ def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_
     )  # they live
     menu(page, "Kernel", "Restart Kernel…")
     page.locator(".jp-Dialog button", has_text="Restart").click()
-    notice = page.locator(".ax-notice", has_text="Run this cell again")
-    notice.wait_for(timeout=30_000)
+    page.locator(".ax-notice", has_text="Run this cell again").wait_for(timeout=30_000)
     caption = page.locator(".ax-caption")  # what needs no kernel works on
     before = caption.inner_text()
     page.locator(".attnconv-explorer").get_by_role("button", name="Random image").click()
@@ -306,8 +302,8 @@ def test_a_saved_notebook_shows_pictures_without_its_kernel_and_a_new_kernel_is_
         picture.scroll_into_view_if_needed()
         assert picture.bounding_box()["width"] > 300
     page.wait_for_timeout(3000)  # by then JupyterLab has given up on the models
-    assert not any(one.is_visible() for one in page.get_by_text("Error displaying widget").all())
-    assert not any(one.is_visible() for one in page.get_by_text("Loading widget").all())
+    for words in ("Error displaying widget", "Loading widget"):
+        assert not any(one.is_visible() for one in page.get_by_text(words).all())
     page.close()
 
 
@@ -371,8 +367,7 @@ def test_the_film_moves_between_the_epochs(runs, pages, show, kind):
     }""")
     epochs, centres, lengths = np.split(np.array(frames), [1, 3], axis=1)
     assert len(set(epochs[:, 0])) > 4 * len(path) and (np.diff(epochs[:, 0]) >= 0).all()
-    steps = np.arange(len(path))
-    expected = [np.interp(epochs[:, 0], steps, path[:, axis]) for axis in (0, 1)]
+    expected = [np.interp(epochs[:, 0], np.arange(len(path)), path[:, axis]) for axis in (0, 1)]
     np.testing.assert_allclose(centres.T, expected, atol=1e-4)
     assert (lengths == np.floor(epochs) + 1 + (epochs % 1 > 0)).all()
 
@@ -656,8 +651,7 @@ SCREENS = dict(
 @pytest.mark.parametrize("name", SCREENS)
 def test_the_first_screen_asks_and_shows_one_layer(grid, show, name):
     touch = dict(has_touch=True, is_mobile=True) if name == "phone" else {}
-    screen = dict(viewport=SCREENS[name], **touch)
-    seen = show(grid[1], **screen)
+    seen = show(grid[1], viewport=SCREENS[name], **touch)
     parts = ["h1", ".ax-image", ".ax-grid", ".ax-centres"]
     parts += [".ax-says"] if touch else [".ax-kernel", ".ax-predictions", ".ax-swap input"]
     for theme in ("light", "dark"):
@@ -701,8 +695,7 @@ def test_right_answers_stay_in_sight_and_follow_the_swaps(runs, show, tmp_path, 
     folder = shutil.copytree(runs["quadratic"].path, tmp_path / runs["quadratic"].path.name)
     (folder / "swaps.npz").unlink(missing_ok=True)  # a notebook of another test measures them
     model, data = load_run(folder)[0], load_data("embedded").first(10, 40)
-    explorer = explore(model, images=data)
-    images = explorer._inputs(data.test_images.numpy())
+    images = explore(model, images=data)._inputs(data.test_images.numpy())
     right = count_swaps(model, images, data.test_labels, (3, 7))
     right = 38 - np.arange(right.size).reshape(right.shape)  # no two alike
     np.savez(folder / FILE, images=40, sizes=(3, 7), right=right)
@@ -991,7 +984,8 @@ def test_a_link_holds_the_view(pages, show):
     first = seen.words("caption")
     seen.press("Random image")
     seen.layer(2)
-    seen.choose_head(4)
+    seen.root.get_by_role("button", name="Head 4:").click()
+    seen.idle()
     seen.slide("centre row", 1.5)
     seen.root.get_by_label("Size of the kernel").select_option("5")
     seen.hover(2, 5)
@@ -1025,7 +1019,7 @@ def test_a_link_holds_the_view(pages, show):
     other.idle()
     other.press("Undo")
     assert other["edits"] == own
-    assert show(file, "%7B%22layer%22:").state()["query"] == [3, 3]  # damaged
+    assert show(file, "%7B%22layer%22:")["query"] == [3, 3]  # damaged
 
 
 def in_a_notebook(browser, explorer: Explorer, views: int = 1, **state):
@@ -1146,4 +1140,4 @@ def test_layers_without_heads(show, tmp_path):
     seen.choose("Layer", "0")
     assert seen.get("x.head.length") == 2
     page_of(tmp_path, kind="learned", layers=2, heads=(0, 2))
-    assert show(tmp_path / "page.html").state()["layer"] == 1
+    assert show(tmp_path / "page.html")["layer"] == 1

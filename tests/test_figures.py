@@ -188,12 +188,6 @@ def outlines(ax):
     return [line.get_xydata()[:, ::-1] for line in labelled(ax.lines, "half of its Gaussian")]
 
 
-def centres_of(ax):
-    return np.concatenate(
-        [one.get_xydata()[:, ::-1] for one in labelled(ax.lines, "centre of a head")]
-    )
-
-
 def test_gaussian_heads_are_drawn_where_they_are():
     precision = PRECISION.copy()
     precision[0, 0], precision[0, 1] = np.nan, [[1, 0], [0, 0]]
@@ -208,7 +202,8 @@ def test_gaussian_heads_are_drawn_where_they_are():
     assert query.get_bbox().bounds == (-0.5, -0.5, 1, 1)
     for ax, centres in zip(axes, CENTRES, strict=True):
         assert ax.get_xlim() == (-8.5, 8.5) and ax.get_ylim() == (8.5, -8.5), "rows point down"
-        np.testing.assert_allclose(centres_of(ax), centres)
+        shown = [one.get_xydata()[:, ::-1] for one in labelled(ax.lines, "centre of a head")]
+        np.testing.assert_allclose(np.concatenate(shown), centres)
         drawn = labelled(ax.lines, "centre of a head") + labelled(ax.lines, "half of its Gaussian")
         assert [to_hex(line.get_color()) for line in drawn] == 2 * [
             colour.lower() for colour in figures.head_colours(9)
@@ -282,8 +277,7 @@ def test_attention_grid():
 @pytest.mark.parametrize("given", [[[[1, 2]], [[3, 4]]], [[0, 0], [1, 1], [2, 2], [3, 5]]])
 def test_queries_of_rows_and_of_heads_are_framed(given):
     found = [framed for *_, framed in tiles(figures.attention_grid(MAPS[:2, :4], given))]
-    expected = np.broadcast_to(given, (2, 4, 2))[..., ::-1]
-    assert found == expected.reshape(8, 1, 2).tolist()
+    assert found == np.broadcast_to(given, (2, 4, 2))[..., ::-1].reshape(8, 1, 2).tolist()
 
 
 def test_outside_the_image_is_hatched_and_missing_heads_are_left_out():
@@ -337,6 +331,8 @@ def test_signed_images_share_a_scale_that_is_white_at_zero():
     assert [ax.get_title() for ax in axes] == ["In", "a", "b"]
     frames = [patch.get_bbox().bounds for patch in axes[0].patches if isinstance(patch, Rectangle)]
     assert frames == [(2.5, 1.5, 3, 3), (3.5, 2.5, 1, 1)], "row 3, column 4, and around"
+    images = [[np.nan, 1.0]], [[2.0, 0.0]]
+    assert colour_bar(figures.signed_images(images, "ab")).norm.vmax == 2
 
 
 # --- curves

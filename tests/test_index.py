@@ -119,8 +119,7 @@ def test_an_empty_folder_gives_a_page_and_the_explorer_a_link(tmp_path):
 
 def test_trained_models_are_listed_with_their_data_and_accuracy(output):
     assert 'id="runs"' not in found_in(output)
-    found = find_runs(RECORD / "runs")
-    runs = found_in(output, found).split('id="runs"')[1]
+    runs = found_in(output, find_runs(RECORD / "runs")).split('id="runs"')[1]
     [row] = [line.split("<td") for line in runs.splitlines() if "quadratic-seed0" in line]
     assert row[2:] == [
         ">SA quadratic",
@@ -193,8 +192,7 @@ def test_the_tables_of_the_pages_are_those_of_the_committed_records(page):
 
 
 def test_tables_show_verdicts_and_accuracies_of_a_record(output):
-    claims = Claims(output / "tables" / "04-claims.json")
-    claims.record(Claim("local", "does not", "3 of 9 heads"))
+    Claims(output / "tables" / "04-claims.json").record(Claim("local", "does not", "3 of 9 heads"))
     rows = ["Model,Accuracy (%),±,Seeds,Epochs", "SA quadratic,87.251,0.12,2,20", "SA new,60,,1,3"]
     (output / "tables" / "06-table1.csv").write_text("\n".join(rows))
     folders = {"mine": output, "empty": output / "nowhere"}

@@ -1,40 +1,24 @@
 """A figure with knobs: what it draws is what the figure function draws; those of the notebooks."""
 
-from __future__ import annotations
-
 import ast
 import io
-from typing import Any
 
 import ipywidgets
 import nbformat
 import numpy as np
-import pytest
 from PIL import Image
 
 from companion import figures
 from companion.explorer import Knobs
+from companion.figures.style import settle
 from companion.workspace import REPOSITORY
 
-CELLS = {
-    "02": ("nb02-03", "nb02-05", "nb02-constant", "nb02-07", "nb02-turn"),
-}
-"""What the knobs of each notebook need, and last the cell that shows them."""
+CELLS = ("nb02-03", "nb02-05", "nb02-constant", "nb02-07", "nb02-turn")
+"""What the knobs of notebook 02 need, and last the cell that shows them."""
 
 
-def draw(shift, name="a"):
-    maps = np.zeros((1, 1, 3, 3))
-    maps[0, 0, 1, shift] = 1
-    return figures.attention_grid(maps, titles=[name])
-
-
-def knobs(**options):
-    return Knobs(
-        draw,
-        shift=ipywidgets.IntSlider(1, min=0, max=2),
-        name=ipywidgets.Dropdown(options="ab"),
-        **options,
-    )
+def draw(shift, titles):
+    return figures.signed_images([np.eye(3)[[shift]]] * len(titles), titles)
 
 
 def pixels(png: bytes) -> np.ndarray:
@@ -42,52 +26,34 @@ def pixels(png: bytes) -> np.ndarray:
 
 
 def test_a_knob_changes_the_picture_to_what_the_figure_function_draws():
-    shown = knobs()
+    slider = ipywidgets.IntSlider(1, min=0, max=2)
+    shown = Knobs(draw, shift=slider, titles=ipywidgets.Dropdown(options=["a", "ab"]))
     before = shown.image.value
-    shown.knobs["shift"].value = 2
-    assert (pixels(before) != pixels(shown.image.value)).any()
-    assert [knob.description for knob in shown.knobs.values()] == ["shift", "name"]
-    file = io.BytesIO()
-    draw(2, "a").savefig(file, format="png", dpi=96)
-    np.testing.assert_array_equal(pixels(shown.image.value), pixels(file.getvalue()))
-    shown.knobs["shift"].value = 1
+    assert [knob.description for knob in shown.knobs.values()] == ["shift", "titles"]
+    for titles in ("a", "ab"):  # of one panel, of two
+        slider.value, shown.knobs["titles"].value = 2, titles
+        assert shown.image.value != before
+        file = io.BytesIO()
+        figure = draw(2, titles)
+        settle(figure)
+        figure.savefig(file, format="png", dpi=96)
+        np.testing.assert_array_equal(pixels(shown.image.value), pixels(file.getvalue()))
+    shown.knobs["titles"].value, slider.value = "a", 1
     assert shown.image.value == before
 
 
-# --- in the notebooks
-# -----------------------------------------------------------------------------------------------
-
-
-def code_of(number: str, profile: str, data: str = "", output: str = "") -> list[str]:
-    """The cells that show the knobs of a notebook, and what they need."""
-    [path] = (REPOSITORY / "notebooks").glob(f"{number}_*.ipynb")
+def test_every_knob_of_the_notebook_changes_the_picture(tmp_path):
+    [path] = (REPOSITORY / "notebooks").glob("02_*.ipynb")
     sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
-    given = f"profile, data, output = {profile!r}, {data!r}, {output!r}"
-    return [given, *(sources[name] for name in CELLS[number])]
-
-
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Knobs]:
-    """The knobs of each notebook, in the smoke profile."""
-    found = {}
-    output = str(tmp_path_factory.mktemp("smoke"))
-    for number in CELLS:
-        names: dict[str, Any] = {}
-        sources = code_of(number, "smoke", output=output)
-        *before, last = ast.parse("\n".join(sources)).body
-        exec(compile(ast.Module(before, []), number, "exec"), names)
-        found[number] = eval(compile(ast.Expression(last.value), number, "eval"), names)
-    return found
-
-
-@pytest.mark.parametrize("number", CELLS)
-def test_every_knob_of_the_notebooks_changes_the_picture(shown, number: str):
-    one = shown[number]
+    names = dict(profile="smoke", data="", output=str(tmp_path))
+    *before, last = ast.parse("\n".join(sources[name] for name in CELLS)).body
+    exec(compile(ast.Module(before, []), "02", "exec"), names)
+    one = eval(compile(ast.Expression(last.value), "02", "eval"), names)
     for name, knob in one.knobs.items():
-        before, start = one.image.value, knob.value
+        shown, start = one.image.value, knob.value
         values = list(knob.options) if hasattr(knob, "options") else [knob.min, knob.max]
         values = [value[1] if isinstance(value, tuple) else value for value in values]
         knob.value = next(value for value in values if value != start)
-        assert (pixels(one.image.value) != pixels(before)).any(), name
+        assert (pixels(one.image.value) != pixels(shown)).any(), name
         knob.value = start
-        assert one.image.value == before
+        assert one.image.value == shown

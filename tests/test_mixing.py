@@ -31,18 +31,16 @@ def with_gradients(layer, x):
     return [out.detach(), *torch.autograd.grad((out * weights).sum(), [x, *layer.parameters()])]
 
 
-def random_factors(heads, rows, columns):
-    """P_row (h, Q, H) and P_col (h, R, W), in float64: rows and columns say (queries, keys)."""
-    return [torch.randn(heads, *axis, dtype=torch.float64).softmax(-1) for axis in (rows, columns)]
-
-
 @pytest.mark.parametrize(("heads", "images"), [(3, 4), (1, 1), (0, 4), (3, 0)])
 @pytest.mark.parametrize(
     ("rows", "columns"),
     [((5, 5), (7, 7)), ((2, 5), (4, 7)), ((1, 1), (6, 6)), ((3, 6), (1, 1)), ((9, 9), (3, 8))],
 )
 def test_both_ways_to_average_are_the_definition(heads, images, rows, columns):
-    row, column = random_factors(heads, rows, columns)
+    row, column = (
+        torch.randn(heads, *axis, dtype=torch.float64).softmax(-1)
+        for axis in (rows, columns)  # of each (queries, keys)
+    )
     x = torch.randn(images, rows[1], columns[1], 3, dtype=torch.float64)
     p = row[:, :, None, :, None] * column[:, None, :, None, :]  # (h, Q, R, H, W)
     expected = x.new_zeros(images, rows[0], columns[0], heads, 3)

@@ -122,8 +122,7 @@ def test_the_mean_by_shift_is_that_of_a_loop():
 
 
 def test_what_heads_do_is_that_of_a_loop():
-    seen = watch(vit(), IMAGES)
-    layer = seen[0]
+    layer = watch(vit(), IMAGES)[0]
     found, maps = others.describe_heads(layer)
     p = layer.p
     distance, same, elsewhere = torch.zeros(3, 3, dtype=torch.float64)
@@ -236,8 +235,7 @@ def test_no_convolution_of_its_heads_comes_nearer_than_the_fit():
         moved = always + by_taps(taps.double(), torch.zeros(3).double())
         assert relative_error(layer, moved) > best
     assert relative_error(layer, fit(layer, 3, mean=True)) < best
-    found = examine(network, IMAGES, sizes=(3,)).layers
-    assert found["error 3"][1] == pytest.approx(best)
+    assert examine(network, IMAGES, sizes=(3,)).layers["error 3"][1] == pytest.approx(best)
 
 
 def test_points_lost_are_counted_against_labels_or_the_networks_own_answers():

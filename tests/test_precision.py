@@ -30,8 +30,7 @@ def gradients(network, forward, x, y, bfloat16):
     network.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
         logits = forward(x)
-    exact = torch.promote_types(logits.dtype, torch.float32)
-    F.cross_entropy(logits.to(exact), y).backward()
+    F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), y).backward()
     return {name: parameter.grad.double() for name, parameter in network.named_parameters()}
 
 

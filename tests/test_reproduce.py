@@ -246,7 +246,7 @@ def drawn(tmp_path_factory) -> Toys:
     toys.add("02_theory", result("figures/02-a.png"), result("tables/02-a.csv"))
     toys.add("03_train", TRAINED, parameters=PER_RUN, per_run=True)
     toys.add("04_heads", result("tables/04-a.csv"), needs=["03:quadratic"])
-    toys.add("05_both", needs=["03"])
+    toys.add("05_both", needs=["03"], reads=["resnet18"])
     toys.add("06_sum", result("tables/06-a.csv"), needs=["02", "04"])
     for name in ("attnconv/a.py", "companion/front/b.js", "companion/__pycache__/c.pyc"):
         write(folder / "lib" / name, "1")
@@ -319,6 +319,7 @@ CHANGES = {
     "a run less, which is trained again": (remove(RUN + "model.safetensors"), "03:quadratic"),
     "what is measured of a run": (put(RUN + "attention.npz"), ""),
     "another seed": (put("outputs/runs/quadratic-seed7-1/model.safetensors"), "04 05"),
+    "another preset": (put("outputs/runs/resnet18-seed0-1/model.safetensors"), "05"),
     "an unfinished run": (put("outputs/runs/quadratic-seed8-1/metrics.jsonl"), ""),
     "a short run": (put("outputs/study/quadratic-seed0-1/model.safetensors"), ""),
     "a figure": (put("outputs/figures/02-a.png"), "02"),

@@ -52,7 +52,11 @@ def test_table_1_has_means_over_seeds_and_costs_of_the_model():
 def test_seeds_share_a_row_and_recipes_do_not():
     own, seed = run("quadratic", 0.9, epochs=6), run("quadratic", 0.9, epochs=6, seed=1)
     longer = run("quadratic", 0.9, folder="b", epochs=7)
-    assert results.group([own, seed]) == {"SA quadratic": [own, seed]} and results.group([]) == {}
+    copy = run("quadratic", 0.9, folder="z", epochs=6)  # of a run's folder
+    assert (
+        results.group([own, seed, copy]) == {"SA quadratic": [own, seed]}
+        and results.group([]) == {}
+    )
     digits = "(0000000b)", "(0000000a)"
     names = [f"SA quadratic {note}" for note in digits]
     assert results.group([longer, own, seed]) == {names[0]: [longer], names[1]: [own, seed]}
@@ -84,8 +88,7 @@ def test_runs_are_compared_with_those_of_the_same_seed():
 @pytest.fixture
 def swapped():
     """Two layers, kernels of 1 and 3, 100 images, of which the whole network knows 90."""
-    known = np.array([[89, 90], [40, 70]])[..., None]
-    alone = np.arange(100) < known
+    alone = np.arange(100) < np.array([[89, 90], [40, 70]])[..., None]
     made, without = run("quadratic", 0.9, seed=4), run("learned", 0.9)
     swaps = {"whole": np.arange(100) < 90, "sizes": np.array([1, 3]), "alone": alone}
     swaps |= {"up_to": alone, "fitted": alone[:, :1], "shuffled": alone[:, :1]}
@@ -97,7 +100,6 @@ def swapped():
 
 def test_swaps_become_rows(swapped):
     assert len(swapped) == 12 and (swapped["seed"] == 4).all() and (swapped["whole"] == 90).all()
-    of_one = swapped.set_index(["layers", "how", "layer", "kernel"])
-    row = of_one.loc["alone", "read", 2, 3]
+    row = swapped.set_index(["layers", "how", "layer", "kernel"]).loc["alone", "read", 2, 3]
     assert (row["accuracy"], row["difference"], row["images"]) == (70, -20, 100)
     assert row["error"] == pytest.approx(4)

@@ -96,8 +96,7 @@ def test_what_a_swapped_network_costs_and_what_its_heads_do():
     convolutions = 2 * pixels * hidden**2 * (9 + 25)
     values = 2 * pixels * hidden * (9 * hidden)
     assert cost(made).paper == cost(plain).paper - 2 * values + convolutions
-    net = build_model(made)
-    found = geometry(net.attention_layers, 8, 6)
+    found = geometry(build_model(made).attention_layers, 8, 6)
     assert np.isnan(found["mass"][[0, 2]]).all() and np.isfinite(found["mass"][1]).all()
 
 

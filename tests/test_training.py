@@ -154,8 +154,7 @@ def test_other_ways_to_compute_train_to_about_the_same(precision, run, data, tmp
         assert graphs["unique_graphs"] > 0
     else:
         assert losses[0] != losses[1]
-    computation = other.config["environment"]["computation"]
-    assert computation.endswith(precision)
+    assert other.config["environment"]["computation"].endswith(precision)
     assert other.metrics[-1]["test_loss"] == evaluate(load_run(other.path)[0], data).loss
 
 
@@ -569,8 +568,14 @@ def pruned(network):
     return heads.pruned(network)
 
 
+def tied(network):
+    network.blocks[1].mlp = network.blocks[0].mlp
+    return swap(network, {1: 3}).to(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize(
-    "change", [lambda net: net, pruned, lambda net: swap(net, {1: 3}), lambda net: net.float()]
+    "change",
+    [lambda net: net, pruned, lambda net: swap(net, {1: 3}), lambda net: net.float(), tied],
 )
 def test_a_run_goes_on_from_a_network_which_stays_as_it_was(
     change, run, data, tmp_path, monkeypatch

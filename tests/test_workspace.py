@@ -149,8 +149,7 @@ def test_heads_are_pruned_and_layers_swapped_before_training(work, monkeypatch):
     torch.testing.assert_close(whole, network.state_dict(), rtol=0, atol=0)
     torch.nn.init.constant_(network.attention_layers[0].spreads[0], 0)  # a head that sees all alike
     monkeypatch.setattr(workspace, "load_run", lambda path: (network, None))
-    pruned = workspace.first_network(start, model, "prune")
-    assert pruned.config.heads_per_layer[0] < 4
+    assert workspace.first_network(start, model, "prune").config.heads_per_layer[0] < 4
     for name, words in (("hybrid", "must fit"), ("quadratic_longer", "is that of quadratic")):
         with pytest.raises(ConfigError, match=f"kernels .*{words}"):
             work.check(name, model_changes={"kernels": [9]})
@@ -233,8 +232,7 @@ def test_what_a_profile_without_a_study_does_not_train_is_the_records_and_says_s
     text = (workspace.PROFILES / "smoke.yaml").read_text()
     (profiles / "record.yaml").write_text(text + "recorded: true\n")
     monkeypatch.setattr(workspace, "PROFILES", profiles)
-    update = {"runs": ["learned"], "study": {}, "test_images": 50}
-    small = work.profile.model_copy(update=update)
+    small = work.profile.model_copy(update={"runs": ["learned"], "study": {}, "test_images": 50})
     quick = Workspace(small, "embedded", tmp_path / "quick", record)
     found = quick.run("quadratic")
     assert found.path == record / "runs" / run.path.name
@@ -268,6 +266,7 @@ def test_any_profile_finds_a_recorded_run_of_its_configuration_and_data(
         assert one.find(one.name("quadratic")) is None and one.runs() == []
     shutil.copytree(run.path, other.folder / "runs" / run.path.name)
     assert [one.path.parent for one in other.runs()] == [other.folder / "runs"]  # the own one wins
+    assert fewer.runs() == []  # it is not of these images
 
 
 def test_the_record_itself_is_drawn_from_its_images_and_without_a_record_data_are_downloaded(

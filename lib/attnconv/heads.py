@@ -83,8 +83,7 @@ def shift_maps(maps: ArrayLike, query: Query, radius: int) -> NDArray:
     row, column = query
     side = 2 * radius + 1
     margins = [(0, 0)] * (p.ndim - 2) + [(radius, radius)] * 2
-    padded = np.pad(p, margins, constant_values=np.nan)
-    return padded[..., row : row + side, column : column + side]
+    return np.pad(p, margins, constant_values=np.nan)[..., row : row + side, column : column + side]
 
 
 def _check(query: Query, shape: tuple[int, ...]) -> None:
@@ -233,8 +232,9 @@ def pruned(network: AttentionNet) -> AttentionNet:
     for layer in network.attention_layers:
         if isinstance(layer, QuadraticAttention):
             prune(layer)
-    heads = tuple(layer.heads for layer in network.attention_layers)
-    network.config = replace(network.config, {"heads": heads})
+    network.config = replace(
+        network.config, {"heads": tuple(layer.heads for layer in network.attention_layers)}
+    )
     return network
 
 

@@ -143,8 +143,7 @@ class AttentionNet(nn.Module):
         return inputs
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.blocks(self.pixels(images))
-        return self.classifier(x.mean(dim=(1, 2)))
+        return self.classifier(self.blocks(self.pixels(images)).mean(dim=(1, 2)))
 
 
 class ResNet18(nn.Module):
@@ -212,6 +211,5 @@ def predict(model: nn.Module, images: Tensor) -> Tensor:
     """Logits in evaluation mode, without gradients; the model's mode is left as it was. Images are
     taken in the type of its parameters.
     """
-    parameter = next(model.parameters(), images)
     with evaluating(model):
-        return model(images.to(parameter.dtype))
+        return model(images.to(next(model.parameters(), images).dtype))

@@ -143,8 +143,7 @@ def mean_by_shift(p: Tensor) -> Tensor:
     shifts = 2 * side - 1  # along each axis
     # The keys of a query are a window among all shifts; the last query's is the first.
     windows = p.flip(1)
-    total = fold(windows, shifts, side)
-    return (total / fold(torch.ones_like(windows), shifts, side)).squeeze(1)
+    return (fold(windows, shifts, side) / fold(torch.ones_like(windows), shifts, side)).squeeze(1)
 
 
 def describe_heads(layer: Seen) -> tuple[pd.DataFrame, Tensor]:

@@ -22,8 +22,9 @@ def keep_buffers() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    about = "Self-attention as convolution: reproduce the paper."
-    top = argparse.ArgumentParser("attnconv", description=about)
+    top = argparse.ArgumentParser(
+        "attnconv", description="Self-attention as convolution: reproduce the paper."
+    )
     top.add_argument("--version", action="version", version=__version__)
     commands = top.add_subparsers(required=True)
     run = commands.add_parser("reproduce", help="run the notebooks, but for what is up to date")

@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from base64 import b64decode, b64encode
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,11 +142,10 @@ def write_page(output: Path, runs: Sequence[Run]) -> Path:
     style sheet of all pages."""
     from companion.explorer.story import networks, story
 
-    sections: dict[str, dict[str, list[Path]]] = {}
+    sections: Any = defaultdict(lambda: defaultdict(list))
     for suffix in ("ipynb", "csv", "png", "gif"):
         for file in sorted(output.glob(f"*/[0-9][0-9][-_]*.{suffix}")):
-            files = sections.setdefault(file.name[:2], {})
-            files.setdefault(file.parent.name, []).append(file)
+            sections[file.name[:2]][file.parent.name].append(file)
     front = sections.pop(FRONT, {}).get("notebooks")
     links = {name: text for name, text in LINKS.items() if (output / f"{name}.html").is_file()}
     found = _PAGE.render(

@@ -10,6 +10,8 @@ A notebook's metadata says what must be known of it, all of it optional:
     "attnconv": {"per_run": true}                it is executed once for each preset and seed
     "attnconv": {"needs": ["03", "04:learned"]}  it comes after these, or their jobs of one preset,
                                                  and reads what they left
+    "attnconv": {"reads": ["resnet18"]}          it shows runs of these presets, or of all (*),
+                                                 also where the profile trains none
     "attnconv": {"alone": true}                  it measures time: nothing else runs beside it
 
 No torch is imported before the data are looked at.
@@ -161,6 +163,7 @@ class Batch:
         """A hash of all that a job's results are made from, once its needs are done."""
         results, runs = {}, {}
         patterns = ["-seed".join(map(str, job.run))]
+        patterns += job.about.get("reads", [])
         for name in job.needs:
             patterns += self.jobs[name].run[:1]  # of every seed
             for result, was in self.left[name].items():

@@ -3,6 +3,7 @@ cost, who is ahead.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,14 +45,14 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs that differ in their seed only, under their model's title, with the digits of the first
     where it has several.
     """
-    recipes: dict[Any, list[Run]] = {}
+    recipes: Any = defaultdict(dict)  # by seed: a copy of a run's folder is no other
     for run in runs:
-        recipes.setdefault((run.title, _recipe(run)), []).append(run)
+        recipes[run.title, _recipe(run)].setdefault(run.train.seed, run)
     titles = [title for title, _ in recipes]
     groups = {}
-    for (title, _), members in recipes.items():
-        note = f" ({members[0].path.name[-8:]})"
-        groups[title + note * (titles.count(title) > 1)] = members
+    for (title, _), of_seed in recipes.items():
+        members = [*of_seed.values()]
+        groups[title + f" ({members[0].path.name[-8:]})" * (titles.count(title) > 1)] = members
     return groups
 
 

@@ -44,7 +44,7 @@ def by_layer(runs: Sequence[Run], measures: Mapping[str, Measure]) -> pd.DataFra
             *before, after = np.atleast_2d(measure(run))
             rows += [[named(run), f"{what}, before training", *row] for row in before]
             rows.append([named(run), what, *after])
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(dict(enumerate(row)) for row in rows)  # of as many layers as each has
     layers = [f"layer {number}" for number in range(1, table.shape[1] - 1)]
     return table.set_axis(["network", "what", *layers], axis=1)
 

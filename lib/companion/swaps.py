@@ -58,8 +58,12 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
     shown = normalize(data.train_images[:READ_ON], data.mean, data.std)
     tests = normalize(data.test_images[:COMPARED], data.mean, data.std)
     read = _swapped(trained, sizes, images=shown)
-    fitted = _swapped(trained, fits, fit=shown)
-    shuffled = [_shuffled(read[sizes.index(SHUFFLED)])]
+    tried = {
+        "alone": read,
+        "up_to": read,
+        "fitted": _swapped(trained, fits, fit=shown),
+        "shuffled": [_shuffled(read[sizes.index(SHUFFLED)])],
+    }
 
     after = _errors(trained, read, tests)
     before = np.full_like(after, np.nan)
@@ -75,7 +79,6 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
         "error": np.array([before, after]),
         "whole": np.packbits(right),
     }
-    tried = {"alone": read, "up_to": read, "fitted": fitted, "shuffled": shuffled}
     answers: Any = defaultdict(list)
     feed = batches(data.test_images, data.test_labels, None, AT_ONCE, data.mean, data.std)
     # half an hour with content, on two cores
@@ -100,9 +103,8 @@ def _errors(network: AttentionNet, swapped: Sequence[AttentionNet], images: Tens
     """Relative error of each layer, on what it sees, as each of the convolutions: (L, S)."""
     found = []
     for number, seen in enumerate(network.layer_inputs(images)):
-        layer = network.blocks[number].attention
         convolutions = [one.attention_layers[number] for one in swapped]
-        found.append(relative_errors(convolutions, layer, seen))
+        found.append(relative_errors(convolutions, network.blocks[number].attention, seen))
     return np.array(found)
 
 

@@ -167,8 +167,8 @@ def learns_convolution(runs: Runs, others: Runs = ()) -> Verdict:
     """In how many layers, by encoding, did training make a small convolution?"""
     if not runs:
         return NOTHING
-    learned = each(stats.learned, runs)  # (runs, layers)
-    kinds = np.array([run.model.kind for run in runs])
+    learned = np.concatenate([stats.learned(run) for run in runs])
+    kinds = np.array([run.model.kind for run in runs for _ in range(run.model.layers)])
     words = []
     for kind, encoding in ENCODINGS.items():
         of_kind = learned[kinds == kind]
@@ -176,7 +176,7 @@ def learns_convolution(runs: Runs, others: Runs = ()) -> Verdict:
             words.append(f"{of_kind.sum()} of {of_kind.size} ({encoding})")
     measures: Measures = {
         f"points lost by a {size} × {size}": partial(stats.lost, size=size)
-        for size in stats.sizes(runs[0])
+        for size in min(map(stats.sizes, runs))
     }
     table = by_layer([*runs, *others], measures | SWAPPED | {"learned": stats.learned})
     number = ", ".join(words).replace(" (", " layers (", 1)
@@ -202,18 +202,18 @@ def symmetric(runs: Runs) -> Verdict:
     table = by_layer(runs, {far: stats.far, "left-right": across, "up-down": upright})
     of_each = table.set_index(["network", "what"]).mean(axis=1).unstack()
     alike = of_each.mean()
-    number = f"correlation {alike['left-right']:.2f} left-right, {alike['up-down']:.2f} up-down"
+    words = f"correlation {alike['left-right']:.2f} left-right, {alike['up-down']:.2f} up-down"
     ahead = (of_each["left-right"] > of_each["up-down"]).all()
-    return graded(sum([ahead, (of_each[far] > 0).all()]), 2), number, table
+    return graded(sum([ahead, (of_each[far] > 0).all()]), 2), words.replace("nan", "—"), table
 
 
 def constant_shift(runs: Runs) -> Verdict:
     """Do heads of layers 2 and 3 look at pixels at a fixed shift, and follow the query?"""
     found = each(stats.follow, runs)[:, 1:3]  # (runs, 2)
-    heads = sum(runs[0].model.heads_per_layer[1:3])
-    if not heads:
+    heads = runs[0].model.heads_per_layer[1:3]
+    if len(heads) < 2:
         return NOTHING
-    number = f"{found.sum(1).mean():.2g} of {heads} heads of layers 2 and 3"
+    number = f"{found.sum(1).mean():.2g} of {sum(heads)} heads of layers 2 and 3"
     number += ", on average" * (len(runs) > 1)
     table = by_layer(runs, {"heads that follow the query": stats.follow})
     return graded(int(found.all()) + int(found.any()), 2), number, table

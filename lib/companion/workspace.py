@@ -155,8 +155,9 @@ class Workspace:
             here = Workspace(self.profile, self.source, self.folder)  # not another of the record's
             first = self.find(str(recipe.start_from)) or here.run(preset.start, recipe.seed)
             start = first_network(first, model, preset.change)
-        place = self.folder / kept_in / folder
-        return train(model, recipe, self.data, place, preset=name, start=start)
+        return train(
+            model, recipe, self.data, self.folder / kept_in / folder, preset=name, start=start
+        )
 
     def find(self, folder: str) -> Run | None:
         """The finished run of that name, here or in the record."""
@@ -165,13 +166,14 @@ class Workspace:
         return next((run for run in runs if run.finished), None)
 
     def runs(self, kept_in: str = "runs") -> list[Run]:
-        """All finished runs on this data set, those dropped in from elsewhere too. Of the record,
+        """All finished runs on these images, those dropped in from elsewhere too. Of the record,
         all where it is this profile's, else those that are as the profile says."""
         runs = find_runs(self.record / kept_in) if self.record else []
         if not self.profile.recorded:
             runs = [run for run in runs if run.path.name == self.name(run.preset, run.train.seed)]
         found = {run.path.name: run for run in runs + find_runs(self.folder / kept_in)}
-        return [one for one in found.values() if one.config["data"]["name"] == self.about["name"]]
+        own = self.about.get("digest")  # the whole CIFAR-10 has none
+        return [one for one in found.values() if one.config["data"].get("digest") == own]
 
     def attention(self, run: Run) -> Arrays:
         """What a run's heads attend to, kept or measured now: see `heads.measure_attention`. Of a
@@ -260,7 +262,7 @@ def open_workspace(profile: str = "quick", *, data: str = "", output: str | Path
     if folder.is_relative_to(RECORD) and not is_record:
         raise ConfigError(f"Results are not written over {folder}; choose another folder.")
     record = None if os.environ.get("ATTNCONV_RETRAIN") else RECORD
-    if record and chosen.recorded and (folder == RECORD or not find_data(source)):
+    if record and (is_record or chosen.recorded and not find_data(source)):
         source = str(STRIP)
     return Workspace(chosen, source, folder, record)
 

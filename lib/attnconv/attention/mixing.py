@@ -35,5 +35,4 @@ def mix_separable(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
         return mix_dense(x, row[:, :, None, :, None] * column[:, None, :, None, :])
     # Pixels before images in memory, (H, W, B, C): then one product averages all images.
     rows = torch.einsum("hik,bklc->hilbc", row, x)
-    mixed = torch.einsum("hjl,hilbc->bijhc", column, rows)
-    return mixed.flatten(-2)
+    return torch.einsum("hjl,hilbc->bijhc", column, rows).flatten(-2)

@@ -69,8 +69,7 @@ def set_kernel(conv: Any, layer: Any, mass: Tensor) -> None:
     """
     each = (layer.heads, layer.channels // conv.groups)
     weight = layer.value.weight.unflatten(1, each)  # (D, h, C/groups)
-    kernel = torch.einsum("ht,dhc->dct", mass, weight)
-    conv.weight.copy_(kernel.view_as(conv.weight))
+    conv.weight.copy_(torch.einsum("ht,dhc->dct", mass, weight).view_as(conv.weight))
     if conv.bias is not None:
         conv.bias.copy_(layer.value.bias)
 
@@ -84,5 +83,4 @@ def _empty_conv(layer: Any, kernel_size: Any) -> Any:
         names = ("stride", "padding", "dilation", "groups", "padding_mode")
         options = {name: getattr(layer, name) for name in names}
         options["bias"] = layer.bias is not None
-    conv = kind(layer.channels, layer.out_channels, kernel_size, **options)
-    return conv.to(layer.value.weight)
+    return kind(layer.channels, layer.out_channels, kernel_size, **options).to(layer.value.weight)

@@ -170,12 +170,13 @@ def fit_kernel(place: Convolution, layer: Attention, x: Tensor) -> None:
     What is fitted is a correction to the present kernel, so taps that the images say nothing about
     stay as they are."""
     conv: Any = place.conv
-    margins = conv._reversed_padding_repeated_twice
     gram: Any = 0
     moment: Any = 0
     for part in x.split(AT_ONCE):
         left = (layer(part) - place(part)).flatten(0, 2)  # (n, D)
-        padded = F.pad(part.permute(0, 3, 1, 2), margins, conv.padding_mode)
+        padded = F.pad(
+            part.permute(0, 3, 1, 2), conv._reversed_padding_repeated_twice, conv.padding_mode
+        )
         patches = F.unfold(padded, conv.kernel_size).transpose(1, 2).flatten(0, 1)  # (n, C K K)
         patches = F.pad(patches, (0, 1), value=1.0)  # the bias sees a 1
         gram = gram + (patches.T @ patches).double()

@@ -245,7 +245,10 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
     answers["predicted"] = evaluate(model, given).predicted
     if rank == 0:
         write(run.path / "predictions.npz", answers)
-        write(run.path / "model.safetensors", safetensors.torch.save(model.state_dict()))
+        weights = model.state_dict()
+        for name, weight in weights.items():  # layers may share it, or keep it in another order
+            weights[name] = weight.clone(memory_format=torch.contiguous_format)
+        write(run.path / "model.safetensors", safetensors.torch.save(weights))
         checkpoint.unlink()
 
 
@@ -303,20 +306,20 @@ def train(
                     stale.unlink()
         if run.finished:
             return run
-        about = {
-            "preset": preset,
-            "model": dict(model.config),
-            "train": dict(config),
-            "data": data.about(),
-            "environment": now,
-        }
         if rank == 0:
+            about = {
+                "preset": preset,
+                "model": dict(model.config),
+                "train": dict(config),
+                "data": data.about(),
+                "environment": now,
+            }
             write(file, json.dumps(about, indent=1) + "\n")
         try:
             fit(run, model.to(device), config, data.to(device))
         except KeyboardInterrupt:
-            done = len(Run(run.path).metrics)
-            following = min(done + 1, config.epochs)  # the answers may be missing
+            # Of the last epoch the answers may be missing.
+            following = min(len(Run(run.path).metrics) + 1, config.epochs)
             raise KeyboardInterrupt(
                 f"The same command goes on from epoch {following} of {config.epochs}."
             ) from None

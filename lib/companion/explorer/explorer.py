@@ -8,9 +8,10 @@ asked for another run and for the file only."""
 
 import html
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -39,9 +40,9 @@ class Explorer(Widget):
         subject: a finished run or its folder, or an `AttentionNet`. The runs beside a run can be
             chosen.
         images: a `Dataset` (100 of its test images); a path, a Pillow image, an array of one image
-            (H, W, C) or of several (N, H, W, C), or a list of these. Arrays are uint8; what does
-            not fit is cropped and resized. None: the run's own data where it is on this machine,
-            else pictures of the sample.
+            (H, W, C) or of several (N, H, W, C), or a list of these; the first 100. Arrays are
+            uint8; what does not fit is cropped and resized. None: the run's own data where it is on
+            this machine, else pictures of the sample.
         mean, std: of every channel, for pixels in [0, 1], as the model was trained with. Default:
             the run's, the data set's, or those of CIFAR-10 for colour and of Fashion-MNIST for
             grey.
@@ -67,7 +68,7 @@ class Explorer(Widget):
         self._runs = _beside(self._subject.run) if self._subject.run else {}
         self._chosen = self._pool.some(IMAGES)
         self._shown = self._pool.shown(self._clear_image())
-        super().__init__(data=pack(self._content()))
+        super().__init__(data=pack(self._content()), state={})
         self.on_msg(self._receive)
 
     def _clear_image(self) -> int:
@@ -94,39 +95,36 @@ class Explorer(Widget):
         kernel's log.
         """
         try:
-            self._answer(message, buffers)
+            match message["kind"]:
+                case "run":
+                    self._subject = subject_of(self._runs[message["name"]])
+                    self.state = self.state | dict(edits={})
+                    self.data = pack(self._content())
+                case "export":  # of what is shown now, which Python may not have yet
+                    self.state = message["state"]
+                    pixels = np.frombuffer(buffers[0], np.uint8)
+                    pixels = pixels.reshape(self._shown["pixels"].shape)
+                    self._shown = dict(message["image"], pixels=pixels)
+                    file = dict(kind="file", name="attention-heads.html", type="text/html")
+                    self.send(dict(file, id=message["id"]), [self.page().encode()])
         except Exception as error:
             kind = "" if isinstance(error, ExplorerError) else f"{type(error).__name__}: "
             self.send(dict(kind="notice", text=f"{kind}{error}"))
         finally:
             self.send(dict(kind="done", id=message.get("id")))
 
-    def _answer(self, message: Tree, buffers: Sequence[Any]) -> None:
-        match message["kind"]:
-            case "run":
-                self._subject = subject_of(self._runs[message["name"]])
-                self.state = self.state | dict(edits={})
-                self.data = pack(self._content())
-            case "export":  # of what is shown now, which Python may not have yet
-                self.state = message["state"]
-                pixels = np.frombuffer(buffers[0], np.uint8).reshape(self._shown["pixels"].shape)
-                self._shown = dict(message["image"], pixels=pixels)
-                file = dict(kind="file", name="attention-heads.html", type="text/html")
-                self.send(dict(file, id=message["id"]), [self.page().encode()])
-
     def _content(self) -> Tree:
         """All that the front end needs, the image that is shown first."""
         pool, side = self._pool, self._subject
         images = [pool.shown(index) for index in self._chosen]
         others = [image for image in images if image["title"] != self._shown["title"]]
-        runs = [dict(name=name, title=run.label) for name, run in self._runs.items()]
         return dict(
             side=dict(side.arrays, counted=counted_swaps(side.run)),
             images=[dict(one, pixels=array(one["pixels"])) for one in (self._shown, *others)],
             state=self.state,
             worker=assets.worker(),
             choices=dict(
-                runs=runs,
+                runs=[dict(name=name, title=run.label) for name, run in self._runs.items()],
                 classes=list(pool.classes),
                 sigmas=list(SIGMAS),
                 colours=figures.head_colours(20),
@@ -138,16 +136,18 @@ class Explorer(Widget):
     # -- the same view elsewhere
 
     def figure(self) -> Figure:
-        """The view as a matplotlib figure: one image, its query pixel, every head."""
+        """The view as a matplotlib figure: one image, its query pixel, every head as it was
+        trained. The image is the first one, or the one of the last export from the page.
+        """
         middle = [length // 2 for length in self._subject.config.grid]
-        row, column = self.state.get("query", middle)
+        query = self.state.get("query", middle)
         pixels = self._shown["pixels"]
-        maps = self._subject.maps((row, column), self._inputs(pixels[None]))
-        return figures.attention_on_image(pixels, (row, column), maps, caption=self._shown["title"])
+        maps = self._subject.maps(query, self._inputs(pixels[None]))
+        return figures.attention_on_image(pixels, query, maps, caption=self._shown["title"])
 
     def page(self, site: Mapping[str, Run] | None = None) -> str:
         """The explorer as one HTML page, which needs neither Python nor a network: the model, the
-        image shown now, the heads as they are changed now, and images of every class. As one of
+        image of `figure`, the heads as they are changed now, and images of every class. As one of
         the pages of a ``site``, by file, it leads to the others."""
         data, head, run = self._content(), "", self._subject.run
         if site and run:
@@ -183,19 +183,23 @@ def _links(site: Mapping[str, Run], here: Run) -> str:
     links = ""
     for file, run in site.items():
         current = " aria-current=page" * (run.path == here.path)
-        links += f"<a href='{file}'{current}>{html.escape(run.title)}</a>\n"
+        links += f"<a href='{quote(file)}'{current}>{html.escape(run.title)}</a>\n"
     return f"<nav id='models' aria-label='Models'>{links}</nav>\n"
 
 
 def _beside(run: Run) -> dict[str, Run]:
-    """This run and those beside it, by name, that take the same images, have heads in every layer,
-    and still have weights.
+    """This run and those beside it, by name, that take the same images for the same classes, have
+    heads in every layer, and still have weights.
     """
-    takes = attrgetter("image_size", "image_channels", "classes")
+    takes = itemgetter("classes", "mean", "std")  # for channels and pixels of some size
     found = {}
     for one in find_runs(run.path.parent):
         attention = one.model.kind != "resnet" and not any(one.model.kernel_per_layer)
-        if attention and not one.without_weights and takes(one.model) == takes(run.model):
+        if (
+            attention
+            and not one.without_weights
+            and takes(one.config["data"]) == takes(run.config["data"])
+        ):
             found[one.path.name] = one
     return found | {run.path.name: run}
 

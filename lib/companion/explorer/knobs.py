@@ -21,7 +21,7 @@ class Knobs(Pictured, ipywidgets.VBox):
 
     def __init__(self, draw: Callable[..., Figure], **knobs: Any):
         self._draw, self.knobs = draw, knobs
-        self._first: Figure | None = None
+        self._first: dict[int, Figure] = {}  # by its number of panels
         self.image = ipywidgets.Image(
             format="png", layout=ipywidgets.Layout(align_self="flex-start")
         )  # not stretched
@@ -37,10 +37,11 @@ class Knobs(Pictured, ipywidgets.VBox):
         return self._draw(**{name: knob.value for name, knob in self.knobs.items()})
 
     def _show(self) -> None:
-        """Draw it. Panels stay where the first figure has them, which saves most of the time."""
+        """Draw it. Panels stay where the first figure with as many has them, which saves most of
+        the time.
+        """
         figure, file = self.figure(), io.BytesIO()
-        settle(figure, self._first)
-        self._first = self._first or figure
+        settle(figure, self._first.setdefault(len(figure.axes), figure))
         figure.set_dpi(96)
         FigureCanvasAgg(figure).print_png(file, pil_kwargs={"compress_level": 1})
         self.image.value = file.getvalue()

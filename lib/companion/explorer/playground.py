@@ -66,13 +66,17 @@ class Playground(Widget):
         about = self.pictures[0]
         pixels = np.frombuffer(base64.b64decode(about["data"]), np.uint8)
         photo = torch.from_numpy(pixels / 255).float().view(1, about["height"], about["width"])
-        sobel = nn.Conv2d(1, 1, 3, padding=1, bias=False).requires_grad_(False)
+        sobel = nn.Conv2d(1, 1, 3, padding=1, bias=False).float().requires_grad_(False)
         sobel.weight[0, 0] = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])
-        heads = conv_to_attention(sobel, self._alpha)
-        expected, got = sobel(photo[None])[0, 0], heads(photo[None])[0, 0]
+        expected = sobel(photo[None])[0, 0]
+        got = conv_to_attention(sobel, self._alpha)(photo[None])[0, 0]
         apart = (got - expected).abs().max().item()
-        titles = ["Picture", "Conv2d", f"Nine heads, α = {self._alpha:g}"]
-        titles.append(f"Difference: at most {apart:.1g}")
+        titles = [
+            "Picture",
+            "Conv2d",
+            f"Nine heads, α = {self._alpha:g}",
+            f"Difference: at most {apart:.1g}",
+        ]
         images = [image.numpy() for image in (expected, got, got - expected)]
         return figures.signed_images(images, titles, photo=photo[0].numpy(), query=about["query"])
 

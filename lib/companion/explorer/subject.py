@@ -60,7 +60,7 @@ class Subject:
             name=self.run.path.name if self.run else "model",
             title=self.title,
             grid=list(grid),
-            heads=list(self.config.heads_per_layer),
+            heads=[layer.heads for layer in self.layers],
             encoding=self.encoding,
             downsampling=self.config.downsampling,
             path=self._path(),
@@ -103,7 +103,9 @@ class Subject:
     def weights(self) -> Arrays:
         """The parameters with which the page predicts, `rounded`, but for those of positions."""
         found = {}
-        for name, values in self.model.named_parameters():
+        for name, values in self.model.state_dict().items():
+            if not values.half().isfinite().all():
+                raise ExplorerError(f"{name} is not finite, or above 65,504: no page can hold it.")
             of_positions = ".attention." in name and ".value." not in name
             if self.encoding == "content" or not of_positions:
                 found[name] = rounded(values)

@@ -75,7 +75,10 @@ def gaussian_heads(
         if dropped is not None:
             row, column = np.transpose(np.asarray(dropped)[panel])
             ax.plot(column, row, "x", color="black", markersize=7, label="dropped")
-    _add_legend(figure)
+    style.legend_below(figure)
+    for shown in figure.legends[0].legend_handles:
+        if isinstance(shown, Line2D):
+            shown.set_color("0.4")  # a colour is a head's
     return figure
 
 
@@ -118,9 +121,8 @@ def _draw_covered(ax: Axes, covered: NDArray) -> None:
     """Tint the covered pixels of the k x k kernel, (k, k), and outline the kernel."""
     first = -(len(covered) // 2) - 0.5
     for row, column in np.argwhere(covered) + first:
-        pixel = Rectangle((column, row), 1, 1, facecolor=COVERED, zorder=0.4)
-        pixel.set_label("pixel with a sharp head")
-        ax.add_patch(pixel)
+        said = "pixel with a sharp head"
+        ax.add_patch(Rectangle((column, row), 1, 1, facecolor=COVERED, zorder=0.4, label=said))
     ax.add_patch(Rectangle((first, first), *covered.shape, fill=False, color="0.5", label="kernel"))
 
 
@@ -134,11 +136,3 @@ def _outlines(centres: NDArray, precision: NDArray) -> NDArray:
     angle = np.linspace(0, 2 * np.pi, 201)
     circle = np.stack([np.cos(angle), np.sin(angle)], -1)  # (points, 2)
     return np.einsum("hri,hi,pi->rph", vectors, half_axes, circle) + centres.T[:, None]
-
-
-def _add_legend(figure: Figure) -> None:
-    """What is drawn in any panel, in grey: a colour is a head's."""
-    style.legend_below(figure)
-    for shown in figure.legends[0].legend_handles:
-        if isinstance(shown, Line2D):
-            shown.set_color("0.4")

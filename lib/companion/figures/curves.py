@@ -17,11 +17,19 @@ def error_before_and_after(errors: Mapping[str, ArrayLike]) -> Figure:
     """Relative errors of 3 x 3 convolutions in layers' places, before training and after, an arrow
     a layer: ``{model: (2, layers)}``, or of several seeds (seeds, 2, layers), which stand beside
     each other."""
-    named = "Relative error as a\n3 × 3 convolution"
-    figure, axes = style.panels(list(errors), 1.6, "Layer", named)
+    figure, axes = style.panels(
+        list(errors), 1.6, "Layer", "Relative error as a\n3 × 3 convolution"
+    )
     dot: Look = {"s": 10, "linewidths": 0.8, "zorder": 3, "clip_on": False}
-    arrow: Look = {"angles": "xy", "scale_units": "xy", "scale": 1, "units": "inches"}
-    arrow |= {"width": 0.9 / 72, "headlength": 9, "headaxislength": 9}
+    arrow: Look = {
+        "angles": "xy",
+        "scale_units": "xy",
+        "scale": 1,
+        "units": "inches",
+        "width": 0.9 / 72,
+        "headlength": 9,
+        "headaxislength": 9,
+    }
     for ax, values in zip(axes, errors.values(), strict=True):
         layers = np.arange(1, np.shape(values)[-1] + 1)
         before, after = np.moveaxis(np.reshape(values, (-1, 2, len(layers))), 1, 0)

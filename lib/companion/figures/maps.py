@@ -43,8 +43,14 @@ def colour_bar(figure: Figure, scale: Look, label: str) -> None:
     """A horizontal colour bar at the foot of a figure that has no layout engine."""
     width, height = figure.get_size_inches()
     ax = figure.add_axes((0.5 - 1.3 / width, 0.37 / height, 2.6 / width, 0.09 / height))
-    look: Look = {"orientation": "horizontal", "format": "{x:.3g}", "label": label}
-    bar = figure.colorbar(ScalarMappable(**scale), ax, ticks=MaxNLocator(4), **look)
+    bar = figure.colorbar(
+        ScalarMappable(**scale),
+        ax,
+        ticks=MaxNLocator(4),
+        orientation="horizontal",
+        format="{x:.3g}",
+        label=label,
+    )
     bar.minorticks_off()
     bar.outline.set_linewidth(0.4)
 
@@ -55,10 +61,12 @@ def outline(ax: Axes, image: NDArray, corner: tuple[int, int]) -> None:
     height, width = image.shape
     place = (corner[1] - 0.5, corner[0] - 0.5), width, height
     if np.isnan(image).any():
-        look: Look = {"facecolor": "0.93", "edgecolor": "0.7", "linewidth": 0, "zorder": -1}
-        ax.add_patch(Rectangle(*place, hatch="//////", **look))
-    frame = Rectangle(*place, fill=False, edgecolor="0.6", linewidth=0.4, clip_on=False)
-    ax.add_patch(frame)
+        ax.add_patch(
+            Rectangle(
+                *place, facecolor="0.93", edgecolor="0.7", linewidth=0, zorder=-1, hatch="//////"
+            )
+        )
+    ax.add_patch(Rectangle(*place, fill=False, edgecolor="0.6", linewidth=0.4, clip_on=False))
 
 
 @styled
@@ -114,13 +122,13 @@ def attention_grid(
         top = layer * (height + above) + above
         start = column * (width + beside)
         if column == 0:
-            place = -0.5 - 0.05 / pixel, top + height / 2
-            ax.text(*place, titles[layer], ha="right", va="center")
+            beyond = -0.5 - 0.05 / pixel
+            ax.text(beyond, top + height / 2, titles[layer], ha="right", va="center")
         if not np.isnan(maps[layer, head]).all():
             montage[top : top + height, start : start + width] = maps[layer, head]
             outline(ax, maps[layer, head], (top, start))
-            name = start + (width - 1) / 2, top - 0.5 - 0.03 / pixel, names[layer][head]
-            ax.text(*name, ha="center", va="bottom", fontsize=6.5)
+            at, over = start + (width - 1) / 2, top - 0.5 - 0.03 / pixel
+            ax.text(at, over, names[layer][head], ha="center", va="bottom", fontsize=6.5)
             thickness = np.clip(0.15 * 72 * pixel, 0.4, 0.9)
             frame_pixel(ax, queries[layer, head] + (top, start), linewidth=thickness)
 
@@ -151,8 +159,7 @@ def attention_on_image(
     extent = -0.5, grid[1] - 0.5, grid[0] - 0.5, -0.5  # in pixels of the grid
     ax.imshow(image, cmap="gray", vmin=0, vmax=255, extent=extent)
     frame_pixel(ax, query, linewidth=1.2, path_effects=HALO)
-    words = f"{caption}\nquery at row {query[0]}, column {query[1]}"
-    ax.set_xlabel(words.strip(), loc="left")
+    ax.set_xlabel(f"{caption}\nquery at row {query[0]}, column {query[1]}".strip(), loc="left")
     return figure
 
 
@@ -181,13 +188,21 @@ def signed_images(
         ax.spines[:].set(visible=True, color="0.6", linewidth=0.4)
     if photo is not None:
         axes[0].imshow(photo, cmap="gray", vmin=0, vmax=1)
-    most = max(np.abs(image).max() for image in signed) or 1.0
+    most = max(np.nanmax(np.abs(image)) for image in signed) or 1.0
     scale: Look = {"norm": Normalize(-most, most), "cmap": SIGNED_COLOURS}
     for ax, image in zip(axes[photo is not None :], signed, strict=True):
         ax.imshow(image, **scale)
     if query:
         frame_pixel(axes[0], query, side=3, linewidth=1.3, path_effects=HALO)
         frame_pixel(axes[0], query, facecolor=QUERY_COLOUR, linewidth=0)
-    look: Look = {"location": "bottom", "format": "{x:.3g}", "label": label}
-    figure.colorbar(ScalarMappable(**scale), ax=axes, fraction=0.05, aspect=30, shrink=0.5, **look)
+    figure.colorbar(
+        ScalarMappable(**scale),
+        ax=axes,
+        location="bottom",
+        fraction=0.05,
+        aspect=30,
+        shrink=0.5,
+        format="{x:.3g}",
+        label=label,
+    )
     return figure

@@ -77,8 +77,8 @@ def save(figure: Figure, path: str | Path) -> None:
     """Write a figure as <path>.pdf and <path>.png, fonts embedded. Without date and version, they
     are the same each time."""
     settle(figure)
-    without_date = dict.fromkeys(("CreationDate", "Producer", "Creator"))
-    figure.savefig(f"{path}.pdf", metadata=without_date)
+    dated = "CreationDate", "Producer", "Creator"
+    figure.savefig(f"{path}.pdf", metadata=dict.fromkeys(dated))
     content = io.BytesIO()
     figure.savefig(content, metadata={"Software": None})
     Path(f"{path}.png").write_bytes(of_256_colours(content.getvalue()))
