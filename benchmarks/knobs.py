@@ -11,9 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import nbformat
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import chromium, jupyterlab, notebook_of, playwright, run_all  # noqa: E402
-from test_knobs import CELLS, code_of  # noqa: E402
+from test_knobs import CELLS  # noqa: E402
 
 LISTEN = """root => {
     root.times = [];
@@ -54,27 +56,27 @@ def main() -> None:
     parser.add_argument("--data", default="")
     parser.add_argument("--keys", type=int, default=10)
     arguments = parser.parse_args()
+    [path] = (Path(__file__).resolve().parents[1] / "notebooks").glob("02_*.ipynb")
+    sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
+    given = f"profile, data, output = {arguments.profile!r}, {arguments.data!r}, ''"
     with (
         tempfile.TemporaryDirectory() as name,
         chromium() as browser,
         jupyterlab(Path(name), Path(name)) as lab,
     ):
-        for number in CELLS:
-            code = code_of(number, arguments.profile, arguments.data)
-            page = browser.new_page(viewport=dict(width=1400, height=1400))
-            page.goto(lab(number, notebook_of(*code)))
-            run_all(page)
-            root = page.locator(".attnconv-knobs")
-            root.wait_for(timeout=180_000)
-            root.evaluate(LISTEN)
-            for knob in root.locator(".widget-inline-hbox").all():
-                times = turned(page, root, knob, arguments.keys)
-                words = (
-                    f"median {statistics.median(times):.0f} ms, longest {max(times):.0f}, of "
-                    f"{len(times)}"
-                )
-                print(f"{number}, {knob.locator('label').inner_text()}: {words}")
-            page.close()
+        page = browser.new_page(viewport=dict(width=1400, height=1400))
+        page.goto(lab("02", notebook_of(given, *(sources[name] for name in CELLS))))
+        run_all(page)
+        root = page.locator(".attnconv-knobs")
+        root.wait_for(timeout=180_000)
+        root.evaluate(LISTEN)
+        for knob in root.locator(".widget-inline-hbox").all():
+            times = turned(page, root, knob, arguments.keys)
+            print(
+                f"{knob.locator('label').inner_text()}: median {statistics.median(times):.0f} ms, "
+                f"longest {max(times):.0f}, of {len(times)}"
+            )
+        page.close()
 
 
 if __name__ == "__main__":
