@@ -462,8 +462,7 @@ def test_code_of_its_own_runs_and_attention_takes_the_product(kind):
     converted = convert(network, check=x)
     assert before.keys() <= converted.state_dict().keys()
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-    modes = [module.training for module in network.modules()]
-    assert modes == [module.training for module in converted.modules()]
+    assert [m.training for m in network.modules()] == [m.training for m in converted.modules()]
     with torch.no_grad(), FlopCounterMode(display=False) as flops:
         found = tree_leaves(convert(converted)(x))
     assert not any("conv" in str(name) for name in flops.get_flop_counts()["Global"])
@@ -479,8 +478,8 @@ def test_the_gradient_goes_through_code_of_its_own():
         net(x).square().sum().backward()
         for one, other in zip(net.parameters(), network.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-9)
-    soft = convert(network, alpha=2.0)
-    assert (soft(x) - network(x)).abs().max() > 0.01  # its heads are as soft as the others'
+    # Its heads are as soft as the others'.
+    assert (convert(network, 2.0)(x) - network(x)).abs().max() > 0.01
 
 
 def holding(conv):
@@ -519,6 +518,7 @@ REFUSED = {
     "Sequential": lambda: with_forward(nn.Sequential(conv())),
     "share it with the network": lambda: holding_itself(holding),
     "the copy would share it": lambda: holding_itself(by_default),
+    "share it with the": lambda: holding_itself(lambda conv: holding(conv.weight)),
     "would share it": lambda: Itself(conv()),
     "copy would share it": lambda: with_weak_reference(conv()),
 }

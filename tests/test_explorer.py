@@ -194,8 +194,7 @@ def test_the_browser_reads_the_kernel_that_python_reads(kind: str):
         inside = slice(3 - size // 2, 4 + size // 2)
         maps = heads.query_maps(layer, (3, 3), 7, 7)[:, inside, inside].reshape(3, -1)
         np.testing.assert_allclose(read["parts"], maps * alone[:, None], **close)
-        p = layer.probabilities(7, 7, (3, 3)).detach()
-        whole = torch.einsum("hij,dhc->dcij", p, weight)
+        whole = torch.einsum("hij,dhc->dcij", layer.probabilities(7, 7, (3, 3)).detach(), weight)
         left_out = whole.clone()
         left_out[..., inside, inside] = 0
         error = left_out.norm() / whole.norm()  # over white noise

@@ -246,7 +246,7 @@ def test_points_lost_are_counted_against_labels_or_the_networks_own_answers():
     table = examine(network, IMAGES, sizes=(1,)).layers
     assert table["lost 1"][0] == pytest.approx(100 * (own != swapped).double().mean().item())
     lost = (own == labels).double().mean() - (swapped == labels).double().mean()
-    for given in (labels, labels[:, None]):
+    for given in (labels, labels[:, None], labels.tolist()):
         table = examine(network, IMAGES, given, sizes=(1,)).layers
         assert table["lost 1"][0] == pytest.approx(100 * lost.item())
 

@@ -57,8 +57,7 @@ def test_seeds_share_a_row_and_recipes_do_not():
         results.group([own, seed, copy]) == {"SA quadratic": [own, seed]}
         and results.group([]) == {}
     )
-    digits = "(0000000b)", "(0000000a)"
-    names = [f"SA quadratic {note}" for note in digits]
+    names = ["SA quadratic (0000000b)", "SA quadratic (0000000a)"]
     assert results.group([longer, own, seed]) == {names[0]: [longer], names[1]: [own, seed]}
     assert results.of_all_seeds(own, [longer, seed, own]) == [own, seed]
     elsewhere = run("quadratic", 0.8, "another", "c", epochs=6)

@@ -180,8 +180,9 @@ def replace(config: AnyConfig, changes: dict[str, Any]) -> AnyConfig:
 def for_images(model: ModelConfig, data: Any) -> ModelConfig:
     """The same model for the images and classes of a `training.data.Dataset`."""
     *size, channels = data.train_images.shape[1:]
-    fitting = {"image_size": size, "image_channels": channels, "classes": len(data.classes)}
-    return replace(model, fitting)
+    return replace(
+        model, {"image_size": size, "image_channels": channels, "classes": len(data.classes)}
+    )
 
 
 def identity(model: ModelConfig, train: TrainConfig, about: dict[str, Any]) -> str:

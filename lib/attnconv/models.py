@@ -169,8 +169,9 @@ class ResNet18(nn.Module):
             shortcut = nn.Sequential(
                 nn.Conv2d(width, wider, 1, stride=2, bias=False), nn.BatchNorm2d(wider)
             )
-            first = BasicBlock(width, wider, 2, shortcut)
-            stages.append(nn.Sequential(first, BasicBlock(wider, wider)))
+            stages.append(
+                nn.Sequential(BasicBlock(width, wider, 2, shortcut), BasicBlock(wider, wider))
+            )
             width = wider
         self.stages = nn.Sequential(*stages)
         self.classifier = nn.Linear(width, config.classes)

@@ -216,7 +216,8 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
     Fast under `torch.no_grad`."""
     if not isinstance(network, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, not {network!r}.")
-    places = {id(module): name or "The network" for name, module in network.named_modules()}
+    named = *network.named_modules(), *network.named_parameters()
+    places = {id(thing): name or "The network" for name, thing in named}
     for thing in _held_by(network):
         if isinstance(thing, nn.Module):
             _refuse(thing, places.setdefault(id(thing), "Out of sight"))
@@ -225,7 +226,7 @@ def convert(network: nn.Module, alpha: float = ALPHA, *, check: Any = None) -> n
         if id(thing) in places:
             raise ValueError(
                 f"{places[id(thing)]}: the copy would share it with the network. A function holds "
-                "it, or it copies as itself. Keep modules as attributes alone."
+                "it, or it copies as itself. Keep modules and weights as attributes alone."
             )
         if type(thing) in PLAIN:
             _take_over(thing, thing.weight, alpha)

@@ -130,8 +130,12 @@ def unswap(network: AttentionNet, spread: float) -> AttentionNet:
             layer.dropout = config.attention_dropout
             block.attention = layer.train(place.training)
     heads = [layer.heads for layer in attention.attention_layers]
-    start = {"kernels": [], "centre_start": "taps", "spread_start": spread}
-    start["heads"] = heads[0] if len(set(heads)) == 1 else heads
+    start = {
+        "kernels": [],
+        "centre_start": "taps",
+        "spread_start": spread,
+        "heads": heads[0] if len(set(heads)) == 1 else heads,
+    }
     attention.config = replace(config, start)
     return attention
 

@@ -180,8 +180,8 @@ def augment(images: Tensor, rows: Tensor, columns: Tensor, flips: Tensor) -> Ten
     PAD), then mirror it: torchvision's RandomCrop(padding=PAD) and RandomHorizontalFlip, for the
     whole batch at once."""
     _, height, width, _ = images.shape
-    padded = F.pad(images, (0, 0, PAD, PAD, PAD, PAD))
-    crops = padded.unfold(1, height, 1).unfold(2, width, 1)  # (B, 9, 9, C, H, W), a view
+    # (B, 9, 9, C, H, W), a view
+    crops = F.pad(images, (0, 0, PAD, PAD, PAD, PAD)).unfold(1, height, 1).unfold(2, width, 1)
     which = torch.arange(len(images), device=images.device)
     cropped = crops[which, rows, columns].permute(0, 2, 3, 1)
     return torch.where(flips[:, None, None, None], cropped.flip(2), cropped).contiguous()
@@ -222,8 +222,7 @@ def find_data(source: str | Path = "embedded") -> Path | None:
     if source == "embedded":
         return SAMPLE
     if source == "cifar10":
-        places = [data_folder() / BATCHES, data_folder() / "cifar10"]
-        return next(filter(Path.exists, places), None)
+        return next(filter(Path.exists, [data_folder() / BATCHES, data_folder() / "cifar10"]), None)
     return Path(os.path.abspath(os.path.expanduser(source)))
 
 

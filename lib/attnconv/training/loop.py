@@ -93,8 +93,7 @@ def evaluate(model: nn.Module, data: Dataset) -> Evaluation:
     logits = torch.cat([predict(model, x) for x, _ in feed])
     loss = F.cross_entropy(logits.double(), labels)
     predicted = logits.argmax(1)
-    accuracy = (predicted == labels).double().mean()
-    return Evaluation(loss.item(), accuracy.item(), predicted.cpu())
+    return Evaluation(loss.item(), (predicted == labels).double().mean().item(), predicted.cpu())
 
 
 def lr_factor(step: int, steps: int, warmup: float) -> float:
