@@ -169,7 +169,7 @@ export function pageHost(data, ask, place = window) {
   const follow = (hash, before = {}) => {
     const { image: title, model, ...state } = fromLink(hash), { pages = {} } = data;
     if (model !== data.model && Object.hasOwn(pages, model))
-      place.location.replace(pages[model] + place.location.search + hash);
+      place.location.replace(encodeURIComponent(pages[model]) + place.location.search + hash);
     host.state = { ...before, ...state };
     const named = data.images.find((image) => image.title === title);
     if (named && named !== host.image) host.show(named);
