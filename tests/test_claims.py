@@ -224,8 +224,8 @@ def test_heads_that_overlap_leave_less_attention():
     ],
 )
 def test_a_layer_learned_to_be_a_small_convolution(lost, before, after, smallest, learned):
-    sizes = (1, 3, 5, 7, 9)  # a 9 x 9 is not small, whatever it costs
-    run = run_of(swaps=swaps([*lost, 0], before, after, sizes))
+    # A 9 x 9 is not small, whatever it costs.
+    run = run_of(swaps=swaps([*lost, 0], before, after, (1, 3, 5, 7, 9)))
     assert (statistics.smallest(run) == smallest).all()
     assert (statistics.learned(run) == learned).all()
 

@@ -281,8 +281,7 @@ def test_a_dictionary_and_other_columns(tmp_path):
     arrays |= {f"{s}_labels": pa.array(arrays[f"{s}_labels"]).dictionary_encode() for s in SPLITS}
     assert_holds(load_data(parquet(tmp_path / "one", arrays, label="of")), SMALL)
     for label in ("of", "label"):
-        folder = parquet(tmp_path / label, arrays, label=label)
-        for file in folder.iterdir():
+        for file in parquet(tmp_path / label, arrays, label=label).iterdir():
             table = pq.read_table(file)
             pq.write_table(table.append_column("id", pa.array(range(len(table)))), file)
     assert_holds(load_data(tmp_path / "label"), SMALL)
@@ -465,6 +464,8 @@ def test_the_first_images(sample):
     assert first.test_labels.bincount().tolist() == [10] * 10 and len(first.test_images) == 100
     for same in (sample.first(None, None), sample.first(6000, 99999)):
         assert all(torch.equal(getattr(same, n), getattr(sample, n)) for n in data.ARRAYS)
+    by_class = replace(first, train_labels=first.train_labels.sort().values)
+    assert not by_class.few("train", 9).equal(first.few("train", 9))  # all of one class
 
 
 def test_few_images_are_balanced_nested_and_repeated_to_as_many_as_there_are(sample):

@@ -257,9 +257,8 @@ def test_a_layer_without_heads_is_a_convolution_of_zeros():
 
 
 def test_refusals_of_the_way_back_name_their_cause():
-    learned = LearnedAttention(2, 2, 9, max_size=6)
     for arguments, cause in [
-        ((learned, 7), r"kernel of \(7, 7\) .* 6x6 grid .*max_size"),
+        ((LearnedAttention(2, 2, 9, max_size=6), 7), r"kernel of \(7, 7\) .* 6x6 grid .*max_size"),
         ((quadratic(), 7, (5, 5)), "5x5 grid .*a larger size"),
     ]:
         with pytest.raises(ValueError, match=cause):
@@ -586,11 +585,10 @@ def test_an_example_finds_what_cannot_be_seen():
             return self.conv(x) * isinstance(self.conv, nn.Conv2d) / 1e6
 
     x = torch.randn(1, 3, 8, 8)
-    listed = Around(call=lambda x: iter([x]))
     for kind, words, subject in (
         (ValueError, "Convolutions still run", Calls()),
         (AssertionError, r"not close: they differ by 1.0e\+00 of", Asks()),
-        (ValueError, "a list_iterator has no tensors", listed),
+        (ValueError, "a list_iterator has no tensors", Around(call=lambda x: iter([x]))),
         (TypeError, "takes a torch.nn.Module, not 'resnet18'", "resnet18"),
     ):
         with pytest.raises(kind, match=words):

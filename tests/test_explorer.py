@@ -73,9 +73,8 @@ def runs(data, tmp_path_factory) -> dict[str, Run]:
     kinds["swapped"] = KINDS["quadratic"] | dict(kernels=(3,))
     kinds["resnet"] = dict(kind="resnet", resnet_width=8)
     configs = {name: ModelConfig(**(SMALL | kind)) for name, kind in kinds.items()}
-    few = data.first(20, 20)
     return {
-        name: train(config, recipe, few, folder / name, preset=name)
+        name: train(config, recipe, data.first(20, 20), folder / name, preset=name)
         for name, config in configs.items()
     }
 
@@ -197,8 +196,8 @@ def test_the_browser_reads_the_kernel_that_python_reads(kind: str):
         whole = torch.einsum("hij,dhc->dcij", layer.probabilities(7, 7, (3, 3)).detach(), weight)
         left_out = whole.clone()
         left_out[..., inside, inside] = 0
-        error = left_out.norm() / whole.norm()  # over white noise
-        np.testing.assert_allclose(read["error"], error, **close)
+        # Over white noise.
+        np.testing.assert_allclose(read["error"], left_out.norm() / whole.norm(), **close)
 
 
 @needs_node

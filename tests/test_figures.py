@@ -93,10 +93,9 @@ def labelled(artists, label):
 
 def legend(figure):
     """Label -> its entry, of all legends."""
-    legends = figure.findobj(Legend)
     return {
         t.get_text(): h
-        for one in legends
+        for one in figure.findobj(Legend)
         for t, h in zip(one.texts, one.legend_handles, strict=True)
     }
 
@@ -331,8 +330,7 @@ def test_signed_images_share_a_scale_that_is_white_at_zero():
     assert [ax.get_title() for ax in axes] == ["In", "a", "b"]
     frames = [patch.get_bbox().bounds for patch in axes[0].patches if isinstance(patch, Rectangle)]
     assert frames == [(2.5, 1.5, 3, 3), (3.5, 2.5, 1, 1)], "row 3, column 4, and around"
-    images = [[np.nan, 1.0]], [[2.0, 0.0]]
-    assert colour_bar(figures.signed_images(images, "ab")).norm.vmax == 2
+    assert colour_bar(figures.signed_images([[[np.nan, 1.0]], [[2.0, 0.0]]], "ab")).norm.vmax == 2
 
 
 # --- curves

@@ -39,8 +39,7 @@ def quadratic(spreads, centres=0.0):
     """A quadratic layer with these parameters; its covariance is full if the spreads are
     matrices.
     """
-    covariance = "full" if np.ndim(spreads) == 3 else "isotropic"
-    layer = QuadraticAttention(3, 4, len(spreads), covariance)
+    layer = QuadraticAttention(3, 4, len(spreads), "full" if np.ndim(spreads) == 3 else "isotropic")
     with torch.no_grad():
         layer.centres.copy_(torch.as_tensor(centres))
         layer.spreads.copy_(torch.as_tensor(np.asarray(spreads)))
@@ -220,8 +219,8 @@ GRID = np.array([(r, c) for r in (-1, 0, 1) for c in (-1, 0, 1)], dtype=float)
 def test_a_tap_is_covered_by_a_sharp_head_near_it():
     order = np.random.default_rng(0).permutation(9)
     assert heads.kernel_cells(np.ones(9), GRID[order] + 0.4, 3).all()
-    wide = heads.kernel_cells(np.ones(9), 2 * GRID, 3)  # dilated: only the middle is in place
-    assert np.argwhere(wide).tolist() == [[1, 1]]
+    # Dilated: only the middle is in place.
+    assert np.argwhere(heads.kernel_cells(np.ones(9), 2 * GRID, 3)).tolist() == [[1, 1]]
     mass = np.where(np.arange(9) == 2, 0.45, 0.55)  # the head of the third tap is no tap
     assert np.argwhere(~heads.kernel_cells(mass, GRID, 3)).tolist() == [[0, 2]]
 
@@ -277,8 +276,8 @@ def test_heads_that_stare_at_one_pixel_or_agree_with_no_other_are_not_consistent
     assert heads.translation_consistency(p) == 0
     half = 0.5 * p + 0.5 * planted_probabilities((0, 0))
     assert 0.4 < heads.translation_consistency(half)[0] < 0.75
-    alone = np.ones((1, 1, 1, 1, 1))  # one pixel: nothing to compare
-    assert np.isnan(heads.translation_consistency(alone)).all()
+    # One pixel: nothing to compare.
+    assert np.isnan(heads.translation_consistency(np.ones((1, 1, 1, 1, 1)))).all()
     here, other = planted_probabilities((0, 0), (1, 0)), planted_probabilities((0, 0), (0, 1))
     assert heads.translation_consistency(here, other).tolist() == [1, 0]
 

@@ -149,13 +149,12 @@ def test_formulas_and_links_of_every_notebook_work_without_a_network(path, tmp_p
     )  # a command that is not known stays as it was
     assert not re.search(r'(src|<link[^>]*href)="https?:', page)
     inside = {link for link in re.findall(r'href="([^"#]+)"', page) if "://" not in link}
-    linked = {f"../notebooks/{name}" for name in PAGES.values()}
     assert inside <= {
         "../index.html",
         "../found.html",
         "../style.css",
         *PAGES.values(),
-        *linked,
+        *{f"../notebooks/{name}" for name in PAGES.values()},
         *BESIDE,
     }
     place = NOTEBOOKS.index(path)

@@ -58,8 +58,7 @@ def test_gradients_in_bfloat16_are_near_those_in_float64(kind, compiled):
     exact = gradients(double, double, x.double(), y, bfloat16=False)
     forward = torch.compile(network, dynamic=False) if compiled else network
     # Compiled for a CPU without instructions for bfloat16, torch 2.15 gives NaN.
-    bfloat16 = torch.cpu._is_avx512_bf16_supported() or not compiled
-    found = gradients(network, forward, x, y, bfloat16)
+    found = gradients(network, forward, x, y, torch.cpu._is_avx512_bf16_supported() or not compiled)
     for name, gradient in exact.items():
         if not name.endswith("key.bias"):  # the softmax ignores it: its gradient is zero
             error = (found[name] - gradient).norm() / gradient.norm()

@@ -119,8 +119,7 @@ def test_a_profile_fits_all_presets_and_its_data_lie_beside_it(toys):
     toys.profile("data: images\n")
     assert runner.load_profile(file).data == f"{file.parent}/images"
     on_taps = "runs: [quadratic]\nmodel: {centre_start: taps}\n"
-    wrong = "toy.yaml.*quadratic_16: .*heads = 16"
-    for text, words in ("data: 5\n", "data = 5"), (on_taps, wrong):
+    for text, words in ("data: 5\n", "data = 5"), (on_taps, "toy.yaml.*quadratic_16: .*heads = 16"):
         toys.profile(text)
         with pytest.raises(ConfigError, match=words):
             runner.load_profile(file)

@@ -164,8 +164,7 @@ def test_every_benchmark_is_part_of_make_bench():
 def test_jupyterlab_starts_for_root_too(user: int, tmp_path):
     (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")
     (tmp_path / "id").chmod(0o755)
-    path = f"{tmp_path}:/usr/bin:/bin"
-    assert ("--allow-root" in make("-n", "lab", path=path)) == (user == 0)
+    assert ("--allow-root" in make("-n", "lab", path=f"{tmp_path}:/usr/bin:/bin")) == (user == 0)
 
 
 def test_a_missing_python_is_said_with_a_remedy(tmp_path):

@@ -61,10 +61,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wide = pd.DataFrame(
         {f"a column of many words {i}": [f"{i} by chance"] for i in range(14)}
     ).to_html(index=False)
-    shown = [*(card.html() for card in cards), wide]
     outputs = [
         nbformat.v4.new_output("display_data", {"text/html": text, "text/plain": "-"})
-        for text in shown
+        for text in [*(card.html() for card in cards), wide]
     ]
     cells = [
         nbformat.v4.new_markdown_cell("# What was found\n\n**Does it learn to be one?**"),
@@ -292,12 +291,11 @@ def test_with_the_image_only_heads_that_see_content_move(page, site: Path, tmp_p
     plot = page.locator(".st-plot canvas").first
     seen = plot.evaluate("canvas => canvas.toDataURL()")
     scroll(page, "kinds")
-    rows = page.locator(".st-row")
 
     def drawn() -> list[str]:
         page.evaluate(SETTLED)
         of_row = "[...row.querySelectorAll('canvas')].map((canvas) => canvas.toDataURL()).join()"
-        return rows.evaluate_all(f"rows => rows.map((row) => {of_row})")
+        return page.locator(".st-row").evaluate_all(f"rows => rows.map((row) => {of_row})")
 
     def moved() -> list[str]:
         return page.locator(".st-row span").all_inner_texts()

@@ -126,8 +126,7 @@ def test_content_is_read_as_the_mean_over_images_and_queries():
         torch.testing.assert_close(swapped.conv.weight.double(), kernel, rtol=1e-4, atol=1e-6)
         lost = (swapped(x) - layer(x)).norm() / (layer(x) - layer.value.bias).norm()
     assert relative_errors([swapped], layer, x) == pytest.approx([lost.item()], rel=1e-4)
-    outside = 1 - mass.sum((1, 2))
-    torch.testing.assert_close(swapped.outside.double(), outside, rtol=0, atol=1e-5)
+    torch.testing.assert_close(swapped.outside.double(), 1 - mass.sum((1, 2)), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "learned_content"])

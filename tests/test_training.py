@@ -430,8 +430,7 @@ def test_steps_do_what_the_recipe_says(smoothing, clip, data):
             loss.backward()
             named = dict(by_hand.named_parameters())
             others = [p.grad.norm() for name, p in named.items() if not name.endswith(POSITIONS)]
-            norm = torch.stack(others).norm().item()
-            share = min(1.0, clip / norm) if clip else 1.0
+            share = min(1.0, clip / torch.stack(others).norm().item()) if clip else 1.0
             assert clip is None or share < 1
             factor = (place + 1) / 3 if place < 3 else (1 + math.cos(math.pi * (place - 3) / 5)) / 2
             with torch.no_grad():

@@ -217,8 +217,7 @@ def test_a_recorded_run_and_its_images_stand_in_for_the_data(without_data, recor
 def test_nothing_is_measured_of_a_recorded_run(without_data, record):
     before = content(record)
     found = without_data.run("quadratic")
-    with_data = dataclasses.replace(without_data, source="embedded")
-    for one in (without_data, with_data):
+    for one in (without_data, dataclasses.replace(without_data, source="embedded")):
         assert one.swaps(found) == one.attention(found) == {}  # the record's, which has none
     assert content(record) == before
 

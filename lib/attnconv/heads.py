@@ -127,8 +127,7 @@ def network_maps(
     """The `query_maps` of all layers, averaged over images where they depend on them: (L, h, H, W),
     NaN where a layer has fewer heads.
     """
-    heads = max(layer.heads for layer in layers)
-    found = np.full((len(layers), heads, *grid), np.nan, np.float32)
+    found = np.full((len(layers), max(one.heads for one in layers), *grid), np.nan, np.float32)
     for index, layer in enumerate(layers):
         if isinstance(layer, Convolution):
             continue
@@ -247,9 +246,9 @@ def kernel_cells(mass: ArrayLike, centre: ArrayLike, kernel_size: int) -> NDArra
     (..., h) there exceeds `TAP_MASS`.
     """
     tap = np.moveaxis(np.indices((kernel_size, kernel_size)), 0, -1) - kernel_size // 2  # (k, k, 2)
-    nearest = np.rint(centre)[..., None, None, :]
     sharp = (np.asarray(mass) > TAP_MASS)[..., None, None]
-    return (sharp & (nearest == tap).all(-1)).any(-3)
+    nearest = (np.rint(centre)[..., None, None, :] == tap).all(-1)
+    return (sharp & nearest).any(-3)
 
 
 def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000) -> NDArray:
@@ -261,8 +260,8 @@ def taps_by_chance(config: ModelConfig, kernel_size: int, draws: int = 20_000) -
     """
     with torch.random.fork_rng(devices=[]):  # torch's own generator stays as it is
         torch.manual_seed(0)
-        heads = max(config.heads_per_layer)
-        centres = first_centres(config.centre_start, heads, config.centre_std, (draws,)).numpy()
+        start = config.centre_start, max(config.heads_per_layer), config.centre_std
+        centres = first_centres(*start, (draws,)).numpy()
     return kernel_cells(np.ones(centres.shape[:2]), centres, kernel_size).sum((-2, -1))
 
 
@@ -277,8 +276,7 @@ def translation_consistency(probabilities: NDArray, others: NDArray | None = Non
     """
     height, width = probabilities.shape[-2:]
     middle = height // 2, width // 2
-    compared = probabilities if others is None else others
-    at_middle = compared[..., *middle, :, :]
+    at_middle = (probabilities if others is None else others)[..., *middle, :, :]
     weights = np.zeros(probabilities.shape[:-4])
     agreement = np.zeros_like(weights)
     for query in np.ndindex(height, width):
@@ -322,8 +320,8 @@ def score_shares(layer: ContentAttention, x: Tensor) -> NDArray:
     part's share is its covariance with the score over the score's variance, both averaged over
     queries and images; it leaves [0, 1] where parts cancel. NaN for a head whose score is constant.
     """
-    mean = x.mean((0, 1, 2)).expand_as(x[:1])  # queries are linear: here all are the mean one
-    fixed = _over_keys(layer.score_parts(mean)[1])
+    # Queries are linear: of the mean image all are the mean one.
+    fixed = _over_keys(layer.score_parts(x.mean((0, 1, 2)).expand_as(x[:1]))[1])
     shared = np.zeros((3, layer.heads))
     for image in x.split(1):
         content, position = (_over_keys(part) for part in layer.score_parts(image))
@@ -378,7 +376,6 @@ def measure_attention(model: AttentionNet, images: Tensor, pixels: NDArray) -> d
     inputs = model.layer_inputs(images)
     mean = at_queries(inputs)
     chosen = [image for image in SINGLE_IMAGES if image < len(images)]
-    single = [at_queries([x[[image]] for x in inputs]) for image in chosen]
     numbers = np.full((5, *mean.shape[1:3]), np.nan)
     for index, (layer, x) in enumerate(zip(layers, inputs, strict=True)):
         if isinstance(layer, ContentAttention):
@@ -393,7 +390,7 @@ def measure_attention(model: AttentionNet, images: Tensor, pixels: NDArray) -> d
         "mean": mean,
         "halves": numbers[:2],
         "shares": numbers[2:],
-        "single": np.stack(single),
+        "single": np.stack([at_queries([x[[image]] for x in inputs]) for image in chosen]),
         "pixels": pixels[chosen],
     }
 

@@ -129,8 +129,7 @@ class AttentionNet(nn.Module):
         the down-sampling.
         """
         # Invertible: no pixel is lost.
-        patches = F.pixel_unshuffle(images, self.config.downsampling)
-        return self.embed(patches.permute(0, 2, 3, 1))
+        return self.embed(F.pixel_unshuffle(images, self.config.downsampling).permute(0, 2, 3, 1))
 
     def layer_inputs(self, images: Tensor) -> list[Tensor]:
         """What each attention layer sees in evaluation mode, first to last: each (B, H / s, W /

@@ -69,8 +69,8 @@ def _recipe(run: Run) -> tuple[str, ...]:
     training = run.train.model_dump_json(exclude={*SPEED, "start_from"})  # it names a seed's run
     start = Run(run.path.with_name(str(run.train.start_from)))
     before = _recipe(start) if start.finished else ()
-    names = "name", "train_images", "test_images", "digest"
-    return model, training, *before, *(str(run.config["data"].get(name)) for name in names)
+    data = map(run.config["data"].get, ("name", "train_images", "test_images", "digest"))
+    return model, training, *before, *map(str, data)
 
 
 def of_the_paper(run: Run) -> bool:
@@ -109,7 +109,7 @@ def results_table(groups: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
 
 def ahead(runs: Sequence[Run], others: Sequence[Run], of: str = "test_accuracy") -> pd.DataFrame:
     """How far runs are ahead of others of the same seeds, which saw the same images in the same
-    order: a row a pair.
+    order: a row a pair. Runs that answered other test images, or in another order, are no pair.
 
     Accuracies are in percent, and their difference in points. Its standard error is that of the
     test images alone, paired; of a loss it is NaN."""
@@ -119,12 +119,16 @@ def ahead(runs: Sequence[Run], others: Sequence[Run], of: str = "test_accuracy")
     rows = []
     for run in runs:
         other = of_seed.get(run.train.seed)
-        if other is not None:
+        if other is not None and np.array_equal(_labels(run), _labels(other)):
             mine, its = unit * run.metrics[-1][of], unit * other.metrics[-1][of]
             error = lead(run.right, other.right)[1] if accuracy else math.nan
             rows.append([named(run), mine, named(other), its, mine - its, error])
     columns = ["network", of.replace("_", " "), "against", "its", "difference", "standard error"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _labels(run: Run) -> Any:
+    return run.arrays("predictions.npz").get("label")
 
 
 def error_as(run: Run) -> np.ndarray:

@@ -19,7 +19,7 @@ from attnconv.config import ConfigError
 from attnconv.equivalence.swapping import AT_ONCE, READ_ON, relative_errors, swap
 from attnconv.models import AttentionNet
 from attnconv.training import evaluate
-from attnconv.training.data import Dataset, batches, normalize
+from attnconv.training.data import Dataset, batches
 from attnconv.training.runs import Arrays, Run
 
 SIZES = (1, 3, 5, 7, 9)
@@ -55,8 +55,8 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
         )
     device = next(trained.parameters()).device
     data = data.to(device)
-    shown = normalize(data.train_images[:READ_ON], data.mean, data.std)
-    tests = normalize(data.test_images[:COMPARED], data.mean, data.std)
+    shown = data.few("train", READ_ON)
+    tests = data.few("test", COMPARED)
     read = _swapped(trained, sizes, images=shown)
     tried = {
         "alone": read,

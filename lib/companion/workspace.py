@@ -30,7 +30,7 @@ from attnconv.equivalence import swap
 from attnconv.heads import AVERAGED, measure_attention, pruned
 from attnconv.models import Network, build_model
 from attnconv.training import load_run, train
-from attnconv.training.data import Dataset, MissingData, find_data, load_data, normalize
+from attnconv.training.data import Dataset, MissingData, find_data, load_data
 from attnconv.training.runs import Arrays, Run, find_runs, write
 from companion.profile import Configs, Profile, load_profile
 from companion.swaps import measure_swaps, untrained
@@ -179,12 +179,11 @@ class Workspace:
         """What a run's heads attend to, kept or measured now: see `heads.measure_attention`. Of a
         recorded run it is what the record keeps: empty of some."""
         if run.path.is_relative_to(self.folder) and not run.attention:
-            data = self.data
-            images = normalize(data.test_images[:AVERAGED], data.mean, data.std)
+            images = self.data.few("test", AVERAGED)
             with FileLock(run.path / ".lock"):  # notebooks run side by side: the first one measures
                 if not Run(run.path).attention:
                     network, _ = load_run(run.path)
-                    measured = measure_attention(network, images, data.test_images.numpy())
+                    measured = measure_attention(network, images, self.data.test_images.numpy())
                     write(run.path / "attention.npz", measured)
             del vars(run)["attention"]  # it is read again
         return run.attention

@@ -49,9 +49,8 @@ class PositionalAttention(nn.Module):
         _check_input(x, self)
         height, width = x.shape[1:3]
         if self.separable and not (self.training and self.dropout):
-            rows = self.axis_probabilities(height, 0)
-            columns = self.axis_probabilities(width, 1)
-            return self.value(mix_separable(x, rows, columns))
+            by_axis = self.axis_probabilities(height, 0), self.axis_probabilities(width, 1)
+            return self.value(mix_separable(x, *by_axis))
         p = F.threshold(self.probabilities(height, width), NOTHING, 0)
         return self.value(mix_dense(x, F.dropout(p, self.dropout, self.training)))
 
@@ -246,9 +245,8 @@ class ContentAttention(nn.Module):
         """The score's two parts, q . k and q . r, over sqrt(K): each (B, h, H, W, H, W)."""
         _check_input(x, self)
         split = (self.heads, self.key_size)
-        q = self.query(x).unflatten(-1, split)  # (B, H, W, h, K)
+        q = self.query(x).unflatten(-1, split) / math.sqrt(self.key_size)  # (B, H, W, h, K)
         k = self.key(x).unflatten(-1, split)
-        q = q / math.sqrt(self.key_size)
         content = torch.einsum("bijhd,bklhd->bhijkl", q, k)
         height, width = x.shape[1:3]
         rows = _of_shifts(self.row_embedding, height)  # (H, H, K/2)
@@ -315,8 +313,7 @@ def first_centres(start: str, heads: int, std: float, layers: tuple[int, ...] = 
     if start == "disc":
         return std * evenly_on_a_disc(heads, layers)
     if start == "taps":
-        taps = 1.0 * first_taps(heads)  # in the default type
-        return taps.repeat(*layers, 1, 1)
+        return 1.0 * first_taps(heads).repeat(*layers, 1, 1)  # in the default type
     raise ValueError(f"centre_start = {start!r} is not one of 'gaussian', 'disc', 'taps'.")
 
 

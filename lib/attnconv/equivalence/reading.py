@@ -80,7 +80,7 @@ def _empty_conv(layer: Any, kernel_size: Any) -> Any:
     options: Any = {"padding": "same", "padding_mode": "replicate"}
     if isinstance(layer, TapAttention):
         kind, kernel_size = PLAIN[layer.dimensions - 1], layer.kernel_size
-        names = ("stride", "padding", "dilation", "groups", "padding_mode")
-        options = {name: getattr(layer, name) for name in names}
+        for name in ("stride", "padding", "dilation", "groups", "padding_mode"):
+            options[name] = getattr(layer, name)
         options["bias"] = layer.bias is not None
     return kind(layer.channels, layer.out_channels, kernel_size, **options).to(layer.value.weight)

@@ -112,6 +112,14 @@ class Dataset:
         fewer = self._only("test", balanced(self.test_labels, test))
         return fewer._only("train", balanced(self.train_labels, train))
 
+    def few(self, split: str, n: int) -> Tensor:
+        """The first n images of a split, or any n where they come class by class; normalised, (n,
+        channels, H, W)."""
+        images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
+        if labels.diff().count_nonzero() < len(self.classes):
+            images = images[torch.randperm(len(images), generator=_generator("few"))]
+        return normalize(images[:n], self.mean, self.std)
+
     def for_training(self, config: TrainConfig) -> Dataset:
         """The data that a recipe trains on: no more than its ``images``, over and over until they
         are as many as before. The seed draws them, as many of each class as can be; more images
@@ -123,8 +131,7 @@ class Dataset:
         order = torch.randperm(len(labels), generator=_generator("few", config.seed))
         order = order.to(labels.device)
         few = order[balanced(labels[order], config.images)]
-        again = torch.arange(len(labels)) % len(few)
-        return self._only("train", few[again])
+        return self._only("train", few[torch.arange(len(labels)) % len(few)])  # again and again
 
     def _only(self, split: str, which: Tensor) -> Dataset:
         """The data with those images of a split, by index."""
@@ -282,8 +289,10 @@ def _download(root: Path) -> Path:
     try:
         CIFAR10(root, download=True)
     except Exception as error:  # of the network, the disk or the archive
-        remedy = f"Bring {CIFAR10.url} there, or use 'embedded', which needs no download."
-        raise MissingData(f"cifar10 cannot be brought to {root} ({error}). {remedy}") from error
+        raise MissingData(
+            f"cifar10 cannot be brought to {root} ({error}). Bring {CIFAR10.url} there, or use "
+            "'embedded', which needs no download."
+        ) from error
     return root / BATCHES
 
 
@@ -330,10 +339,11 @@ def _decoded(path: Path) -> tuple[Any, ...]:
     classes = sorted({*labels["train"]})
     if len(classes) > len({label[0] for label in classes}):
         raise DataError(f"{path}: its files number the classes differently: {classes}.")
-    differing = {*classes} ^ {*labels["test"]}
+    differing = sorted({*classes} ^ {*labels["test"]})
     if differing:
-        names = [label[-1] for label in sorted(differing)]
-        raise DataError(f"{path}: not in both splits are the classes {names}.")
+        raise DataError(
+            f"{path}: not in both splits are the classes {[label[-1] for label in differing]}."
+        )
     if content.startswith(b"\xff\xd8"):  # the last one, as the others are
         form += ", JPEG images"
     arrays: list[Any] = []
@@ -347,8 +357,9 @@ def _folder_rows(folder: Path) -> Iterator[Row]:
     for name in sorted(glob("*/**", root_dir=folder, recursive=True)):
         file = folder / name
         if not file.is_dir():
-            label = unicodedata.normalize("NFC", Path(name).parts[0])  # macOS decomposes names
-            yield str(file), file.read_bytes(), (label,)
+            # macOS decomposes names.
+            label = (unicodedata.normalize("NFC", Path(name).parts[0]),)
+            yield str(file), file.read_bytes(), label
         elif not glob("*", root_dir=file):
             raise DataError(f"{file} has no images. {DataError.remedy}")
 
@@ -362,8 +373,7 @@ def _parquet_rows(path: Path, split: str) -> Iterator[Row]:
     files = sorted(path.glob(f"{split}*.parquet"))
     for file in files:
         _, of, rest = file.stem.partition("-of-")  # as the Hub names its shards
-        number_of_files = rest.partition("-")[0]  # a hash may follow
-        if of and int(number_of_files) != len(files):
+        if of and int(rest.partition("-")[0]) != len(files):  # a hash may follow
             raise DataError(f"{file}: there are {len(files)} such files. Copy the others, too.")
         with reading(file, DataError):
             table = ParquetFile(file).read()

@@ -37,7 +37,7 @@ from tqdm.auto import tqdm
 from attnconv.config import ModelConfig, TrainConfig, for_images, identity
 from attnconv.heads import GEOMETRY_IMAGES, network_geometry
 from attnconv.models import Network, build_model, predict
-from attnconv.training.data import Dataset, batches, epoch_plan, normalize
+from attnconv.training.data import Dataset, batches, epoch_plan
 from attnconv.training.optimizers import build_optimizers, own_rate
 from attnconv.training.runs import Run, RunError, reading, write
 
@@ -58,8 +58,9 @@ def settle_products() -> None:
     # On AMD's CPUs oneDNN multiplies 1.2 to 2.4 times as fast as MKL. PyTorch's way to it allows
     # bfloat16 inside, which only CPUs with AMX make use of.
     cpu = Path("/proc/cpuinfo")  # Linux has this file
-    amd = cpu.is_file() and "AuthenticAMD" in cpu.read_text()
-    if amd and not torch.cpu._is_amx_tile_supported():
+    if torch.cpu._is_amx_tile_supported():
+        return
+    if cpu.is_file() and "AuthenticAMD" in cpu.read_text():
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
 
 
@@ -133,8 +134,9 @@ def train_epoch(
     device = data.train_images.device
     torch.manual_seed(config.seed * 1_000_003 + epoch + 500_009 * rank)  # of dropout
     plan = epoch_plan(images, seed=config.seed, epoch=epoch, augment=config.augment, device=device)
-    labels = data.train_labels[:images]
-    feed = batches(data.train_images, labels, plan, config.batch_size, data.mean, data.std)
+    feed = batches(
+        data.train_images, data.train_labels[:images], plan, config.batch_size, data.mean, data.std
+    )
     products = products_of(config, device)
     clipped = [p for name, p in forward.named_parameters() if own_rate(name, config) is None]
     steps = math.ceil(images / config.batch_size)
@@ -158,8 +160,8 @@ def train_epoch(
             nn.utils.clip_grad_norm_(clipped, config.clip)
         for optimizer in optimizers:
             optimizer.step()
-        right = (logits.argmax(1) == y).sum()
-        sums += torch.stack([loss.detach() * len(y), right])  # not read here: a GPU would wait
+        # Not read here: a GPU would wait.
+        sums += torch.stack([loss.detach() * len(y), (logits.argmax(1) == y).sum()])
 
     if size > 1:
         dist.all_reduce(sums)
@@ -169,18 +171,6 @@ def train_epoch(
         "train_accuracy": accuracy,
         "lr": optimizers[-1].param_groups[0]["lr"],
         "seconds": round(time.monotonic() - started, 3),
-    }
-
-
-def environment(config: TrainConfig, device: torch.device) -> dict[str, Any]:
-    """By what, and how, a model is trained here."""
-    computation = str(products_of(config, device)).removeprefix("torch.")
-    if config.compile:
-        computation += ", compiled"
-    return {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
-        "computation": computation,
     }
 
 
@@ -199,7 +189,7 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
     """Train from the last finished epoch of a run to the last of all, and leave the weights."""
     rank, _ = team()
     given = data.for_training(config)
-    shown = normalize(given.test_images[:GEOMETRY_IMAGES], given.mean, given.std)
+    shown = given.few("test", GEOMETRY_IMAGES)
     optimizers = build_optimizers(model, config, products_of(config, shown.device))
     answers = {"label": given.test_labels.cpu()}
     if config.start_from:
@@ -289,7 +279,12 @@ def train(
         model = copy.deepcopy(start) or build_model(for_images(model_config, data))
         if model.config != for_images(model.config, data):
             raise RunError(f"start is a network for other images or classes than {data.name} has.")
-        now = environment(config, device)
+        products = str(products_of(config, device)).removeprefix("torch.")
+        now = {
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+            "computation": products + ", compiled" * config.compile,
+        }
         file = run.path / "config.json"
         if file.exists():
             there = identity(run.model, run.train, run.config["data"])
