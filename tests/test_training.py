@@ -270,9 +270,9 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_that_says_what_to_delete(
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_its_state_is_kept(data, tmp_path):
-    recipe = replace(RECIPE, {"lr": 1e30, "batch_size": 100})  # one step an epoch
     with pytest.raises(loop.TrainingError, match="loss of epoch 1 is not finite. Lower"):
-        train(MODEL, recipe, data, tmp_path)
+        # One step an epoch.
+        train(MODEL, replace(RECIPE, {"lr": 1e30, "batch_size": 100}), data, tmp_path)
     assert not {"checkpoint.pt", "model.safetensors"} & {file.name for file in tmp_path.iterdir()}
 
 

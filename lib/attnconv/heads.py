@@ -281,8 +281,7 @@ def translation_consistency(probabilities: NDArray, others: NDArray | None = Non
     agreement = np.zeros_like(weights)
     for query in np.ndindex(height, width):
         if query != middle:
-            here = probabilities[..., *query, :, :]
-            common, weight = in_common(here, query, at_middle, middle)
+            common, weight = in_common(probabilities[..., *query, :, :], query, at_middle, middle)
             weights += weight
             agreement += common
     return agreement / np.where(weights > 0, weights, np.nan)

@@ -55,8 +55,8 @@ def measure_swaps(trained: AttentionNet, untrained: AttentionNet | None, data: D
         )
     device = next(trained.parameters()).device
     data = data.to(device)
-    shown = data.few("train", READ_ON)
-    tests = data.few("test", COMPARED)
+    shown, _ = data.few("train", READ_ON)
+    tests, _ = data.few("test", COMPARED)
     read = _swapped(trained, sizes, images=shown)
     tried = {
         "alone": read,

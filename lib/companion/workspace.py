@@ -179,11 +179,11 @@ class Workspace:
         """What a run's heads attend to, kept or measured now: see `heads.measure_attention`. Of a
         recorded run it is what the record keeps: empty of some."""
         if run.path.is_relative_to(self.folder) and not run.attention:
-            images = self.data.few("test", AVERAGED)
+            images, pixels = self.data.few("test", AVERAGED)
             with FileLock(run.path / ".lock"):  # notebooks run side by side: the first one measures
                 if not Run(run.path).attention:
                     network, _ = load_run(run.path)
-                    measured = measure_attention(network, images, self.data.test_images.numpy())
+                    measured = measure_attention(network, images, pixels.numpy())
                     write(run.path / "attention.npz", measured)
             del vars(run)["attention"]  # it is read again
         return run.attention

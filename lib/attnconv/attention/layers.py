@@ -246,8 +246,7 @@ class ContentAttention(nn.Module):
         _check_input(x, self)
         split = (self.heads, self.key_size)
         q = self.query(x).unflatten(-1, split) / math.sqrt(self.key_size)  # (B, H, W, h, K)
-        k = self.key(x).unflatten(-1, split)
-        content = torch.einsum("bijhd,bklhd->bhijkl", q, k)
+        content = torch.einsum("bijhd,bklhd->bhijkl", q, self.key(x).unflatten(-1, split))
         height, width = x.shape[1:3]
         rows = _of_shifts(self.row_embedding, height)  # (H, H, K/2)
         columns = _of_shifts(self.column_embedding, width)

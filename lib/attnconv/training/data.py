@@ -112,13 +112,13 @@ class Dataset:
         fewer = self._only("test", balanced(self.test_labels, test))
         return fewer._only("train", balanced(self.train_labels, train))
 
-    def few(self, split: str, n: int) -> Tensor:
-        """The first n images of a split, or any n where they come class by class; normalised, (n,
-        channels, H, W)."""
+    def few(self, split: str, n: int) -> tuple[Tensor, Tensor]:
+        """The first n images of a split, or any n where they come class by class: normalised, (n,
+        channels, H, W), and as they are."""
         images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
         if labels.diff().count_nonzero() < len(self.classes):
             images = images[torch.randperm(len(images), generator=_generator("few"))]
-        return normalize(images[:n], self.mean, self.std)
+        return normalize(images[:n], self.mean, self.std), images[:n]
 
     def for_training(self, config: TrainConfig) -> Dataset:
         """The data that a recipe trains on: no more than its ``images``, over and over until they
@@ -425,6 +425,5 @@ def pixels(image: str | Path | io.BytesIO | Image.Image) -> np.ndarray:
         raise ValueError(f"its pixels are of mode {image.mode}: save it with 8 bits a channel")
     channels = "L" if image.mode in ("1", "L", "LA") else "RGB"
     if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return np.atleast_3d(np.asarray(image.convert(channels)))

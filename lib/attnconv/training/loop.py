@@ -189,7 +189,7 @@ def fit(run: Run, model: Network, config: TrainConfig, data: Dataset) -> None:
     """Train from the last finished epoch of a run to the last of all, and leave the weights."""
     rank, _ = team()
     given = data.for_training(config)
-    shown = given.few("test", GEOMETRY_IMAGES)
+    shown, _ = given.few("test", GEOMETRY_IMAGES)
     optimizers = build_optimizers(model, config, products_of(config, shown.device))
     answers = {"label": given.test_labels.cpu()}
     if config.start_from:

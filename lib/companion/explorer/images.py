@@ -128,8 +128,7 @@ def _cropped(image: NDArray, size: tuple[int, int], channels: int) -> NDArray[np
     """The middle of an image (H, W, 1 or 3) in the model's aspect ratio, resized: (height, width,
     channels).
     """
-    grey = image.shape[-1] == 1
-    picture = Image.fromarray(image[..., 0] if grey else image)
+    picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     picture = picture.convert("L" if channels == 1 else "RGB")
     picture = ImageOps.fit(picture, size[::-1], Image.Resampling.LANCZOS)
     return np.asarray(picture).reshape(*size, channels)
