@@ -256,7 +256,7 @@ def examine(
     network = copied(network).eval()
     few = images[:ANSWERED]
     own = network(few.clone()).argmax(1)
-    wanted = own if labels is None else torch.as_tensor(labels)[:ANSWERED].view_as(own)
+    wanted = own if labels is None else torch.as_tensor(labels)[:ANSWERED].to(own).view_as(own)
 
     layers, heads, maps = [], [], []
     for number, layer in enumerate(seen, 1):

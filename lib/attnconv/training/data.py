@@ -129,7 +129,7 @@ class Dataset:
             return self
         labels = self.train_labels
         order = torch.randperm(len(labels), generator=_generator("few", config.seed))
-        order = order.to(labels.device)
+        order = order.to(labels)
         few = order[balanced(labels[order], config.images)]
         return self._only("train", few[torch.arange(len(labels)) % len(few)])  # again and again
 
@@ -242,7 +242,7 @@ def load_data(source: str | Path = "embedded") -> Dataset:
     called ``cifar10``, and nowhere else.
 
     Raises `DataError` that names file, row and remedy; `MissingData` where the download fails."""
-    path = find_data(source) or _download(data_folder())
+    path = find_data(source) or _download()
     if not path.exists():
         raise DataError(f"There is no data set at {path}. {FORMS}.")
     with reading(path, DataError):
@@ -280,12 +280,13 @@ def _statistics(images: np.ndarray) -> tuple[Floats, Floats]:
     return mean, tuple(float(values.std()) / 255 or 1.0 for values in channels)
 
 
-def _download(root: Path) -> Path:
-    """Let torchvision fetch CIFAR-10 into that folder, or unpack the archive there. It checks
+def _download() -> Path:
+    """Let torchvision fetch CIFAR-10 into `data_folder`, or unpack the archive there. It checks
     sums.
     """
     from torchvision.datasets import CIFAR10
 
+    root = data_folder()
     try:
         CIFAR10(root, download=True)
     except Exception as error:  # of the network, the disk or the archive
@@ -379,8 +380,7 @@ def _parquet_rows(path: Path, split: str) -> Iterator[Row]:
             table = ParquetFile(file).read()
             image, label = _columns(file, table.schema)
             about = json.loads((table.schema.metadata or {}).get(b"huggingface", "{}"))
-            feature = about.get("info", {}).get("features", {}).get(label, {})
-        names = feature.get("names")
+            names = about.get("info", {}).get("features", {}).get(label, {}).get("names")
         for number, row in enumerate(table.to_pylist()):
             content, value = row[image], row[label]
             if isinstance(content, dict):  # the Hub's form
