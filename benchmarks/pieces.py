@@ -52,7 +52,8 @@ def weights_of(run: Path) -> dict[str, Tensor]:
     """The weights after the last finished epoch."""
     checkpoint = run / "checkpoint.pt"
     if checkpoint.exists():
-        return torch.load(checkpoint, map_location="cpu", weights_only=True)["model"]
+        _, weights, _ = torch.load(checkpoint, "cpu", weights_only=True)
+        return weights
     return safetensors.torch.load_file(run / "model.safetensors")
 
 
@@ -96,25 +97,15 @@ def unpack(pieces: Path, run: Path) -> None:
     for file in sorted(pieces.glob("weights-*.safetensors")):
         weights |= safetensors.torch.load_file(file)
     model.load_state_dict(weights)  # copied into float32
-    done = len(about.metrics)
-    if done == about.train.epochs:
+    if (run / "predictions.npz").exists():  # the training's last file but for the weights
         safetensors.torch.save_model(model, str(run / "model.safetensors"))
         return
-    geometry = []
-    for epoch in range(done + 1):
-        arrays = {name: torch.from_numpy(values[epoch]) for name, values in about.heads.items()}
-        geometry.append(arrays)
     products = products_of(about.train, torch.device("cpu"))
     optimizers = build_optimizers(model, about.train, products)
-    state = {
-        "model": model.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        "metrics": about.metrics,
-        "geometry": geometry,
-    }
-    torch.save(state, run / "checkpoint.pt")
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    torch.save((about.metrics, model.state_dict(), states), run / "checkpoint.pt")
     with (run / "interrupted").open("a") as file:
-        file.write(f"{done}\n")
+        file.write(f"{len(about.metrics)}\n")
 
 
 def main() -> None:
