@@ -12,12 +12,11 @@ import pytest
 
 from attnconv import heads
 from attnconv.attention import QuadraticAttention
-from attnconv.config import ModelConfig, TrainConfig, replace
+from attnconv.config import REPOSITORY, ModelConfig, TrainConfig, replace
 from attnconv.training.runs import Run
 from companion import statistics, verdicts
 from companion.claims import SENTENCES, SIGNS, Claim, Claims, board, recorded
 
-ROOT = Path(__file__).parents[1]
 GRID, QUERY, IMAGES = (16, 16), (8, 8), 4000
 HOLDS, IN_PART, DOES_NOT, OPEN = SIGNS
 SIXTEEN = np.array([[2, 2]] * 16)
@@ -413,7 +412,7 @@ def test_every_claim_has_a_function_and_a_notebook_that_calls_it_and_draws_its_p
     for key, sentence in SENTENCES.items():
         name = key.replace("-", "_")
         assert callable(getattr(verdicts, name)) and sentence.decides.startswith("holds")
-        [notebook] = (ROOT / "notebooks").glob(f"{sentence.figure[:2]}_*.ipynb")
+        [notebook] = (REPOSITORY / "notebooks").glob(f"{sentence.figure[:2]}_*.ipynb")
         cells = nbformat.read(notebook, as_version=4).cells
         code = "".join(cell.source for cell in cells if cell.cell_type == "code")
         assert f"claims.{name}(" in code, f"{notebook.name} does not check {key}"

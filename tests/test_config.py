@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from attnconv.config import (
     PRESETS,
+    REPOSITORY,
     ConfigError,
     ModelConfig,
     TrainConfig,
@@ -139,7 +139,7 @@ def test_a_run_is_named_by_what_its_result_follows_from():
 @pytest.mark.parametrize("name", ["quadratic-seed0-b7f9ec3a", "learned_content-seed2-06bd6f85"])
 def test_the_names_of_run_folders_stay(name):
     """Recorded runs are found by them."""
-    run = Run(Path(__file__).parents[1] / "outputs" / "evening" / "runs" / name)
+    run = Run(REPOSITORY / "outputs" / "evening" / "runs" / name)
     assert run_name(run.preset, run.model, run.train, run.config["data"]) == name
 
 

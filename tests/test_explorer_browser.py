@@ -1036,12 +1036,7 @@ def test_python_sets_the_view_and_reads_it(browser, grid):
         "model.set('state', { ...model.get('state'), layer: 1, head: 5, all: true, "
         "view: 'centres', query: [0, 6] })"
     )
-    assert [seen[name] for name in ("layer", "head", "view", "query")] == [
-        1,
-        5,
-        "centres",
-        [0, 6],
-    ]
+    assert [seen[name] for name in ("layer", "head", "view", "query")] == [1, 5, "centres", [0, 6]]
     seen.field("Head").select_option(label="2")
     page.wait_for_function("model.traits.state.head === 1")
     assert page.evaluate("model.traits.state.layer") == 1

@@ -5,7 +5,6 @@ runner.
 import ast
 import json
 import re
-from pathlib import Path
 from unittest.mock import Mock
 
 import nbformat
@@ -14,10 +13,10 @@ import pytest
 
 from attnconv.equivalence import missed_mass
 from companion.profile import load_profile
+from companion.workspace import PROFILES, REPOSITORY
 from forked import command
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))
-PROFILES = Path(__file__).parents[1] / "notebooks" / "profiles"
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("[0-9]*.ipynb"))
 BLANKS = {"01": [2.0, 0.0, -2.0], "02": np.log(400)}
 """Notebooks with an answer that a later cell judges in words, and the right one."""
 

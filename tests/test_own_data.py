@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attnconv.config import REPOSITORY
 from companion import cli
 
-PAGE = (Path(__file__).parents[1] / "docs" / "how-to.md").read_text()
+PAGE = (REPOSITORY / "docs" / "how-to.md").read_text()
 OWN = PAGE[PAGE.index("## Your own images") : PAGE.index("## What `make reproduce` leaves")]
 SMALL = (
     "--epochs",

@@ -12,10 +12,9 @@ import pytest
 
 from attnconv.training.runs import find_runs
 from companion.profile import load_profile
+from companion.workspace import RECORD, REPOSITORY
 from forked import command
 
-ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "outputs/evening"
 KEPT = {path.name[:2] for path in (RECORD / "notebooks").glob("*.ipynb")}
 """Numbers of the notebooks whose executed copies are kept."""
 LEFT_OUT = {"00", "01", "02", "09"}
@@ -29,8 +28,8 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_it_is_drawn_again_beside_itself_without_the_data_set_and_says_the_same(tmp_path):
     """The longest test comes first: xdist gives a worker its next file when two tests are left."""
     for name in ("lib", "notebooks", "outputs/evening", "data/fashion-mnist-sample"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    shutil.copy(ROOT / "requirements.lock", tmp_path)
+        shutil.copytree(REPOSITORY / name, tmp_path / name)
+    shutil.copy(REPOSITORY / "requirements.lock", tmp_path)
     record = tmp_path / "outputs/evening"
     output = tmp_path / "outputs/reproduced/evening"
     before = content(record)
@@ -47,7 +46,7 @@ def test_it_is_drawn_again_beside_itself_without_the_data_set_and_says_the_same(
 
 @pytest.mark.filterwarnings("error")  # a damaged run would be left out with a warning
 def test_its_runs_are_whole_and_finished():
-    profile = load_profile(ROOT / "notebooks/profiles/evening.yaml")
+    profile = load_profile(REPOSITORY / "notebooks/profiles/evening.yaml")
     runs = {(run.preset, run.train.seed): run for run in find_runs(RECORD / "runs")}
     assert runs.keys() >= {(name, seed) for name in profile.runs for seed in profile.seeds}
     for name in profile.runs:
@@ -57,9 +56,11 @@ def test_its_runs_are_whole_and_finished():
 
 def test_it_is_small_and_names_no_folder_of_a_machine():
     named = subprocess.run(
-        ["git", "ls-files", "-z", RECORD], cwd=ROOT, capture_output=True, text=True
+        ["git", "ls-files", "-z", RECORD], cwd=REPOSITORY, capture_output=True, text=True
     )
-    files = [ROOT / name for name in named.stdout.split("\0") if name] or list(RECORD.rglob("*"))
+    files = [REPOSITORY / name for name in named.stdout.split("\0") if name] or list(
+        RECORD.rglob("*")
+    )
     files = [file for file in files if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 75e6
     text = "".join(

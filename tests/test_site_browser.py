@@ -22,9 +22,9 @@ from companion import pages
 from companion.claims import SENTENCES, SIGNS, Claim, Claims
 from companion.explorer.counts import counted_swaps
 from companion.pages import export_html, write_page
+from companion.workspace import RECORD
 
 pytestmark = needs_browser
-RECORD = Path(__file__).parents[1] / "outputs" / "evening"
 STILLS = re.findall(
     r'call step\(.*"(\S+)"\)', (Path(pages.__file__).with_name("story.html.j2")).read_text()
 )

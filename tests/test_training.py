@@ -8,13 +8,13 @@ import math
 import multiprocessing
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from pathlib import Path
 from shutil import copytree
 
 import numpy as np
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from filelock import FileLock
 
 from attnconv import heads
-from attnconv.config import ModelConfig, TrainConfig, for_images, replace
+from attnconv.config import REPOSITORY, ModelConfig, TrainConfig, for_images, replace
 from attnconv.equivalence import swap, unswap
 from attnconv.models import build_model
 from attnconv.training import evaluate, load_run, loop, lr_factor, train
@@ -254,13 +254,17 @@ def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(data, tm
     torch.set_num_threads(threads)
 
 
-def test_a_checkpoint_that_cannot_be_read_is_one_line_that_says_what_to_delete(
+def test_a_checkpoint_travels_in_pieces_and_one_that_cannot_be_read_says_what_to_delete(
     data, tmp_path, monkeypatch
 ):
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt(patch, 1)
-        with pytest.raises(KeyboardInterrupt):
-            train(MODEL, RECIPE, data, tmp_path)
+        train(MODEL, RECIPE, data, tmp_path)
+    pieces = runpy.run_path(f"{REPOSITORY}/benchmarks/pieces.py")
+    pieces["pack"](tmp_path, tmp_path / "pieces")
+    pieces["unpack"](tmp_path / "pieces", tmp_path / "again")
+    again = train(MODEL, RECIPE, data, tmp_path / "again")
+    assert again.metrics[0] == Run(tmp_path).metrics[0]
     checkpoint = tmp_path / "checkpoint.pt"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1000])
     said = f"^{re.escape(str(checkpoint))} cannot be read .*delete {re.escape(str(tmp_path))} and"
@@ -338,7 +342,7 @@ def test_unfinished_runs_are_not_found_and_runs_without_weights_are(run, data, c
     (half / "checkpoint.pt").touch()
     with pytest.raises(RunError, match="half is not finished"):
         load_run(half)
-    script = Path(__file__).parents[1] / "docs" / "lighten.py"
+    script = REPOSITORY / "docs" / "lighten.py"
     subprocess.run([sys.executable, script, copy], check=True)
     [light] = find_runs(copy.parent)
     assert light.metrics == run.metrics and light.right.tolist() == run.right.tolist()
