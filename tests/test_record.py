@@ -58,9 +58,7 @@ def test_it_is_small_and_names_no_folder_of_a_machine():
     named = subprocess.run(
         ["git", "ls-files", "-z", RECORD], cwd=REPOSITORY, capture_output=True, text=True
     )
-    files = [REPOSITORY / name for name in named.stdout.split("\0") if name] or list(
-        RECORD.rglob("*")
-    )
+    files = [REPOSITORY / name for name in named.stdout.split("\0") if name] or [*RECORD.rglob("*")]
     files = [file for file in files if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 75e6
     text = "".join(
